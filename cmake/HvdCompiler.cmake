@@ -1,0 +1,22 @@
+# Compiler settings shared by every target of the project: hvd_configure_target(TARGET).
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# Programs run from the build tree without LD_LIBRARY_PATH, and installed ones find the library beside them.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN")
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
+find_package(Threads REQUIRED)
+
+if(HVD_SANITIZE)
+  add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${HVD_SANITIZE})
+endif()
+
+function(hvd_configure_target target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                         -Woverloaded-virtual -Wimplicit-fallthrough
+                         $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
+endfunction()

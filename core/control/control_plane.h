@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/doorbell.h"
+#include "hvd/backend.h"
+#include "hvd/topology.h"
+
+namespace hvd::control {
+
+struct Message {
+  int source = 0;
+  std::vector<std::byte> bytes = {};
+};
+
+struct PeerLoss {
+  int rank = 0;
+  std::string cause = {};  ///< "process 4711 ended", "no sign of life for 3.0 s"
+};
+
+/// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
+///
+/// Used by the thread that drives the engine, except ring() and doorbell().ring(), which any thread may call. Nothing blocks. Messages
+/// between a pair of ranks arrive in order, whole and once. Errors of the transport are thrown as hvd::Error.
+class ControlPlane : public Peers {
+ public:
+  virtual const Topology& topology() const noexcept = 0;
+
+  /// Sends to the coordinator (on rank 0: to itself).
+  virtual void report(std::span<const std::byte> message) = 0;
+  /// Rank 0 only: sends to every rank, itself included.
+  virtual void publish(std::span<const std::byte> message) = 0;
+  /// Rank 0 only: sends to one rank.
+  virtual void send(int rank, std::span<const std::byte> message) = 0;
+  /// The next message that has arrived, if any.
+  virtual std::optional<Message> poll() = 0;
+
+  /// A transfer is under way that only poll() moves on: do not sleep for long.
+  virtual bool busy() const noexcept = 0;
+  /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts cannot ring).
+  virtual bool rung_by_all() const noexcept = 0;
+  /// This rank's bell.
+  virtual Doorbell& doorbell() noexcept = 0;
+
+  /// Tells the ranks on this host that this one lives.
+  virtual void beat(TimePoint now) noexcept = 0;
+  /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that said farewell are not lost.
+  virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
+  /// This rank leaves in order: its silence from now on is no loss.
+  virtual void farewell() noexcept = 0;
+};
+
+}  // namespace hvd::control

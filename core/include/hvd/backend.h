@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "hvd/status.h"
+#include "hvd/topology.h"
+#include "hvd/types.h"
+
+/// The plug-in interface for collective backends. A backend moves and reduces bytes, nothing else:
+/// fusion, naming, errors and completion are the runtime's.
+namespace hvd {
+
+/// The factors of a reduction. Floating types: result = (op over ranks of prescale * x) * postscale / divisor,
+/// rounded once (fp16 and bf16 are accumulated in fp32). Integers: the same in exact integer arithmetic when
+/// both factors are 1, with the quotient truncated toward zero; otherwise in extended precision, truncated.
+struct ReduceScale {
+  double prescale = 1.0;
+  double postscale = 1.0;
+  /// Number of contributions an average divides by; 1 for every other op.
+  std::int64_t divisor = 1;
+
+  bool identity() const noexcept { return prescale == 1.0 && postscale == 1.0 && divisor == 1; }
+};
+
+/// One collective as a backend sees it. Ranks are positions in the channel's set.
+///
+/// kind           in                          out
+/// allreduce      count elements              count elements (may be the same memory as in)
+/// broadcast      count elements at the root  count elements (at the root it may be the same memory as in)
+/// allgather      counts[rank] elements       sum(counts) elements, in rank order
+/// reducescatter  sum(counts) elements        counts[rank] elements
+/// alltoall       sum(send_counts) elements   sum(counts) elements; counts[r] come from rank r
+struct Collective {
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;  ///< never kAverage: an average arrives as a sum with scale.divisor
+  DataType dtype = DataType::kFloat32;
+  std::int64_t count = 0;
+  ReduceScale scale = {};
+  int root = 0;
+  std::span<const std::int64_t> counts = {};       ///< valid until the Work is destroyed
+  std::span<const std::int64_t> send_counts = {};  ///< valid until the Work is destroyed
+};
+
+/// What a channel may ask of the runtime about the other ranks. Thread-safe.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  /// World rank and size.
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  /// Wakes a peer on this host whose engine may sleep, after something was sent to it. No effect
+  /// on other hosts, whose engines poll.
+  virtual void ring(int world_rank) noexcept = 0;
+};
+
+/// A launched collective. Used by one thread at a time, the one that drives the engine.
+class Work {
+ public:
+  virtual ~Work() = default;
+  /// Does what can be done without blocking. True once the result is complete (or queued on the device: see
+  /// output_ready). Throws hvd::Error when the transport fails. Not called again after true or a throw.
+  virtual bool progress() = 0;
+  /// The point in the device's queue after which the output may be read; null: already.
+  virtual EventPtr output_ready() const { return nullptr; }
+};
+
+/// One per process set and device. Works of one channel are launched in the same order on every member, one at
+/// a time: the next launch follows the completion of the last. Used by the thread that drives the engine.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  /// `in` and `out` stay valid until the Work reports completion; after abort() until process end.
+  virtual std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in, std::span<std::byte> out) = 0;
+  /// After a failure: the outstanding Work will not be asked to progress again and may be destroyed.
+  virtual void abort() noexcept = 0;
+};
+
+struct ChannelSpec {
+  int process_set = 0;
+  std::vector<int> ranks = {};  ///< world ranks of the set, ascending
+  int set_rank = 0;             ///< this rank's position in `ranks`
+  Device device = {};
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const noexcept = 0;
+  /// Preference for this collective; the highest wins, 0 means "cannot". Must depend on data that every rank
+  /// of the set agrees on, and on nothing else.
+  virtual int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept = 0;
+  /// Called on every member of the set at the same point of the agreed plan. Must not block on other ranks.
+  virtual std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hvd/process_set.h"
+#include "hvd/status.h"
+#include "hvd/types.h"
+
+/// The torch-free interface to collectives, for framework adapters: describe an operation in a
+/// `Submission`, hand it to `submit()`, wait on the `Operation` that comes back.
+namespace hvd {
+
+/// Per-rank sizes that only negotiation can tell.
+struct OutputSizes {
+  /// Allgather: the first dimension of every member's input, in set order. Alltoall: the rows received from each.
+  std::span<const std::int64_t> first_dims = {};
+};
+
+/// One collective operation of one rank. One struct for all kinds.
+struct Submission {
+  /// Identifies the operation across ranks, within its process set. Empty: numbered per set and kind.
+  std::string name = {};
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  TensorView input = {};
+  /// Where the result goes; may be the input's memory. Unused when `allocate_output` is set.
+  TensorView output = {};
+  /// Called once, on the thread that drives the engine, when the sizes are known (allgather,
+  /// alltoall). It returns the output and the memory's owner is whatever the callback captured.
+  std::function<TensorView(const OutputSizes&)> allocate_output = {};
+  double prescale = 1.0;
+  double postscale = 1.0;
+  /// World rank of the source, for broadcast.
+  int root = 0;
+  int process_set = 0;
+  /// Members of a group become ready together or fail together. Ranks must agree on the name and the size.
+  std::string group = {};
+  int group_size = 0;
+  /// Null: the input may be read at once.
+  EventPtr input_ready = {};
+  /// Keeps the memory alive until the operation is done (longer when it failed in flight).
+  std::shared_ptr<const void> keep_alive = {};
+  /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd.
+  std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
+};
+
+namespace runtime {
+class OperationState;
+}
+
+/// A submitted operation. A cheap, shared handle; dropping it cancels nothing. Thread-safe.
+class Operation {
+ public:
+  Operation() = default;
+  explicit Operation(std::shared_ptr<runtime::OperationState> state) : state_(std::move(state)) {}
+
+  bool valid() const noexcept { return state_ != nullptr; }
+  bool done() const noexcept;
+  /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
+  /// operation's error: see status(). Ends in bounded time when a peer is lost.
+  void wait() const;
+  /// How it ended. Valid once done().
+  const Status& status() const;
+
+ private:
+  std::shared_ptr<runtime::OperationState> state_;
+};
+
+/// Starts a collective. Never blocks on other ranks.
+/// @throws UsageError when this rank alone can tell that it is wrong (a name in flight twice, a bad dtype, root or
+///         set), NotInitializedError before init(), or the cause of failure when the runtime has failed.
+/// Thread-safe.
+Operation submit(Submission);
+
+/// Starts several at once, with one wake-up: they are negotiated in the same message. Either all are
+/// accepted or the first error is thrown and none is.
+std::vector<Operation> submit_all(std::vector<Submission>);
+
+}  // namespace hvd

@@ -1,0 +1,78 @@
+#pragma once
+
+/// The torch-free public interface of hvd: start and stop, who am I, barrier, timeline, metrics.
+/// `<hvd/torch.h>` adds LibTorch; `<hvd/collectives.h>` is for framework adapters.
+
+#include <cstdint>
+#include <string>
+
+#include "hvd/error.h"
+#include "hvd/options.h"
+#include "hvd/process_set.h"
+#include "hvd/timeline.h"
+#include "hvd/types.h"
+
+namespace hvd {
+
+/// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1).
+/// Collective over all ranks. May follow a shutdown(). The program may have called MPI_Init itself.
+/// @throws UsageError when called twice, when an option or variable is malformed, or when the process is one of several started
+///         without an MPI job (torchrun); PeerLostError when a rank does not arrive.
+void init(const Options& = {});
+
+/// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations still outstanding end with ShutdownError.
+void shutdown();
+
+bool is_initialized() noexcept;
+
+/// @throws NotInitializedError before init(), as do all below. Thread-safe.
+int rank();
+int size();
+int local_rank();
+int local_size();
+int cross_rank();
+int cross_size();
+/// Every host runs the same number of ranks.
+bool is_homogeneous();
+
+// What this build contains; usable before init().
+bool mpi_built() noexcept;
+bool cuda_built() noexcept;
+bool nccl_built() noexcept;
+bool shm_built() noexcept;
+/// MPI runs with MPI_THREAD_MULTIPLE (or is not used by this job).
+bool mpi_threads_supported();
+/// NCCL is built in and a usable GPU is present.
+bool nccl_available() noexcept;
+/// One "name: value" line per component: what is built in, which version, what was left out and why.
+std::string build_info();
+
+/// Returns when every rank of the set has entered.
+/// @throws PeerLostError, StalledError, ShutdownError.
+void barrier(const ProcessSet& = {});
+
+/// Counters since init(). The numbers of one rank.
+struct Metrics {
+  std::uint64_t control_messages_sent = 0;
+  std::uint64_t control_messages_received = 0;
+  std::uint64_t control_bytes_sent = 0;
+  /// Operations that went through the coordinator, by full request and by cache bit, and without it.
+  std::uint64_t negotiated_operations = 0;
+  std::uint64_t cached_operations = 0;
+  std::uint64_t locked_operations = 0;
+  std::uint64_t completed_operations = 0;
+  std::uint64_t failed_operations = 0;
+  /// Calls of a backend; fewer than operations where fusion worked.
+  std::uint64_t backend_calls = 0;
+  /// Payload bytes of this rank's inputs.
+  std::uint64_t bytes = 0;
+  std::uint64_t stall_warnings = 0;
+  std::uint64_t plans_applied = 0;
+
+  std::string to_json() const;
+  /// Prometheus text exposition format, metrics named hvd_*.
+  std::string to_prometheus() const;
+};
+Metrics metrics();
+
+}  // namespace hvd

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace hvd {
+
+/// What `init()` can be told. A field left unset comes from the environment variable named beside it,
+/// then from the default. docs/configuration.md describes each.
+struct Options {
+  /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 fuses nothing.
+  std::optional<std::int64_t> fusion_threshold_bytes = {};
+  /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it off.
+  std::optional<std::int64_t> cache_capacity = {};
+  /// An operation that some ranks have not submitted is reported after this long.
+  /// HVD_STALL_WARNING (seconds); default 30 s; 0 = never.
+  std::optional<std::chrono::milliseconds> stall_warning = {};
+  /// ... and ended with StalledError after this long. HVD_STALL_SHUTDOWN (seconds); default 600 s; 0 = never.
+  std::optional<std::chrono::milliseconds> stall_shutdown = {};
+  /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default 30 s.
+  std::optional<std::chrono::milliseconds> peer_timeout = {};
+  /// An explicit choice of backend: "local", "mpi". HVD_BACKEND; default: the best that all ranks can use.
+  std::optional<std::string> backend = {};
+  /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE; default none.
+  std::optional<std::string> timeline_path = {};
+};
+
+}  // namespace hvd

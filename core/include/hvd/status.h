@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace hvd {
+
+/// How an operation ended. The numbers travel on the wire: append only.
+enum class StatusCode : std::uint8_t {
+  kOk = 0,
+  kUsage = 1,
+  kMismatch = 2,
+  kStalled = 3,
+  kPeerLost = 4,
+  kShutdown = 5,
+  kInternal = 6,
+};
+inline constexpr int kStatusCodeCount = 7;
+
+struct Status {
+  StatusCode code = StatusCode::kOk;
+  std::string message = {};
+  int rank = -1;  ///< the lost rank, for kPeerLost
+
+  bool ok() const noexcept { return code == StatusCode::kOk; }
+  /// Throws the error class that belongs to the code; does nothing when ok().
+  void raise_if_error() const;
+};
+
+/// A point in a device's work queue. Backends that complete on the host use none (a null EventPtr).
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual bool query() const = 0;
+};
+using EventPtr = std::shared_ptr<Event>;
+
+}  // namespace hvd

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd {
+
+/// Element types. The numbers travel on the wire: append only.
+enum class DataType : std::uint8_t {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kBool = 5,
+  kFloat16 = 6,
+  kBFloat16 = 7,
+  kFloat32 = 8,
+  kFloat64 = 9,
+};
+inline constexpr int kDataTypeCount = 10;
+
+/// Reductions. The numbers travel on the wire: append only.
+///
+/// Average divides by the number of ranks that contribute; on integers it truncates toward zero. On
+/// `kBool` a sum or maximum is a logical or, a product or minimum a logical and, and an average is a
+/// UsageError.
+enum class ReduceOp : std::uint8_t {
+  kAverage = 0,
+  kSum = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+  kAdasum = 5,
+};
+inline constexpr int kReduceOpCount = 6;
+
+/// Kinds of collective operation. The numbers travel on the wire: append only.
+enum class OpKind : std::uint8_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kReducescatter = 3,
+  kAlltoall = 4,
+  kBarrier = 5,
+  kJoin = 6,
+};
+inline constexpr int kOpKindCount = 7;
+
+/// How gradients are cast for the wire.
+enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+enum class DeviceType : std::uint8_t { kCpu = 0, kCuda = 1 };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  /// CUDA ordinal; 0 for the CPU. It is local to the process and not compared between ranks.
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Bytes of one element.
+std::size_t size_of(DataType) noexcept;
+/// Lower-case names as they appear in error messages: "float32", "average", "allreduce", "cpu".
+std::string_view to_string(DataType) noexcept;
+std::string_view to_string(ReduceOp) noexcept;
+std::string_view to_string(OpKind) noexcept;
+std::string_view to_string(DeviceType) noexcept;
+/// A shape as it appears in error messages: "[128,64]".
+std::string shape_to_string(const std::vector<std::int64_t>& shape);
+
+/// Contiguous memory of `count` elements, row-major. Does not own it.
+struct TensorView {
+  std::byte* data = nullptr;
+  std::int64_t count = 0;
+  DataType dtype = DataType::kFloat32;
+  Device device = {};
+  std::vector<std::int64_t> shape = {};
+
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
+};
+
+}  // namespace hvd
