@@ -1,0 +1,23 @@
+# Installs hvd::core, its headers and the package files. frameworks/torch adds hvd::torch to the export set hvdTorchTargets,
+# launcher/ adds hvdrun.
+include(CMakePackageConfigHelpers)
+
+set(hvd_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/hvd)
+
+install(TARGETS hvd_core EXPORT hvdTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/core/include/hvd DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h")
+install(EXPORT hvdTargets NAMESPACE hvd:: DESTINATION ${hvd_package_dir})
+if(TARGET hvd_torch)
+  install(EXPORT hvdTorchTargets NAMESPACE hvd:: DESTINATION ${hvd_package_dir})
+endif()
+
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/hvdConfig.cmake.in ${PROJECT_BINARY_DIR}/hvdConfig.cmake
+                              INSTALL_DESTINATION ${hvd_package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/hvdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/hvdConfig.cmake ${PROJECT_BINARY_DIR}/hvdConfigVersion.cmake
+        DESTINATION ${hvd_package_dir})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
