@@ -1,0 +1,232 @@
+#!/usr/bin/env bash
+# Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
+# Usage: bash third_party/setup.sh [--fuzz]     --fuzz adds Clang, which the fuzz targets need.
+# Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
+set -euo pipefail
+
+torch_version=2.13.0
+nccl_version=2.32.3
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+# Present while .venv is being filled. A .venv that holds it is the remains of an interrupted run.
+incomplete=$venv/.hvd-incomplete
+
+say() { printf 'setup: %s\n' "$*"; }
+die() {
+  printf 'setup: error: %s\n' "$*" >&2
+  exit 1
+}
+# Runs a command quietly; when it fails, shows the end of what it said.
+quietly() {
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 15 "$log" >&2
+    return 1
+  fi
+}
+
+with_fuzz=no
+for argument in "$@"; do
+  case $argument in
+    --fuzz) with_fuzz=yes ;;
+    -h | --help) sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    *) die "unknown option '$argument' (known: --fuzz)" ;;
+  esac
+done
+
+# Two runs in one checkout would write the same .venv: the second waits for the first.
+exec 9<"$root/third_party"
+flock --nonblock 9 || {
+  say "waiting for another run in this checkout"
+  flock 9
+}
+
+log=$(mktemp)
+on_exit() {
+  rm -f "$log"
+  [[ ! -e $incomplete ]] || rm -rf "$venv"
+}
+trap on_exit EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# --- Packages -------------------------------------------------------------------------------------------------------
+package_installed() {
+  [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+# LibTorch's wheels need Python 3.10 or newer; the standard library of some systems leaves out venv or ensurepip.
+find_python() {
+  local candidate
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3; do
+    if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' \
+      >/dev/null 2>&1; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+find_clang() {
+  compgen -c clang++ | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -n 1 | grep .
+}
+
+missing_packages() {
+  command -v g++ >/dev/null || echo g++
+  command -v cmake >/dev/null || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  local package
+  for package in libopenmpi-dev openmpi-bin libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev \
+    nlohmann-json3-dev dataset-fashion-mnist; do
+    package_installed "$package" || echo "$package"
+  done
+  find_python >/dev/null || printf '%s\n' python3 python3-venv
+  if [[ $with_fuzz == yes ]] && ! find_clang >/dev/null; then
+    printf '%s\n' clang libclang-rt-dev
+  fi
+}
+
+install_packages() {
+  local missing sudo=()
+  mapfile -t missing < <(missing_packages)
+  if ((${#missing[@]} == 0)); then
+    say "packages: all installed"
+    return
+  fi
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null ||
+      die "packages are missing and neither root nor sudo is at hand; install them and run this again: ${missing[*]}"
+    sudo=(sudo)
+    [[ -t 0 ]] || sudo=(sudo -n)
+    "${sudo[@]}" true 2>/dev/null ||
+      die "packages are missing and sudo was refused; install them and run this again: ${missing[*]}"
+  fi
+  say "packages: installing ${missing[*]}"
+  local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+  quietly "${apt[@]}" update || die "apt-get update failed; its last lines are above"
+  quietly "${apt[@]}" install --no-install-recommends "${missing[@]}" ||
+    die "apt-get could not install: ${missing[*]}; its last lines are above"
+}
+
+check_commands() {
+  local command
+  for command in g++ cmake ninja mpirun; do
+    command -v "$command" >/dev/null || die "'$command' is not on PATH"
+  done
+  local gcc cmake
+  gcc=$(g++ -dumpversion)
+  ((${gcc%%.*} >= 12)) || die "g++ is version $gcc; hvd needs 12 or newer (C++20)"
+  cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
+  printf '3.25\n%s\n' "$cmake" | sort -CV || die "cmake is version $cmake; hvd needs 3.25 or newer"
+}
+
+# --- The virtual environment ----------------------------------------------------------------------------------------
+remove_unfinished_venv() {
+  if [[ -e $incomplete ]]; then
+    say ".venv: removing what an interrupted run left"
+    rm -rf "$venv"
+  fi
+}
+
+ensure_venv() {
+  if [[ -d $venv ]] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    # A virtual environment holds absolute paths: one from a moved checkout or a removed Python is of no use.
+    say ".venv: removing it, its Python does not run"
+    rm -rf "$venv"
+  fi
+  [[ ! -d $venv ]] || return 0
+  local python
+  python=$(find_python) || die "no Python 3.10 to 3.14 with the modules venv and ensurepip was found"
+  mkdir "$venv"
+  touch "$incomplete"
+  quietly "$python" -m venv "$venv" || die "'$python -m venv' failed; its last lines are above"
+}
+
+pip_install() {
+  quietly "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --progress-bar off "$1" &&
+    rm -f "$incomplete"
+}
+
+site_packages() { printf '%s\n' "$venv"/lib/python3*/site-packages; }
+
+# The major version of the CUDA toolkit; fails when there is none.
+cuda_major() {
+  local nvcc
+  for nvcc in "${CUDACXX:-}" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" nvcc; do
+    if [[ -n $nvcc ]] && command -v "$nvcc" >/dev/null; then
+      "$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p' | grep .
+      return
+    fi
+  done
+  return 1
+}
+
+# Where the environment's Torch_DIR or CMAKE_PREFIX_PATH holds a LibTorch; fails when neither does.
+named_libtorch() {
+  local prefix prefixes suffix
+  IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for prefix in "${Torch_DIR:-}" "${prefixes[@]}"; do
+    for suffix in '' /share/cmake/Torch /lib/cmake/Torch; do
+      if [[ -n $prefix && -e $prefix$suffix/TorchConfig.cmake ]]; then
+        printf '%s\n' "$prefix$suffix"
+        return
+      fi
+    done
+  done
+  return 1
+}
+
+install_torch() {
+  local named found
+  if named=$(named_libtorch); then
+    say "LibTorch: skipped, the environment names one in $named"
+    return
+  fi
+  # pip writes a wheel's RECORD last, after the files of the wheel and of all that it depends on.
+  found=$(compgen -G "$(site_packages)/torch-$torch_version*.dist-info/RECORD" || true)
+  if [[ -n $found && -e $(site_packages)/torch/share/cmake/Torch/TorchConfig.cmake ]]; then
+    say "LibTorch: $torch_version is in .venv"
+    return
+  fi
+  say "LibTorch: installing torch==$torch_version into .venv (this downloads some hundred megabytes)"
+  ensure_venv
+  pip_install "torch==$torch_version" || die "pip could not install torch==$torch_version; its last lines are above"
+  [[ -e $(site_packages)/torch/share/cmake/Torch/TorchConfig.cmake ]] ||
+    die "torch==$torch_version was installed but holds no TorchConfig.cmake"
+  if grep -qE "^cuda\b.*= '" "$(site_packages)/torch/version.py" && ! cuda_major >/dev/null; then
+    # CMake would refuse it later, with a message that does not say what to do.
+    quietly "$venv/bin/python" -m pip uninstall -y torch || true
+    die "pip's index served a LibTorch built for CUDA, and there is no CUDA toolkit (nvcc) to build against it;" \
+      "install one, or let PIP_INDEX_URL name an index of CPU builds, or set Torch_DIR"
+  fi
+}
+
+install_nccl() {
+  local major
+  if ! major=$(cuda_major); then
+    say "NCCL: skipped, no CUDA toolkit (nvcc) is installed"
+  elif [[ -n ${NCCL_HOME:-} ]]; then
+    say "NCCL: skipped, NCCL_HOME names one in $NCCL_HOME"
+  elif ((major != 13)); then
+    say "NCCL: skipped, the wheel is for CUDA 13 and the toolkit is CUDA $major; set NCCL_HOME to use another NCCL"
+  elif compgen -G "$(site_packages)/nvidia_nccl_cu13-*.dist-info/RECORD" >/dev/null; then
+    # A LibTorch built for CUDA brings the version that it needs.
+    say "NCCL: nvidia-nccl-cu13 is in .venv"
+  else
+    say "NCCL: installing nvidia-nccl-cu13==$nccl_version into .venv"
+    ensure_venv
+    pip_install "nvidia-nccl-cu13==$nccl_version" ||
+      die "pip could not install nvidia-nccl-cu13==$nccl_version; its last lines are above"
+  fi
+}
+
+if grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release && command -v apt-get >/dev/null; then
+  install_packages
+else
+  say "packages: skipped, this is neither Debian nor Ubuntu; third_party/README.md lists what must be installed"
+fi
+check_commands
+remove_unfinished_venv
+install_torch
+install_nccl
+say "done"
