@@ -1,0 +1,156 @@
+#include "base/half.h"
+#include "base/kernels_loop.h"
+
+#if HVD_HAVE_AVX2_VARIANT
+#include <immintrin.h>
+#endif
+
+namespace hvd::kernels {
+namespace {
+
+// Written so that each is one or two instructions per vector. A NaN on either side wins; equal values keep the first.
+template <ReduceOp op, class T>
+HVD_INLINE T combine_floats(T a, T b) {
+  if constexpr (op == ReduceOp::kSum) {
+    return a + b;
+  } else if constexpr (op == ReduceOp::kProduct) {
+    return a * b;
+  } else if constexpr (op == ReduceOp::kMin) {
+    return ((a <= b) | (a != a)) ? a : b;
+  } else {
+    return ((a >= b) | (a != a)) ? a : b;
+  }
+}
+
+struct Float32 {
+  using Storage = float;
+  using Accumulator = float;
+  HVD_INLINE static float widen(float value) { return value; }
+  HVD_INLINE static float narrow(float value) { return value; }
+};
+struct Float64 {
+  using Storage = double;
+  using Accumulator = double;
+  HVD_INLINE static double widen(double value) { return value; }
+  HVD_INLINE static double narrow(double value) { return value; }
+};
+struct Float16 {
+  using Storage = std::uint16_t;
+  using Accumulator = float;
+  HVD_INLINE static float widen(std::uint16_t value) { return half_to_float(value); }
+  HVD_INLINE static std::uint16_t narrow(float value) { return float_to_half(value); }
+};
+struct BFloat16 {
+  using Storage = std::uint16_t;
+  using Accumulator = float;
+  HVD_INLINE static float widen(std::uint16_t value) { return bfloat16_to_float(value); }
+  HVD_INLINE static std::uint16_t narrow(float value) { return float_to_bfloat16(value); }
+};
+
+template <class Format, ReduceOp op, bool scaled>
+struct FloatPolicy {
+  using Accumulator = typename Format::Accumulator;
+  Accumulator prescale;
+  Accumulator postscale;  ///< with the divisor in it
+
+  explicit FloatPolicy(const ReduceScale& scale)
+      : prescale(static_cast<Accumulator>(scale.prescale)),
+        postscale(static_cast<Accumulator>(scale.postscale / static_cast<double>(scale.divisor))) {}
+
+  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const {
+    const Accumulator value = Format::widen(kernels::load<typename Format::Storage>(source, i));
+    return scaled ? value * prescale : value;
+  }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const { return combine_floats<op>(a, b); }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
+    store(destination, i, Format::narrow(scaled ? value * postscale : value));
+  }
+};
+
+#if HVD_HAVE_AVX2_VARIANT
+
+/// Eight halves at a time, all sources in one go. The same arithmetic per element as the common loop, which does the rest.
+template <ReduceOp op, bool scaled>
+HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job, const FloatPolicy<Float16, op, scaled>& policy) {
+  constexpr std::int64_t kLanes = 8;
+  const std::size_t source_count = job.sources.size();
+  const std::byte* const* const sources = job.sources.data();
+  const __m256 prescale = _mm256_set1_ps(policy.prescale);
+  const __m256 postscale = _mm256_set1_ps(policy.postscale);
+  const std::int64_t whole = job.count / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes) {
+    __m256 sum = _mm256_setzero_ps();
+    for (std::size_t source = 0; source < source_count; ++source) {
+      __m256 value = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sources[source] + 2 * i)));
+      if constexpr (scaled) {
+        value *= prescale;
+      }
+      if (source == 0) {
+        sum = value;
+      } else if constexpr (op == ReduceOp::kSum) {
+        sum += value;
+      } else if constexpr (op == ReduceOp::kProduct) {
+        sum *= value;
+      } else {
+        constexpr int kOrdered = op == ReduceOp::kMin ? _CMP_LE_OQ : _CMP_GE_OQ;
+        const __m256 keep = _mm256_or_ps(_mm256_cmp_ps(sum, value, kOrdered), _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
+        sum = _mm256_blendv_ps(value, sum, keep);
+      }
+    }
+    if constexpr (scaled) {
+      sum *= postscale;
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(job.destination + 2 * i), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+  }
+  for (std::int64_t i = whole; i < job.count; ++i) {
+    float sum = policy.load(sources[0], i);
+    for (std::size_t source = 1; source < source_count; ++source) {
+      sum = policy.combine(sum, policy.load(sources[source], i));
+    }
+    policy.finish(job.destination, i, sum);
+  }
+}
+
+#endif
+
+template <class Format, ReduceOp op, bool scaled>
+void run_float(InstructionSet instructions, const Job& job) {
+  const FloatPolicy<Format, op, scaled> policy(job.scale);
+#if HVD_HAVE_AVX2_VARIANT
+  if constexpr (std::is_same_v<Format, Float16>) {
+    if (instructions == InstructionSet::kAvx2) {
+      reduce_half_f16c(job, policy);
+      return;
+    }
+  }
+#endif
+  run(instructions, job, policy);
+}
+
+template <class Format>
+void reduce_format(InstructionSet instructions, const Job& job) {
+  with_op(job.op, [&](auto op) {
+    if (job.scale.identity()) {
+      run_float<Format, op.value, false>(instructions, job);
+    } else {
+      run_float<Format, op.value, true>(instructions, job);
+    }
+  });
+}
+
+}  // namespace
+
+void reduce_floating(InstructionSet instructions, const Job& job) {
+  switch (job.dtype) {
+    case DataType::kFloat16:
+      return reduce_format<Float16>(instructions, job);
+    case DataType::kBFloat16:
+      return reduce_format<BFloat16>(instructions, job);
+    case DataType::kFloat64:
+      return reduce_format<Float64>(instructions, job);
+    default:
+      return reduce_format<Float32>(instructions, job);
+  }
+}
+
+}  // namespace hvd::kernels

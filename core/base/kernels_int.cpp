@@ -1,0 +1,146 @@
+#include <limits>
+
+#include "base/kernels_loop.h"
+
+namespace hvd::kernels {
+namespace {
+
+__extension__ typedef __int128 Int128;
+__extension__ typedef unsigned __int128 UnsignedInt128;
+
+// A type's own unsigned type, at least as wide as int: a product of two uint16_t would be computed in int and could overflow it.
+template <class T>
+struct Wrapping {
+  using Type = std::conditional_t<(sizeof(T) < sizeof(unsigned)), unsigned, std::make_unsigned_t<T>>;
+};
+template <>
+struct Wrapping<Int128> {
+  using Type = UnsignedInt128;
+};
+
+template <ReduceOp op, class T>
+HVD_INLINE T combine_integers(T a, T b) {
+  using Unsigned = typename Wrapping<T>::Type;
+  if constexpr (op == ReduceOp::kSum) {
+    return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+  } else if constexpr (op == ReduceOp::kProduct) {
+    return static_cast<T>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+  } else if constexpr (op == ReduceOp::kMin) {
+    return b < a ? b : a;
+  } else {
+    return a < b ? b : a;
+  }
+}
+
+/// No factors: in the type itself.
+template <class T, ReduceOp op>
+struct PlainPolicy {
+  using Accumulator = T;
+  HVD_INLINE T load(const std::byte* source, std::int64_t i) const { return kernels::load<T>(source, i); }
+  HVD_INLINE T combine(T a, T b) const { return combine_integers<op>(a, b); }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, T value) const { store(destination, i, value); }
+};
+
+/// Only a divisor: exact, in a type that holds every sum.
+template <class T, ReduceOp op>
+struct QuotientPolicy {
+  using Accumulator = std::conditional_t<(sizeof(T) < sizeof(std::int64_t)), std::int64_t, Int128>;
+  std::int64_t divisor;
+  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const { return kernels::load<T>(source, i); }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const { return combine_integers<op>(a, b); }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
+    store(destination, i, static_cast<T>(value / divisor));
+  }
+};
+
+/// Any factors. On x86 a long double holds every int64 exactly.
+template <class T, ReduceOp op>
+struct ExtendedPolicy {
+  using Accumulator = long double;
+  long double prescale;
+  long double postscale;
+  long double divisor;
+  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const {
+    return static_cast<long double>(kernels::load<T>(source, i)) * prescale;
+  }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const {
+    if constexpr (op == ReduceOp::kSum) {
+      return a + b;
+    } else if constexpr (op == ReduceOp::kProduct) {
+      return a * b;
+    } else if constexpr (op == ReduceOp::kMin) {
+      return (a <= b || a != a) ? a : b;
+    } else {
+      return (a >= b || a != a) ? a : b;
+    }
+  }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
+    constexpr T kLowest = std::numeric_limits<T>::min();
+    constexpr T kHighest = std::numeric_limits<T>::max();
+    const long double result = value * postscale / divisor;
+    T limited = 0;  // a conversion out of range would be undefined
+    if (result >= static_cast<long double>(kHighest)) {
+      limited = kHighest;
+    } else if (result <= static_cast<long double>(kLowest)) {
+      limited = kLowest;
+    } else if (result == result) {
+      limited = static_cast<T>(result);
+    }
+    store(destination, i, limited);
+  }
+};
+
+template <class T>
+void reduce_type(InstructionSet instructions, const Job& job) {
+  const ReduceScale& scale = job.scale;
+  with_op(job.op, [&](auto op) {
+    if (scale.identity()) {
+      run(instructions, job, PlainPolicy<T, op.value>{});
+    } else if (scale.prescale == 1.0 && scale.postscale == 1.0) {
+      run_baseline(job, QuotientPolicy<T, op.value>{scale.divisor});  // a division does not vectorise
+    } else {
+      run_baseline(job, ExtendedPolicy<T, op.value>{static_cast<long double>(scale.prescale),
+                                                    static_cast<long double>(scale.postscale),
+                                                    static_cast<long double>(scale.divisor)});
+    }
+  });
+}
+
+template <bool is_or>
+struct BoolPolicy {
+  using Accumulator = std::uint8_t;
+  HVD_INLINE std::uint8_t load(const std::byte* source, std::int64_t i) const {
+    return kernels::load<std::uint8_t>(source, i) != 0 ? 1 : 0;
+  }
+  HVD_INLINE std::uint8_t combine(std::uint8_t a, std::uint8_t b) const {
+    return static_cast<std::uint8_t>(is_or ? a | b : a & b);
+  }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, std::uint8_t value) const { store(destination, i, value); }
+};
+
+}  // namespace
+
+void reduce_integer(InstructionSet instructions, const Job& job) {
+  switch (job.dtype) {
+    case DataType::kUInt8:
+      return reduce_type<std::uint8_t>(instructions, job);
+    case DataType::kInt8:
+      return reduce_type<std::int8_t>(instructions, job);
+    case DataType::kInt16:
+      return reduce_type<std::int16_t>(instructions, job);
+    case DataType::kInt32:
+      return reduce_type<std::int32_t>(instructions, job);
+    default:
+      return reduce_type<std::int64_t>(instructions, job);
+  }
+}
+
+void reduce_bool(InstructionSet instructions, const Job& job) {
+  if (job.op == ReduceOp::kSum || job.op == ReduceOp::kMax) {
+    run(instructions, job, BoolPolicy<true>{});
+  } else {
+    run(instructions, job, BoolPolicy<false>{});
+  }
+}
+
+}  // namespace hvd::kernels
