@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/doorbell.h"
+#include "mpi/process_watch.h"
+
+namespace hvd::mpi {
+
+/// What the ranks of one host tell each other without messages: a doorbell, a sign of life and a farewell for each, in one
+/// segment of shared memory.
+///
+/// bell() may be used by any thread; the rest by the thread that drives the engine.
+/// The segment has a name only while the ranks map it (unlink()), so that nothing is left behind by ranks that are killed.
+class HostBoard {
+ public:
+  struct Loss {
+    int slot = 0;
+    std::string cause = {};
+  };
+
+  /// A board of one slot in private memory, for a rank that is alone on its host or cannot share memory.
+  static HostBoard solitary();
+  /// The first rank of a host makes the segment, of `slots` slots. @throws hvd::Error when shared memory is missing or too small.
+  static HostBoard create(const std::string& name, int slots);
+  /// The others map it. @throws hvd::Error when it cannot be mapped or is not what create() made.
+  static HostBoard attach(const std::string& name, int slots);
+
+  HostBoard(HostBoard&& other) noexcept;
+  HostBoard& operator=(HostBoard&& other) noexcept;
+  HostBoard(const HostBoard&) = delete;
+  HostBoard& operator=(const HostBoard&) = delete;
+  ~HostBoard();
+
+  /// Takes a slot: writes this process's identity and a first beat.
+  void enter(int slot, TimePoint now) noexcept;
+  /// Removes the name; once every rank has mapped the segment, or given up.
+  void unlink() noexcept;
+  /// Begins to look after the other slots; once all have been entered.
+  void watch_others(TimePoint now);
+
+  int slots() const noexcept { return slots_; }
+  Doorbell& bell(int slot) noexcept;
+  Doorbell& own_bell() noexcept { return bell(own_); }
+  void beat(TimePoint now) noexcept;
+  void farewell() noexcept;
+  /// The first slot whose process has ended or has not beaten for `timeout`, and that has not said farewell.
+  std::optional<Loss> check(TimePoint now, Duration timeout);
+
+ private:
+  struct Header;
+  struct Slot;
+  /// What is known about another slot. The age of a beat is measured by this process's clock, from when it was first
+  /// seen, so that clocks need not agree.
+  struct Watched {
+    int slot = 0;
+    ProcessWatch process = {};
+    std::int64_t beat = 0;
+    TimePoint seen = {};
+  };
+
+  HostBoard(void* memory, std::size_t bytes, int slots, std::string name) noexcept;
+  static std::size_t bytes_for(int slots) noexcept;
+  Slot& slot(int index) noexcept;
+
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+  int slots_ = 0;
+  int own_ = 0;
+  std::string name_;  ///< empty once unlinked
+  std::vector<Watched> watched_;
+};
+
+}  // namespace hvd::mpi

@@ -1,0 +1,202 @@
+#include "mpi/mpi_world.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+
+#include "base/log.h"
+#include "hvd/error.h"
+#include "mpi/communicator.h"
+#include "mpi/environment.h"
+
+namespace hvd::mpi {
+namespace {
+
+/// What each rank tells all others when it joins. Plain bytes: all ranks run the same program on the same architecture.
+struct Introduction {
+  char host[128];
+  char boot[64];
+  std::uint64_t shm_device;
+  std::uint64_t pid;
+  std::uint64_t token;
+};
+
+struct BoardReport {
+  char failure[192];  ///< empty: fine
+};
+
+template <std::size_t kSize>
+void copy_text(const std::string& text, char (&to)[kSize]) {
+  const std::size_t length = std::min(text.size(), kSize - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+Introduction introduce() {
+  Introduction own = {};
+  if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  if (std::getline(file, boot)) copy_text(boot, own.boot);
+  // Containers of one machine may share its name and not its memory.
+  struct stat info = {};
+  if (stat("/dev/shm", &info) == 0) own.shm_device = static_cast<std::uint64_t>(info.st_dev);
+  own.pid = static_cast<std::uint64_t>(getpid());
+  std::random_device random;
+  own.token = (static_cast<std::uint64_t>(random()) << 32) | random();
+  return own;
+}
+
+bool same_host(const Introduction& a, const Introduction& b) {
+  return std::strcmp(a.host, b.host) == 0 && std::strcmp(a.boot, b.boot) == 0 && a.shm_device == b.shm_device;
+}
+
+/// One name per rank, different exactly where the hosts differ: "node7", and "node7#2" for another host of that name.
+std::vector<std::string> host_names(const std::vector<Introduction>& all) {
+  std::vector<std::string> names;
+  names.reserve(all.size());
+  std::vector<std::size_t> first_of_host;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const auto known = std::find_if(first_of_host.begin(), first_of_host.end(),
+                                    [&](std::size_t first) { return same_host(all[first], all[rank]); });
+    if (known != first_of_host.end()) {
+      names.push_back(names[*known]);
+      continue;
+    }
+    const auto namesakes = std::count_if(first_of_host.begin(), first_of_host.end(), [&](std::size_t first) {
+      return std::strcmp(all[first].host, all[rank].host) == 0;
+    });
+    std::string name = all[rank].host;
+    if (namesakes > 0) name.append("#").append(std::to_string(namesakes + 1));
+    names.push_back(std::move(name));
+    first_of_host.push_back(rank);
+  }
+  return names;
+}
+
+std::vector<std::string> host_names_for_test(const char* list, int size) {
+  std::vector<std::string> names;
+  std::istringstream stream(list);
+  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  if (static_cast<int>(names.size()) != size) {
+    throw UsageError("HVD_TEST_HOSTS: expected one name for each of the " + std::to_string(size) + " ranks, got " +
+                     std::to_string(names.size()) + " in \"" + list + "\"");
+  }
+  return names;
+}
+
+TimePoint now() { return SteadyClock().now(); }
+
+}  // namespace
+
+std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
+  ensure_initialized();
+  const auto deadline = std::chrono::steady_clock::now() + options.start_timeout;
+  std::shared_ptr<MpiWorld> world(new MpiWorld);
+  world_opened();
+  world->control_ = std::make_unique<Communicator>(Communicator::duplicate(MPI_COMM_WORLD, deadline));
+  world->data_ = std::make_unique<Communicator>(Communicator::duplicate(world->control_->get(), deadline));
+  world->find_topology(deadline);
+  world->set_up_board(options, deadline);
+  free_retired_communicators();
+  return world;
+}
+
+MpiWorld::~MpiWorld() {
+  if (!said_farewell_ || failed_) hvd::mpi::mark_failed();
+  world_closed();
+}
+
+void MpiWorld::find_topology(std::chrono::steady_clock::time_point deadline) {
+  const int rank = control_->rank();
+  const int size = control_->size();
+  const Introduction own = introduce();
+  std::vector<Introduction> all(static_cast<std::size_t>(size));
+  control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
+
+  const char* const test_hosts = std::getenv("HVD_TEST_HOSTS");
+  topology_ = make_topology(rank, test_hosts != nullptr ? host_names_for_test(test_hosts, size) : host_names(all));
+
+  slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
+  for (int other = 0; other < size; ++other) {
+    if (!topology_.same_host(rank, other)) continue;
+    slot_of_rank_[static_cast<std::size_t>(other)] = static_cast<int>(local_ranks_.size());
+    local_ranks_.push_back(other);
+  }
+  // Unique although pids repeat over time and between containers: the first rank of the host has drawn the token.
+  const Introduction& first = all[static_cast<std::size_t>(local_ranks_.front())];
+  std::ostringstream name;
+  name << "/hvd-" << first.pid << '-' << std::hex << first.token;
+  board_name_ = name.str();
+}
+
+void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clock::time_point deadline) {
+  const int slots = topology_.local_size;
+  const int slot = topology_.local_rank;
+  std::unique_ptr<HostBoard> board;
+  BoardReport own = {};
+  const auto try_board = [&](auto&& make) {
+    try {
+      board = std::make_unique<HostBoard>(make(board_name_, slots));
+      board->enter(slot, now());
+    } catch (const Error& error) {
+      copy_text(error.what(), own.failure);
+    }
+  };
+  if (!options.host_board) copy_text("switched off", own.failure);
+
+  // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map, remove the name.
+  std::vector<BoardReport> all(static_cast<std::size_t>(topology_.size));
+  const auto exchange = [&] { control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline); };
+  const bool wanted = slots > 1 && options.host_board;
+  if (wanted && slot == 0) try_board(HostBoard::create);
+  exchange();
+  const BoardReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
+  if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(HostBoard::attach);
+  exchange();
+  if (board != nullptr) board->unlink();
+
+  const char* failure = "";
+  for (const int rank : local_ranks_) {
+    const BoardReport& report = all[static_cast<std::size_t>(rank)];
+    if (report.failure[0] != '\0' && failure[0] == '\0') failure = report.failure;
+  }
+  if (slots > 1 && failure[0] == '\0') {
+    board_ = std::move(board);
+    board_->watch_others(now());
+    board_shared_ = true;
+    return;
+  }
+  if (slots > 1 && slot == 0) {
+    HVD_LOG(kWarning) << "the ranks of this host share no memory and will poll for messages, and a dead rank is noticed late: " << failure;
+  }
+  board_ = std::make_unique<HostBoard>(HostBoard::solitary());
+  board_->enter(0, now());
+  board_shared_ = slots == 1;
+}
+
+void MpiWorld::ring(int world_rank) noexcept {
+  if (world_rank == topology_.rank) return board_->own_bell().ring();
+  if (!board_shared_ || world_rank < 0 || world_rank >= topology_.size) return;
+  const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
+  if (slot >= 0) board_->bell(slot).ring();
+}
+
+void MpiWorld::farewell() noexcept {
+  said_farewell_ = true;
+  board_->farewell();
+}
+
+void MpiWorld::mark_failed() noexcept {
+  failed_ = true;
+  hvd::mpi::mark_failed();
+}
+
+}  // namespace hvd::mpi

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "hvd/topology.h"
+#include "mpi/host_board.h"
+
+namespace hvd::mpi {
+
+class Communicator;
+
+struct WorldOptions {
+  /// Joining fails with PeerLostError when a rank has not arrived by then.
+  std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
+  /// False: as if the host had no shared memory. For tests.
+  bool host_board = true;
+};
+
+/// One job, as this process takes part in it over MPI: who is where, how to wake the ranks of this host, and two private communicators,
+/// one for control messages and one for data.
+///
+/// Used by the thread that drives the engine, except topology() and ring(), which any thread may call. This header does not need mpi.h.
+///
+/// Hosts are told apart by name, boot and /dev/shm. The environment variable HVD_TEST_HOSTS="a,a,b,b" (one name per rank; for tests only)
+/// overrides that: ranks with different names then treat each other as remote.
+class MpiWorld {
+ public:
+  /// Initialises MPI if necessary (see mpi/environment.h) and meets the other ranks. Collective.
+  static std::shared_ptr<MpiWorld> join(const WorldOptions& = {});
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+  /// Not collective. A world that ends without farewell() counts as failed: MPI is not finalized then.
+  ~MpiWorld();
+
+  const Topology& topology() const noexcept { return topology_; }
+  const Communicator& control_communicator() const noexcept { return *control_; }
+  const Communicator& data_communicator() const noexcept { return *data_; }
+
+  /// All ranks of this host share the board. When false they poll: see rung_by_all().
+  bool board_shared() const noexcept { return board_shared_; }
+  /// Every rank of the job can ring this one.
+  bool rung_by_all() const noexcept { return board_shared_ && topology_.local_size == topology_.size; }
+  HostBoard& board() noexcept { return *board_; }
+  /// World rank of the process in a slot of the board.
+  int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
+  /// Wakes a rank of this host; no effect on others.
+  void ring(int world_rank) noexcept;
+
+  /// This rank leaves in order.
+  void farewell() noexcept;
+  /// Something broke: MPI is not asked to clean up any more.
+  void mark_failed() noexcept;
+  /// Waiting for other ranks may be in vain.
+  bool failed() const noexcept { return failed_; }
+
+ private:
+  MpiWorld() = default;
+  void find_topology(std::chrono::steady_clock::time_point deadline);
+  void set_up_board(const WorldOptions&, std::chrono::steady_clock::time_point deadline);
+
+  std::unique_ptr<Communicator> control_;
+  std::unique_ptr<Communicator> data_;
+  Topology topology_;
+  std::vector<int> local_ranks_;    ///< world rank per slot
+  std::vector<int> slot_of_rank_;   ///< per world rank; -1 on other hosts
+  std::string board_name_;          ///< agreed by the ranks of this host
+  std::unique_ptr<HostBoard> board_;
+  bool board_shared_ = false;
+  bool said_farewell_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace hvd::mpi

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <thread>
+
+namespace hvd::mpi {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Calls `done` until it returns true (then: true) or the deadline has passed (then: false). For the start and the end of a
+/// job only, where nothing else could use the thread; gives the core away between attempts.
+template <typename Done>
+bool poll_until(Deadline deadline, Done&& done) {
+  constexpr int kYields = 200;
+  auto pause = std::chrono::microseconds(20);
+  for (int attempt = 0;; ++attempt) {
+    if (done()) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (attempt < kYields) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(pause);
+      if (pause < std::chrono::milliseconds(1)) pause *= 2;
+    }
+  }
+}
+
+}  // namespace hvd::mpi
