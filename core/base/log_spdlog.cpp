@@ -1,0 +1,96 @@
+// The only file that includes spdlog: its fmt and the one LibTorch ships cannot meet in a translation unit.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/log.h"
+
+namespace hvd {
+namespace {
+
+std::atomic<int> g_level{-1};  // -1: the environment has not been read yet
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace: return spdlog::level::trace;
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kFatal: return spdlog::level::critical;
+    case LogLevel::kOff: return spdlog::level::off;
+  }
+  return spdlog::level::off;
+}
+
+struct Sink {
+  std::mutex mutex;
+  std::shared_ptr<spdlog::logger> logger;
+
+  Sink() : logger(std::make_shared<spdlog::logger>("hvd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
+    logger->set_level(spdlog::level::trace);
+    logger->flush_on(spdlog::level::trace);
+    set_origin("pid " + std::to_string(::getpid()));
+  }
+
+  void set_origin(const std::string& origin) {
+    std::string escaped;
+    for (const char c : origin) escaped += c == '%' ? std::string("%%") : std::string(1, c);
+    logger->set_pattern("%Y-%m-%d %H:%M:%S.%e hvd %l [" + escaped + "] %v");
+  }
+};
+
+// Never destroyed: threads and atexit handlers may log while statics are torn down.
+Sink& sink() {
+  static Sink* const instance = new Sink;
+  return *instance;
+}
+
+LogLevel parse_level(const char* text, bool& known) {
+  static constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error", "fatal", "off"};
+  known = true;
+  for (int i = 0; i < 7; ++i) {
+    if (std::string_view(text) == kNames[i]) return static_cast<LogLevel>(i);
+  }
+  if (std::string_view(text) == "warn") return LogLevel::kWarning;
+  known = false;
+  return LogLevel::kWarning;
+}
+
+}  // namespace
+
+void configure_log_from_environment() {
+  const char* text = std::getenv("HVD_LOG_LEVEL");
+  if (text == nullptr) text = std::getenv("HOROVOD_LOG_LEVEL");
+  bool known = true;
+  const LogLevel level = text == nullptr || *text == '\0' ? LogLevel::kWarning : parse_level(text, known);
+  g_level.store(static_cast<int>(level), std::memory_order_relaxed);
+  if (!known) {
+    log_message(LogLevel::kWarning, std::string("HVD_LOG_LEVEL: expected trace, debug, info, warning, error, fatal or off, got '") +
+                                        text + "'; using warning");
+  }
+}
+
+LogLevel log_level() noexcept {
+  const int level = g_level.load(std::memory_order_relaxed);
+  if (level >= 0) return static_cast<LogLevel>(level);
+  configure_log_from_environment();
+  return static_cast<LogLevel>(g_level.load(std::memory_order_relaxed));
+}
+
+void log_message(LogLevel level, std::string_view message) {
+  sink().logger->log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
+}
+
+void set_log_identity(int rank, std::string_view host) {
+  const std::lock_guard lock(sink().mutex);
+  sink().set_origin("rank " + std::to_string(rank) + " " + std::string(host));
+}
+
+}  // namespace hvd

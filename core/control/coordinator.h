@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/process_set_table.h"
+#include "control/ready_table.h"
+#include "control/response_cache.h"
+#include "control/stall_inspector.h"
+#include "wire/messages.h"
+
+namespace hvd::control {
+
+struct CoordinatorOptions {
+  std::int64_t fusion_threshold = 64 << 20;
+  std::size_t cache_capacity = 1024;
+  StallLimits stall = {};
+  std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
+};
+
+/// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in, plans out. Not thread-safe.
+///
+/// The same reports in any interleaving of the ranks give plans with the same content for the same set of ready tensors. See Note
+/// [What a slot means] in coordinator.cpp.
+class Coordinator {
+ public:
+  Coordinator(CoordinatorOptions, const ProcessSetTable&);
+
+  /// @throws hvd::Error when the report cannot be: the peer is broken.
+  void accept(int rank, const wire::Report&, TimePoint now);
+
+  /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are held back until one completes or a
+  /// full batch has gathered: fusion without a timer.
+  std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
+
+  /// Texts for the log, each given once.
+  std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
+  /// When decide() or stall_warnings() may have something to say although no report comes.
+  std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
+  /// Somebody waits for somebody.
+  bool waiting() const noexcept { return !table_.pending().empty(); }
+  bool all_shut_down() const noexcept { return shut_down_count_ == options_.host_of_rank.size(); }
+  /// How many plan entries are remembered only because a rank may still refer to them.
+  std::size_t displaced_entries() const noexcept;
+
+ private:
+  struct Displaced {
+    ResponseCache::Entry entry;
+    std::uint64_t until = 0;  ///< the plan that put something else into the slot
+  };
+  /// What one rank's cache holds in a slot: now, or when it was displaced.
+  struct SlotView {
+    const ResponseCache::Entry& entry;
+    bool current = false;
+  };
+
+  void accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied, TimePoint now);
+  void accept_request(int rank, wire::Request, const std::optional<CacheHit>&, std::uint64_t last_applied, TimePoint now);
+  SlotView slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const;
+  bool belongs_to_failed_use(int rank, const wire::Request&, std::uint64_t last_applied);
+  void forget_displaced();
+
+  void fail(PendingRef, StatusCode, const std::string& message, int rank, wire::Plan&);
+  void fail_stalled(TimePoint now, wire::Plan&);
+  void fail_for_shutdown(wire::Plan&);
+  void plan_ready(wire::Plan&);
+  wire::PlannedTensor plan_tensor(PendingRef);
+
+  CoordinatorOptions options_;
+  const ProcessSetTable& sets_;
+  ReadyTable table_;
+  ResponseCache cache_;
+  StallInspector stalls_;
+  std::uint64_t sequence_ = 0;
+
+  std::vector<std::uint64_t> last_applied_;  // per rank
+  std::map<std::uint32_t, std::deque<Displaced>> displaced_;
+  /// Uses that ended with an error before the rank had asked: (set/name, rank) -> the plan that said so. A request the rank sent before
+  /// it applied that plan belongs to the failed use.
+  std::map<std::pair<std::string, int>, std::uint64_t> failed_uses_;
+
+  std::vector<bool> shut_down_;  // per rank
+  std::size_t shut_down_count_ = 0;
+  bool shutdown_published_ = false;
+};
+
+}  // namespace hvd::control

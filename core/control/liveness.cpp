@@ -1,0 +1,38 @@
+#include "control/liveness.h"
+
+namespace hvd::control {
+
+Liveness::Liveness(std::vector<int> watched, Duration timeout) : timeout_(timeout) {
+  for (const int rank : watched) peers_.push_back({.rank = rank});
+}
+
+void Liveness::heard(int rank, TimePoint now) {
+  for (Peer& peer : peers_) {
+    if (peer.rank != rank) continue;
+    peer.last_heard = now;
+    peer.unanswered_since.reset();
+  }
+}
+
+Liveness::Actions Liveness::check(TimePoint now, bool waiting) {
+  Actions actions;
+  for (Peer& peer : peers_) {
+    if (!waiting) {
+      peer.unanswered_since.reset();
+      continue;
+    }
+    if (peer.unanswered_since && now - *peer.unanswered_since >= timeout_) {
+      if (!actions.lost) actions.lost = peer.rank;
+      continue;
+    }
+    const bool quiet = now - peer.last_heard >= interval();
+    const bool asked_lately = peer.unanswered_since && now - peer.last_ping < interval();
+    if (!quiet || asked_lately) continue;
+    actions.ping.push_back(peer.rank);
+    peer.last_ping = now;
+    if (!peer.unanswered_since) peer.unanswered_since = now;
+  }
+  return actions;
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace hvd::control {
+
+/// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and that has not been heard for
+/// timeout/4 is pinged; one that stays silent for `timeout` from the first unanswered ping is lost. While nobody waits, nothing is sent
+/// and silence means nothing. Pure; not thread-safe.
+class Liveness {
+ public:
+  Liveness(std::vector<int> watched, Duration timeout);
+
+  void heard(int rank, TimePoint now);
+
+  struct Actions {
+    std::vector<int> ping = {};
+    std::optional<int> lost = {};
+  };
+  /// @param waiting whether anything depends on the peers now.
+  Actions check(TimePoint now, bool waiting);
+  /// When check() may have something to do next, given that somebody waits.
+  Duration interval() const noexcept { return timeout_ / 4; }
+
+ private:
+  struct Peer {
+    int rank = 0;
+    TimePoint last_heard{};
+    TimePoint last_ping{};
+    std::optional<TimePoint> unanswered_since = {};
+  };
+  Duration timeout_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace hvd::control

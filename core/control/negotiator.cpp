@@ -1,0 +1,123 @@
+#include "control/negotiator.h"
+
+#include <algorithm>
+
+#include "control/validator.h"
+#include "hvd/error.h"
+
+namespace hvd::control {
+namespace {
+
+// A rank that has nothing to report still tells, this often, which plan it has applied: See Note [What a slot means].
+constexpr std::uint64_t kPlansPerAcknowledgement = 256;
+
+std::string key_of(int process_set, const std::string& name) { return std::to_string(process_set) + '/' + name; }
+
+}  // namespace
+
+Negotiator::Negotiator(int rank, const ProcessSetTable& sets, std::size_t cache_capacity)
+    : rank_(rank), sets_(sets), cache_(cache_capacity) {}
+
+std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
+  std::string key = key_of(request.process_set, request.name);
+  if (const auto found = failed_in_advance_.find(key); found != failed_in_advance_.end()) {
+    wire::ErrorEntry error = std::move(found->second);
+    failed_in_advance_.erase(found);
+    return error;
+  }
+  if (!awaiting_.emplace(std::move(key), false).second) {
+    throw Error(describe(request) + " was submitted while it is in flight");
+  }
+  unsent_.push_back(std::move(request));
+  return std::nullopt;
+}
+
+std::optional<wire::Report> Negotiator::take_report() {
+  const bool leaving = shutdown_ && !shutdown_reported_;
+  const bool acknowledge = last_applied_ - last_reported_ >= kPlansPerAcknowledgement;
+  if (unsent_.empty() && !leaving && !acknowledge) return std::nullopt;
+  wire::Report report;
+  report.last_applied = last_reported_ = last_applied_;
+  report.shutdown = shutdown_reported_ = shutdown_;
+  for (wire::Request& request : unsent_) {
+    awaiting_[key_of(request.process_set, request.name)] = true;
+    const auto slot = cache_.find(request);
+    if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
+      ++in_full_;
+      report.requests.push_back(std::move(request));
+    } else if (request.unnamed) {
+      ++by_bit_;
+      report.cached_unnamed.push_back({*slot, request.ordinal});
+    } else {
+      ++by_bit_;
+      report.cached.push_back(*slot);
+    }
+  }
+  unsent_.clear();
+  std::sort(report.cached.begin(), report.cached.end());
+  return report;
+}
+
+Applied Negotiator::apply(const wire::Plan& plan) {
+  if (plan.sequence != last_applied_ + 1) {
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived; expected " + std::to_string(last_applied_ + 1));
+  }
+  Applied applied;
+  applied.shutdown = plan.shutdown;
+  // Errors first: the coordinator, too, decides them before it touches the cache.
+  for (const auto& error : plan.errors) apply_error(error, applied);
+  for (const auto& batch : plan.batches) apply_batch(batch, applied);
+  last_applied_ = plan.sequence;
+  return applied;
+}
+
+void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
+  AgreedBatch agreed;
+  for (const auto& tensor : batch.tensors) {
+    if (tensor.slot && !cache_.holds(*tensor.slot)) {
+      throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) + ", which is empty");
+    }
+    const int process_set = tensor.slot ? cache_.at(*tensor.slot).request.process_set : tensor.request.process_set;
+    if (!sets_.contains(process_set)) throw Error("a plan names process set " + std::to_string(process_set));
+    const int position = sets_.position(process_set, rank_);
+    const ResponseCache::Entry full{tensor.request, tensor.first_dims};
+    const ResponseCache::Entry& entry = tensor.slot ? cache_.at(*tensor.slot) : full;
+    const bool gathers = entry.request.kind == OpKind::kAllgather;
+    if (gathers && (entry.first_dims.size() != sets_.ranks(process_set).size() || entry.request.shape.empty())) {
+      throw Error("a plan gives " + std::to_string(entry.first_dims.size()) + " sizes for " + describe(entry.request));
+    }
+    if (position >= 0) {
+      AgreedOperation operation{ResponseCache::expand(entry, tensor.slot ? tensor.ordinal : entry.request.ordinal, position),
+                                entry.first_dims};
+      if (awaiting_.erase(key_of(process_set, operation.request.name)) == 0) {
+        throw Error("a plan runs " + describe(operation.request) + ", which this rank has not submitted");
+      }
+      agreed.operations.push_back(std::move(operation));
+    }
+    if (tensor.slot) {
+      cache_.touch(*tensor.slot);
+    } else {
+      cache_.put(full);
+    }
+  }
+  if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
+}
+
+void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
+  if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
+  const std::string key = key_of(error.process_set, error.name);
+  const auto found = awaiting_.find(key);
+  if (found == awaiting_.end()) {
+    const bool missing = std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
+    if (missing) failed_in_advance_[key] = error;
+    return;
+  }
+  // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator knows that it belongs to the failed use.
+  if (!found->second) {
+    std::erase_if(unsent_, [&](const wire::Request& r) { return r.process_set == error.process_set && r.name == error.name; });
+  }
+  awaiting_.erase(found);
+  applied.errors.push_back(error);
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "control/process_set_table.h"
+#include "control/response_cache.h"
+#include "wire/messages.h"
+
+namespace hvd::control {
+
+/// One operation that every member has agreed to run now.
+struct AgreedOperation {
+  wire::Request request = {};                 ///< as this rank asked
+  std::vector<std::int64_t> first_dims = {};  ///< allgather: per member
+};
+struct AgreedBatch {
+  std::vector<AgreedOperation> operations = {};
+};
+
+/// What a plan means for one rank.
+struct Applied {
+  std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
+  std::vector<wire::ErrorEntry> errors = {};  ///< operations of this rank that end with an error
+  bool shutdown = false;
+};
+
+/// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure; not thread-safe.
+class Negotiator {
+ public:
+  Negotiator(int rank, const ProcessSetTable&, std::size_t cache_capacity);
+
+  /// A new use of an operation. @return the error it ends with at once, when the other ranks have given up waiting for it.
+  std::optional<wire::ErrorEntry> submit(wire::Request);
+  /// This rank wants to leave.
+  void request_shutdown() noexcept { shutdown_ = true; }
+
+  /// What is new since the last call, for the coordinator; nothing when nothing is.
+  std::optional<wire::Report> take_report();
+
+  /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's state.
+  Applied apply(const wire::Plan&);
+
+  /// Operations submitted here that have not come back in a plan.
+  std::size_t awaiting() const noexcept { return awaiting_.size(); }
+  std::uint64_t last_applied() const noexcept { return last_applied_; }
+  const ResponseCache& cache() const noexcept { return cache_; }
+  /// Of the operations reported so far, how many went as one bit and how many in full.
+  std::uint64_t reported_by_bit() const noexcept { return by_bit_; }
+  std::uint64_t reported_in_full() const noexcept { return in_full_; }
+
+ private:
+  void apply_batch(const wire::Batch&, Applied&);
+  void apply_error(const wire::ErrorEntry&, Applied&);
+
+  const int rank_;
+  const ProcessSetTable& sets_;
+  ResponseCache cache_;
+  std::uint64_t last_applied_ = 0;
+  std::uint64_t last_reported_ = 0;
+  bool shutdown_ = false;
+  bool shutdown_reported_ = false;
+  std::vector<wire::Request> unsent_;                                  // in order of submission
+  std::unordered_map<std::string, bool> awaiting_;                     // set/name -> sent
+  std::unordered_map<std::string, wire::ErrorEntry> failed_in_advance_;  // set/name -> how the next use ends
+  std::uint64_t by_bit_ = 0;
+  std::uint64_t in_full_ = 0;
+};
+
+}  // namespace hvd::control

@@ -1,0 +1,20 @@
+#include "control/process_set_table.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hvd::control {
+
+ProcessSetTable::ProcessSetTable(int world_size) {
+  std::vector<int> all(static_cast<std::size_t>(world_size));
+  std::iota(all.begin(), all.end(), 0);
+  sets_.emplace(0, std::move(all));
+}
+
+int ProcessSetTable::position(int id, int world_rank) const {
+  const auto& members = sets_.at(id);
+  const auto found = std::lower_bound(members.begin(), members.end(), world_rank);
+  return found != members.end() && *found == world_rank ? static_cast<int>(found - members.begin()) : -1;
+}
+
+}  // namespace hvd::control

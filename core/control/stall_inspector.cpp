@@ -1,0 +1,102 @@
+#include "control/stall_inspector.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "control/validator.h"
+
+namespace hvd::control {
+namespace {
+
+constexpr std::size_t kMostRanksTold = 8;
+constexpr std::size_t kMostNamesTold = 3;
+
+std::string seconds(Duration duration) {
+  std::ostringstream out;
+  out.setf(std::ios::fixed);
+  out.precision(1);
+  out << std::chrono::duration<double>(duration).count() << " s";
+  return out.str();
+}
+
+// What a rank has asked for and does not have yet.
+std::string waits_for(const ReadyTable& table, int rank) {
+  std::string text;
+  std::size_t told = 0;
+  for (const PendingTensor& tensor : table.pending()) {
+    const std::vector<int> missing = table.missing_ranks(tensor);
+    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) continue;
+    if (told++ == kMostNamesTold) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + describe(tensor.request);
+  }
+  return text.empty() ? "waits for nothing of hvd" : "waits for " + text;
+}
+
+}  // namespace
+
+StallInspector::StallInspector(StallLimits limits, std::vector<std::string> host_of_rank)
+    : limits_(limits), hosts_(std::move(host_of_rank)), last_(hosts_.size()) {}
+
+void StallInspector::note_activity(int rank, const std::string& name, TimePoint now) {
+  last_[static_cast<std::size_t>(rank)] = {name, now};
+}
+
+std::string StallInspector::who_is_missing(const ReadyTable& table, const PendingTensor& tensor, TimePoint now) const {
+  const std::vector<int> missing = table.missing_ranks(tensor);
+  std::string text;
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    if (i == kMostRanksTold) return text + "; and " + std::to_string(missing.size() - i) + " more";
+    const Activity& activity = last_[static_cast<std::size_t>(missing[i])];
+    text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" + hosts_[static_cast<std::size_t>(missing[i])] + ") ";
+    text += activity.name.empty() ? "has submitted nothing yet"
+                                  : "last submitted '" + activity.name + "' " + seconds(now - activity.when) + " ago";
+    text += " and " + waits_for(table, missing[i]);
+  }
+  return text;
+}
+
+std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint now) {
+  std::vector<std::string> texts;
+  if (limits_.warning == Duration::zero()) return texts;
+  for (PendingTensor& tensor : table.pending()) {
+    if (now - tensor.first_seen < limits_.warning) break;  // the rest is younger
+    if (tensor.warned || tensor.missing == 0) continue;
+    tensor.warned = true;
+    texts.push_back(describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for " +
+                    std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
+                    " ranks: " + who_is_missing(table, tensor, now));
+  }
+  return texts;
+}
+
+std::vector<PendingRef> StallInspector::expired(ReadyTable& table, TimePoint now) {
+  std::vector<PendingRef> found;
+  if (limits_.shutdown == Duration::zero()) return found;
+  for (PendingRef tensor = table.pending().begin(); tensor != table.pending().end(); ++tensor) {
+    if (now - tensor->first_seen < limits_.shutdown) break;
+    if (tensor->missing > 0) found.push_back(tensor);
+  }
+  return found;
+}
+
+std::string StallInspector::error_text(const ReadyTable& table, const PendingTensor& tensor, TimePoint now) const {
+  return describe(tensor.request) + ": not submitted by every rank within " + seconds(limits_.shutdown) +
+         " (stall_shutdown); missing: " + who_is_missing(table, tensor, now) +
+         "; every rank of the process set must submit the same operations";
+}
+
+std::optional<TimePoint> StallInspector::next_deadline(const ReadyTable& table) const {
+  std::optional<TimePoint> next;
+  const auto consider = [&next](TimePoint when) { next = next ? std::min(*next, when) : when; };
+  for (const PendingTensor& tensor : table.pending()) {
+    if (tensor.missing == 0) continue;
+    if (limits_.shutdown != Duration::zero()) consider(tensor.first_seen + limits_.shutdown);
+    if (limits_.warning == Duration::zero()) break;
+    if (tensor.warned) continue;
+    consider(tensor.first_seen + limits_.warning);
+    break;  // the rest is younger
+  }
+  return next;
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/ready_table.h"
+
+namespace hvd::control {
+
+struct StallLimits {
+  Duration warning{};   ///< zero: never
+  Duration shutdown{};  ///< zero: never
+};
+
+/// Watches for operations that some ranks never ask for, and says who and what they did instead. Coordinator only; pure.
+class StallInspector {
+ public:
+  StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
+
+  /// `rank` asked for something, last of all for `name`.
+  void note_activity(int rank, const std::string& name, TimePoint now);
+  /// One sentence or more per operation that has newly waited for longer than the warning time.
+  std::vector<std::string> warnings(ReadyTable&, TimePoint now);
+  /// Operations that have waited for longer than the shutdown time.
+  std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
+  /// What a StalledError says.
+  std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+  /// When one of the above may next have something to say.
+  std::optional<TimePoint> next_deadline(const ReadyTable&) const;
+
+ private:
+  struct Activity {
+    std::string name = {};
+    TimePoint when{};
+  };
+  std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+
+  StallLimits limits_;
+  std::vector<std::string> hosts_;
+  std::vector<Activity> last_;  // per rank
+};
+
+}  // namespace hvd::control

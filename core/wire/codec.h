@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::wire {
+
+using Bytes = std::vector<std::byte>;
+
+/// A message that cannot be understood: truncated, oversized, of another version, or out of range.
+class WireError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Appends little-endian values. Integers of unbounded size are LEB128 varints, signed ones zigzag-coded.
+class Writer {
+ public:
+  void u8(std::uint8_t value) { bytes_.push_back(std::byte{value}); }
+  void varint(std::uint64_t value);
+  void zigzag(std::int64_t value);
+  void f64(double value);
+  void text(std::string_view value);
+  void raw(std::span<const std::byte> value) { bytes_.insert(bytes_.end(), value.begin(), value.end()); }
+
+  Bytes take() && { return std::move(bytes_); }
+
+ private:
+  Bytes bytes_;
+};
+
+/// Reads what Writer wrote. Every function checks bounds and throws WireError that names `field` and the offset.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  std::uint8_t u8(const char* field);
+  /// At most `highest`.
+  std::uint64_t varint(const char* field, std::uint64_t highest);
+  std::int64_t zigzag(const char* field);
+  double f64(const char* field);
+  std::string text(const char* field, std::size_t longest);
+  std::span<const std::byte> raw(const char* field, std::size_t size);
+  /// An element count: at most `highest`, and no more than the bytes that are left, so that a forged count cannot make us allocate.
+  std::size_t count(const char* field, std::size_t highest);
+
+  std::size_t remaining() const noexcept { return bytes_.size() - offset_; }
+  void expect_end() const;
+  [[noreturn]] void fail(const char* field, const std::string& what) const;
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::size_t offset_ = 0;
+};
+
+}  // namespace hvd::wire

@@ -1,0 +1,329 @@
+#include "wire/messages.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace hvd::wire {
+namespace {
+
+// Bits of a request's flag byte: fields that are usually at their default are sent only when they are not.
+enum RequestFlag : std::uint8_t {
+  kHasScale = 1,
+  kHasGroup = 2,
+  kHasRoot = 4,
+  kHasSplits = 8,
+  kUnnamed = 16,
+  kAllRequestFlags = 31,
+};
+
+constexpr std::uint64_t kAnyNumber = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
+constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
+
+Writer start(MessageKind kind) {
+  Writer out;
+  out.u8(kMagic);
+  out.u8(kVersion);
+  out.u8(static_cast<std::uint8_t>(kind));
+  return out;
+}
+
+template <class Enum>
+Enum read_enum(Reader& in, const char* field, int count) {
+  const std::uint8_t value = in.u8(field);
+  if (value >= count) in.fail(field, "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
+  return static_cast<Enum>(value);
+}
+
+bool read_bool(Reader& in, const char* field) { return read_enum<std::uint8_t>(in, field, 2) != 0; }
+
+int read_int(Reader& in, const char* field, std::uint64_t highest = kMaxInt) {
+  return static_cast<int>(in.varint(field, highest));
+}
+
+void write_sizes(Writer& out, const std::vector<std::int64_t>& sizes) {
+  out.varint(sizes.size());
+  for (const auto size : sizes) out.varint(static_cast<std::uint64_t>(size));
+}
+
+std::vector<std::int64_t> read_sizes(Reader& in, const char* field, std::size_t most) {
+  std::vector<std::int64_t> sizes(in.count(field, most));
+  for (auto& size : sizes) size = static_cast<std::int64_t>(in.varint(field, kMaxSize));
+  return sizes;
+}
+
+void write_request(Writer& out, const Request& request) {
+  const bool scaled = request.prescale != 1.0 || request.postscale != 1.0;
+  out.u8(static_cast<std::uint8_t>((scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
+                                   (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
+                                   (request.unnamed ? kUnnamed : 0)));
+  if (request.unnamed) {
+    out.varint(request.ordinal);
+  } else {
+    out.text(request.name);
+  }
+  out.u8(static_cast<std::uint8_t>(request.kind));
+  out.u8(static_cast<std::uint8_t>(request.op));
+  out.u8(static_cast<std::uint8_t>(request.dtype));
+  out.u8(static_cast<std::uint8_t>(request.device));
+  out.varint(static_cast<std::uint64_t>(request.process_set));
+  write_sizes(out, request.shape);
+  if (request.root != 0) out.varint(static_cast<std::uint64_t>(request.root));
+  if (scaled) {
+    out.f64(request.prescale);
+    out.f64(request.postscale);
+  }
+  if (request.group_size > 0) {
+    out.text(request.group);
+    out.varint(static_cast<std::uint64_t>(request.group_size));
+    out.varint(static_cast<std::uint64_t>(request.group_index));
+  }
+  if (!request.splits.empty()) write_sizes(out, request.splits);
+}
+
+void check_element_count(const Reader& in, const Request& request) {
+  std::int64_t elements = 1;
+  for (const auto size : request.shape) {
+    if (__builtin_mul_overflow(elements, size, &elements)) in.fail("shape", "more than 2^63 elements");
+  }
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(request.dtype)), &bytes)) {
+    in.fail("shape", "more than 2^63 bytes");
+  }
+}
+
+Request read_request(Reader& in) {
+  Request request;
+  const std::uint8_t flags = in.u8("request flags");
+  if (flags > kAllRequestFlags) in.fail("request flags", "unknown flag, got " + std::to_string(flags));
+  request.unnamed = (flags & kUnnamed) != 0;
+  if (request.unnamed) {
+    request.ordinal = in.varint("ordinal", kAnyNumber);
+  } else {
+    request.name = in.text("name", kMaxNameBytes);
+  }
+  request.kind = read_enum<OpKind>(in, "kind", kOpKindCount);
+  request.op = read_enum<ReduceOp>(in, "op", kReduceOpCount);
+  request.dtype = read_enum<DataType>(in, "dtype", kDataTypeCount);
+  request.device = read_enum<DeviceType>(in, "device", 2);
+  request.process_set = read_int(in, "process set");
+  request.shape = read_sizes(in, "shape", kMaxDims);
+  check_element_count(in, request);
+  if ((flags & kHasRoot) != 0) request.root = read_int(in, "root");
+  if ((flags & kHasScale) != 0) {
+    request.prescale = in.f64("prescale");
+    request.postscale = in.f64("postscale");
+  }
+  if ((flags & kHasGroup) != 0) {
+    request.group = in.text("group", kMaxNameBytes);
+    request.group_size = read_int(in, "group size", kMaxTensors);
+    request.group_index = read_int(in, "group index", kMaxTensors);
+    if (request.group_index >= request.group_size) in.fail("group index", "not below the group size");
+    if (request.unnamed && request.ordinal < static_cast<std::uint64_t>(request.group_index)) {
+      in.fail("group index", "above the ordinal");
+    }
+  }
+  if ((flags & kHasSplits) != 0) request.splits = read_sizes(in, "splits", kMaxRanks);
+  if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
+  return request;
+}
+
+// A bit per slot, lowest first, without trailing zero bytes.
+void write_bits(Writer& out, const std::vector<std::uint32_t>& slots) {
+  Bytes bits;
+  for (const auto slot : slots) {
+    if (bits.size() <= slot / 8) bits.resize(slot / 8 + 1);
+    bits[slot / 8] |= std::byte{1} << (slot % 8);
+  }
+  out.varint(bits.size());
+  out.raw(bits);
+}
+
+std::vector<std::uint32_t> read_bits(Reader& in) {
+  const auto bits = in.raw("cached slots", in.count("cached slots", kMaxSlots / 8));
+  std::vector<std::uint32_t> slots;
+  for (std::uint32_t i = 0; i < bits.size(); ++i) {
+    for (std::uint32_t bit = 0; bit < 8; ++bit) {
+      if ((bits[i] & (std::byte{1} << bit)) != std::byte{0}) slots.push_back(i * 8 + bit);
+    }
+  }
+  return slots;
+}
+
+void write_planned(Writer& out, const PlannedTensor& tensor) {
+  // 0: in full; otherwise slot + 1, so that a cached tensor of a small model takes one byte.
+  out.varint(tensor.slot ? std::uint64_t{*tensor.slot} + 1 : 0);
+  if (tensor.slot) {
+    out.varint(tensor.ordinal);
+    return;
+  }
+  write_request(out, tensor.request);
+  write_sizes(out, tensor.first_dims);
+}
+
+PlannedTensor read_planned(Reader& in) {
+  PlannedTensor tensor;
+  const std::uint64_t slot = in.varint("slot", kMaxSlots);
+  if (slot > 0) {
+    tensor.slot = static_cast<std::uint32_t>(slot - 1);
+    tensor.ordinal = in.varint("ordinal", kAnyNumber);
+    return tensor;
+  }
+  tensor.request = read_request(in);
+  tensor.first_dims = read_sizes(in, "first dims", kMaxRanks);
+  return tensor;
+}
+
+void write_error(Writer& out, const ErrorEntry& error) {
+  out.varint(static_cast<std::uint64_t>(error.process_set));
+  out.text(error.name);
+  out.u8(static_cast<std::uint8_t>(error.code));
+  out.text(std::string_view(error.message).substr(0, kMaxTextBytes));
+  out.zigzag(error.rank);
+  out.varint(error.missing.size());
+  for (const int rank : error.missing) out.varint(static_cast<std::uint64_t>(rank));
+}
+
+int read_rank_or_none(Reader& in) {
+  const std::int64_t rank = in.zigzag("rank");
+  if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt)) in.fail("rank", "out of range, got " + std::to_string(rank));
+  return static_cast<int>(rank);
+}
+
+ErrorEntry read_error(Reader& in) {
+  ErrorEntry error;
+  error.process_set = read_int(in, "process set");
+  error.name = in.text("name", kMaxNameBytes);
+  error.code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  error.message = in.text("message", kMaxTextBytes);
+  error.rank = read_rank_or_none(in);
+  error.missing.resize(in.count("missing ranks", kMaxRanks));
+  for (auto& rank : error.missing) rank = read_int(in, "missing rank");
+  return error;
+}
+
+Report read_report(Reader& in) {
+  Report report;
+  report.last_applied = in.varint("last applied plan", kAnyNumber);
+  report.shutdown = read_bool(in, "shutdown");
+  report.cached = read_bits(in);
+  report.cached_unnamed.resize(in.count("cached unnamed", kMaxTensors));
+  for (auto& hit : report.cached_unnamed) {
+    hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots));
+    hit.ordinal = in.varint("ordinal", kAnyNumber);
+  }
+  const std::size_t requests = in.count("requests", kMaxTensors);
+  for (std::size_t i = 0; i < requests; ++i) report.requests.push_back(read_request(in));
+  return report;
+}
+
+Plan read_plan(Reader& in) {
+  Plan plan;
+  plan.sequence = in.varint("sequence", kAnyNumber);
+  plan.shutdown = read_bool(in, "shutdown");
+  const std::size_t batches = in.count("batches", kMaxTensors);
+  for (std::size_t i = 0; i < batches; ++i) {
+    Batch batch;
+    const std::size_t tensors = in.count("tensors", kMaxTensors);
+    for (std::size_t j = 0; j < tensors; ++j) batch.tensors.push_back(read_planned(in));
+    plan.batches.push_back(std::move(batch));
+  }
+  const std::size_t errors = in.count("errors", kMaxTensors);
+  for (std::size_t i = 0; i < errors; ++i) plan.errors.push_back(read_error(in));
+  return plan;
+}
+
+Abort read_abort(Reader& in) {
+  Abort abort;
+  abort.origin = read_int(in, "origin");
+  abort.cause.code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  abort.cause.message = in.text("message", kMaxTextBytes);
+  abort.cause.rank = read_rank_or_none(in);
+  return abort;
+}
+
+AnyMessage read_body(Reader& in, std::uint8_t kind) {
+  switch (static_cast<MessageKind>(kind)) {
+    case MessageKind::kReport: return read_report(in);
+    case MessageKind::kPlan: return read_plan(in);
+    case MessageKind::kAbort: return read_abort(in);
+    case MessageKind::kPing: return Ping{};
+    case MessageKind::kPong: return Pong{};
+  }
+  in.fail("message kind", "unknown, got " + std::to_string(kind));
+}
+
+}  // namespace
+
+std::string unnamed_name(OpKind kind, std::uint64_t ordinal) {
+  return std::string(to_string(kind)) + ".unnamed." + std::to_string(ordinal);
+}
+
+std::int64_t Request::elements() const noexcept {
+  std::int64_t elements = 1;
+  for (const auto size : shape) elements *= size;
+  return elements;
+}
+
+std::string Request::group_key() const {
+  if (!unnamed) return group;
+  return unnamed_name(kind, ordinal - static_cast<std::uint64_t>(group_index));
+}
+
+Bytes encode(const Report& report) {
+  Writer out = start(MessageKind::kReport);
+  out.varint(report.last_applied);
+  out.u8(report.shutdown ? 1 : 0);
+  write_bits(out, report.cached);
+  out.varint(report.cached_unnamed.size());
+  for (const auto& hit : report.cached_unnamed) {
+    out.varint(hit.slot);
+    out.varint(hit.ordinal);
+  }
+  out.varint(report.requests.size());
+  for (const auto& request : report.requests) write_request(out, request);
+  return std::move(out).take();
+}
+
+Bytes encode(const Plan& plan) {
+  Writer out = start(MessageKind::kPlan);
+  out.varint(plan.sequence);
+  out.u8(plan.shutdown ? 1 : 0);
+  out.varint(plan.batches.size());
+  for (const auto& batch : plan.batches) {
+    out.varint(batch.tensors.size());
+    for (const auto& tensor : batch.tensors) write_planned(out, tensor);
+  }
+  out.varint(plan.errors.size());
+  for (const auto& error : plan.errors) write_error(out, error);
+  return std::move(out).take();
+}
+
+Bytes encode(const Abort& abort) {
+  Writer out = start(MessageKind::kAbort);
+  out.varint(static_cast<std::uint64_t>(abort.origin));
+  out.u8(static_cast<std::uint8_t>(abort.cause.code));
+  out.text(std::string_view(abort.cause.message).substr(0, kMaxTextBytes));
+  out.zigzag(abort.cause.rank);
+  return std::move(out).take();
+}
+
+Bytes encode(const Ping&) { return std::move(start(MessageKind::kPing)).take(); }
+Bytes encode(const Pong&) { return std::move(start(MessageKind::kPong)).take(); }
+
+AnyMessage decode(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  if (const auto magic = in.u8("magic"); magic != kMagic) {
+    in.fail("magic", "expected " + std::to_string(kMagic) + ", got " + std::to_string(magic));
+  }
+  if (const auto version = in.u8("version"); version != kVersion) {
+    in.fail("version", "this rank speaks version " + std::to_string(kVersion) + ", got " + std::to_string(version) +
+                           "; run the same hvd on every rank");
+  }
+  const std::uint8_t kind = in.u8("message kind");
+  AnyMessage message = read_body(in, kind);
+  in.expect_end();
+  return message;
+}
+
+}  // namespace hvd::wire

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "hvd/status.h"
+#include "hvd/types.h"
+#include "wire/codec.h"
+
+/// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin the bytes.
+namespace hvd::wire {
+
+inline constexpr std::uint8_t kMagic = 0x68;  // 'h'
+inline constexpr std::uint8_t kVersion = 1;
+
+// Limits a decoder enforces, so that a corrupt message is an error and not an allocation.
+inline constexpr std::size_t kMaxNameBytes = 4096;
+inline constexpr std::size_t kMaxTextBytes = 1 << 16;
+inline constexpr std::size_t kMaxDims = 64;
+inline constexpr std::size_t kMaxRanks = 1 << 20;
+inline constexpr std::size_t kMaxTensors = 1 << 20;
+inline constexpr std::size_t kMaxSlots = 1 << 20;
+
+enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5 };  // append only
+
+/// What one rank wants done: everything that ranks have to agree on.
+struct Request {
+  /// Unnamed operations are matched by `ordinal`, their position among the unnamed ones of this set and kind;
+  /// the name is then derived and not sent.
+  std::string name = {};
+  bool unnamed = false;
+  std::uint64_t ordinal = 0;
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  DataType dtype = DataType::kFloat32;
+  DeviceType device = DeviceType::kCpu;
+  int process_set = 0;
+  int root = 0;  ///< world rank
+  double prescale = 1.0;
+  double postscale = 1.0;
+  /// Group members become ready together. group_size 0: no group. An unnamed group is known by its first ordinal.
+  std::string group = {};
+  int group_size = 0;
+  int group_index = 0;
+  std::vector<std::int64_t> shape = {};
+  std::vector<std::int64_t> splits = {};  ///< alltoall: rows for each member
+
+  friend bool operator==(const Request&, const Request&) = default;
+
+  std::int64_t elements() const noexcept;
+  /// Identifies the group within the process set; meaningful when group_size > 0.
+  std::string group_key() const;
+};
+
+/// The derived name of an unnamed operation, as errors show it.
+std::string unnamed_name(OpKind, std::uint64_t ordinal);
+
+struct UnnamedHit {
+  std::uint32_t slot = 0;
+  std::uint64_t ordinal = 0;
+  friend bool operator==(const UnnamedHit&, const UnnamedHit&) = default;
+};
+
+/// Rank to coordinator: what became ready here since the last report.
+struct Report {
+  /// Sequence of the last plan applied here. Slots mean what they held then.
+  std::uint64_t last_applied = 0;
+  bool shutdown = false;
+  std::vector<std::uint32_t> cached = {};  ///< slots, ascending; one bit each on the wire
+  std::vector<UnnamedHit> cached_unnamed = {};
+  std::vector<Request> requests = {};
+  friend bool operator==(const Report&, const Report&) = default;
+};
+
+/// One tensor of a batch: a cache slot (with the ordinal when the slot holds an unnamed one), or the request in full.
+struct PlannedTensor {
+  std::optional<std::uint32_t> slot = {};
+  std::uint64_t ordinal = 0;
+  Request request = {};                       ///< without a slot: as the set's first member asked
+  std::vector<std::int64_t> first_dims = {};  ///< without a slot, allgather: per member
+  friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
+};
+
+/// Tensors that go through the backend in one call.
+struct Batch {
+  std::vector<PlannedTensor> tensors = {};
+  friend bool operator==(const Batch&, const Batch&) = default;
+};
+
+/// An operation that ends without running. Ranks in `missing` had not submitted it: their next submission of that name fails the same way.
+struct ErrorEntry {
+  int process_set = 0;
+  std::string name = {};
+  StatusCode code = StatusCode::kMismatch;
+  std::string message = {};
+  int rank = -1;
+  std::vector<int> missing = {};
+  friend bool operator==(const ErrorEntry&, const ErrorEntry&) = default;
+};
+
+/// Coordinator to all: what happens next, in order. Every rank applies exactly this.
+struct Plan {
+  std::uint64_t sequence = 0;
+  bool shutdown = false;
+  std::vector<Batch> batches = {};
+  std::vector<ErrorEntry> errors = {};
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+/// Something irreparable happened at `origin`; the job's first cause.
+struct Abort {
+  int origin = 0;
+  Status cause = {};
+};
+
+/// "Are you there?"; answered by a Pong.
+struct Ping {};
+struct Pong {};
+
+using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong>;
+
+Bytes encode(const Report&);
+Bytes encode(const Plan&);
+Bytes encode(const Abort&);
+Bytes encode(const Ping&);
+Bytes encode(const Pong&);
+/// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the message's size.
+AnyMessage decode(std::span<const std::byte>);
+
+}  // namespace hvd::wire
