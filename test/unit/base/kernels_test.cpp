@@ -1,0 +1,323 @@
+#include "base/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/half.h"
+#include "base/kernels_loop.h"
+#include "hvd/error.h"
+#include "support/reference.h"
+
+namespace hvd {
+namespace {
+
+using kernels::InstructionSet;
+using testing::Bytes;
+using testing::first_difference;
+using testing::make_input;
+using testing::reference_reduce;
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+constexpr std::int64_t kCounts[] = {0, 1, 7, 1023, 65539};
+constexpr std::byte kGuard{0xa5};
+
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> sets = {InstructionSet::kBaseline};
+  if (kernels::best_instruction_set() != InstructionSet::kBaseline) {
+    sets.push_back(kernels::best_instruction_set());
+  }
+  return sets;
+}
+
+// Memory at a chosen misalignment, with a guard on either side.
+class Buffer {
+ public:
+  Buffer(const Bytes& content, std::size_t shift) : size_(content.size()), shift_(shift), memory_(content.size() + 64 + 17, kGuard) {
+    std::copy(content.begin(), content.end(), data());
+  }
+  std::byte* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 + shift_;
+  }
+  bool guard_intact() { return data()[size_] == kGuard && (shift_ == 0 || data()[-1] == kGuard); }
+
+ private:
+  std::size_t size_;
+  std::size_t shift_;
+  Bytes memory_;
+};
+
+struct Reduction {
+  DataType dtype;
+  ReduceOp op;
+  int sources;
+  std::int64_t count;
+  ReduceScale scale;
+  int in_place;  ///< the source that is the destination, or -1
+  bool unaligned;
+};
+
+std::string describe(const Reduction& r) {
+  return std::string(to_string(r.op)) + " of " + std::string(to_string(r.dtype)) + ", sources " + std::to_string(r.sources) +
+         ", count " + std::to_string(r.count) + ", in place " + std::to_string(r.in_place) +
+         (r.unaligned ? ", unaligned" : "") + ", scale " + std::to_string(r.scale.prescale) + " " +
+         std::to_string(r.scale.postscale) + " / " + std::to_string(r.scale.divisor);
+}
+
+void expect_reduction(InstructionSet instructions, const Reduction& r, const std::vector<Bytes>& inputs, const Bytes& expected) {
+  std::vector<Buffer> buffers;
+  std::vector<const std::byte*> sources;
+  buffers.reserve(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    buffers.emplace_back(inputs[i], r.unaligned ? 1 + 2 * i : 0);
+    sources.push_back(buffers.back().data());
+  }
+  Buffer separate(Bytes(expected.size(), kGuard), r.unaligned ? 3 : 0);
+  Buffer& destination = r.in_place >= 0 ? buffers[static_cast<std::size_t>(r.in_place)] : separate;
+  if (r.count > 0) {
+    kernels::reduce_with(instructions, {sources, destination.data(), r.count, r.dtype, r.op, r.scale});
+  }
+  ASSERT_EQ(first_difference(destination.data(), expected, r.dtype), -1) << describe(r);
+  ASSERT_TRUE(destination.guard_intact()) << describe(r);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (static_cast<int>(i) != r.in_place) {
+      ASSERT_EQ(first_difference(buffers[i].data(), inputs[i], r.dtype), -1) << "source " << i << " changed: " << describe(r);
+    }
+  }
+}
+
+class KernelsTest : public ::testing::TestWithParam<std::tuple<DataType, ReduceOp>> {};
+
+TEST_P(KernelsTest, EqualTheReference) {
+  const auto [dtype, op] = GetParam();
+  for (const ReduceScale& scale :
+       {ReduceScale{}, ReduceScale{1.0, 1.0, 3}, ReduceScale{0.75, 1.0, 1}, ReduceScale{1.25, 0.3, 7}}) {
+    if (!scale.identity() && (dtype == DataType::kBool || (scale.divisor != 1 && op != ReduceOp::kSum))) {
+      continue;
+    }
+    for (const std::int64_t count : kCounts) {
+      std::vector<Bytes> inputs;
+      for (int sources = 1; sources <= 5; ++sources) {
+        inputs.push_back(make_input(count, dtype, op, sources, 17));
+        const Bytes expected = reference_reduce(inputs, dtype, op, scale);
+        for (int in_place = -1; in_place < sources; ++in_place) {
+          for (const InstructionSet instructions : instruction_sets()) {
+            expect_reduction(instructions, {dtype, op, sources, count, scale, in_place, in_place % 2 != 0}, inputs, expected);
+            if (HasFatalFailure()) {
+              return;
+            }
+          }
+        }
+        expect_reduction(kernels::best_instruction_set(), {dtype, op, sources, count, scale, -1, false}, inputs, expected);
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, AResultDoesNotDependOnWhereATensorWasCut) {
+  const auto [dtype, op] = GetParam();
+  constexpr std::int64_t kCount = 2500;
+  const ReduceScale scale = dtype == DataType::kBool ? ReduceScale{} : ReduceScale{0.5, 1.5, 1};
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < 3; ++rank) {
+    inputs.push_back(make_input(kCount, dtype, op, rank, 5));
+  }
+  const Bytes expected = reference_reduce(inputs, dtype, op, scale);
+  Bytes actual(expected.size());
+  std::int64_t begin = 0;
+  for (std::int64_t length = 1; begin < kCount; length += 13) {
+    const std::int64_t piece = std::min(length, kCount - begin);
+    const auto offset = static_cast<std::size_t>(begin) * size_of(dtype);
+    const std::byte* const sources[] = {&inputs[0][offset], &inputs[1][offset], &inputs[2][offset]};
+    reduce(sources, &actual[offset], piece, dtype, op, scale);
+    begin += piece;
+  }
+  EXPECT_EQ(first_difference(actual.data(), expected, dtype), -1);
+}
+
+TEST_P(KernelsTest, TheIdentityChangesNothing) {
+  const auto [dtype, op] = GetParam();
+  constexpr std::int64_t kCount = 300;
+  const Bytes input = make_input(kCount, dtype, op, 1, 3);
+  Bytes identity(input.size());
+  fill_identity(identity.data(), kCount, dtype, op);
+  for (const bool identity_first : {true, false}) {
+    const std::byte* const sources[] = {identity_first ? identity.data() : input.data(),
+                                        identity_first ? input.data() : identity.data()};
+    Bytes output(input.size());
+    reduce(sources, output.data(), kCount, dtype, op, {});
+    EXPECT_EQ(first_difference(output.data(), input, dtype), -1) << identity_first;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    AllTypes, KernelsTest,
+    ::testing::Combine(::testing::Values(DataType::kUInt8, DataType::kInt8, DataType::kInt16, DataType::kInt32, DataType::kInt64,
+                                         DataType::kBool, DataType::kFloat16, DataType::kBFloat16, DataType::kFloat32,
+                                         DataType::kFloat64),
+                       ::testing::ValuesIn(kOps)),
+    [](const auto& test) {
+      return std::string(to_string(std::get<0>(test.param))) + "_" + std::string(to_string(std::get<1>(test.param)));
+    });
+
+template <class T>
+T reduce_values(std::initializer_list<T> values, DataType dtype, ReduceOp op, const ReduceScale& scale = {}) {
+  std::vector<const std::byte*> sources;
+  for (const T& value : values) {
+    sources.push_back(reinterpret_cast<const std::byte*>(&value));
+  }
+  T result{};
+  reduce(sources, reinterpret_cast<std::byte*>(&result), 1, dtype, op, scale);
+  return result;
+}
+
+constexpr ReduceScale divide_by(std::int64_t divisor) { return {1.0, 1.0, divisor}; }
+
+TEST(Kernels, NarrowIntegersAverageWithoutOverflowAndSumWithWrapping) {
+  const std::int8_t hundred = 100;
+  EXPECT_EQ(reduce_values({hundred, hundred}, DataType::kInt8, ReduceOp::kSum, divide_by(2)), 100);
+  EXPECT_EQ(reduce_values({hundred, hundred}, DataType::kInt8, ReduceOp::kSum), -56);
+  const std::uint8_t high = 250;
+  EXPECT_EQ(reduce_values({high, high, high}, DataType::kUInt8, ReduceOp::kSum, divide_by(3)), 250);
+}
+
+TEST(Kernels, IntegerAveragesTruncateTowardZeroExactly) {
+  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, divide_by(2)), -3);
+  EXPECT_EQ(reduce_values<std::int32_t>({3, 4}, DataType::kInt32, ReduceOp::kSum, divide_by(2)), 3);
+  const std::int64_t above_2_53 = (std::int64_t{1} << 60) + 1;
+  EXPECT_EQ(reduce_values({above_2_53, above_2_53, above_2_53}, DataType::kInt64, ReduceOp::kSum, divide_by(3)), above_2_53);
+  const std::int64_t highest = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(reduce_values({highest, highest}, DataType::kInt64, ReduceOp::kSum, divide_by(2)), highest);
+}
+
+TEST(Kernels, FactorsOnIntegersTruncateAndStayInRange) {
+  EXPECT_EQ(reduce_values<std::int32_t>({3, 4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}), 3);
+  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}), -3);
+  // Each half is kept until the end: 1.5 + 2.5 = 4.
+  EXPECT_EQ(reduce_values<std::int32_t>({3, 5}, DataType::kInt32, ReduceOp::kSum, {0.5, 1.0, 1}), 4);
+  EXPECT_EQ(reduce_values<std::int8_t>({100, 100}, DataType::kInt8, ReduceOp::kSum, {2.0, 1.0, 1}), 127);
+  EXPECT_EQ(reduce_values<std::uint8_t>({100, 100}, DataType::kUInt8, ReduceOp::kSum, {-1.0, 1.0, 1}), 0);
+  EXPECT_EQ(reduce_values<std::int64_t>({1, 1}, DataType::kInt64, ReduceOp::kSum, {1.0, 1e30, 1}),
+            std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(reduce_values<std::int64_t>({1, 1}, DataType::kInt64, ReduceOp::kSum, {1.0, std::nan(""), 1}), 0);
+}
+
+TEST(Kernels, HalvesAreAccumulatedInFloatAndRoundedOnce) {
+  // 2048 + 1 is 2048 in fp16; 2048 + 1 + 1 is 2050 when it is not rounded in between.
+  const std::uint16_t large = float_to_half(2048.0f);
+  const std::uint16_t one = float_to_half(1.0f);
+  EXPECT_EQ(reduce_values({large, one, one}, DataType::kFloat16, ReduceOp::kSum), float_to_half(2050.0f));
+  // The sum overflows fp16, its average does not.
+  const std::uint16_t high = float_to_half(60000.0f);
+  EXPECT_EQ(reduce_values({high, high}, DataType::kFloat16, ReduceOp::kSum, divide_by(2)), high);
+}
+
+TEST(Kernels, FloatsAreAddedInSourceOrder) {
+  EXPECT_EQ(reduce_values({1e8f, 1.0f, -1e8f}, DataType::kFloat32, ReduceOp::kSum), 0.0f);
+  EXPECT_EQ(reduce_values({1e8f, -1e8f, 1.0f}, DataType::kFloat32, ReduceOp::kSum), 1.0f);
+}
+
+TEST(Kernels, BoolsAreLogicalAndBecomeZeroOrOne) {
+  const std::uint8_t no = 0;
+  const std::uint8_t two = 2;
+  const std::uint8_t four = 4;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+    EXPECT_EQ(reduce_values({no, two}, DataType::kBool, op), 1);
+    EXPECT_EQ(reduce_values({no, no}, DataType::kBool, op), 0);
+    EXPECT_EQ(reduce_values({four}, DataType::kBool, op), 1);
+  }
+  for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin}) {
+    EXPECT_EQ(reduce_values({two, four}, DataType::kBool, op), 1);  // a bitwise and would be 0
+    EXPECT_EQ(reduce_values({two, no}, DataType::kBool, op), 0);
+  }
+}
+
+// Runs every position of a 19-element vector through the vector body and the tail.
+template <class T>
+std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std::vector<T>>& arrays, DataType dtype, ReduceOp op) {
+  std::vector<const std::byte*> sources;
+  for (const auto& array : arrays) {
+    sources.push_back(reinterpret_cast<const std::byte*>(array.data()));
+  }
+  std::vector<T> result(arrays[0].size());
+  kernels::reduce_with(instructions, {sources, reinterpret_cast<std::byte*>(result.data()),
+                                      static_cast<std::int64_t>(result.size()), dtype, op, {}});
+  return result;
+}
+
+TEST(Kernels, ANanAnywhereWinsInEveryOperation) {
+  constexpr std::size_t kCount = 19;
+  const auto nan = std::numeric_limits<float>::quiet_NaN();
+  for (const InstructionSet instructions : instruction_sets()) {
+    for (const ReduceOp op : kOps) {
+      for (std::size_t where = 0; where < 3; ++where) {
+        std::vector<std::vector<float>> arrays(3, std::vector<float>(kCount, 2.0f));
+        arrays[where].assign(kCount, nan);
+        for (const float value : reduce_arrays(instructions, arrays, DataType::kFloat32, op)) {
+          EXPECT_TRUE(std::isnan(value)) << to_string(op) << " float32, source " << where;
+        }
+        std::vector<std::vector<std::uint16_t>> halves(3, std::vector<std::uint16_t>(kCount, float_to_half(2.0f)));
+        halves[where].assign(kCount, float_to_half(nan));
+        for (const std::uint16_t value : reduce_arrays(instructions, halves, DataType::kFloat16, op)) {
+          EXPECT_TRUE(std::isnan(half_to_float(value))) << to_string(op) << " float16, source " << where;
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernels, OfEqualZerosMinAndMaxKeepTheFirst) {
+  for (const InstructionSet instructions : instruction_sets()) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      for (const float first : {0.0f, -0.0f}) {
+        const std::vector<std::vector<float>> arrays = {std::vector<float>(19, first), std::vector<float>(19, -first)};
+        for (const float value : reduce_arrays(instructions, arrays, DataType::kFloat32, op)) {
+          EXPECT_EQ(std::signbit(value), std::signbit(first));
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
+  std::vector<std::uint16_t> all(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::uint16_t>(i);
+  }
+  const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);  // x + -0 is x, for every x
+  for (const InstructionSet instructions : instruction_sets()) {
+    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros}, DataType::kFloat16, ReduceOp::kSum);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(sums[i], float_to_half(half_to_float(all[i]))) << i;
+    }
+  }
+}
+
+TEST(Kernels, OneSourceIsCopiedBitByBit) {
+  const std::uint16_t signalling = 0x7d01;
+  EXPECT_EQ(reduce_values({signalling}, DataType::kFloat16, ReduceOp::kSum), signalling);
+}
+
+TEST(Kernels, RefusesWhatItCannotDo) {
+  const float value = 1;
+  float result = 0;
+  const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};
+  auto* const destination = reinterpret_cast<std::byte*>(&result);
+  EXPECT_THROW(reduce({}, destination, 1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
+  EXPECT_THROW(reduce(source, destination, -1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAverage, {}), Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAdasum, {}), Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kSum, divide_by(0)), Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kBool, ReduceOp::kSum, divide_by(2)), Error);
+  EXPECT_THROW(reduce(source, destination, 1, static_cast<DataType>(77), ReduceOp::kSum, {}), Error);
+  EXPECT_EQ(result, 0);
+}
+
+}  // namespace
+}  // namespace hvd
