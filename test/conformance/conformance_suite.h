@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/backend.h"
+#include "support/reference.h"
+
+/// One suite for every backend: each kind of collective x dtype x op x count, in place and not, aligned and not, ragged, scaled; inputs
+/// differ by rank and results must equal the serial reference bit for bit.
+///
+/// How to run a backend through it. The ranks run SPMD: each makes the same calls in the same order.
+///
+///     class MpiHarness final : public hvd::conformance::Harness { ... };      // opens a channel over all ranks
+///     TEST_P(MpiConformance, Kind) {
+///       run_cases(harness, cases_of(GetParam(), harness.size()));             // GetParam() is one of kKinds
+///     }
+///     TEST(MpiConformance, BackToBack) { run_back_to_back(harness, mixed_cases(harness.size())); }
+///
+/// Link hvd_conformance. Checks are EXPECT_s, so that a wrong result on one rank does not leave the others alone in the next collective; what
+/// a Work throws is not caught. One thread can step all ranks by using Run directly; local_conformance_test.cpp does both.
+namespace hvd::conformance {
+
+using testing::Bytes;
+
+/// How a total is shared out among blocks, for the kinds that take counts.
+enum class Blocks { kEqual, kRagged };
+
+struct Case {
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  DataType dtype = DataType::kFloat32;
+  /// Allreduce, broadcast: elements. Reducescatter: elements of all blocks together. Allgather, alltoall: of one block (of the largest,
+  /// when ragged).
+  std::int64_t count = 0;
+  Blocks blocks = Blocks::kEqual;  ///< kRagged: unequal ones, some of them empty
+  ReduceScale scale = {};
+  int root = 0;
+  bool in_place = false;   ///< allreduce, and broadcast at the root
+  bool unaligned = false;  ///< each rank's memory starts at another odd address
+};
+
+std::string describe(const Case&);
+
+inline constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter,
+                                    OpKind::kAlltoall};
+
+/// Every case of one kind for this number of ranks.
+std::vector<Case> cases_of(OpKind, int size);
+/// A short sequence in which kinds and sizes alternate, large after small.
+std::vector<Case> mixed_cases(int size);
+
+/// What the suite needs to know of a rank. Used by that rank's thread only.
+class Harness {
+ public:
+  virtual ~Harness() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual Channel& channel() = 0;
+  /// Calls progress() until it is true, sleeping in between as it likes. Must give up in bounded time.
+  virtual void run(Work&) = 0;
+};
+
+/// One rank's part of one case: its memory, arguments and expected result. Used by one thread at a time.
+class Run {
+ public:
+  /// Ranks give the same `seed`; different cases should not.
+  Run(const Case&, int rank, int size, std::uint64_t seed);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  /// This object must outlive the Work.
+  std::unique_ptr<Work> launch(Channel&);
+  /// EXPECTs the right output, an unchanged input, and untouched memory around both. To be called once the Work is complete.
+  void check() const;
+
+ private:
+  /// A view into a larger piece of memory filled with a guard pattern.
+  struct View {
+    void allocate(const Bytes& content, std::size_t shift);
+    std::byte* data() { return memory.data() + begin; }
+    const std::byte* data() const { return memory.data() + begin; }
+    bool surroundings_intact() const;
+    Bytes memory;
+    std::size_t begin = 0;
+    std::size_t size = 0;
+  };
+
+  std::int64_t block(int from, int to) const;
+  Bytes input_of(int rank, int to) const;
+  void prepare_reduction();
+  void prepare_broadcast();
+  void prepare_blocks();
+  void place(const Bytes& input);
+
+  const Case case_;
+  const int rank_;
+  const int size_;
+  const std::uint64_t seed_;
+  std::vector<std::int64_t> counts_;
+  std::vector<std::int64_t> send_counts_;
+  Bytes original_input_;
+  Bytes expected_;
+  bool aliased_ = false;  ///< the input is the output's memory
+  View input_;
+  View output_;
+};
+
+/// Launches, runs and checks the cases one after the other, without a barrier in between.
+void run_cases(Harness&, const std::vector<Case>&);
+/// Prepares all first and checks all last, so that nothing but the collectives themselves separates them.
+void run_back_to_back(Harness&, const std::vector<Case>&);
+
+}  // namespace hvd::conformance
