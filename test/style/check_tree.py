@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Checks the source tree against docs/architecture.md: who may include what, and how long files and functions may be.
+
+Usage: check_tree.py ROOT [--longest N]    prints one line per violation; exits 1 when there is one.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+FOLDERS = ("core", "frameworks", "launcher", "examples", "test")
+CODE = {".h", ".cpp", ".cu", ".cuh"}
+TEXT = CODE | {".py", ".sh", ".cmake"}
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+
+# Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
+LIBRARIES = (
+    (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
+                                   "test/gpu/", "test/bench/", "test/fault/"), "LibTorch"),
+    (r"mpi(-ext)?\.h$", ("core/mpi/", "core/backend/mpi/", "test/"), "MPI"),
+    (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
+     ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/nccl_mock/"), "CUDA and NCCL"),
+    (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
+    (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
+)
+
+# Layers, by the longest matching prefix, and the layers each may include. "public" is core/include/hvd.
+LAYERS = {
+    "core/include/": "public",
+    "core/base/": "base",
+    "core/wire/": "wire",
+    "core/control/": "control",
+    "core/tcp/": "tcp",
+    "core/mpi/": "mpi",
+    "core/local/": "local",
+    "core/device/": "device",
+    "core/fusion/": "fusion",
+    "core/backend/": "backend",
+    "core/runtime/": "runtime",
+    "core/observe/": "observe",
+    "core/tune/": "tune",
+    "core/elastic/": "elastic",
+    "core/capi/": "capi",
+    "frameworks/torch/": "torch",
+    "launcher/": "launcher",
+    "examples/": "examples",
+}
+MAY_INCLUDE = {
+    "public": set(),
+    "base": {"public"},
+    "wire": {"base", "public"},
+    "control": {"wire", "base", "public"},
+    "tcp": {"control/control_plane.h", "base", "public"},
+    "mpi": {"control/control_plane.h", "base", "public"},
+    "local": {"control/control_plane.h", "base", "public"},
+    "device": {"base", "public"},
+    "fusion": {"device", "base", "public"},
+    "observe": {"base", "public"},
+    "tune": {"base", "public"},
+    "elastic": {"base", "public"},
+    "backend": {"control/control_plane.h", "base", "public"},
+    "runtime": {"control", "wire", "backend/registry.h", "fusion", "device", "observe", "tune", "elastic", "base", "public"},
+    "capi": {"public"},
+    "torch": {"public"},
+    "launcher": {"base", "public"},
+    "examples": {"public", "torch"},
+}
+# The folder of one library may also use what wraps that library, and one file knows every implementation.
+ALSO = {
+    "core/backend/mpi/": {"mpi"},
+    "core/backend/hierarchical/": {"mpi"},
+    "core/backend/nccl/": {"device"},
+    "core/runtime/builtin_backends.cpp": {"mpi", "local", "tcp", "backend"},
+}
+
+# The control logic gets time, threads and messages from outside, so that a simulation can own them.
+CONTROL_MUST_NOT_INCLUDE = {"thread", "mutex", "condition_variable", "atomic", "future", "semaphore", "iostream",
+                            "fstream", "unistd.h"}
+CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|random_device")
+
+# Optional parts are chosen at run time. Variants for an instruction set are not optional parts.
+OPTION_MACRO = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b.*\bHVD_(?:HAVE|WITH|BUILD)_(?!AVX|SSE|NEON|F16C)\w+", re.MULTILINE)
+CONDITIONAL = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b", re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+def blank(match):
+    return re.sub(r"[^\n]", " ", match.group(0))
+
+
+def without_comments(text):
+    """The text with comments blanked; line numbers stay."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, lambda m: m.group(0) if m.group(0)[0] == '"' else blank(m), text, flags=re.DOTALL)
+
+
+def without_literals(text):
+    """The code with literals and preprocessor lines blanked as well, for counting braces."""
+    text = re.sub(r'R"([^(\s]*)\(.*?\)\1"', blank, text, flags=re.DOTALL)
+    text = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.[^\']*|[^\'\\\n])\'', blank, text,
+                  flags=re.DOTALL)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.MULTILINE)
+
+
+def block_kind(header):
+    if re.search(r"\b(namespace|extern)\b[^()]*$", header):
+        return "scope"
+    if re.search(r"\)\s*:(?!:)[^;]*[\w>]\s*$", header) and not re.search(r"\)\s*$", header):
+        return "initializer"  # in a constructor's member list
+    if header.count("(") > header.count(")"):
+        return "other"  # a default argument
+    if "(" in header and not re.search(r"=\s*$", header):
+        return "function"
+    if re.search(r"\b(class|struct|enum|union)\b", header):
+        return "scope"
+    return "other"
+
+
+def functions(text):
+    """Yields (first line, lines, header) of each outermost function, found by its braces."""
+    code = without_literals(text)
+    stack = []  # (kind, header, line)
+    header = ""
+    line = 1
+    inside = 0  # depth of function bodies
+    for char in code:
+        if char == "\n":
+            line += 1
+        if char == "{":
+            kind = "other" if inside else block_kind(header)
+            stack.append((kind, header, line))
+            inside += kind == "function"
+            header = ""
+        elif char == "}":
+            if not stack:
+                return
+            kind, opened, first = stack.pop()
+            header = ""
+            if kind == "function":
+                inside -= 1
+                yield first, line - first + 1, " ".join(opened.split())[-70:]
+            elif kind == "initializer" or opened.count("(") > opened.count(")"):
+                header = opened  # the function's own brace is yet to come
+        elif char == ";":
+            header = ""
+        else:
+            header += char
+
+
+def layer_of(path):
+    matches = [prefix for prefix in LAYERS if path.startswith(prefix)]
+    return LAYERS[max(matches, key=len)] if matches else None
+
+
+def target_of(root, path, include):
+    """The path in the tree that a quoted or angled include means, or None when it is not ours."""
+    folder = str(pathlib.PurePosixPath(path).parent) + "/"
+    for base in (folder, "core/", "core/include/", "frameworks/torch/", "frameworks/torch/include/", ""):
+        if (root / (base + include)).is_file():
+            return base + include
+    return None
+
+
+def may_include(path, target):
+    layer, wanted = layer_of(path), layer_of(target)
+    if layer is None or wanted is None:
+        return True  # tests may look everywhere
+    if layer == wanted:
+        # One implementation must not lean on another: backend/mpi on backend/shm.
+        folder, target_folder = pathlib.PurePosixPath(path).parent, pathlib.PurePosixPath(target).parent
+        return layer != "backend" or folder == target_folder or str(target_folder) == "core/backend"
+    if layer in ("examples",) and wanted == "torch":
+        return target.startswith("frameworks/torch/include/")
+    allowed = set(MAY_INCLUDE[layer])
+    for prefix, more in ALSO.items():
+        if path.startswith(prefix):
+            allowed |= more
+    return wanted in allowed or any(target == "core/" + name for name in allowed)
+
+
+def check_includes(root, path, text):
+    for match in INCLUDE.finditer(without_comments(text)):
+        quoted, angled = match.groups()
+        include = quoted or angled
+        line = text.count("\n", 0, match.start(1 if quoted else 2)) + 1
+        for pattern, allowed, name in LIBRARIES:
+            if angled and re.match(pattern, angled) and not path.startswith(allowed):
+                yield f"{path}:{line}: includes <{angled}>; {name} belongs to {', '.join(allowed)}"
+        if path.startswith("core/control/") and include in CONTROL_MUST_NOT_INCLUDE:
+            yield f"{path}:{line}: includes <{include}>; the control logic has no thread, clock or file"
+        target = target_of(root, path, include) if quoted or include.startswith("hvd/") else None
+        if target and not may_include(path, target):
+            yield f"{path}:{line}: includes \"{include}\"; {layer_of(path)} must not depend on {layer_of(target)}"
+
+
+def check_file(root, path):
+    text = (root / path).read_text(encoding="utf-8")
+    lines = text.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield f"{path}:1: has {lines} lines, at most {MAX_FILE_LINES} are allowed"
+    if pathlib.PurePosixPath(path).suffix not in CODE:
+        return
+    yield from check_includes(root, path, text)
+    code = without_comments(text)
+    if path != "core/runtime/builtin_backends.cpp" and not path.startswith("test/"):
+        for match in OPTION_MACRO.finditer(code):
+            yield (f"{path}:{text.count(chr(10), 0, match.end()) + 1}: only core/runtime/builtin_backends.cpp may ask the "
+                   "preprocessor what was built")
+    if "include/hvd/" in path and CONDITIONAL.search(code):
+        yield f"{path}:1: a public header must not have #if: its layout would depend on an option"
+    if path.startswith("core/control/") and CONTROL_MUST_NOT_CALL.search(code):
+        yield f"{path}:1: the control logic gets time, randomness and settings as arguments"
+    for first, length, header in functions(text):
+        if length > MAX_FUNCTION_LINES:
+            yield f"{path}:{first}: a function of {length} lines, at most {MAX_FUNCTION_LINES} are allowed: {header}"
+
+
+def sources(root):
+    for folder in FOLDERS:
+        for file in sorted((root / folder).rglob("*")):
+            if file.is_file() and (file.suffix in TEXT or file.name == "CMakeLists.txt"):
+                yield file.relative_to(root).as_posix()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("root", type=pathlib.Path)
+    parser.add_argument("--longest", type=int, default=0, metavar="N", help="also list the N longest functions")
+    arguments = parser.parse_args()
+
+    paths = list(sources(arguments.root))
+    violations = [violation for path in paths for violation in check_file(arguments.root, path)]
+    print(*violations, sep="\n")
+    if arguments.longest:
+        found = [(length, path, first, header) for path in paths if pathlib.PurePosixPath(path).suffix in CODE
+                 for first, length, header in functions((arguments.root / path).read_text(encoding="utf-8"))]
+        for length, path, first, header in sorted(found, reverse=True)[:arguments.longest]:
+            print(f"{length:4} lines  {path}:{first}: {header}")
+    print(f"{len(paths)} files, {len(violations)} violations")
+    return 1 if violations or not paths else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Each rule of check_tree.py is broken once, in a tree of its own: a check that lets everything pass proves nothing."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check_tree
+
+
+def violations(files):
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
+        return [line for path in check_tree.sources(root) for line in check_tree.check_file(root, path)]
+
+
+class CheckTree(unittest.TestCase):
+    def assert_clean(self, files):
+        self.assertEqual(violations(files), [])
+
+    def assert_one(self, files, text):
+        found = violations(files)
+        self.assertEqual(len(found), 1, found)
+        self.assertIn(text, found[0])
+
+    def test_libraries_stay_in_their_folders(self):
+        for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/runtime/a.h", "ATen/ATen.h"),
+                              ("core/runtime/a.cpp", "mpi.h"), ("frameworks/torch/a.cpp", "mpi.h"),
+                              ("core/fusion/a.cpp", "cuda_runtime.h"), ("core/backend/mpi/a.cpp", "nccl.h"),
+                              ("core/base/other.cpp", "spdlog/spdlog.h"), ("core/base/a.cpp", "gtest/gtest.h")):
+            self.assert_one({path: f"#include <{include}>\n"}, f"{path}:1: includes <{include}>")
+        self.assert_clean({"frameworks/torch/a.cpp": "#include <torch/torch.h>\n",
+                           "core/mpi/a.cpp": "#include <mpi.h>\n",
+                           "core/base/log_spdlog.cpp": "#include <spdlog/spdlog.h>\n",
+                           "test/mpi/a.cpp": "#include <gtest/gtest.h>\n#include <mpi.h>\n"})
+
+    def test_dependencies_point_downward(self):
+        wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/runtime/engine.h": "",
+                "core/control/control_plane.h": "", "core/control/coordinator.h": "", "core/include/hvd/error.h": "",
+                "core/backend/mpi/lane.h": "", "core/backend/shm/ring.h": ""}
+        self.assert_one(wire | {"core/base/a.cpp": '#include "wire/codec.h"\n'}, "base must not depend on wire")
+        self.assert_one(wire | {"core/control/a.cpp": '#include "runtime/engine.h"\n'}, "control must not depend on runtime")
+        self.assert_one(wire | {"core/mpi/a.cpp": '#include "control/coordinator.h"\n'}, "mpi must not depend on control")
+        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
+        self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
+        self.assert_one(wire | {"core/runtime/a.cpp": '#include "backend/mpi/lane.h"\n'}, "runtime must not depend on backend")
+        self.assert_one(wire | {"frameworks/torch/a.cpp": '\n#include "runtime/engine.h"\n'}, "a.cpp:2")
+        self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
+        self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
+        self.assert_clean(wire | {"core/control/a.cpp": '#include "wire/codec.h"\n#include "hvd/error.h"\n',
+                                  "core/mpi/a.cpp": '#include "control/control_plane.h"\n',
+                                  "core/backend/mpi/a.cpp": '#include "mpi/comm.h"\n#include "backend/mpi/lane.h"\n',
+                                  "core/runtime/builtin_backends.cpp": '#include "backend/mpi/lane.h"\n',
+                                  "test/unit/a.cpp": '#include "runtime/engine.h"\n'})
+
+    def test_examples_use_the_installed_headers(self):
+        torch = {"frameworks/torch/include/hvd/torch.h": "", "frameworks/torch/hooks.h": ""}
+        self.assert_one(torch | {"examples/a.cpp": '#include "frameworks/torch/hooks.h"\n'}, "examples must not")
+        self.assert_clean(torch | {"examples/a.cpp": "#include <hvd/torch.h>\n"})
+
+    def test_a_comment_is_not_an_include(self):
+        self.assert_clean({"core/base/a.cpp": "// #include <mpi.h>\n/*\n#include <mpi.h>\n*/\n"})
+
+    def test_control_is_pure(self):
+        self.assert_one({"core/control/a.cpp": "#include <thread>\n"}, "no thread, clock or file")
+        self.assert_one({"core/control/a.cpp": "auto t = std::chrono::steady_clock::now();\n"}, "as arguments")
+        self.assert_one({"core/control/a.cpp": 'auto v = std::getenv("HVD_X");\n'}, "as arguments")
+
+    def test_the_preprocessor_chooses_in_one_file(self):
+        code = "#if HVD_HAVE_MPI\n#endif\n"
+        self.assert_one({"core/runtime/context.cpp": "\n" + code}, "context.cpp:2")
+        self.assert_one({"core/base/a.cpp": "#ifdef HVD_WITH_TORCH\n#endif\n"}, "preprocessor")
+        self.assert_clean({"core/runtime/builtin_backends.cpp": code,
+                           "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})
+        self.assert_one({"core/include/hvd/a.h": "#if defined(__linux__)\n#endif\n"}, "must not have #if")
+
+    def test_lengths(self):
+        statement = "  x = f({1, 2}, '}', \"{\");  // {\n"
+        for opening in ("int f() {\n", "A::A(int x) : a_{x}, b_(x) {\n", "auto f() const noexcept -> int {\n",
+                        "TEST(A, b) {\n", "class A {\n  void f(std::function<void()> g = {}) {\n"):
+            closing = "}\n}" if "class" in opening else "}\n"
+            self.assert_one({"core/base/a.cpp": opening + statement * 80 + closing}, "a function of 82 lines")
+            self.assert_clean({"core/base/a.cpp": opening + statement * 78 + closing})
+        self.assert_clean({"core/base/a.cpp": "namespace a {\nint f() {\n}\n" + "\n" * 90 + "int g() {\n}\n}\n"})
+        self.assert_clean({"core/base/a.h": "struct A {\n" + "  int x = 0;\n" * 100 + "};\n"})
+        self.assert_one({"core/base/a.cpp": "int x;\n" * 601}, "has 601 lines")
+
+
+if __name__ == "__main__":
+    unittest.main()
