@@ -1,0 +1,29 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace hvd::launcher {
+
+/// What hvdrun itself exits with; everything else is a rank's own code. docs/launching.md lists them for users.
+enum class ExitCode : int {
+  kUsage = 2,
+  kUnavailable = 69,  ///< not enough slots, or a host cannot be reached
+  kInternal = 70,
+  kTimeout = 124,
+  kCannotRun = 126,
+  kNotFound = 127,
+};
+
+/// Ends hvdrun with `exit_code()` after printing what(): what, expected, got, what to do.
+class LaunchError : public std::runtime_error {
+ public:
+  LaunchError(ExitCode code, const std::string& message)
+      : std::runtime_error(message), exit_code_(static_cast<int>(code)) {}
+  int exit_code() const noexcept { return exit_code_; }
+
+ private:
+  int exit_code_;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "console.h"
+#include "launch_plan.h"
+#include "mpirun_log.h"
+#include "options.h"
+#include "outcome.h"
+#include "process.h"
+#include "rank_output.h"
+#include "report_server.h"
+
+namespace hvd::launcher {
+
+/// One run of a program under mpirun, from start to the last message. Not thread-safe: one thread, one poll loop.
+///
+///   running --rank failed, signal, timeout, mpirun ended--> stopping --all ranks settled--> released --mpirun ended--> over
+///      \------------- every rank ended well, mpirun ended ---------------------------------------------------------->  over
+///
+/// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of failed ranks live until they
+/// are released, so that mpirun sees no failure, and stops nobody, before hvdrun has done so with the grace that it promises.
+class Job final : private RankObserver {
+ public:
+  /// @throws LaunchError.
+  Job(const Options& options, LaunchPlan plan);
+  /// The exit code for hvdrun. @throws LaunchError when mpirun cannot be started.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+
+  void on_hello(int rank, const Hello& hello) override;
+  void on_started(int rank, const Started& started) override;
+  void on_output(int rank, Stream stream, std::string_view bytes) override;
+  void on_ended(int rank, const Ended& ended) override;
+  void on_lost(int rank) override;
+
+  void block_signals();
+  void start_mpirun();
+  void wait_for_events();
+  int next_timeout_ms();
+  void on_timers();
+  void on_signals();
+  void on_user_signal(int signal);
+  void on_mpirun_output(UniqueFd& from);
+  void notice_mpirun_end();
+  void begin_stop(StopCause cause, int signal, double grace_s);
+  void order_stop(int rank);
+  void kill_now();
+  void release_if_settled();
+  bool stopping() const { return record_.cause != StopCause::kNone; }
+  bool over() const;
+  bool is_settled(int rank) const;
+  bool all_connected() const;
+  int size() const { return options_.np; }
+  RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
+  void say(const std::string& text);
+  void collect_outcome();
+  int finish();
+
+  const Options options_;
+  LaunchPlan plan_;
+  Console console_;
+  std::vector<std::unique_ptr<RankOutput>> outputs_;
+  std::vector<long long> clock_offset_ns_;  ///< hvdrun's clock minus the rank's
+  ReportServer server_;
+  JobRecord record_;
+  MpirunLog mpirun_log_;
+
+  sigset_t blocked_{};
+  UniqueFd signals_;
+  pid_t mpirun_ = -1;
+  std::optional<ExitStatus> mpirun_end_;
+  UniqueFd mpirun_stdout_, mpirun_stderr_;
+
+  int stop_signal_ = 0;
+  int stop_grace_ms_ = 0;
+  bool reader_gone_ = false;  ///< the user wants out while the console is stuck
+  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,55 @@
+#include "line_splitter.h"
+
+#include <utility>
+
+namespace hvd::launcher {
+
+std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
+  std::vector<std::string> segments;
+  std::size_t start = 0;
+  const auto finish = [&](std::size_t end) {
+    partial_ += bytes.substr(start, end - start);
+    segments.push_back(std::exchange(partial_, {}));
+    start = end;
+  };
+  // A '\r' at the very end of what came before: only now is it known whether a '\n' belongs to it.
+  if (!bytes.empty() && !partial_.empty() && partial_.back() == '\r' && bytes.front() != '\n') finish(0);
+  for (std::size_t i = bytes.find_first_of("\r\n"); i != std::string_view::npos; i = bytes.find_first_of("\r\n", i)) {
+    if (bytes[i] == '\r' && i + 1 == bytes.size()) break;
+    i += bytes[i] == '\r' && bytes[i + 1] == '\n' ? 2 : 1;
+    finish(i);
+  }
+  partial_ += bytes.substr(start);
+  if (partial_.size() > kMaxSegment) segments.push_back(std::exchange(partial_, {}));
+  return segments;
+}
+
+std::string LineSplitter::take_partial() { return std::exchange(partial_, {}); }
+
+void TailBuffer::feed(std::string_view bytes) {
+  for (const char c : bytes) {
+    if (c == '\n') {
+      restart_ = false;
+      push(std::exchange(current_, {}));
+    } else if (c == '\r') {
+      restart_ = true;
+    } else {
+      if (std::exchange(restart_, false)) current_.clear();
+      if (current_.size() < kMaxLine) current_ += c;
+    }
+  }
+}
+
+void TailBuffer::push(std::string line) {
+  if (limit_ == 0) return;
+  if (lines_.size() == limit_) lines_.erase(lines_.begin());
+  lines_.push_back(std::move(line));
+}
+
+std::vector<std::string> TailBuffer::lines() const {
+  TailBuffer copy = *this;
+  if (!copy.current_.empty()) copy.push(copy.current_);
+  return copy.lines_;
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,104 @@
+#include "mpirun_command.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <set>
+#include <string_view>
+
+#include "text.h"
+
+namespace hvd::launcher {
+namespace {
+
+constexpr std::array<std::string_view, 6> kForwardedPrefixes = {"HVD_", "HOROVOD_", "NCCL_", "OMP_", "MKL_", "UCX_"};
+constexpr std::array<std::string_view, 3> kForwardedNames = {"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH"};
+constexpr std::string_view kSingleCopy = "btl_vader_single_copy_mechanism";
+
+bool mentions(const std::vector<std::string>& words, std::initializer_list<std::string_view> options) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    return std::find(options.begin(), options.end(), word) != options.end();
+  });
+}
+
+void append(std::vector<std::string>& argv, std::initializer_list<std::string_view> words) {
+  for (const std::string_view word : words) argv.emplace_back(word);
+}
+
+bool sets_variable(const LaunchSpec& spec, std::string_view name) {
+  const std::string prefix = std::string(name) + "=";
+  return std::any_of(spec.environment.begin(), spec.environment.end(),
+                     [&](const std::string& variable) { return variable.starts_with(prefix); });
+}
+
+void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
+  if (!spec.hosts.empty()) {
+    append(argv, {"-H", format_hosts(spec.hosts)});
+  } else if (!spec.managed && !mentions(spec.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
+    // mpirun counts cores, and none for hyperthreads; more ranks than that is the user's choice on a machine of his own.
+    append(argv, {"--oversubscribe"});
+  }
+  if (!mentions(spec.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"})) {
+    append(argv, {"--map-by", "slot"});
+  }
+  // mpirun's default binds each of two ranks to one core, and with it all threads of that rank.
+  if (!mentions(spec.mpi_args, {"--bind-to", "-bind-to"})) append(argv, {"--bind-to", to_string(spec.bind)});
+}
+
+void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
+  // The supervisors stop the ranks; mpirun has nothing to wait for when it ends a job.
+  append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
+  // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than two copies here.
+  const bool user_chose = sets_variable(spec, "OMPI_MCA_" + std::string(kSingleCopy)) ||
+                          std::any_of(spec.mpi_args.begin(), spec.mpi_args.end(),
+                                      [](const std::string& word) { return word.find(kSingleCopy) != std::string::npos; });
+  if (!user_chose) append(argv, {"--mca", kSingleCopy, "none"});
+}
+
+std::set<std::string> exported_names(const LaunchSpec& spec) {
+  std::set<std::string> names(spec.exports.begin(), spec.exports.end());
+  if (spec.local_only) return names;
+  for (const std::string& variable : spec.environment) {
+    std::string name = variable.substr(0, variable.find('='));
+    if (is_forwarded(name)) names.insert(std::move(name));
+  }
+  for (const auto& [name, value] : spec.variables) names.insert(name);
+  return names;
+}
+
+}  // namespace
+
+bool is_forwarded(const std::string& name) {
+  if (std::find(kForwardedNames.begin(), kForwardedNames.end(), name) != kForwardedNames.end()) return true;
+  return std::any_of(kForwardedPrefixes.begin(), kForwardedPrefixes.end(),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+MpirunCommand build_mpirun_command(const LaunchSpec& spec) {
+  MpirunCommand command;
+  command.added_variables = spec.variables;
+  if (spec.as_root) {
+    command.added_variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    command.added_variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  auto& argv = command.argv;
+  append(argv, {spec.mpirun, "-np", std::to_string(spec.np)});
+  append_placement(spec, argv);
+  append_parameters(spec, argv);
+  for (const std::string& name : exported_names(spec)) append(argv, {"-x", name});
+  argv.insert(argv.end(), spec.mpi_args.begin(), spec.mpi_args.end());
+  append(argv, {spec.hvdrun, "--supervise", "--"});
+  argv.insert(argv.end(), spec.program.begin(), spec.program.end());
+  return command;
+}
+
+std::string format_command(const MpirunCommand& command) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : command.added_variables) {
+    if (!name.starts_with(kInternalPrefix)) words.push_back(name + "=" + shell_quote(value));
+  }
+  for (const std::string& word : command.argv) words.push_back(shell_quote(word));
+  return join(words, " ");
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace hvd::launcher {
+
+/// What mpirun itself prints. Its paragraphs about how ranks ended (they name pid 0, or the wrong rank) and about lost hosts (the
+/// same text for any reason) are held back, since hvdrun's own records usually say it better; everything else is passed on. Pure. Not thread-safe.
+///
+/// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1 more process has sent ...".
+class MpirunLog {
+ public:
+  /// Text to show now: whole lines and whole paragraphs.
+  std::string feed(std::string_view bytes);
+  /// Whatever is unfinished at the end.
+  std::string finish();
+
+  /// What was held back: to be shown when no record explains the end.
+  const std::string& held() const noexcept { return held_; }
+
+  struct Abort {
+    int rank = 0, code = 0;
+  };
+  /// A rank called MPI_Abort.
+  const std::optional<Abort>& abort() const noexcept { return abort_; }
+  /// The rank that mpirun says left without MPI_Finalize.
+  const std::optional<int>& improper_rank() const noexcept { return improper_rank_; }
+  bool lacks_slots() const noexcept { return lacks_slots_; }
+  /// A host could not be reached, or its daemon was lost.
+  bool lost_host() const noexcept { return lost_host_; }
+  bool lacks_executable() const noexcept { return lacks_executable_; }
+
+ private:
+  std::string take_line(const std::string& line);
+  std::string take_paragraph(const std::string& paragraph);
+
+  std::string partial_;
+  std::string paragraph_;
+  bool in_paragraph_ = false;
+  std::string held_;
+  std::optional<Abort> abort_;
+  std::optional<int> improper_rank_;
+  bool lacks_slots_ = false, lost_host_ = false, lacks_executable_ = false;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,104 @@
+#include "rank_output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "error.h"
+
+namespace hvd::launcher {
+namespace {
+
+constexpr Stream kStreams[] = {Stream::kStdout, Stream::kStderr};
+
+std::string padded(int rank, int size, char fill) {
+  const std::string text = std::to_string(rank);
+  const std::size_t width = std::to_string(size - 1).size();
+  return std::string(width > text.size() ? width - text.size() : 0, fill) + text;
+}
+
+UniqueFd create_file(const std::filesystem::path& path) {
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file) {
+    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + path.string() + ": " + std::strerror(errno));
+  }
+  return file;
+}
+
+void write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;  // a full disk must not end the training that writes to it
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+}  // namespace
+
+std::string rank_folder(int rank, int size) { return "rank." + padded(rank, size, '0'); }
+
+std::string rank_prefix(int rank, int size) {
+  std::string prefix = padded(rank, size, ' ');
+  prefix.insert(prefix.begin(), '[');
+  return prefix += "] ";
+}
+
+RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console)
+    : rank_(rank),
+      tag_(options.tag),
+      prefix_(options.tag ? rank_prefix(rank, size) : ""),
+      console_(console),
+      tail_(static_cast<std::size_t>(options.tail_lines)) {
+  if (!options.folder) return;
+  const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() + ": " + error.message());
+  }
+  channels_[0].file = create_file(folder / "stdout");
+  channels_[1].file = create_file(folder / "stderr");
+}
+
+void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
+  Channel& channel = channels_[static_cast<int>(stream)];
+  channel.last_fed = now;
+  if (channel.file) write_all(channel.file.get(), bytes);
+  if (stream == Stream::kStderr) tail_.feed(bytes);
+  for (const std::string& segment : channel.splitter.feed(bytes)) show(stream, segment);
+}
+
+std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
+  std::optional<TimePoint> next;
+  for (const Stream stream : kStreams) {
+    Channel& channel = channels_[static_cast<int>(stream)];
+    if (!shows_partial(stream) || !channel.splitter.has_partial()) continue;
+    const TimePoint due = channel.last_fed + kPartialDelay;
+    if (now >= due) {
+      show(stream, channel.splitter.take_partial());
+    } else if (!next || due < *next) {
+      next = due;
+    }
+  }
+  return next;
+}
+
+void RankOutput::finish() {
+  for (const Stream stream : kStreams) {
+    show(stream, channels_[static_cast<int>(stream)].splitter.take_partial());
+    channels_[static_cast<int>(stream)].file.reset();
+  }
+}
+
+void RankOutput::show(Stream stream, const std::string& segment) {
+  if (segment.empty()) return;
+  // A bar that starts with '\r' has no line of its own to return to yet.
+  const bool continued = console_.continues(stream, owner(stream));
+  if (tag_ && !continued && segment == "\r") return;
+  console_.write(stream, owner(stream), tag_ && !continued ? prefix_ + segment : segment);
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,316 @@
+#include "rank_supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+
+#include "error.h"
+#include "poller.h"
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kReadSize = 64 * 1024;
+/// Above this the program waits for hvdrun, as it would for a slow reader of its pipe.
+constexpr std::size_t kMaxOutgoing = 1 << 20;
+/// mpirun wants this rank gone. A program that called MPI_Abort is about to exit with its own code, which must not be hidden
+/// behind our SIGTERM; hvdrun, which knows why, usually sends its own order sooner.
+constexpr milliseconds kStopDelay{100};
+constexpr int kOrphanGraceMs = 500;
+/// How long output is awaited from processes that the program left behind and that hold its pipes.
+constexpr milliseconds kDrainTime{200};
+
+constexpr std::array kSupervised = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+bool send_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(sent));
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<Connection> introduce(UniqueFd fd, const Hello& hello, int timeout_ms) {
+  Connection connection;
+  std::string bytes;
+  append_frame(bytes, FrameType::kHello, encode(hello));
+  if (!send_all(fd.get(), bytes)) return std::nullopt;
+  const auto deadline = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
+  try {
+    while (true) {
+      if (const auto frame = connection.decoder.next()) {
+        if (frame->type != FrameType::kWelcome) return std::nullopt;
+        connection.welcome = decode_welcome(frame->payload);
+        connection.fd = std::move(fd);
+        set_nonblocking(connection.fd.get());
+        return connection;
+      }
+      const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+      pollfd readable{fd.get(), POLLIN, 0};
+      if (left <= 0) return std::nullopt;
+      if (::poll(&readable, 1, static_cast<int>(left)) <= 0) continue;
+      std::array<char, 4096> buffer;
+      const ssize_t count = ::recv(fd.get(), buffer.data(), buffer.size(), 0);
+      if (count <= 0) return std::nullopt;
+      connection.decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
+    }
+  } catch (const ProtocolError&) {
+    return std::nullopt;
+  }
+}
+
+sigset_t supervised_signals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : kSupervised) ::sigaddset(&signals, signal);
+  return signals;
+}
+
+RankSupervisor::RankSupervisor(Connection connection, bool use_terminal)
+    : connection_(std::move(connection)), use_terminal_(use_terminal) {}
+
+int RankSupervisor::run(const std::vector<std::string>& program, std::vector<std::string> environment) {
+  const sigset_t signals = supervised_signals();
+  signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  start(program, std::move(environment));
+  while (!done()) {
+    wait_for_events();
+    on_timers();
+    notice_end();
+    report_if_drained();
+  }
+  // What the program left running in its group would otherwise outlive the job. The program itself is a zombie until here, so
+  // the group's number cannot have passed to somebody else.
+  if (program_ > 0) ::kill(-program_, SIGKILL);
+  return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
+}
+
+UniqueFd RankSupervisor::open_stdout(UniqueFd& program_end) const {
+  if (use_terminal_) {
+    UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    std::array<char, 64> name{};
+    if (master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0 &&
+        ::ptsname_r(master.get(), name.data(), name.size()) == 0) {
+      program_end = UniqueFd(::open(name.data(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+      termios mode{};
+      if (program_end && ::tcgetattr(program_end.get(), &mode) == 0) {
+        ::cfmakeraw(&mode);
+        ::tcsetattr(program_end.get(), TCSANOW, &mode);
+        winsize size{};
+        size.ws_col = static_cast<unsigned short>(connection_.welcome.columns);
+        size.ws_row = static_cast<unsigned short>(connection_.welcome.rows);
+        ::ioctl(program_end.get(), TIOCSWINSZ, &size);
+        return master;
+      }
+    }
+  }
+  Pipe pipe = make_pipe();
+  program_end = std::move(pipe.write_end);
+  return std::move(pipe.read_end);
+}
+
+void RankSupervisor::start(const std::vector<std::string>& program, std::vector<std::string> environment) {
+  UniqueFd program_stdout;
+  stdout_ = open_stdout(program_stdout);
+  Pipe errors = make_pipe();
+  stderr_ = std::move(errors.read_end);
+  set_nonblocking(stdout_.get());
+  set_nonblocking(stderr_.get());
+
+  SpawnOptions options;
+  options.argv = program;
+  options.environment = std::move(environment);
+  options.stdout_fd = program_stdout.get();
+  options.stderr_fd = errors.write_end.get();
+  options.parent_death_signal = SIGKILL;
+  options.own_process_group = true;
+  const SpawnResult result = spawn(options);
+  if (result.error == 0) {
+    program_ = result.pid;
+    append_frame(outgoing_, FrameType::kStarted, encode(Started{.pid = program_}));
+    return;
+  }
+  const ExitCode code = result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun;
+  ended_ = Ended{.time_ns = realtime_ns(), .code = static_cast<int>(code), .start_error = result.error};
+  drain_until_ = Clock::now();
+}
+
+void RankSupervisor::wait_for_events() {
+  Poller poller;
+  poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
+  const bool may_read = outgoing_.size() < kMaxOutgoing;
+  if (connection_.fd) {
+    const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
+    poller.add(connection_.fd.get(), events, [this](short) { on_hvdrun_readable(); });
+  }
+  if (stdout_ && may_read) poller.add(stdout_.get(), POLLIN, [this](short) { relay(stdout_, FrameType::kStdout); });
+  if (stderr_ && may_read) poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
+  poller.wait(next_timeout_ms());
+  flush();
+}
+
+int RankSupervisor::next_timeout_ms() const {
+  int timeout = -1;
+  for (const auto& timer : {stop_at_, kill_at_, reported_ ? std::nullopt : drain_until_}) {
+    if (!timer) continue;
+    const auto left = std::chrono::ceil<milliseconds>(*timer - Clock::now()).count();
+    const int bounded = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+    timeout = timeout < 0 ? bounded : std::min(timeout, bounded);
+  }
+  return timeout;
+}
+
+void RankSupervisor::on_timers() {
+  const TimePoint now = Clock::now();
+  if (kill_at_ && now >= *kill_at_) {
+    kill_at_.reset();
+    signal_program(SIGKILL);
+  }
+  if (stop_at_ && now >= *stop_at_) {
+    stop_at_.reset();
+    stop(SIGTERM, kOrphanGraceMs);
+  }
+}
+
+void RankSupervisor::on_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      signal_program(signal);
+    } else if (signal != SIGCHLD && !stopped_ && !stop_at_) {
+      stop_at_ = Clock::now() + kStopDelay;
+    }
+  }
+}
+
+void RankSupervisor::on_hvdrun_readable() {
+  if (!connection_.fd) return;
+  std::array<char, 4096> buffer;
+  while (true) {
+    const ssize_t count = ::recv(connection_.fd.get(), buffer.data(), buffer.size(), 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (count <= 0) return on_hvdrun_gone();
+    try {
+      connection_.decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
+      while (const auto frame = connection_.decoder.next()) on_hvdrun_frame(*frame);
+    } catch (const ProtocolError&) {
+      return on_hvdrun_gone();
+    }
+  }
+}
+
+void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
+  if (frame.type == FrameType::kRelease) {
+    released_ = true;
+  } else if (frame.type == FrameType::kSignal) {
+    const SignalOrder order = decode_signal(frame.payload);
+    if (order.stop) {
+      stop(order.signal, order.kill_after_ms);
+    } else {
+      signal_program(order.signal);
+    }
+  }
+}
+
+void RankSupervisor::on_hvdrun_gone() {
+  connection_.fd.reset();
+  outgoing_.clear();
+  if (!ended_) stop(SIGTERM, kOrphanGraceMs);
+}
+
+bool RankSupervisor::relay(UniqueFd& from, FrameType type) {
+  if (!from) return false;
+  static std::array<char, kReadSize> buffer;
+  const ssize_t count = ::read(from.get(), buffer.data(), buffer.size());
+  if (count > 0) {
+    if (connection_.fd) append_frame(outgoing_, type, {buffer.data(), static_cast<std::size_t>(count)});
+    return true;
+  }
+  // A pseudo-terminal says EIO where a pipe says end of file.
+  if (count == 0 || (errno != EINTR && errno != EAGAIN)) from.reset();
+  return false;
+}
+
+void RankSupervisor::flush() {
+  if (!connection_.fd) return;
+  std::size_t sent = 0;
+  while (sent < outgoing_.size()) {
+    const ssize_t count =
+        ::send(connection_.fd.get(), outgoing_.data() + sent, outgoing_.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (count <= 0) return on_hvdrun_gone();
+    sent += static_cast<std::size_t>(count);
+  }
+  outgoing_.erase(0, sent);
+}
+
+void RankSupervisor::notice_end() {
+  if (ended_ || program_ < 0) return;
+  const auto status = peek_exit(program_);
+  if (!status) return;
+  ended_ = Ended{.time_ns = realtime_ns(),
+                 .pid = program_,
+                 .code = status->code,
+                 .signal = status->signal,
+                 .dumped_core = status->dumped_core,
+                 .stopped = stopped_};
+  kill_at_.reset();
+  stop_at_.reset();
+  drain_until_ = Clock::now() + kDrainTime;
+}
+
+void RankSupervisor::report_if_drained() {
+  if (reported_ || !ended_) return;
+  if (stdout_ || stderr_) {
+    // With a full outgoing queue the pipes were not read for want of room; that they are quiet must be seen by reading.
+    if (Clock::now() < *drain_until_ || outgoing_.size() >= kMaxOutgoing) return;
+    if (program_ > 0) ::kill(-program_, SIGKILL);
+    const bool read_stdout = relay(stdout_, FrameType::kStdout);
+    const bool read_stderr = relay(stderr_, FrameType::kStderr);
+    if (read_stdout || read_stderr) return;
+  }
+  reported_ = true;
+  if (!connection_.fd) return;
+  append_frame(outgoing_, FrameType::kEnded, encode(*ended_));
+  flush();
+}
+
+void RankSupervisor::stop(int signal, int kill_after_ms) {
+  stopped_ = true;
+  stop_at_.reset();
+  signal_program(signal);
+  if (kill_after_ms < 0) return;
+  const TimePoint kill_at = Clock::now() + milliseconds(kill_after_ms);
+  kill_at_ = kill_at_ ? std::min(*kill_at_, kill_at) : kill_at;
+}
+
+void RankSupervisor::signal_program(int signal) const {
+  if (program_ > 0 && !ended_) ::kill(-program_, signal);
+}
+
+bool RankSupervisor::done() const {
+  if (!ended_ || !reported_) return false;
+  return !connection_.fd || (released_ && outgoing_.empty());
+}
+
+}  // namespace hvd::launcher

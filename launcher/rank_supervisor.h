@@ -1,0 +1,74 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "process.h"
+#include "report.h"
+#include "unique_fd.h"
+
+namespace hvd::launcher {
+
+/// A connection to hvdrun that has been welcomed.
+struct Connection {
+  UniqueFd fd;
+  FrameDecoder decoder;
+  Welcome welcome;
+};
+/// Says hello and waits for the welcome; nothing when the other side is not this job's hvdrun.
+std::optional<Connection> introduce(UniqueFd fd, const Hello& hello, int timeout_ms);
+
+/// The signals a supervisor and its front handle by reading them; to be blocked before either starts.
+sigset_t supervised_signals();
+
+/// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one thread, one poll loop, which
+/// never blocks on the program, on hvdrun or on a full pipe.
+///
+///   running --program ended--> draining --pipes at their end--> reported --release, or hvdrun gone--> done
+class RankSupervisor {
+ public:
+  /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line by line.
+  RankSupervisor(Connection connection, bool use_terminal);
+  int run(const std::vector<std::string>& program, std::vector<std::string> environment);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+
+  void start(const std::vector<std::string>& program, std::vector<std::string> environment);
+  UniqueFd open_stdout(UniqueFd& program_end) const;
+  void wait_for_events();
+  void on_timers();
+  void on_signals();
+  void on_hvdrun_readable();
+  void on_hvdrun_frame(const Frame& frame);
+  void on_hvdrun_gone();
+  /// Reads once; whether there was anything.
+  bool relay(UniqueFd& from, FrameType type);
+  void flush();
+  void notice_end();
+  void report_if_drained();
+  void stop(int signal, int kill_after_ms);
+  void signal_program(int signal) const;
+  int next_timeout_ms() const;
+  bool done() const;
+
+  Connection connection_;
+  const bool use_terminal_;
+  UniqueFd signals_;
+  UniqueFd stdout_, stderr_;
+  pid_t program_ = -1;
+  std::string outgoing_;
+  std::optional<Ended> ended_;
+  bool reported_ = false;
+  bool released_ = false;
+  bool stopped_ = false;
+  std::optional<TimePoint> stop_at_, kill_at_, drain_until_;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,138 @@
+#include "report.h"
+
+#include <nlohmann/json.hpp>
+
+namespace hvd::launcher {
+namespace {
+
+using Json = nlohmann::json;
+
+bool is_known(std::uint8_t type) {
+  return (type >= static_cast<std::uint8_t>(FrameType::kHello) && type <= static_cast<std::uint8_t>(FrameType::kEnded)) ||
+         (type >= static_cast<std::uint8_t>(FrameType::kWelcome) && type <= static_cast<std::uint8_t>(FrameType::kRelease));
+}
+
+/// A host name or token with stray bytes must not make the report itself fail.
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+template <class Read>
+auto decode(const char* what, std::string_view payload, Read read) {
+  try {
+    return read(Json::parse(payload));
+  } catch (const Json::exception& error) {
+    throw ProtocolError(std::string("expected a '") + what + "' record, got " + std::to_string(payload.size()) +
+                        " bytes that are none: " + error.what());
+  }
+}
+
+}  // namespace
+
+void append_frame(std::string& out, FrameType type, std::string_view payload) {
+  const auto length = static_cast<std::uint32_t>(payload.size());
+  for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>((length >> shift) & 0xff);
+  out += static_cast<char>(type);
+  out += payload;
+}
+
+void FrameDecoder::feed(std::string_view bytes) {
+  if (consumed_ > 0) {
+    buffer_.erase(0, consumed_);
+    consumed_ = 0;
+  }
+  buffer_ += bytes;
+}
+
+std::optional<Frame> FrameDecoder::next() {
+  const std::string_view rest = std::string_view(buffer_).substr(consumed_);
+  if (rest.size() < kFrameHeaderSize) return std::nullopt;
+  std::size_t length = 0;
+  for (int i = 0; i < 4; ++i) length |= static_cast<std::size_t>(static_cast<unsigned char>(rest[i])) << (8 * i);
+  const auto type = static_cast<std::uint8_t>(rest[4]);
+  if (!is_known(type) || length > kMaxPayload) {
+    throw ProtocolError("expected a frame of at most " + std::to_string(kMaxPayload) + " bytes, got type " +
+                        std::to_string(type) + " with " + std::to_string(length) + " bytes");
+  }
+  if (rest.size() < kFrameHeaderSize + length) return std::nullopt;
+  consumed_ += kFrameHeaderSize + length;
+  return Frame{static_cast<FrameType>(type), std::string(rest.substr(kFrameHeaderSize, length))};
+}
+
+std::string encode(const Hello& hello) {
+  return dump({{"token", hello.token},
+               {"rank", hello.rank},
+               {"size", hello.size},
+               {"local_rank", hello.local_rank},
+               {"local_size", hello.local_size},
+               {"host", hello.host},
+               {"supervisor_pid", hello.supervisor_pid},
+               {"time_ns", hello.time_ns},
+               {"omp_threads", hello.omp_threads}});
+}
+
+Hello decode_hello(std::string_view payload) {
+  return decode("hello", payload, [](const Json& json) {
+    Hello hello;
+    json.at("token").get_to(hello.token);
+    json.at("rank").get_to(hello.rank);
+    json.at("size").get_to(hello.size);
+    json.at("local_rank").get_to(hello.local_rank);
+    json.at("local_size").get_to(hello.local_size);
+    json.at("host").get_to(hello.host);
+    json.at("supervisor_pid").get_to(hello.supervisor_pid);
+    json.at("time_ns").get_to(hello.time_ns);
+    json.at("omp_threads").get_to(hello.omp_threads);
+    return hello;
+  });
+}
+
+std::string encode(const Welcome& welcome) { return dump({{"columns", welcome.columns}, {"rows", welcome.rows}}); }
+
+Welcome decode_welcome(std::string_view payload) {
+  return decode("welcome", payload, [](const Json& json) {
+    return Welcome{.columns = json.at("columns").get<int>(), .rows = json.at("rows").get<int>()};
+  });
+}
+
+std::string encode(const Started& started) { return dump({{"pid", started.pid}}); }
+
+Started decode_started(std::string_view payload) {
+  return decode("started", payload, [](const Json& json) { return Started{.pid = json.at("pid").get<int>()}; });
+}
+
+std::string encode(const Ended& ended) {
+  return dump({{"time_ns", ended.time_ns},
+               {"pid", ended.pid},
+               {"code", ended.code},
+               {"signal", ended.signal},
+               {"dumped_core", ended.dumped_core},
+               {"stopped", ended.stopped},
+               {"start_error", ended.start_error}});
+}
+
+Ended decode_ended(std::string_view payload) {
+  return decode("ended", payload, [](const Json& json) {
+    Ended ended;
+    json.at("time_ns").get_to(ended.time_ns);
+    json.at("pid").get_to(ended.pid);
+    json.at("code").get_to(ended.code);
+    json.at("signal").get_to(ended.signal);
+    json.at("dumped_core").get_to(ended.dumped_core);
+    json.at("stopped").get_to(ended.stopped);
+    json.at("start_error").get_to(ended.start_error);
+    return ended;
+  });
+}
+
+std::string encode(const SignalOrder& order) {
+  return dump({{"signal", order.signal}, {"stop", order.stop}, {"kill_after_ms", order.kill_after_ms}});
+}
+
+SignalOrder decode_signal(std::string_view payload) {
+  return decode("signal", payload, [](const Json& json) {
+    return SignalOrder{.signal = json.at("signal").get<int>(),
+                       .stop = json.at("stop").get<bool>(),
+                       .kill_after_ms = json.at("kill_after_ms").get<int>()};
+  });
+}
+
+}  // namespace hvd::launcher

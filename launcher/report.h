@@ -1,0 +1,111 @@
+#pragma once
+
+/// What a rank's supervisor and hvdrun say to each other over one TCP connection per rank. Pure: bytes in, bytes out.
+///
+/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Output frames carry raw bytes, the
+/// others a JSON object; unknown members are ignored, so that fields may be added.
+///
+///   supervisor                                   hvdrun
+///   hello {token, rank, host, ...}        ->
+///                                         <-     welcome {columns, rows}
+///   started {pid}                         ->
+///   stdout, stderr <bytes>                ->
+///                                         <-     signal {signal, stop, kill_after_ms}
+///   ended {time, code, signal, ...}       ->
+///                                         <-     release {}          only now does the supervisor end
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace hvd::launcher {
+
+enum class FrameType : std::uint8_t {
+  kHello = 1,
+  kStarted = 2,
+  kStdout = 3,
+  kStderr = 4,
+  kEnded = 5,
+  kWelcome = 16,
+  kSignal = 17,
+  kRelease = 18,
+};
+
+struct Frame {
+  FrameType type{};
+  std::string payload;
+};
+
+/// The peer sent something that is not this protocol.
+class ProtocolError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr std::size_t kFrameHeaderSize = 5;
+inline constexpr std::size_t kMaxPayload = std::size_t{1} << 20;
+
+void append_frame(std::string& out, FrameType type, std::string_view payload);
+
+/// Cuts a byte stream into frames. Not thread-safe.
+class FrameDecoder {
+ public:
+  void feed(std::string_view bytes);
+  /// The next whole frame. @throws ProtocolError for an unknown type or a payload above kMaxPayload.
+  std::optional<Frame> next();
+
+ private:
+  std::string buffer_;
+  std::size_t consumed_ = 0;
+};
+
+struct Hello {
+  std::string token;
+  int rank = 0, size = 1, local_rank = 0, local_size = 1;
+  std::string host;
+  int supervisor_pid = 0;
+  long long time_ns = 0;
+  int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
+};
+
+struct Welcome {
+  int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has none
+};
+
+struct Started {
+  int pid = 0;
+};
+
+/// How a rank's program ended. `stopped`: its supervisor had told it to stop, so its end is nobody's first failure.
+struct Ended {
+  long long time_ns = 0;
+  int pid = 0;
+  int code = 0;    ///< the exit code, or 128 + signal
+  int signal = 0;  ///< 0: it exited by itself
+  bool dumped_core = false;
+  bool stopped = false;
+  int start_error = 0;  ///< errno when the program could not be started; then pid is 0
+};
+
+struct SignalOrder {
+  int signal = 0;
+  bool stop = false;        ///< the job is to end: the rank is not to blame for what follows
+  int kill_after_ms = -1;   ///< SIGKILL when it still runs then; negative: never
+};
+
+std::string encode(const Hello&);
+std::string encode(const Welcome&);
+std::string encode(const Started&);
+std::string encode(const Ended&);
+std::string encode(const SignalOrder&);
+/// @throws ProtocolError when a member is missing or has another type.
+Hello decode_hello(std::string_view payload);
+Welcome decode_welcome(std::string_view payload);
+Started decode_started(std::string_view payload);
+Ended decode_ended(std::string_view payload);
+SignalOrder decode_signal(std::string_view payload);
+
+}  // namespace hvd::launcher

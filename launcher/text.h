@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd::launcher {
+
+std::vector<std::string> split(std::string_view text, char separator);
+std::string_view trim(std::string_view text);
+std::string join(const std::vector<std::string>& parts, std::string_view separator);
+/// "SIGKILL" for 9; "signal 64" for one without a name.
+std::string signal_name(int signal);
+/// Quotes a word so that a POSIX shell reads it back unchanged.
+std::string shell_quote(std::string_view word);
+/// Splits as a shell would: blanks separate, quotes and backslashes protect; nothing is expanded.
+/// @throws LaunchError (kUsage) for a quote that is never closed.
+std::vector<std::string> shell_split(std::string_view text);
+/// "0.09 s" below a minute, then hh:mm:ss.
+std::string format_duration(double seconds);
+/// "0-3, 7": runs of three and more are contracted. `ranks` is ascending.
+std::string format_ranks(const std::vector<int>& ranks);
+
+}  // namespace hvd::launcher
