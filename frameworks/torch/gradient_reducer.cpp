@@ -1,0 +1,265 @@
+#include "gradient_reducer.h"
+
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "hvd/error.h"
+#include "tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+using torch::autograd::variable_list;
+
+class LambdaPreHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit LambdaPreHook(std::function<void()> run) : run_(std::move(run)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    run_();
+    return gradients;
+  }
+
+ private:
+  std::function<void()> run_;
+};
+
+/// Older LibTorch cannot take a post hook away; what stays finds its reducer gone and does nothing.
+template <class Node>
+void delete_post_hook(Node& node, std::uintptr_t key) {
+  if constexpr (requires { node.del_post_hook(key); }) node.del_post_hook(key);
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(std::string scope, std::vector<Parameter> parameters,
+                                 GradientReduction how, int passes_per_step)
+    : scope_(std::move(scope)), how_(how), passes_per_step_(passes_per_step) {
+  std::map<int, std::size_t> unit_of_group;
+  for (Parameter& parameter : parameters) {
+    const auto [known, added] = unit_of_group.try_emplace(parameter.group, units_.size());
+    const bool alone = parameter.group < 0;
+    const std::size_t unit = alone ? units_.size() : known->second;
+    if (alone || added) {
+      units_.push_back(
+          {.group = alone ? "" : scope_ + ".group" + std::to_string(parameter.group), .slots = {}});
+    }
+    units_[unit].slots.push_back(slots_.size());
+    Slot slot;
+    slot.name = std::move(parameter.name);
+    slot.transfer = GradientTransfer(std::move(parameter.tensor));
+    slot.unit = unit;
+    slots_.push_back(std::move(slot));
+  }
+}
+
+void GradientReducer::install_hooks() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (!slot.active()) continue;
+    // Module::to() with another dtype replaces a parameter's accumulator.
+    if (slot.accumulator && torch::autograd::impl::try_get_grad_accumulator(
+                                slot.transfer.parameter()) == slot.accumulator) {
+      continue;
+    }
+    unhook(slot);
+    hook(i);
+  }
+}
+
+void GradientReducer::hook(std::size_t index) {
+  Slot& slot = slots_[index];
+  slot.accumulator = torch::autograd::impl::grad_accumulator(slot.transfer.parameter());
+  const std::weak_ptr<GradientReducer> weak = weak_from_this();
+  auto before = std::make_unique<LambdaPreHook>([weak, index] {
+    if (const auto self = weak.lock()) self->before_accumulate(index);
+  });
+  slot.pre_hook = before.get();
+  slot.accumulator->add_pre_hook(std::move(before));
+  slot.post_hook =
+      slot.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [weak, index](const variable_list& outputs, const variable_list&) {
+            if (const auto self = weak.lock()) self->after_accumulate(index);
+            return outputs;
+          }));
+}
+
+void GradientReducer::unhook(Slot& slot) noexcept {
+  if (!slot.accumulator) return;
+  auto& hooks = slot.accumulator->pre_hooks();
+  std::erase_if(hooks, [&](const auto& hook) { return hook.get() == slot.pre_hook; });
+  delete_post_hook(*slot.accumulator, slot.post_hook);
+  slot.accumulator = {};
+}
+
+void GradientReducer::remove_hooks() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Slot& slot : slots_) unhook(slot);
+}
+
+void GradientReducer::before_accumulate(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[index];
+  // The gradients were reset behind our back (Module::zero_grad, or the wrapped optimizer's): so is
+  // their cycle.
+  if (was_reset()) abandon();
+  if (!slot.transfer.has_gradient()) slot.passes = 0;
+  if (slot.phase == Phase::kIdle) return;
+  // Nothing has been added yet: the gradient that is being reduced stays intact.
+  throw UsageError("DistributedOptimizer: backward() reached parameter '" + slot.name +
+                   "' again after its gradient was handed over for this step (expected " +
+                   std::to_string(passes_per_step_) +
+                   " backward pass(es) per step); call step() or zero_grad() first, raise "
+                   "backward_passes_per_step, or "
+                   "accumulate under no_sync()");
+}
+
+void GradientReducer::after_accumulate(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  synchronized_ = false;
+  if (no_sync_depth_->load() > 0) return;
+  Slot& slot = slots_[index];
+  if (++slot.passes < passes_per_step_) return;
+  slot.phase = Phase::kReady;
+  if (!unit_ready(units_[slot.unit])) return;
+  try {
+    submit_units({slot.unit}, all_ready_after(slot.unit), Progress::kBackground);
+  } catch (...) {
+    slot.phase = Phase::kIdle;
+    throw;
+  }
+}
+
+bool GradientReducer::unit_ready(const Unit& unit) const {
+  return std::all_of(unit.slots.begin(), unit.slots.end(), [this](std::size_t i) {
+    return !slots_[i].active() || slots_[i].phase == Phase::kReady;
+  });
+}
+
+/// Whether no active parameter is left over once this unit is submitted: the flags can then travel
+/// with it.
+bool GradientReducer::all_ready_after(std::size_t unit) const {
+  return !flags_submitted_ && std::all_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return !slot.active() || slot.phase == Phase::kSubmitted || slot.unit == unit;
+  });
+}
+
+void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool with_flags,
+                                   Progress progress) {
+  std::vector<Submission> submissions;
+  std::vector<std::size_t> sent;
+  for (const std::size_t u : units) {
+    const std::size_t first = submissions.size();
+    for (const std::size_t i : units_[u].slots) {
+      if (!slots_[i].active()) continue;
+      submissions.push_back(slots_[i].transfer.prepare(scope_ + "." + slots_[i].name, how_));
+      sent.push_back(i);
+    }
+    if (!units_[u].group.empty())
+      make_group(units_[u].group, std::span(submissions).subspan(first));
+  }
+  if (with_flags) {
+    std::vector<bool> used;
+    for (const Slot& slot : slots_) used.push_back(slot.transfer.has_gradient());
+    submissions.push_back(
+        flags_.prepare(scope_ + ".used", how_, used, slots_.front().transfer.parameter()));
+  }
+  if (submissions.empty()) return;
+  for (Operation& operation : submit_all(std::move(submissions), progress))
+    operations_.push_back(std::move(operation));
+  for (const std::size_t i : sent) slots_[i].phase = Phase::kSubmitted;
+  for (const std::size_t u : units) units_[u].submitted = true;
+  submitted_.insert(submitted_.end(), sent.begin(), sent.end());
+  flags_submitted_ = flags_submitted_ || with_flags;
+}
+
+void GradientReducer::submit_rest() {
+  std::vector<std::size_t> rest;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u].submitted) rest.push_back(u);
+  }
+  submit_units(rest, !flags_submitted_ && !slots_.empty(), Progress::kCaller);
+}
+
+bool GradientReducer::was_reset() const {
+  // Whoever resets gradients resets all, so one stands for them.
+  return !submitted_.empty() && !slots_[submitted_.front()].transfer.has_gradient();
+}
+
+void GradientReducer::wait_all() const {
+  for (const Operation& operation : operations_) operation.wait();
+}
+
+void GradientReducer::synchronize() {
+  const std::lock_guard lock(mutex_);
+  if (synchronized_) return;
+  try {
+    submit_rest();
+    wait_all();
+    for (const Operation& operation : operations_) operation.status().raise_if_error();
+  } catch (...) {
+    wait_all();
+    reset();
+    throw;
+  }
+  if (!slots_.empty()) {
+    const std::vector<bool> used = flags_.read();
+    for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
+  }
+  reset();
+  synchronized_ = true;
+}
+
+void GradientReducer::begin_cycle() {
+  const std::lock_guard lock(mutex_);
+  synchronized_ = false;
+}
+
+/// Other ranks may have submitted what this one has not, so the cycle is completed rather than cut
+/// off.
+void GradientReducer::abandon() {
+  try {
+    submit_rest();
+  } catch (...) {
+    wait_all();
+    reset();
+    throw;
+  }
+  wait_all();
+  reset();
+}
+
+void GradientReducer::discard() {
+  const std::lock_guard lock(mutex_);
+  if (!submitted_.empty()) abandon();
+  reset();
+}
+
+void GradientReducer::reset() {
+  for (Slot& slot : slots_) {
+    slot.phase = Phase::kIdle;
+    slot.passes = 0;
+    slot.transfer.drop();
+  }
+  for (Unit& unit : units_) unit.submitted = false;
+  operations_.clear();
+  submitted_.clear();
+  flags_submitted_ = false;
+  synchronized_ = false;
+}
+
+bool GradientReducer::in_flight() const {
+  const std::lock_guard lock(mutex_);
+  return !submitted_.empty();
+}
+
+void GradientReducer::set_passes_per_step(int passes) {
+  const std::lock_guard lock(mutex_);
+  passes_per_step_ = passes;
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gradient_transfer.h"
+#include "hvd/collectives.h"
+
+namespace hvd::libtorch {
+
+/// The hooks of one DistributedOptimizer and what has become of each gradient.
+///
+/// A parameter's way through a step ("cycle"):
+///
+///   idle --last counted pass--> ready --its unit is complete--> submitted --synchronize()--> idle
+///
+/// A unit is a parameter alone or a group that the user asked for; its members are submitted
+/// together. synchronize() submits whatever was not, with zeros for what has no gradient, so that
+/// every rank submits the same set.
+///
+/// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
+class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
+ public:
+  struct Parameter {
+    std::string name;  ///< as the user calls it
+    torch::Tensor tensor;
+    int group = -1;  ///< index of the user's group, or -1
+  };
+
+  /// `scope` goes before every name that ranks agree on.
+  GradientReducer(std::string scope, std::vector<Parameter> parameters, GradientReduction how,
+                  int passes_per_step);
+
+  /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
+  /// a dtype may have changed.
+  void install_hooks();
+  void remove_hooks() noexcept;
+
+  /// Ends the cycle: every `.grad` is final. Does nothing if no gradient came in since the last
+  /// one. @throws the first error, when nothing is in flight any more.
+  void synchronize();
+  /// The next synchronize() reduces even if no gradient comes in on this rank.
+  void begin_cycle();
+  /// Ends the cycle without using its results, and forgets counted passes.
+  void discard();
+
+  bool in_flight() const;
+  void set_passes_per_step(int passes);
+  const std::string& scope() const noexcept { return scope_; }
+  /// Above zero: backward passes do not count. Outlives this object in the guards that the user
+  /// holds.
+  std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
+
+ private:
+  enum class Phase { kIdle, kReady, kSubmitted };
+  // Its pointer type differs between LibTorch versions.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()));
+
+  struct Slot {
+    std::string name;
+    GradientTransfer transfer;
+    std::size_t unit = 0;
+    Phase phase = Phase::kIdle;
+    int passes = 0;
+    // Tensors refer to their accumulator weakly: unless somebody holds it, it goes, and the hooks
+    // with it.
+    Accumulator accumulator = {};
+    torch::autograd::FunctionPreHook* pre_hook = nullptr;
+    std::uintptr_t post_hook = 0;
+
+    bool active() const { return transfer.parameter().requires_grad(); }
+  };
+  struct Unit {
+    std::string group;  ///< its name; empty for a parameter alone
+    std::vector<std::size_t> slots;
+    bool submitted = false;
+  };
+
+  void before_accumulate(std::size_t index);
+  void after_accumulate(std::size_t index);
+  void hook(std::size_t index);
+  void unhook(Slot&) noexcept;
+
+  // The caller holds mutex_.
+  bool unit_ready(const Unit&) const;
+  void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
+  void submit_rest();
+  bool all_ready_after(std::size_t unit) const;
+  bool was_reset() const;
+  void wait_all() const;
+  void abandon();
+  void reset();
+
+  const std::string scope_;
+  const GradientReduction how_;
+  const std::shared_ptr<std::atomic<int>> no_sync_depth_ = std::make_shared<std::atomic<int>>(0);
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  int passes_per_step_;
+  std::vector<Slot> slots_;
+  std::vector<Unit> units_;
+  std::vector<Operation> operations_;
+  std::vector<std::size_t> submitted_;  ///< slots, in order of submission
+  UsedFlags flags_;
+  bool flags_submitted_ = false;
+  bool synchronized_ = false;
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/process_set.h"
+#include "hvd/torch/parameters.h"
+#include "hvd/types.h"
+
+namespace hvd {
+
+namespace libtorch {
+class GradientReducer;
+}
+
+struct DistributedOptimizerOptions {
+  /// kAverage or kSum (and kAdasum where the core has it).
+  ReduceOp op = ReduceOp::kAverage;
+  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype.
+  Compression compression = Compression::kNone;
+  /// Backward passes whose gradients add up before they are reduced.
+  int backward_passes_per_step = 1;
+  /// f: gradients are multiplied by 1/f before and by f/size after the sum, to keep it in range.
+  /// kAverage only.
+  double gradient_predivide_factor = 1;
+  /// Parameters, by name, whose gradients are reduced together. Those not named are reduced one by
+  /// one, fused as they come.
+  std::vector<std::vector<std::string>> groups = {};
+  /// Turns sparse gradients into dense ones before they are reduced. Without it a sparse gradient
+  /// is a UsageError.
+  bool sparse_as_dense = false;
+  /// Lets `.grad` be a view into the communication buffer. A permission: today gradients are
+  /// reduced in their own memory or copied, so true and false do the same; results never depend on
+  /// it.
+  bool gradient_as_bucket_view = true;
+  ProcessSet process_set = {};
+};
+
+namespace libtorch {
+
+/// Counts itself in for as long as it lives. Move-only.
+class CountedScope {
+ public:
+  explicit CountedScope(std::shared_ptr<std::atomic<int>> depth) : depth_(std::move(depth)) {
+    ++*depth_;
+  }
+  CountedScope(CountedScope&& other) noexcept = default;
+  CountedScope& operator=(CountedScope&&) = delete;
+  ~CountedScope() {
+    if (depth_) --*depth_;
+  }
+
+ private:
+  std::shared_ptr<std::atomic<int>> depth_;
+};
+
+}  // namespace libtorch
+
+/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize().
+class [[nodiscard]] SkipSynchronize : private libtorch::CountedScope {
+ public:
+  using CountedScope::CountedScope;
+};
+
+/// While it lives, backward passes accumulate without communication. See
+/// DistributedOptimizer::no_sync().
+class [[nodiscard]] NoSync : private libtorch::CountedScope {
+ public:
+  using CountedScope::CountedScope;
+};
+
+/// Adds gradient averaging to an optimizer: a hook on each parameter hands its gradient over as
+/// soon as backward has produced it, while backward goes on with earlier layers; step() waits for
+/// all of them, then steps.
+///
+/// Refers to `optimizer`, which must outlive it; learning-rate schedulers keep working on
+/// `optimizer` itself. Every rank of the set constructs its DistributedOptimizers in the same order
+/// and with equal arguments. A parameter that got no gradient on this rank contributes zeros at
+/// step(); one that got none on any rank keeps its undefined `.grad`, as in a single process.
+/// Frozen parameters (requires_grad false) take no part as long as they are frozen on every rank. A
+/// parameter that occurs twice is reduced once. Passes add up (as LibTorch accumulates) and are not
+/// divided by their number.
+///
+/// Between backward() and step() or synchronize() do not touch `.grad`: it is being reduced in
+/// place. One thread at a time, but for the hooks, which run on whatever thread backward uses. The
+/// destructor removes the hooks; it never communicates.
+class DistributedOptimizer {
+ public:
+  /// @throws UsageError when a parameter of `optimizer` is not in `parameters` (more may be in it),
+  /// when a group names an unknown parameter or one twice, when an option is out of range, when
+  /// `optimizer` is wrapped already, or when this rank is not in the process set;
+  /// NotInitializedError before init().
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
+                       DistributedOptimizerOptions options = {});
+  DistributedOptimizer(const DistributedOptimizer&) = delete;
+  DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
+  ~DistributedOptimizer();
+
+  /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
+  /// then the optimizer's own step. With a closure, the gradients are reduced each time it was
+  /// evaluated, and the loss it returns too (as the gradients are), so that every rank's optimizer
+  /// takes the same decisions; that loss is returned.
+  /// @throws MismatchError, StalledError, PeerLostError, ShutdownError: the parameters are then
+  /// unchanged.
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+
+  /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
+  /// optimizer does.
+  void zero_grad(bool set_to_none = true);
+
+  /// Returns when every gradient is final: clip or inspect them after this. Throws as step() does.
+  void synchronize();
+
+  /// While the guard lives, step() does not synchronize: `synchronize(); clip(); { auto skip =
+  /// skip_synchronize(); step(); }`. step() then throws UsageError if gradients are still being
+  /// reduced.
+  SkipSynchronize skip_synchronize();
+
+  /// While the guard lives, backward passes accumulate locally and do not count as passes. step()
+  /// still reduces.
+  NoSync no_sync();
+
+  /// @throws UsageError below 1.
+  void set_backward_passes_per_step(int passes);
+
+  torch::optim::Optimizer& inner() noexcept { return optimizer_; }
+
+ private:
+  torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
+
+  torch::optim::Optimizer& optimizer_;
+  const DistributedOptimizerOptions options_;
+  std::shared_ptr<libtorch::GradientReducer> reducer_;
+  std::shared_ptr<std::atomic<int>> skip_depth_;
+};
+
+}  // namespace hvd

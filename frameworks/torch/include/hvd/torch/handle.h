@@ -1,0 +1,41 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+#include <vector>
+
+namespace hvd {
+
+namespace libtorch {
+class PendingResult;
+}
+
+/// An asynchronous operation, or a group of them. Movable, copyable; copies refer to the same
+/// operation. Dropping every copy cancels nothing: the operation completes, but a result that must
+/// be copied back into a non-contiguous or compressed tensor (see allreduce_async_) is copied back
+/// by wait() only. Thread-safe.
+class Handle {
+ public:
+  /// Refers to nothing: valid() is false and wait() throws UsageError.
+  Handle() = default;
+  explicit Handle(std::shared_ptr<libtorch::PendingResult> result) : result_(std::move(result)) {}
+
+  bool valid() const noexcept { return result_ != nullptr; }
+  /// Whether wait() would return at once. False for an empty handle.
+  bool done() const noexcept;
+  /// Blocks until the operation is done and returns its result; in place, the tensor that was
+  /// passed. May be called again, also from other threads: every call returns the same tensor or
+  /// throws the same error.
+  /// @throws MismatchError, StalledError, PeerLostError, ShutdownError; UsageError on an empty
+  /// handle or one that has not exactly one result (use wait_all()).
+  torch::Tensor wait() const;
+  /// The results of a group, in the order of its tensors; of a single operation, a vector of one.
+  /// Throws as wait() does.
+  std::vector<torch::Tensor> wait_all() const;
+
+ private:
+  std::shared_ptr<libtorch::PendingResult> result_;
+};
+
+}  // namespace hvd

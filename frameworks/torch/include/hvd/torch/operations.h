@@ -1,0 +1,90 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hvd/process_set.h"
+#include "hvd/torch/handle.h"
+#include "hvd/types.h"
+
+/// Collectives on tensors.
+///
+/// Common to all. Every rank of the process set calls the same operation with the same name; the
+/// calls may come in any order and from any thread. An empty name is numbered, so unnamed calls
+/// must come in the same order everywhere. Tensors are dense, on the CPU, of dtype uint8, int8,
+/// int16, int32, int64, bool, float16, bfloat16, float32 or float64, of any shape and strides, zero
+/// elements included; others are a UsageError. A result is a fresh contiguous tensor.
+///
+/// @throws UsageError when this call is wrong, NotInitializedError before init(); and when waiting
+/// MismatchError (ranks disagree on shape, dtype or options), StalledError, PeerLostError,
+/// ShutdownError. Thread-safe. The memory is kept alive until the operation is done; until then do
+/// not write an input and do not touch an in-place tensor.
+namespace hvd {
+
+struct AllreduceOptions {
+  std::string name = {};
+  ReduceOp op = ReduceOp::kAverage;
+  /// result = op over ranks of (prescale_factor * x), times postscale_factor (divided by the size
+  /// for an average).
+  double prescale_factor = 1;
+  double postscale_factor = 1;
+  /// Sends float32 and float64 as 16 bits; the result has the input's dtype. Other dtypes are sent
+  /// as they are.
+  Compression compression = Compression::kNone;
+  ProcessSet process_set = {};
+};
+
+struct CollectiveOptions {
+  std::string name = {};
+  ProcessSet process_set = {};
+};
+
+// Out of place. Differentiable when the tensor requires grad and grad mode is on; backward
+// communicates too, so every rank must run it. A named call's backward is called "NAME.backward".
+
+/// Reduces over ranks; same shape and dtype as the input. Backward: the same reduction of the
+/// gradient. @throws UsageError also for min, max, product and Adasum on a tensor that requires
+/// grad.
+torch::Tensor allreduce(const torch::Tensor& tensor, const AllreduceOptions& options = {});
+/// Concatenates along dimension 0, in rank order; first dimensions may differ, the others must
+/// agree. A scalar counts as shape [1]. Backward: this rank's slice of the summed gradient.
+torch::Tensor allgather(const torch::Tensor& tensor, const CollectiveOptions& options = {});
+/// The root's tensor. `root_rank` is a world rank. Shape and dtype must agree. Backward: the summed
+/// gradient at the root, zeros elsewhere.
+torch::Tensor broadcast(const torch::Tensor& tensor, int root_rank,
+                        const CollectiveOptions& options = {});
+
+// In place; they return their argument. Autograd does not see them (the tensor's version is
+// increased, so that a backward which needed the old value throws). UsageError for a tensor whose
+// elements share memory (expanded).
+
+torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options = {});
+torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
+                         const CollectiveOptions& options = {});
+
+// Asynchronous, and not differentiable. Non-contiguous and compressed in-place tensors get their
+// result at the first wait().
+
+Handle allreduce_async(const torch::Tensor& tensor, const AllreduceOptions& options = {});
+Handle allreduce_async_(torch::Tensor tensor, const AllreduceOptions& options = {});
+Handle allgather_async(const torch::Tensor& tensor, const CollectiveOptions& options = {});
+Handle broadcast_async(const torch::Tensor& tensor, int root_rank,
+                       const CollectiveOptions& options = {});
+Handle broadcast_async_(torch::Tensor tensor, int root_rank, const CollectiveOptions& options = {});
+
+// Grouped: all or nothing, and fused together. Members are named "NAME.0", "NAME.1", ... The number
+// of tensors must agree between ranks. The results are in the order of the tensors.
+
+std::vector<torch::Tensor> grouped_allreduce(at::TensorList tensors,
+                                             const AllreduceOptions& options = {});
+void grouped_allreduce_(at::TensorList tensors, const AllreduceOptions& options = {});
+std::vector<torch::Tensor> grouped_allgather(at::TensorList tensors,
+                                             const CollectiveOptions& options = {});
+Handle grouped_allreduce_async(at::TensorList tensors, const AllreduceOptions& options = {});
+Handle grouped_allreduce_async_(at::TensorList tensors, const AllreduceOptions& options = {});
+Handle grouped_allgather_async(at::TensorList tensors, const CollectiveOptions& options = {});
+
+}  // namespace hvd

@@ -1,0 +1,155 @@
+#include "hvd/torch/object.h"
+
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <exception>
+
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+
+namespace hvd::libtorch {
+namespace {
+
+torch::Tensor to_tensor(std::string_view bytes) {
+  torch::Tensor tensor = torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::kUInt8);
+  if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+std::string to_string(const torch::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()),
+          static_cast<std::size_t>(tensor.numel())};
+}
+
+// What travels: the length of the type's name, the name, the object's bytes. Nothing at all says
+// that the sender could not encode it.
+
+std::string pack(std::string_view type, std::string_view bytes) {
+  ObjectWriter writer;
+  writer.count(type.size());
+  writer.raw(type.data(), type.size());
+  writer.raw(bytes.data(), bytes.size());
+  return writer.take();
+}
+
+std::string unpack(const std::string& message, std::string_view type, const std::string& what,
+                   int sender) {
+  if (message.empty()) {
+    throw Error(what + ": rank " + std::to_string(sender) +
+                " could not encode its object; its own error says why");
+  }
+  ObjectReader reader(message);
+  std::string sent(reader.count(1), '\0');
+  reader.raw(sent.data(), sent.size());
+  if (sent != type) {
+    throw MismatchError(what + ": type differs: rank " + std::to_string(sender) + " sent '" + sent +
+                        "', this rank expects '" + std::string(type) +
+                        "'; every rank must pass the same type");
+  }
+  return message.substr(message.size() - reader.remaining());
+}
+
+struct Encoded {
+  std::string message;
+  std::exception_ptr error;
+};
+
+/// Never throws: whoever cannot encode still takes part, so that nobody waits for it.
+Encoded try_encode(const std::function<std::string()>& encode, std::string_view type) noexcept {
+  Encoded result;
+  try {
+    result.message = pack(type, encode());
+  } catch (...) {
+    result.error = std::current_exception();
+  }
+  return result;
+}
+
+}  // namespace
+
+void ObjectReader::require(std::size_t bytes) const {
+  if (bytes > bytes_.size()) {
+    throw Error("an object's bytes end too early: expected " + std::to_string(bytes) +
+                " more, got " + std::to_string(bytes_.size()) +
+                "; do all ranks run the same program?");
+  }
+}
+
+void ObjectReader::require_elements(std::uint64_t n, std::size_t element_bytes) const {
+  if (n > bytes_.size() / element_bytes) {
+    throw Error("an object's bytes end too early: expected " + std::to_string(n) +
+                " elements, got " + std::to_string(bytes_.size()) +
+                " bytes; do all ranks run the same program?");
+  }
+}
+
+void finish_reading(const ObjectReader& reader) {
+  if (reader.remaining() > 0) {
+    throw Error("an object left " + std::to_string(reader.remaining()) +
+                " bytes unread; do all ranks run the same program?");
+  }
+}
+
+void write_tensor(ObjectWriter& writer, const torch::Tensor& tensor) {
+  ObjectCodec<bool>::write(writer, tensor.defined());
+  if (tensor.defined()) write_ivalue(writer, tensor.detach());
+}
+
+torch::Tensor read_tensor(ObjectReader& reader) {
+  if (!ObjectCodec<bool>::read(reader)) return {};
+  return read_ivalue(reader).toTensor();
+}
+
+void write_ivalue(ObjectWriter& writer, const c10::IValue& value) {
+  const std::vector<char> bytes = torch::jit::pickle_save(value);
+  writer.count(bytes.size());
+  writer.raw(bytes.data(), bytes.size());
+}
+
+c10::IValue read_ivalue(ObjectReader& reader) {
+  std::vector<char> bytes(reader.count(1));
+  reader.raw(bytes.data(), bytes.size());
+  return torch::jit::pickle_load(bytes);
+}
+
+std::string broadcast_bytes(const std::function<std::string()>& encode, std::string_view type,
+                            int root_rank, const CollectiveOptions& options) {
+  const std::string name = options.name.empty() ? "broadcast_object" : options.name;
+  const bool root = rank() == root_rank;
+  const Encoded own = root ? try_encode(encode, type) : Encoded{};
+  torch::Tensor size =
+      torch::tensor({static_cast<std::int64_t>(own.message.size())}, torch::kInt64);
+  broadcast_(size, root_rank, {.name = name + ".size", .process_set = options.process_set});
+  if (own.error) std::rethrow_exception(own.error);
+  torch::Tensor bytes =
+      root ? to_tensor(own.message) : torch::empty({size.item<std::int64_t>()}, torch::kUInt8);
+  if (bytes.numel() > 0) {
+    broadcast_(bytes, root_rank, {.name = name + ".bytes", .process_set = options.process_set});
+  }
+  return unpack(to_string(bytes), type, "broadcast_object '" + name + "'", root_rank);
+}
+
+std::vector<std::string> allgather_bytes(const std::function<std::string()>& encode,
+                                         std::string_view type, const CollectiveOptions& options) {
+  const std::string name = options.name.empty() ? "allgather_object" : options.name;
+  const std::string what = "allgather_object '" + name + "'";
+  const Encoded own = try_encode(encode, type);
+  const std::vector<torch::Tensor> parts = grouped_allgather(
+      {torch::tensor({static_cast<std::int64_t>(own.message.size())}, torch::kInt64),
+       to_tensor(own.message)},
+      {.name = name, .process_set = options.process_set});
+  if (own.error) std::rethrow_exception(own.error);
+  const std::string all = to_string(parts[1]);
+  const std::vector<int> ranks = options.process_set.ranks();
+  std::vector<std::string> objects;
+  std::size_t offset = 0;
+  for (std::int64_t i = 0; i < parts[0].numel(); ++i) {
+    const auto length = static_cast<std::size_t>(parts[0][i].item<std::int64_t>());
+    objects.push_back(
+        unpack(all.substr(offset, length), type, what, ranks[static_cast<std::size_t>(i)]));
+    offset += length;
+  }
+  return objects;
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,224 @@
+#include "hvd/torch/parameters.h"
+
+#include <c10/util/Type.h>
+#include <torch/cuda.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+#include <typeinfo>
+#include <utility>
+
+#include "gradient_transfer.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/torch/object.h"
+#include "live_optimizers.h"
+#include "tensor_adapter.h"
+
+namespace hvd {
+namespace {
+
+/// Waits for all, then raises the first error: no tensor is in use any more when this returns or
+/// throws.
+void wait_for(const std::vector<Operation>& operations) {
+  for (const Operation& operation : operations) operation.wait();
+  for (const Operation& operation : operations) operation.status().raise_if_error();
+}
+
+void broadcast_tensors(const NamedParameters& tensors, int root_rank) {
+  constexpr const char* kGroup = "broadcast_parameters";
+  std::vector<libtorch::Task> tasks;
+  for (const auto& item : tensors) {
+    if (!item.value().defined()) continue;
+    const std::string name = std::string(kGroup) + "." + item.key();
+    const libtorch::Label label{"broadcast", name};
+    libtorch::check_writable(item.value(), label);
+    const torch::Tensor target = item.value();
+    const torch::Tensor wire = libtorch::packed(target);
+    libtorch::mark_written(target);
+    libtorch::Task task;
+    Submission& submission = task.submission;
+    submission.name = name;
+    submission.kind = OpKind::kBroadcast;
+    submission.input = submission.output = libtorch::view_of(wire);
+    submission.root = root_rank;
+    submission.keep_alive = libtorch::keep_alive({target, wire});
+    task.finish = [target, wire] {
+      if (!wire.is_alias_of(target)) target.detach().copy_(wire);
+      return target;
+    };
+    tasks.push_back(std::move(task));
+  }
+  libtorch::start_group(kGroup, std::move(tasks), Progress::kCaller).wait_all();
+}
+
+// Optimizer state.
+
+constexpr const char* kDefaultsKey = "hvd_defaults";
+
+/// LBFGS keeps working memory in its state, undefined tensors that cannot be saved. A step makes it
+/// anew.
+void drop_scratch(torch::optim::Optimizer& optimizer) {
+  for (auto& item : optimizer.state()) {
+    if (auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(item.second.get()))
+      state->al(std::nullopt);
+  }
+}
+
+std::string save_optimizer(torch::optim::Optimizer& optimizer) {
+  drop_scratch(optimizer);
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  torch::serialize::OutputArchive defaults(archive.compilation_unit());
+  optimizer.defaults().serialize(defaults);
+  archive.write(kDefaultsKey, defaults);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size());
+  // Loading adds to what is there; what the root does not have must go.
+  optimizer.state().clear();
+  optimizer.load(archive);
+  torch::serialize::InputArchive defaults;
+  archive.read(kDefaultsKey, defaults);
+  optimizer.defaults().serialize(defaults);
+}
+
+/// What must agree before state can be exchanged: the optimizer's type and the shapes of its
+/// groups.
+using Layout = std::pair<std::string, std::vector<std::vector<std::vector<std::int64_t>>>>;
+
+Layout layout_of(const torch::optim::Optimizer& optimizer) {
+  Layout layout;
+  layout.first = c10::demangle(typeid(optimizer).name());
+  for (const auto& group : optimizer.param_groups()) {
+    auto& shapes = layout.second.emplace_back();
+    for (const torch::Tensor& parameter : group.params()) shapes.push_back(parameter.sizes().vec());
+  }
+  return layout;
+}
+
+/// The first difference between the root's layout and this rank's; empty if there is none.
+std::string difference(const Layout& root, const Layout& own) {
+  if (root.first != own.first) return "expected the root's " + root.first + ", got " + own.first;
+  if (root.second.size() != own.second.size()) {
+    return "expected the root's " + std::to_string(root.second.size()) + " parameter groups, got " +
+           std::to_string(own.second.size());
+  }
+  for (std::size_t g = 0; g < own.second.size(); ++g) {
+    const auto& expected = root.second[g];
+    const auto& got = own.second[g];
+    const std::string group = "parameter group " + std::to_string(g);
+    if (expected.size() != got.size()) {
+      return group + ": expected the root's " + std::to_string(expected.size()) +
+             " parameters, got " + std::to_string(got.size());
+    }
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (expected[i] != got[i]) {
+        return group + ", parameter " + std::to_string(i) + ": expected the root's shape " +
+               shape_to_string(expected[i]) + ", got " + shape_to_string(got[i]);
+      }
+    }
+  }
+  return {};
+}
+
+/// Throws the same MismatchError on every rank when any has something to say.
+void agree(const std::string& complaint) {
+  const std::vector<std::string> all =
+      allgather_object(complaint, {.name = "broadcast_optimizer_state.complaint"});
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (!all[r].empty()) {
+      throw MismatchError("broadcast_optimizer_state: rank " + std::to_string(r) + ": " + all[r] +
+                          "; construct the same optimizer over the same parameters on every rank");
+    }
+  }
+}
+
+}  // namespace
+
+torch::Device device() {
+  if (cuda_built() && torch::cuda::is_available()) {
+    const auto count = static_cast<int>(torch::cuda::device_count());
+    return torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(local_rank() % count));
+  }
+  return torch::Device(torch::kCPU);
+}
+
+torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set) {
+  if (!loss.defined()) throw UsageError("scale_loss: the loss is undefined; expected a tensor");
+  if (libtorch::averaging_optimizers() > 0) {
+    TORCH_WARN_ONCE(
+        "hvd::scale_loss is for gradients that are summed (hvd::all_reduce). A "
+        "DistributedOptimizer that averages is "
+        "alive, which divides by the number of ranks too: leave scale_loss out, or use "
+        "ReduceOp::kSum.");
+  }
+  return loss / process_set.size();
+}
+
+void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
+                const ProcessSet& process_set) {
+  constexpr const char* kGroup = "all_reduce";
+  const libtorch::GradientReduction how{.op = op, .process_set = process_set.id()};
+  std::vector<libtorch::GradientTransfer> transfers;
+  std::vector<Submission> submissions;
+  std::vector<bool> used;
+  for (const torch::Tensor& parameter : parameters) {
+    if (!parameter.defined() || (!parameter.requires_grad() && !parameter.grad().defined()))
+      continue;
+    transfers.emplace_back(parameter);
+    used.push_back(transfers.back().has_gradient());
+    submissions.push_back(
+        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(used.size() - 1), how));
+  }
+  if (transfers.empty()) return;
+  libtorch::GradientReduction flags_how = how;
+  if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
+  libtorch::UsedFlags flags;
+  submissions.push_back(
+      flags.prepare(std::string(kGroup) + ".used", flags_how, used, transfers.front().parameter()));
+  libtorch::make_group(kGroup, submissions);
+  wait_for(submit_all(std::move(submissions), Progress::kCaller));
+  used = flags.read();
+  for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(used[i]);
+}
+
+void broadcast_parameters(const NamedParameters& parameters, int root_rank) {
+  broadcast_tensors(parameters, root_rank);
+}
+
+void broadcast_parameters(const torch::nn::Module& module, int root_rank) {
+  NamedParameters tensors;
+  for (const auto& item : module.named_parameters())
+    tensors.insert("parameters." + item.key(), item.value());
+  for (const auto& item : module.named_buffers())
+    tensors.insert("buffers." + item.key(), item.value());
+  broadcast_tensors(tensors, root_rank);
+}
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank) {
+  const CollectiveOptions naming{.name = "broadcast_optimizer_state"};
+  const Layout own = layout_of(optimizer);
+  agree(difference(broadcast_object(own, root_rank, {.name = naming.name + ".layout"}), own));
+  const std::string bytes = libtorch::broadcast_bytes([&] { return save_optimizer(optimizer); },
+                                                      "optimizer state", root_rank, naming);
+  std::string complaint;
+  if (rank() != root_rank) {
+    try {
+      load_optimizer(optimizer, bytes);
+    } catch (const c10::Error& error) {
+      complaint = std::string("cannot load the root's state: ") + error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      complaint = std::string("cannot load the root's state: ") + error.what();
+    }
+  }
+  agree(complaint);
+}
+
+}  // namespace hvd

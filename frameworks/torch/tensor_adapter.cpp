@@ -1,0 +1,190 @@
+#include "tensor_adapter.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <utility>
+
+#include "hvd/error.h"
+
+namespace hvd {
+namespace libtorch {
+namespace {
+
+std::optional<DataType> to_data_type(torch::ScalarType type) {
+  switch (type) {
+    case torch::kUInt8: return DataType::kUInt8;
+    case torch::kInt8: return DataType::kInt8;
+    case torch::kInt16: return DataType::kInt16;
+    case torch::kInt32: return DataType::kInt32;
+    case torch::kInt64: return DataType::kInt64;
+    case torch::kBool: return DataType::kBool;
+    case torch::kFloat16: return DataType::kFloat16;
+    case torch::kBFloat16: return DataType::kBFloat16;
+    case torch::kFloat32: return DataType::kFloat32;
+    case torch::kFloat64: return DataType::kFloat64;
+    default: return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::string Label::str() const {
+  std::string text(operation);
+  return name.empty() ? text + " (unnamed)" : text + " '" + std::string(name) + "'";
+}
+
+bool is_supported(torch::ScalarType type) noexcept { return to_data_type(type).has_value(); }
+
+DataType data_type_of(const torch::Tensor& tensor, const Label& label) {
+  const auto type = to_data_type(tensor.scalar_type());
+  if (!type) {
+    throw UsageError(
+        label.str() + ": dtype " + c10::toString(tensor.scalar_type()) +
+        " is not supported; expected uint8, int8, int16, int32, int64, bool, float16, bfloat16, "
+        "float32 or float64; convert the tensor with to()");
+  }
+  return *type;
+}
+
+void check_tensor(const torch::Tensor& tensor, const Label& label) {
+  if (!tensor.defined()) {
+    throw UsageError(label.str() + ": the tensor is undefined; expected one with data");
+  }
+  if (tensor.layout() != torch::kStrided) {
+    throw UsageError(label.str() + ": expected a dense tensor, got layout " +
+                     c10::str(tensor.layout()) + "; convert it with to_dense()");
+  }
+  if (tensor.is_cuda()) {
+    throw UsageError(label.str() + ": the tensor is on " + tensor.device().str() +
+                     ", but this build of hvd has no GPU backend; move it with cpu()");
+  }
+  if (!tensor.is_cpu()) {
+    throw UsageError(label.str() + ": the tensor is on " + tensor.device().str() +
+                     "; expected a CPU tensor; move it with cpu()");
+  }
+  data_type_of(tensor, label);
+}
+
+void check_writable(const torch::Tensor& tensor, const Label& label) {
+  check_tensor(tensor, label);
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw UsageError(
+        label.str() +
+        ": an in-place result cannot be written into a tensor whose elements share memory (an "
+        "expanded one); use contiguous() or clone()");
+  }
+}
+
+torch::Tensor packed(const torch::Tensor& tensor) {
+  return tensor.detach().resolve_neg().contiguous();
+}
+
+TensorView view_of(const torch::Tensor& tensor) {
+  return {.data = static_cast<std::byte*>(tensor.data_ptr()),
+          .count = tensor.numel(),
+          .dtype = *to_data_type(tensor.scalar_type()),
+          .device = {},
+          .shape = tensor.sizes().vec()};
+}
+
+std::optional<torch::ScalarType> wire_type(torch::ScalarType type, Compression compression) {
+  if (compression == Compression::kNone || (type != torch::kFloat32 && type != torch::kFloat64))
+    return std::nullopt;
+  return compression == Compression::kFloat16 ? torch::kFloat16 : torch::kBFloat16;
+}
+
+void mark_written(const torch::Tensor& tensor) {
+  // An inference tensor has no version.
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor> tensors) {
+  return std::make_shared<const std::vector<torch::Tensor>>(std::move(tensors));
+}
+
+Handle start(Task task, Progress progress) {
+  std::vector<Operation> operations{submit(std::move(task.submission), progress)};
+  std::vector<std::function<torch::Tensor()>> finish;
+  finish.push_back(std::move(task.finish));
+  return Handle(std::make_shared<PendingResult>(std::move(operations), std::move(finish)));
+}
+
+void make_group(const std::string& name, std::span<Submission> members) {
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    members[i].group = name;
+    members[i].group_size = static_cast<int>(members.size());
+    members[i].group_index = static_cast<int>(i);
+  }
+}
+
+Handle start_group(const std::string& name, std::vector<Task> tasks, Progress progress) {
+  std::vector<Submission> submissions;
+  std::vector<std::function<torch::Tensor()>> finish;
+  submissions.reserve(tasks.size());
+  finish.reserve(tasks.size());
+  for (Task& task : tasks) {
+    submissions.push_back(std::move(task.submission));
+    finish.push_back(std::move(task.finish));
+  }
+  make_group(name, submissions);
+  std::vector<Operation> operations;
+  if (!submissions.empty()) operations = submit_all(std::move(submissions), progress);
+  return Handle(std::make_shared<PendingResult>(std::move(operations), std::move(finish)));
+}
+
+PendingResult::PendingResult(std::vector<Operation> operations,
+                             std::vector<std::function<torch::Tensor()>> finish)
+    : operations_(std::move(operations)), finish_(std::move(finish)) {}
+
+bool PendingResult::done() const noexcept {
+  for (const Operation& operation : operations_) {
+    if (!operation.done()) return false;
+  }
+  return true;
+}
+
+const std::vector<torch::Tensor>& PendingResult::wait() {
+  // All of them before the first error is raised: a group's tensors are free again when wait()
+  // returns.
+  for (const Operation& operation : operations_) operation.wait();
+  for (const Operation& operation : operations_) operation.status().raise_if_error();
+  const std::lock_guard lock(mutex_);
+  if (!finished_) finish_all();
+  if (finish_error_) std::rethrow_exception(finish_error_);
+  return results_;
+}
+
+void PendingResult::finish_all() {
+  const torch::NoGradGuard no_grad;
+  finished_ = true;
+  try {
+    std::vector<torch::Tensor> results;
+    results.reserve(finish_.size());
+    for (const auto& finish : finish_) results.push_back(finish());
+    results_ = std::move(results);
+  } catch (...) {
+    finish_error_ = std::current_exception();
+  }
+  finish_.clear();
+}
+
+}  // namespace libtorch
+
+bool Handle::done() const noexcept { return result_ && result_->done(); }
+
+torch::Tensor Handle::wait() const {
+  const std::vector<torch::Tensor> results = wait_all();
+  if (results.size() != 1) {
+    throw UsageError("Handle::wait(): expected one result, got " + std::to_string(results.size()) +
+                     "; use wait_all() on a grouped operation");
+  }
+  return results.front();
+}
+
+std::vector<torch::Tensor> Handle::wait_all() const {
+  if (!result_)
+    throw UsageError("Handle::wait() on an empty handle; expected one that an operation returned");
+  return result_->wait();
+}
+
+}  // namespace hvd

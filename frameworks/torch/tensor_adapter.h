@@ -1,0 +1,89 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "hvd/torch/handle.h"
+#include "hvd/types.h"
+
+namespace hvd::libtorch {
+
+/// How an operation is called in messages: "allreduce 'loss'". Formats only when asked.
+struct Label {
+  std::string_view operation;
+  std::string_view name;
+  std::string str() const;
+};
+
+/// The core's name for the tensor's dtype. @throws UsageError for one that has none.
+DataType data_type_of(const torch::Tensor&, const Label&);
+
+bool is_supported(torch::ScalarType) noexcept;
+
+/// @throws UsageError unless the tensor is defined, dense, on the CPU and of a supported dtype.
+void check_tensor(const torch::Tensor&, const Label&);
+/// ... and its elements do not share memory, so that a result can be written into it.
+void check_writable(const torch::Tensor&, const Label&);
+
+/// The checked tensor detached, contiguous and without lazy negation; shares the memory where it
+/// can.
+torch::Tensor packed(const torch::Tensor&);
+
+/// View of a checked, contiguous tensor. Does not keep its memory alive.
+TensorView view_of(const torch::Tensor&);
+
+/// The 16-bit type that a tensor of this type travels as; nullopt: as it is.
+std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
+
+/// Makes autograd notice that the tensor's memory changed behind its back.
+void mark_written(const torch::Tensor&);
+
+/// Shares ownership of the tensors' memory with whoever holds the pointer.
+std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor>);
+
+/// A submission and what is left to do in the waiter once it succeeded.
+struct Task {
+  Submission submission = {};
+  std::function<torch::Tensor()> finish = {};
+};
+
+/// Submits. kCaller: the caller waits right away. @throws as submit().
+Handle start(Task, Progress);
+
+/// Makes the submissions one group, in this order. An empty name: unnamed, for members that are
+/// unnamed too.
+void make_group(const std::string& name, std::span<Submission> members);
+/// Submits all or none, as one group. None at all: a handle that is done.
+Handle start_group(const std::string& name, std::vector<Task>, Progress);
+
+/// What a Handle refers to. Thread-safe.
+class PendingResult {
+ public:
+  PendingResult(std::vector<Operation> operations,
+                std::vector<std::function<torch::Tensor()>> finish);
+  bool done() const noexcept;
+  /// Blocks; runs each `finish` once, in the first waiter.
+  const std::vector<torch::Tensor>& wait();
+
+ private:
+  void finish_all();
+
+  const std::vector<Operation> operations_;
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  std::vector<std::function<torch::Tensor()>> finish_;
+  bool finished_ = false;
+  std::exception_ptr finish_error_;
+  std::vector<torch::Tensor> results_;
+};
+
+}  // namespace hvd::libtorch
