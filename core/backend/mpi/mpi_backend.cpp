@@ -1,0 +1,125 @@
+#include "backend/mpi/mpi_backend.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "backend/mpi/allreduce_work.h"
+#include "backend/mpi/flow_works.h"
+#include "backend/mpi/lane.h"
+#include "hvd/error.h"
+
+namespace hvd::mpi {
+namespace {
+
+constexpr int kScore = 10;
+
+std::int64_t total(std::span<const std::int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+
+struct Sizes {
+  std::int64_t in = 0;
+  std::int64_t out = 0;
+  bool anything_to_do = false;  ///< agreed by all ranks
+};
+
+/// Nothing to do: a Work that has ended.
+class EmptyWork final : public Work {
+ public:
+  bool progress() override { return true; }
+};
+
+class MpiChannel final : public Channel {
+ public:
+  explicit MpiChannel(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
+
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
+    if (lane_->abandoned()) throw Error("mpi: " + std::string(to_string(collective.kind)) + " launched on a channel that has failed");
+    const Sizes sizes = sizes_of(collective);
+    const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
+    const bool reads_input = collective.kind != OpKind::kBroadcast || collective.root == lane_->rank();
+    if (reads_input) require(collective, "input", sizes.in * element, in.size());
+    require(collective, "output", sizes.out * element, out.size());
+    // alltoall and reducescatter know their own sizes only; they run, and messages of no bytes are left out.
+    if (!sizes.anything_to_do) return std::make_unique<EmptyWork>();
+    switch (collective.kind) {
+      case OpKind::kAllreduce: return make_allreduce_work(lane_, collective, in, out);
+      case OpKind::kBroadcast: return make_broadcast_work(lane_, collective, in, out);
+      case OpKind::kAllgather: return make_allgather_work(lane_, collective, in, out);
+      case OpKind::kReducescatter: return make_reducescatter_work(lane_, collective, in, out);
+      default: return make_alltoall_work(lane_, collective, in, out);
+    }
+  }
+
+  void abort() noexcept override { lane_->abandon(); }
+
+ private:
+  static void require(const Collective& collective, const char* what, std::int64_t expected, std::size_t got) {
+    if (expected >= 0 && static_cast<std::size_t>(expected) == got) return;
+    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected an " + what + " of " + std::to_string(expected) +
+                " bytes, got " + std::to_string(got));
+  }
+
+  void require_counts(const Collective& collective, std::span<const std::int64_t> counts) const {
+    const auto ranks = static_cast<std::size_t>(lane_->size());
+    const bool valid = counts.size() == ranks && std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
+    if (valid) return;
+    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected " + std::to_string(ranks) +
+                " counts, none negative, got " + std::to_string(counts.size()) + " counts");
+  }
+
+  Sizes sizes_of(const Collective& collective) const {
+    const auto own = static_cast<std::size_t>(lane_->rank());
+    const std::int64_t count = collective.count;
+    switch (collective.kind) {
+      case OpKind::kAllreduce: return {count, count, count > 0};
+      case OpKind::kBroadcast: {
+        if (collective.root < 0 || collective.root >= lane_->size()) {
+          throw Error("mpi: broadcast: root " + std::to_string(collective.root) + " of " + std::to_string(lane_->size()) + " ranks");
+        }
+        return {count, count, count > 0};
+      }
+      case OpKind::kAllgather: {
+        require_counts(collective, collective.counts);
+        const std::int64_t all = total(collective.counts);
+        return {collective.counts[own], all, all > 0};
+      }
+      case OpKind::kReducescatter: {
+        require_counts(collective, collective.counts);
+        const std::int64_t all = total(collective.counts);
+        return {all, collective.counts[own], all > 0};
+      }
+      case OpKind::kAlltoall:
+        require_counts(collective, collective.counts);
+        require_counts(collective, collective.send_counts);
+        return {total(collective.send_counts), total(collective.counts), true};
+      default:
+        throw Error("mpi: this backend has no " + std::string(to_string(collective.kind)));
+    }
+  }
+
+  std::shared_ptr<Lane> lane_;
+};
+
+}  // namespace
+
+MpiBackend::MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning) : world_(std::move(world)), tuning_(tuning) {
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
+  const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk && tuning.chunk_bytes % kLine == 0 &&
+                     tuning.direct_bytes <= kLargestChunk && tuning.windows >= 1 && tuning.windows <= kMaxWindows &&
+                     tuning.outstanding_chunks >= 1;
+  if (!valid) throw UsageError("MpiTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and at least 1 outstanding chunk");
+}
+
+int MpiBackend::score(const Topology&, const ChannelSpec& spec, const Collective& collective) const noexcept {
+  if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2) return 0;
+  if (collective.kind == OpKind::kBarrier || collective.kind == OpKind::kJoin || collective.op == ReduceOp::kAdasum) return 0;
+  return kScore;
+}
+
+std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers) {
+  return std::make_unique<MpiChannel>(std::make_shared<Lane>(world_, spec, peers, tuning_));
+}
+
+}  // namespace hvd::mpi
