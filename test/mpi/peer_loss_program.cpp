@@ -1,0 +1,91 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "hvd/error.h"
+#include "mpi/environment.h"
+#include "mpi/mpi_control_plane.h"
+
+// One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the others say when they noticed.
+// Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R gave up: MESSAGE".
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTimeout = 1s;
+
+void be_lost(const std::string& how) {
+  if (how == "kill") raise(SIGKILL);
+  if (how == "stop") raise(SIGSTOP);
+  if (how == "exit") std::exit(0);  // in the middle of the job: MPI_Finalize must not be waited for
+}
+
+int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victim) {
+  const hvd::SteadyClock clock;
+  const hvd::TimePoint start = clock.now();
+  const int last = plane.size() - 1;
+  while (clock.now() - start < 20s) {
+    plane.beat(clock.now());
+    if (plane.rank() == last && clock.now() - start > 300ms) be_lost(how);
+    const auto loss = plane.check_peers(clock.now(), kTimeout);
+    if (loss) {
+      const auto after = std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - start - 300ms).count();
+      std::printf("rank %d lost %d after %lld ms: %s\n", plane.rank(), loss->rank, static_cast<long long>(after), loss->cause.c_str());
+      std::fflush(stdout);
+      // The others notice it by themselves before the job ends.
+      std::this_thread::sleep_for(500ms);
+      if (how == "stop" && plane.rank() == 0) kill(victim, SIGKILL);
+      return 0;
+    }
+    std::this_thread::sleep_for(5ms);
+  }
+  std::printf("rank %d noticed nothing\n", plane.rank());
+  return 1;
+}
+
+/// The last rank starts MPI and never joins.
+int be_absent_or_give_up() {
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (rank == nullptr || size == nullptr) return 1;
+  hvd::mpi::ensure_initialized();
+  if (std::atoi(rank) == std::atoi(size) - 1) {
+    std::this_thread::sleep_for(2s);
+    hvd::mpi::mark_failed();
+    return 0;
+  }
+  try {
+    hvd::mpi::MpiWorld::join({.start_timeout = 500ms});
+  } catch (const hvd::PeerLostError& error) {
+    std::printf("rank %s gave up: %s\n", rank, error.what());
+    return 0;
+  }
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const std::string how = argv[1];
+  if (how == "absent") return be_absent_or_give_up();
+  const auto plane = hvd::mpi::make_mpi_control_plane(10s);
+  // The victim tells rank 0 its pid, as a stopped process has to be killed at the end.
+  pid_t victim = getpid();
+  if (plane->rank() == plane->size() - 1) plane->report(std::as_bytes(std::span(&victim, 1)));
+  if (plane->rank() == 0) {
+    for (;;) {
+      const auto message = plane->poll();
+      if (!message) continue;
+      std::memcpy(&victim, message->bytes.data(), sizeof victim);
+      break;
+    }
+  }
+  return watch(*plane, how, victim);
+}

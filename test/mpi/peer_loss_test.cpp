@@ -1,0 +1,75 @@
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <regex>
+#include <string>
+
+#include "mpi/support/mpi_test.h"
+
+// Runs peer_loss_program as a job of its own in which the last of three ranks is lost.
+
+namespace hvd::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Job {
+  std::string output;
+  Duration took = {};
+};
+
+Job run(const std::string& how) {
+  const SteadyClock clock;
+  const TimePoint start = clock.now();
+  // --enable-recovery: without it mpirun ends the other ranks itself, before they can notice anything.
+  const std::string command = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 40 " HVD_TEST_MPIEXEC
+                              " --enable-recovery --oversubscribe --bind-to none -np 3 " HVD_TEST_PROGRAM " " + how + " 2>&1";
+  Job job;
+  FILE* const pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) {
+    ADD_FAILURE() << "popen failed";
+    return job;
+  }
+  std::array<char, 4096> part{};
+  while (fgets(part.data(), part.size(), pipe) != nullptr) job.output += part.data();
+  pclose(pipe);
+  job.took = clock.now() - start;
+  return job;
+}
+
+/// Expects each survivor to have reported the loss of rank 2 within `limit`, with a cause that contains `cause`.
+void expect_noticed(const Job& job, int limit_ms, const std::string& cause) {
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::regex line("rank " + std::to_string(rank) + " lost 2 after (-?[0-9]+) ms: (.*)");
+    std::smatch match;
+    if (!std::regex_search(job.output, match, line)) {
+      ADD_FAILURE() << "rank " << rank << " did not report the loss of rank 2:\n" << job.output;
+      continue;
+    }
+    std::printf("rank %d: after %s ms: %s\n", rank, match[1].str().c_str(), match[2].str().c_str());
+    EXPECT_LT(std::stoi(match[1]), limit_ms) << job.output;
+    EXPECT_NE(match[2].str().find(cause), std::string::npos) << job.output;
+  }
+  EXPECT_LT(job.took, 20s) << "the survivors must not hang at exit:\n" << job.output;
+  EXPECT_TRUE(testing::shared_memory_names().empty());
+}
+
+TEST(PeerLoss, AKilledRankIsNoticedInASecond) { expect_noticed(run("kill"), 1000, " ended"); }
+
+TEST(PeerLoss, ARankThatExitsInTheMiddleIsNoticedInASecond) { expect_noticed(run("exit"), 1000, " ended"); }
+
+TEST(PeerLoss, AStoppedRankIsNoticedByItsSilence) { expect_noticed(run("stop"), 2500, "no sign of life for 1."); }
+
+TEST(PeerLoss, AnAbsentRankEndsTheStart) {
+  const Job job = run("absent");
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_NE(job.output.find("rank " + std::to_string(rank) + " gave up: init: not all 3 ranks arrived"), std::string::npos) << job.output;
+  }
+  EXPECT_LT(job.took, 20s);
+}
+
+}  // namespace
+}  // namespace hvd::mpi

@@ -1,0 +1,63 @@
+#include "mpi/support/mpi_test.h"
+
+#include <mpi.h>
+#include <sched.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "hvd/error.h"
+
+namespace hvd::testing {
+namespace {
+
+void wait_until(Duration timeout, const char* what, const std::function<bool()>& done) {
+  const SteadyClock clock;
+  const TimePoint end = clock.now() + timeout;
+  while (!done()) {
+    if (clock.now() > end) throw Error("rank " + std::to_string(mpi_rank()) + " waited in vain for " + what);
+    sched_yield();
+  }
+}
+
+}  // namespace
+
+int mpi_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+int mpi_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+void mpi_barrier() { MPI_Barrier(MPI_COMM_WORLD); }
+
+control::Message receive(control::ControlPlane& plane, Duration timeout) {
+  std::optional<control::Message> message;
+  wait_until(timeout, "a control message", [&] { return (message = plane.poll()).has_value(); });
+  return std::move(*message);
+}
+
+void complete(Work& work, Duration timeout) {
+  wait_until(timeout, "a collective", [&] { return work.progress(); });
+}
+
+std::vector<int> all_ranks() {
+  std::vector<int> ranks(static_cast<std::size_t>(mpi_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::vector<std::string> shared_memory_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().starts_with("hvd-")) names.push_back(entry.path().filename().string());
+  }
+  return names;
+}
+
+}  // namespace hvd::testing

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "control/control_plane.h"
+#include "hvd/backend.h"
+
+/// Helpers for tests that run as several ranks. A test runs on every rank at once; use EXPECT_ between collectives, so that a
+/// failure on one rank does not leave the others waiting.
+namespace hvd::testing {
+
+int mpi_rank();
+int mpi_size();
+/// Waits for all ranks, outside of hvd.
+void mpi_barrier();
+
+/// Drives the plane until a message has come. @throws hvd::Error after `timeout`.
+control::Message receive(control::ControlPlane&, Duration timeout = std::chrono::seconds(30));
+/// Drives a Work to its end. @throws hvd::Error after `timeout`.
+void complete(Work&, Duration timeout = std::chrono::seconds(60));
+/// 0, 1, ..., size - 1.
+std::vector<int> all_ranks();
+/// Names that begin with "hvd-" in /dev/shm.
+std::vector<std::string> shared_memory_names();
+
+}  // namespace hvd::testing

@@ -1,0 +1,83 @@
+#include "mpi/mpi_world.h"
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdlib>
+
+#include "hvd/error.h"
+#include "mpi/communicator.h"
+#include "mpi/mpi_error.h"
+#include "mpi/support/mpi_test.h"
+
+namespace hvd::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::mpi_rank;
+using testing::mpi_size;
+
+TEST(MpiWorld, AgreesWithMpi) {
+  const auto world = MpiWorld::join({.start_timeout = 30s});
+  EXPECT_EQ(world->topology().rank, mpi_rank());
+  EXPECT_EQ(world->topology().size, mpi_size());
+  EXPECT_EQ(world->topology().local_size, mpi_size());
+  EXPECT_TRUE(world->board_shared());
+  EXPECT_TRUE(world->rung_by_all());
+  testing::mpi_barrier();
+  EXPECT_TRUE(testing::shared_memory_names().empty()) << "the segment's name must go as soon as all have mapped it";
+  testing::mpi_barrier();
+  world->farewell();
+}
+
+TEST(MpiWorld, SeparatesHostsThatATestInvents) {
+  std::string hosts;
+  for (int rank = 0; rank < mpi_size(); ++rank) hosts += rank % 2 == 0 ? "even," : "odd,";
+  hosts.pop_back();
+  setenv("HVD_TEST_HOSTS", hosts.c_str(), 1);
+  const auto world = MpiWorld::join({.start_timeout = 30s});
+  unsetenv("HVD_TEST_HOSTS");
+  EXPECT_EQ(world->topology().local_rank, mpi_rank() / 2);
+  EXPECT_EQ(world->topology().local_size, (mpi_size() + 1 - mpi_rank() % 2) / 2);
+  EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
+  EXPECT_TRUE(world->board_shared());
+  world->farewell();
+}
+
+TEST(MpiWorld, RefusesAMalformedHostList) {
+  setenv("HVD_TEST_HOSTS", "a,b,c,d,e,f,g", 1);
+  EXPECT_THROW(MpiWorld::join({.start_timeout = 30s}), UsageError);
+  unsetenv("HVD_TEST_HOSTS");
+}
+
+TEST(MpiWorld, WorksWithoutSharedMemory) {
+  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = false});
+  EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
+  const std::uint32_t before = world->board().own_bell().ticket();
+  world->ring(mpi_rank());
+  EXPECT_NE(world->board().own_bell().ticket(), before) << "a rank can always ring itself";
+  world->farewell();
+}
+
+TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
+  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
+  EXPECT_EQ(world->board_shared(), mpi_size() == 1);
+  testing::mpi_barrier();
+  EXPECT_TRUE(testing::shared_memory_names().empty());
+  testing::mpi_barrier();
+  world->farewell();
+}
+
+TEST(MpiError, NamesCallPeerAndReason) {
+  try {
+    check(MPI_ERR_TRUNCATE, "MPI_Irecv", 3);
+    FAIL() << "no throw";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("MPI_Irecv with rank 3 failed: MPI_ERR_TRUNCATE"), std::string::npos) << text;
+  }
+  EXPECT_NO_THROW(check(MPI_SUCCESS, "MPI_Irecv"));
+}
+
+}  // namespace
+}  // namespace hvd::mpi
