@@ -37,11 +37,16 @@ void add_allreduces(std::vector<Case>& cases, int size) {
       for (const std::int64_t count : kCounts) {
         for (const bool in_place : {false, true}) {
           for (const bool unaligned : {false, true}) {
-            // The large ones are slow under a sanitizer: two placements of a sum, one of the others, instead of four.
+            // The large ones are slow under a sanitizer: two placements of a sum, one of the
+            // others, instead of four.
             if (count == kLarge && (in_place == unaligned || (op != ReduceOp::kSum && in_place))) {
               continue;
             }
-            cases.push_back({.op = op, .dtype = dtype, .count = count, .in_place = in_place, .unaligned = unaligned});
+            cases.push_back({.op = op,
+                             .dtype = dtype,
+                             .count = count,
+                             .in_place = in_place,
+                             .unaligned = unaligned});
           }
         }
       }
@@ -52,9 +57,13 @@ void add_allreduces(std::vector<Case>& cases, int size) {
     for (const std::int64_t count : kCounts) {
       const ReduceScale average{1.0, 1.0, size};
       cases.push_back({.dtype = dtype, .count = count, .scale = average, .in_place = true});
-      cases.push_back({.dtype = dtype, .count = std::min<std::int64_t>(count, 4099), .scale = average, .unaligned = true});
+      cases.push_back({.dtype = dtype,
+                       .count = std::min<std::int64_t>(count, 4099),
+                       .scale = average,
+                       .unaligned = true});
     }
-    for (const ReduceScale& scale : {ReduceScale{0.5, 1.0, 1}, ReduceScale{1.0, 0.3, 1}, ReduceScale{1.25, 0.75, size}}) {
+    for (const ReduceScale& scale :
+         {ReduceScale{0.5, 1.0, 1}, ReduceScale{1.0, 0.3, 1}, ReduceScale{1.25, 0.75, size}}) {
       for (const std::int64_t count : {7, 1023}) {
         cases.push_back({.dtype = dtype, .count = count, .scale = scale, .in_place = count == 7});
       }
@@ -81,7 +90,11 @@ void add_reducescatters(std::vector<Case>& cases, int size) {
     }
     if (dtype != DataType::kBool) {
       for (const ReduceScale& scale : {ReduceScale{1.0, 1.0, size}, ReduceScale{1.25, 0.3, 1}}) {
-        cases.push_back({.kind = OpKind::kReducescatter, .dtype = dtype, .count = 1023, .blocks = Blocks::kRagged, .scale = scale});
+        cases.push_back({.kind = OpKind::kReducescatter,
+                         .dtype = dtype,
+                         .count = 1023,
+                         .blocks = Blocks::kRagged,
+                         .scale = scale});
       }
     }
   }
@@ -91,7 +104,8 @@ void add_copies(std::vector<Case>& cases, OpKind kind, int size) {
   for (int number = 0; number < kDataTypeCount; ++number) {
     for (const std::int64_t count : kCounts) {
       for (const bool unaligned : {false, true}) {
-        const Case one{.kind = kind, .dtype = dtype_number(number), .count = count, .unaligned = unaligned};
+        const Case one{
+            .kind = kind, .dtype = dtype_number(number), .count = count, .unaligned = unaligned};
         if (kind == OpKind::kBroadcast) {
           for (int root = 0; root < size; ++root) {
             if (count == kLarge && root != number % size) {
@@ -117,8 +131,9 @@ void add_copies(std::vector<Case>& cases, OpKind kind, int size) {
 
 std::string describe(const Case& c) {
   std::ostringstream text;
-  text << to_string(c.kind) << ' ' << to_string(c.op) << ' ' << to_string(c.dtype) << " count " << c.count
-       << (c.blocks == Blocks::kRagged ? ", ragged" : "") << (c.in_place ? ", in place" : "") << (c.unaligned ? ", unaligned" : "");
+  text << to_string(c.kind) << ' ' << to_string(c.op) << ' ' << to_string(c.dtype) << " count "
+       << c.count << (c.blocks == Blocks::kRagged ? ", ragged" : "")
+       << (c.in_place ? ", in place" : "") << (c.unaligned ? ", unaligned" : "");
   if (c.kind == OpKind::kBroadcast) {
     text << ", root " << c.root;
   }
@@ -170,7 +185,8 @@ bool Run::View::surroundings_intact() const {
          std::all_of(first + static_cast<std::ptrdiff_t>(size), memory.end(), is_guard);
 }
 
-Run::Run(const Case& one, int rank, int size, std::uint64_t seed) : case_(one), rank_(rank), size_(size), seed_(seed) {
+Run::Run(const Case& one, int rank, int size, std::uint64_t seed)
+    : case_(one), rank_(rank), size_(size), seed_(seed) {
   switch (case_.kind) {
     case OpKind::kAllreduce:
     case OpKind::kReducescatter:
@@ -185,7 +201,8 @@ Run::Run(const Case& one, int rank, int size, std::uint64_t seed) : case_(one), 
   }
 }
 
-/// Elements that go from one rank to another (allgather: that `from` contributes; reducescatter: that `to` gets).
+/// Elements that go from one rank to another (allgather: that `from` contributes; reducescatter:
+/// that `to` gets).
 std::int64_t Run::block(int from, int to) const {
   if (case_.kind == OpKind::kReducescatter) {
     const std::int64_t begin = case_.count * to / size_;
@@ -207,8 +224,11 @@ std::int64_t Run::block(int from, int to) const {
 
 /// What a rank contributes (alltoall: to one other).
 Bytes Run::input_of(int rank, int to) const {
-  const std::int64_t count = case_.kind == OpKind::kAllgather || case_.kind == OpKind::kAlltoall ? block(rank, to) : case_.count;
-  return make_input(count, case_.dtype, case_.op, rank, seed_ * 1024 + static_cast<std::uint64_t>(to));
+  const std::int64_t count = case_.kind == OpKind::kAllgather || case_.kind == OpKind::kAlltoall
+                                 ? block(rank, to)
+                                 : case_.count;
+  return make_input(count, case_.dtype, case_.op, rank,
+                    seed_ * 1024 + static_cast<std::uint64_t>(to));
 }
 
 void Run::prepare_reduction() {
@@ -223,7 +243,8 @@ void Run::prepare_reduction() {
     }
     const auto own = counts_.begin() + rank_;
     const auto width = static_cast<std::int64_t>(size_of(case_.dtype));
-    const auto begin = expected_.begin() + std::accumulate(counts_.begin(), own, std::int64_t{0}) * width;
+    const auto begin =
+        expected_.begin() + std::accumulate(counts_.begin(), own, std::int64_t{0}) * width;
     expected_ = Bytes(begin, begin + *own * width);
   }
   aliased_ = case_.kind == OpKind::kAllreduce && case_.in_place;
@@ -258,7 +279,8 @@ void Run::place(const Bytes& input) {
   if (!aliased_) {
     input_.allocate(input, shift);
   }
-  output_.allocate(aliased_ ? input : Bytes(expected_.size(), std::byte{0x5a}), case_.unaligned ? 16 - shift : 0);
+  output_.allocate(aliased_ ? input : Bytes(expected_.size(), std::byte{0x5a}),
+                   case_.unaligned ? 16 - shift : 0);
 }
 
 std::unique_ptr<Work> Run::launch(Channel& channel) {
@@ -268,7 +290,8 @@ std::unique_ptr<Work> Run::launch(Channel& channel) {
   collective.dtype = case_.dtype;
   collective.scale = case_.scale;
   collective.root = case_.root;
-  collective.count = case_.kind == OpKind::kAllreduce || case_.kind == OpKind::kBroadcast ? case_.count : 0;
+  collective.count =
+      case_.kind == OpKind::kAllreduce || case_.kind == OpKind::kBroadcast ? case_.count : 0;
   collective.counts = counts_;
   collective.send_counts = send_counts_;
   View& source = aliased_ ? output_ : input_;
@@ -277,14 +300,15 @@ std::unique_ptr<Work> Run::launch(Channel& channel) {
 
 void Run::check() const {
   const std::int64_t wrong = first_difference(output_.data(), expected_, case_.dtype);
-  EXPECT_EQ(wrong, -1) << "rank " << rank_ << " of " << size_ << ", " << describe(case_) << ": the first wrong element";
-  EXPECT_TRUE(output_.surroundings_intact()) << "rank " << rank_ << " of " << size_ << ", " << describe(case_)
-                                             << ": wrote outside its output";
+  EXPECT_EQ(wrong, -1) << "rank " << rank_ << " of " << size_ << ", " << describe(case_)
+                       << ": the first wrong element";
+  EXPECT_TRUE(output_.surroundings_intact()) << "rank " << rank_ << " of " << size_ << ", "
+                                             << describe(case_) << ": wrote outside its output";
   if (!aliased_) {
     EXPECT_EQ(first_difference(input_.data(), original_input_, case_.dtype), -1)
         << "rank " << rank_ << " of " << size_ << ", " << describe(case_) << ": the input changed";
-    EXPECT_TRUE(input_.surroundings_intact()) << "rank " << rank_ << " of " << size_ << ", " << describe(case_)
-                                              << ": wrote around its input";
+    EXPECT_TRUE(input_.surroundings_intact()) << "rank " << rank_ << " of " << size_ << ", "
+                                              << describe(case_) << ": wrote around its input";
   }
 }
 

@@ -8,19 +8,23 @@
 #include "hvd/backend.h"
 #include "support/reference.h"
 
-/// One suite for every backend: each kind of collective x dtype x op x count, in place and not, aligned and not, ragged, scaled; inputs
-/// differ by rank and results must equal the serial reference bit for bit.
+/// One suite for every backend: each kind of collective x dtype x op x count, in place and not,
+/// aligned and not, ragged, scaled; inputs differ by rank and results must equal the serial
+/// reference bit for bit.
 ///
-/// How to run a backend through it. The ranks run SPMD: each makes the same calls in the same order.
+/// How to run a backend through it. The ranks run SPMD: each makes the same calls in the same
+/// order.
 ///
-///     class MpiHarness final : public hvd::conformance::Harness { ... };      // opens a channel over all ranks
-///     TEST_P(MpiConformance, Kind) {
-///       run_cases(harness, cases_of(GetParam(), harness.size()));             // GetParam() is one of kKinds
+///     class MpiHarness final : public hvd::conformance::Harness { ... };      // opens a channel
+///     over all ranks TEST_P(MpiConformance, Kind) {
+///       run_cases(harness, cases_of(GetParam(), harness.size()));             // GetParam() is one
+///       of kKinds
 ///     }
 ///     TEST(MpiConformance, BackToBack) { run_back_to_back(harness, mixed_cases(harness.size())); }
 ///
-/// Link hvd_conformance. Checks are EXPECT_s, so that a wrong result on one rank does not leave the others alone in the next collective; what
-/// a Work throws is not caught. One thread can step all ranks by using Run directly; local_conformance_test.cpp does both.
+/// Link hvd_conformance. Checks are EXPECT_s, so that a wrong result on one rank does not leave the
+/// others alone in the next collective; what a Work throws is not caught. One thread can step all
+/// ranks by using Run directly; local_conformance_test.cpp does both.
 namespace hvd::conformance {
 
 using testing::Bytes;
@@ -32,8 +36,8 @@ struct Case {
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
   DataType dtype = DataType::kFloat32;
-  /// Allreduce, broadcast: elements. Reducescatter: elements of all blocks together. Allgather, alltoall: of one block (of the largest,
-  /// when ragged).
+  /// Allreduce, broadcast: elements. Reducescatter: elements of all blocks together. Allgather,
+  /// alltoall: of one block (of the largest, when ragged).
   std::int64_t count = 0;
   Blocks blocks = Blocks::kEqual;  ///< kRagged: unequal ones, some of them empty
   ReduceScale scale = {};
@@ -44,8 +48,8 @@ struct Case {
 
 std::string describe(const Case&);
 
-inline constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter,
-                                    OpKind::kAlltoall};
+inline constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
+                                    OpKind::kReducescatter, OpKind::kAlltoall};
 
 /// Every case of one kind for this number of ranks.
 std::vector<Case> cases_of(OpKind, int size);
@@ -59,11 +63,13 @@ class Harness {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Channel& channel() = 0;
-  /// Calls progress() until it is true, sleeping in between as it likes. Must give up in bounded time.
+  /// Calls progress() until it is true, sleeping in between as it likes. Must give up in bounded
+  /// time.
   virtual void run(Work&) = 0;
 };
 
-/// One rank's part of one case: its memory, arguments and expected result. Used by one thread at a time.
+/// One rank's part of one case: its memory, arguments and expected result. Used by one thread at a
+/// time.
 class Run {
  public:
   /// Ranks give the same `seed`; different cases should not.
@@ -73,7 +79,8 @@ class Run {
 
   /// This object must outlive the Work.
   std::unique_ptr<Work> launch(Channel&);
-  /// EXPECTs the right output, an unchanged input, and untouched memory around both. To be called once the Work is complete.
+  /// EXPECTs the right output, an unchanged input, and untouched memory around both. To be called
+  /// once the Work is complete.
   void check() const;
 
  private:
@@ -110,7 +117,8 @@ class Run {
 
 /// Launches, runs and checks the cases one after the other, without a barrier in between.
 void run_cases(Harness&, const std::vector<Case>&);
-/// Prepares all first and checks all last, so that nothing but the collectives themselves separates them.
+/// Prepares all first and checks all last, so that nothing but the collectives themselves separates
+/// them.
 void run_back_to_back(Harness&, const std::vector<Case>&);
 
 }  // namespace hvd::conformance

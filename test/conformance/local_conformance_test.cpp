@@ -1,0 +1,226 @@
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "backend/local/local_backend.h"
+#include "base/doorbell.h"
+#include "conformance/conformance_suite.h"
+#include "support/watchdog.h"
+
+namespace hvd::conformance {
+namespace {
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// The bells of all ranks. Thread-safe.
+using Bells = std::deque<Doorbell>;
+
+class BellPeers final : public Peers {
+ public:
+  BellPeers(int rank, Bells& bells) : rank_(rank), bells_(bells) {}
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return static_cast<int>(bells_.size()); }
+  void ring(int world_rank) noexcept override {
+    bells_[static_cast<std::size_t>(world_rank)].ring();
+  }
+
+ private:
+  const int rank_;
+  Bells& bells_;
+};
+
+/// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
+/// sleep that was not ended.
+class ThreadHarness final : public Harness {
+ public:
+  ThreadHarness(int rank, Bells& bells, const std::shared_ptr<LocalWorld>& world)
+      : bell_(bells[static_cast<std::size_t>(rank)]), peers_(rank, bells), backend_(world) {
+    channel_ = backend_.open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
+  }
+
+  int rank() const override { return peers_.rank(); }
+  int size() const override { return peers_.size(); }
+  Channel& channel() override { return *channel_; }
+
+  void run(Work& work) override {
+    started_.fetch_add(1, std::memory_order_relaxed);
+    for (;;) {
+      const std::uint32_t ticket = bell_.ticket();
+      if (work.progress()) {
+        return;
+      }
+      const TimePoint asleep_since = SteadyClock().now();
+      bell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
+      if (SteadyClock().now() - asleep_since >= kNobodyRang) {
+        throw std::runtime_error("rank " + std::to_string(rank()) + " was not woken");
+      }
+    }
+  }
+
+ private:
+  static constexpr Duration kNobodyRang = std::chrono::seconds(60);
+
+  Doorbell& bell_;
+  BellPeers peers_;
+  LocalBackend backend_;
+  std::unique_ptr<Channel> channel_;
+  std::atomic<int> started_{0};
+  testing::WatchdogNote note_{[this] {
+    return "rank " + std::to_string(rank()) + ": in collective " +
+           std::to_string(started_.load(std::memory_order_relaxed));
+  }};
+};
+
+template <class Body>
+void run_threads(int size, const Body& body) {
+  Bells bells(static_cast<std::size_t>(size));
+  const auto world = std::make_shared<LocalWorld>(size);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      ThreadHarness harness(rank, bells, world);
+      try {
+        body(harness);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+}
+
+/// All ranks stepped in turn by the calling thread.
+void step_ranks(int size, const std::vector<Case>& cases) {
+  Bells bells(static_cast<std::size_t>(size));
+  const auto world = std::make_shared<LocalWorld>(size);
+  std::deque<BellPeers> peers;
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (int rank = 0; rank < size; ++rank) {
+    peers.emplace_back(rank, bells);
+    channels.push_back(
+        LocalBackend(world).open({.ranks = all_ranks(size), .set_rank = rank}, peers.back()));
+  }
+  std::uint64_t seed = 0;
+  for (const Case& one : cases) {
+    ++seed;
+    std::deque<Run> runs;
+    std::vector<std::unique_ptr<Work>> works;
+    for (int rank = 0; rank < size; ++rank) {
+      runs.emplace_back(one, rank, size, seed);
+      works.push_back(runs.back().launch(*channels[static_cast<std::size_t>(rank)]));
+    }
+    int done = 0;
+    // All have posted after the first round and done their share after the second; the third
+    // collects.
+    for (int round = 0; round < 3; ++round) {
+      for (std::unique_ptr<Work>& work : works) {
+        if (work != nullptr && work->progress()) {
+          work.reset();
+          ++done;
+        }
+      }
+    }
+    ASSERT_EQ(done, size) << describe(one);
+    for (const Run& run : runs) {
+      run.check();
+    }
+  }
+}
+
+class LocalConformance : public ::testing::TestWithParam<std::tuple<OpKind, int>> {};
+
+TEST_P(LocalConformance, RanksAsThreads) {
+  const auto [kind, size] = GetParam();
+  const std::vector<Case> cases = cases_of(kind, size);
+  run_threads(size, [&](Harness& harness) { run_cases(harness, cases); });
+}
+
+TEST_P(LocalConformance, OneThreadStepsAllRanks) {
+  const auto [kind, size] = GetParam();
+  // The threads run all of them; here a third of the large ones will do.
+  std::vector<Case> cases;
+  int index = 0;
+  for (const Case& one : cases_of(kind, size)) {
+    if (one.count <= 1023 || ++index % 3 == 0) {
+      cases.push_back(one);
+    }
+  }
+  step_ranks(size, cases);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllKinds, LocalConformance,
+                         ::testing::Combine(::testing::ValuesIn(kKinds),
+                                            ::testing::Values(1, 2, 3, 4, 8)),
+                         [](const auto& test) {
+                           return std::string(to_string(std::get<0>(test.param))) + "_" +
+                                  std::to_string(std::get<1>(test.param));
+                         });
+
+class LocalConformanceMixed : public ::testing::TestWithParam<int> {};
+
+TEST_P(LocalConformanceMixed, BackToBack) {
+  const int size = GetParam();
+  const std::vector<Case> cases = mixed_cases(size);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    run_threads(size, [&](Harness& harness) { run_back_to_back(harness, cases); });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, LocalConformanceMixed, ::testing::Values(1, 2, 3, 4, 8));
+
+// The suite itself must not pass a backend that leaves the output alone.
+class BrokenWork final : public Work {
+ public:
+  bool progress() override { return true; }
+};
+class BrokenChannel final : public Channel {
+ public:
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>,
+                               std::span<std::byte>) override {
+    return std::make_unique<BrokenWork>();
+  }
+  void abort() noexcept override {}
+};
+
+void check_a_channel_that_does_nothing() {
+  BrokenChannel channel;
+  Run run({.count = 7}, 0, 2, 1);
+  EXPECT_TRUE(run.launch(channel)->progress());
+  run.check();
+}
+
+TEST(ConformanceSuite, SeesAnOutputThatWasNotWritten) {
+  ::testing::TestPartResultArray results;
+  {
+    const ::testing::ScopedFakeTestPartResultReporter reporter(
+        ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &results);
+    check_a_channel_that_does_nothing();
+  }
+  EXPECT_EQ(results.size(), 1);
+}
+
+TEST(ConformanceSuite, OrderOfAFloatSumShowsInItsResult) {
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < 3; ++rank) {
+    inputs.push_back(testing::make_input(64, DataType::kFloat32, ReduceOp::kSum, rank, 1));
+  }
+  const Bytes forward = testing::reference_reduce(inputs, DataType::kFloat32, ReduceOp::kSum, {});
+  const Bytes backward = testing::reference_reduce({inputs.rbegin(), inputs.rend()},
+                                                   DataType::kFloat32, ReduceOp::kSum, {});
+  EXPECT_NE(forward, backward);
+}
+
+}  // namespace
+}  // namespace hvd::conformance
