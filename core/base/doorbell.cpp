@@ -12,7 +12,8 @@ namespace {
 
 // Note [No ring is lost]
 //
-// A sleeper S and a ringer R run (every atomic access is sequentially consistent, so they have one total order):
+// A sleeper S and a ringer R run (every atomic access is sequentially consistent, so they have one
+// total order):
 //
 //   S0  t = rings_                              R1  rings_ += 1
 //       look for work                           R2  n = sleepers_ (and drivers_)
@@ -20,14 +21,18 @@ namespace {
 //   S2  FUTEX_WAIT_BITSET: enqueue if rings_ == t
 //   S3  sleepers_ -= 1
 //
-// Suppose R1 comes after S0. If S2 sees the new value of rings_, S does not sleep. Otherwise S2's load precedes R1, hence S1 < S2 < R1 <
-// R2, so R2 counts S (S3 comes only after S woke) and R wakes. The kernel loads the word and enqueues under the lock that the wake takes,
-// and R1 precedes R3, so the wake cannot fall between the load and the enqueueing. The kernel's load is not a C++ seq_cst access, but
-// a full barrier stands before it (in S1, and again in futex_wait), which is all that the argument uses.
+// Suppose R1 comes after S0. If S2 sees the new value of rings_, S does not sleep. Otherwise S2's
+// load precedes R1, hence S1 < S2 < R1 < R2, so R2 counts S (S3 comes only after S woke) and R
+// wakes. The kernel loads the word and enqueues under the lock that the wake takes, and R1 precedes
+// R3, so the wake cannot fall between the load and the enqueueing. The kernel's load is not a C++
+// seq_cst access, but a full barrier stands before it (in S1, and again in futex_wait), which is
+// all that the argument uses.
 //
-// S counts itself in and out; the ringer never clears anything. (Clearing a "somebody sleeps" bit from the ringer would save the
-// system calls of a burst, but a slow R whose R1 preceded S0 could clear the bit between S1 and S2, wake nobody, and leave S asleep
-// unseen by the next ringer.) A process killed in its sleep leaves a count behind: rings then cost a needless system call, no more.
+// S counts itself in and out; the ringer never clears anything. (Clearing a "somebody sleeps" bit
+// from the ringer would save the system calls of a burst, but a slow R whose R1 preceded S0 could
+// clear the bit between S1 and S2, wake nobody, and leave S asleep unseen by the next ringer.) A
+// process killed in its sleep leaves a count behind: rings then cost a needless system call, no
+// more.
 //
 // Drivers: a ringer that finds drivers_ > 0 leaves the standby sleeper asleep. The last driver does
 //
@@ -35,23 +40,28 @@ namespace {
 //   D1  drivers_ -= 1
 //   D2  if rings_ != handled: ring()
 //
-// If R2 read drivers_ > 0 because it came before D1, then R1 < R2 < D1 < D2: D2 sees that ring, and unless the driver had handled it
-// D2 rings in its place, with drivers_ at 0. It must ring and not merely wake: a standby thread that took its ticket after R1, found the
-// token taken and is about to sleep would miss a wake, but not a changed rings_.
+// If R2 read drivers_ > 0 because it came before D1, then R1 < R2 < D1 < D2: D2 sees that ring, and
+// unless the driver had handled it D2 rings in its place, with drivers_ at 0. It must ring and not
+// merely wake: a standby thread that took its ticket after R1, found the token taken and is about
+// to sleep would miss a wake, but not a changed rings_.
 //
-// The counter wraps after 2^32 rings: a sleeper would have to be suspended between S0 and S2 for exactly that many.
+// The counter wraps after 2^32 rings: a sleeper would have to be suspended between S0 and S2 for
+// exactly that many.
 
 constexpr std::uint32_t kStandbyUnit = 1;
 constexpr std::uint32_t kDriverUnit = 1u << 16;
 constexpr std::uint32_t kStandbyMask = kDriverUnit - 1;
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "the futex system call takes a 32-bit word");
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "a lock would not work between processes");
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t),
+              "the futex system call takes a 32-bit word");
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free,
+              "a lock would not work between processes");
 
 // FUTEX_PRIVATE_FLAG is left out: the bell may lie in memory shared between processes.
-long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* deadline,
-           std::uint32_t bits) noexcept {
-  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, deadline, nullptr, bits);
+long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
+           const timespec* deadline, std::uint32_t bits) noexcept {
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, deadline,
+                 nullptr, bits);
 }
 
 }  // namespace
@@ -80,7 +90,8 @@ void Doorbell::sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexce
   }
   // FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time, unlike FUTEX_WAIT.
   timespec deadline{};
-  const bool limited = timeout < std::chrono::hours(24 * 365);  // beyond that the sum below could overflow
+  const bool limited =
+      timeout < std::chrono::hours(24 * 365);  // beyond that the sum below could overflow
   if (limited) {
     const TimePoint end = SteadyClock().now() + timeout;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(end);
@@ -89,8 +100,10 @@ void Doorbell::sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexce
   }
   const std::uint32_t unit = who == Sleeper::kDriver ? kDriverUnit : kStandbyUnit;
   sleepers_.fetch_add(unit, std::memory_order_seq_cst);
-  // EAGAIN (rung already), EINTR and ETIMEDOUT all mean "look again", which is what the caller does.
-  futex(rings_, FUTEX_WAIT_BITSET, ticket, limited ? &deadline : nullptr, static_cast<std::uint32_t>(who));
+  // EAGAIN (rung already), EINTR and ETIMEDOUT all mean "look again", which is what the caller
+  // does.
+  futex(rings_, FUTEX_WAIT_BITSET, ticket, limited ? &deadline : nullptr,
+        static_cast<std::uint32_t>(who));
   sleepers_.fetch_sub(unit, std::memory_order_seq_cst);
 }
 

@@ -9,8 +9,10 @@
 namespace hvd {
 namespace {
 
-void check_reduction(std::size_t sources, std::int64_t count, DataType dtype, ReduceOp op, const ReduceScale& scale) {
-  const std::string what = "reduce " + std::string(to_string(op)) + " of " + std::string(to_string(dtype)) + ": ";
+void check_reduction(std::size_t sources, std::int64_t count, DataType dtype, ReduceOp op,
+                     const ReduceScale& scale) {
+  const std::string what =
+      "reduce " + std::string(to_string(op)) + " of " + std::string(to_string(dtype)) + ": ";
   if (sources == 0) {
     throw Error(what + "no source was given; expected at least one");
   }
@@ -20,7 +22,8 @@ void check_reduction(std::size_t sources, std::int64_t count, DataType dtype, Re
   if (size_of(dtype) == 0) {
     throw Error(what + "unknown dtype number " + std::to_string(static_cast<int>(dtype)));
   }
-  if (op != ReduceOp::kSum && op != ReduceOp::kMin && op != ReduceOp::kMax && op != ReduceOp::kProduct) {
+  if (op != ReduceOp::kSum && op != ReduceOp::kMin && op != ReduceOp::kMax &&
+      op != ReduceOp::kProduct) {
     throw Error(what + "expected sum, min, max or product (an average is a sum with a divisor)");
   }
   if (scale.divisor < 1) {
@@ -73,7 +76,8 @@ namespace kernels {
 
 InstructionSet best_instruction_set() noexcept {
 #if HVD_HAVE_AVX2_VARIANT
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool has_avx2 =
+      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
   return has_avx2 ? InstructionSet::kAvx2 : InstructionSet::kBaseline;
 #else
   return InstructionSet::kBaseline;
@@ -96,8 +100,8 @@ void reduce_with(InstructionSet instructions, const Job& job) {
 
 }  // namespace kernels
 
-void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op,
-            const ReduceScale& scale) {
+void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
+            DataType dtype, ReduceOp op, const ReduceScale& scale) {
   check_reduction(sources.size(), count, dtype, op, scale);
   if (count == 0) {
     return;
@@ -108,7 +112,8 @@ void reduce(std::span<const std::byte* const> sources, std::byte* destination, s
     }
     return;
   }
-  kernels::reduce_with(kernels::best_instruction_set(), {sources, destination, count, dtype, op, scale});
+  kernels::reduce_with(kernels::best_instruction_set(),
+                       {sources, destination, count, dtype, op, scale});
 }
 
 void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op) {
@@ -124,8 +129,9 @@ void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, R
     case DataType::kInt64:
       return fill(destination, count, identity_of<std::int64_t>(op));
     case DataType::kBool:
-      return fill(destination, count,
-                  static_cast<std::uint8_t>(op == ReduceOp::kProduct || op == ReduceOp::kMin ? 1 : 0));
+      return fill(
+          destination, count,
+          static_cast<std::uint8_t>(op == ReduceOp::kProduct || op == ReduceOp::kMin ? 1 : 0));
     case DataType::kFloat16:
       return fill(destination, count, identity_of_16(op, 0x3c00, 0x7c00));
     case DataType::kBFloat16:

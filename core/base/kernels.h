@@ -9,24 +9,30 @@
 
 namespace hvd {
 
-/// destination[i] = scale(op over sources, in the order given, of sources[r][i]), for `count` elements. Thread-safe; no state.
+/// destination[i] = scale(op over sources, in the order given, of sources[r][i]), for `count`
+/// elements. Thread-safe; no state.
 ///
-/// Elements are combined strictly in source order and independently of one another, so the result does not depend on how a tensor
-/// was cut up. `op` is sum, min, max or product (an average is a sum with scale.divisor). `destination` may be one of the sources;
-/// otherwise no overlap. Any alignment.
+/// Elements are combined strictly in source order and independently of one another, so the result
+/// does not depend on how a tensor was cut up. `op` is sum, min, max or product (an average is a
+/// sum with scale.divisor). `destination` may be one of the sources; otherwise no overlap. Any
+/// alignment.
 ///
-/// Floating types: result = (op of prescale * x) * factor, factor = postscale / divisor computed in double. fp32, fp16 and bf16 take both
-/// factors rounded to fp32 and compute in fp32 (fp16 and bf16 are rounded once, at the end); fp64 computes in fp64. A NaN in any source gives
-/// NaN, for min and max too; of equal values (-0, +0) the first source's is kept.
-/// Integers: sums and products wrap; with a divisor they are accumulated in 64 bits (int64: in 128) and the exact quotient is truncated
-/// toward zero. Other factors: in long double, truncated toward zero and limited to the type's range (NaN gives 0).
-/// Bool: sum and max are a logical or, product and min a logical and, results are 0 or 1.
+/// Floating types: result = (op of prescale * x) * factor, factor = postscale / divisor computed in
+/// double. fp32, fp16 and bf16 take both factors rounded to fp32 and compute in fp32 (fp16 and bf16
+/// are rounded once, at the end); fp64 computes in fp64. A NaN in any source gives NaN, for min and
+/// max too; of equal values (-0, +0) the first source's is kept. Integers: sums and products wrap;
+/// with a divisor they are accumulated in 64 bits (int64: in 128) and the exact quotient is
+/// truncated toward zero. Other factors: in long double, truncated toward zero and limited to the
+/// type's range (NaN gives 0). Bool: sum and max are a logical or, product and min a logical and,
+/// results are 0 or 1.
 ///
-/// @throws Error when there is no source, `op` is average or adasum, the divisor is below 1, or a bool is to be scaled.
-void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count, DataType, ReduceOp,
-            const ReduceScale&);
+/// @throws Error when there is no source, `op` is average or adasum, the divisor is below 1, or a
+/// bool is to be scaled.
+void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
+            DataType, ReduceOp, const ReduceScale&);
 
-/// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the type's highest, ...).
+/// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
+/// type's highest, ...).
 void fill_identity(std::byte* destination, std::int64_t count, DataType, ReduceOp);
 
 }  // namespace hvd

@@ -8,7 +8,8 @@
 namespace hvd::kernels {
 namespace {
 
-// Written so that each is one or two instructions per vector. A NaN on either side wins; equal values keep the first.
+// Written so that each is one or two instructions per vector. A NaN on either side wins; equal
+// values keep the first.
 template <ReduceOp op, class T>
 HVD_INLINE T combine_floats(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
@@ -61,7 +62,9 @@ struct FloatPolicy {
     const Accumulator value = Format::widen(kernels::load<typename Format::Storage>(source, i));
     return scaled ? value * prescale : value;
   }
-  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const { return combine_floats<op>(a, b); }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const {
+    return combine_floats<op>(a, b);
+  }
   HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
     store(destination, i, Format::narrow(scaled ? value * postscale : value));
   }
@@ -69,9 +72,11 @@ struct FloatPolicy {
 
 #if HVD_HAVE_AVX2_VARIANT
 
-/// Eight halves at a time, all sources in one go. The same arithmetic per element as the common loop, which does the rest.
+/// Eight halves at a time, all sources in one go. The same arithmetic per element as the common
+/// loop, which does the rest.
 template <ReduceOp op, bool scaled>
-HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job, const FloatPolicy<Float16, op, scaled>& policy) {
+HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job,
+                                      const FloatPolicy<Float16, op, scaled>& policy) {
   constexpr std::int64_t kLanes = 8;
   const std::size_t source_count = job.sources.size();
   const std::byte* const* const sources = job.sources.data();
@@ -81,7 +86,8 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job, const FloatPolicy<Float16,
   for (std::int64_t i = 0; i < whole; i += kLanes) {
     __m256 sum = _mm256_setzero_ps();
     for (std::size_t source = 0; source < source_count; ++source) {
-      __m256 value = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(sources[source] + 2 * i)));
+      __m256 value = _mm256_cvtph_ps(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(sources[source] + 2 * i)));
       if constexpr (scaled) {
         value *= prescale;
       }
@@ -93,14 +99,16 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job, const FloatPolicy<Float16,
         sum *= value;
       } else {
         constexpr int kOrdered = op == ReduceOp::kMin ? _CMP_LE_OQ : _CMP_GE_OQ;
-        const __m256 keep = _mm256_or_ps(_mm256_cmp_ps(sum, value, kOrdered), _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
+        const __m256 keep = _mm256_or_ps(_mm256_cmp_ps(sum, value, kOrdered),
+                                         _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
         sum = _mm256_blendv_ps(value, sum, keep);
       }
     }
     if constexpr (scaled) {
       sum *= postscale;
     }
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(job.destination + 2 * i), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(job.destination + 2 * i),
+                     _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
   }
   for (std::int64_t i = whole; i < job.count; ++i) {
     float sum = policy.load(sources[0], i);

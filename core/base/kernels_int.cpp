@@ -8,10 +8,12 @@ namespace {
 __extension__ typedef __int128 Int128;
 __extension__ typedef unsigned __int128 UnsignedInt128;
 
-// A type's own unsigned type, at least as wide as int: a product of two uint16_t would be computed in int and could overflow it.
+// A type's own unsigned type, at least as wide as int: a product of two uint16_t would be computed
+// in int and could overflow it.
 template <class T>
 struct Wrapping {
-  using Type = std::conditional_t<(sizeof(T) < sizeof(unsigned)), unsigned, std::make_unsigned_t<T>>;
+  using Type =
+      std::conditional_t<(sizeof(T) < sizeof(unsigned)), unsigned, std::make_unsigned_t<T>>;
 };
 template <>
 struct Wrapping<Int128> {
@@ -36,9 +38,13 @@ HVD_INLINE T combine_integers(T a, T b) {
 template <class T, ReduceOp op>
 struct PlainPolicy {
   using Accumulator = T;
-  HVD_INLINE T load(const std::byte* source, std::int64_t i) const { return kernels::load<T>(source, i); }
+  HVD_INLINE T load(const std::byte* source, std::int64_t i) const {
+    return kernels::load<T>(source, i);
+  }
   HVD_INLINE T combine(T a, T b) const { return combine_integers<op>(a, b); }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, T value) const { store(destination, i, value); }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, T value) const {
+    store(destination, i, value);
+  }
 };
 
 /// Only a divisor: exact, in a type that holds every sum.
@@ -46,8 +52,12 @@ template <class T, ReduceOp op>
 struct QuotientPolicy {
   using Accumulator = std::conditional_t<(sizeof(T) < sizeof(std::int64_t)), std::int64_t, Int128>;
   std::int64_t divisor;
-  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const { return kernels::load<T>(source, i); }
-  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const { return combine_integers<op>(a, b); }
+  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const {
+    return kernels::load<T>(source, i);
+  }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const {
+    return combine_integers<op>(a, b);
+  }
   HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
     store(destination, i, static_cast<T>(value / divisor));
   }
@@ -97,7 +107,8 @@ void reduce_type(InstructionSet instructions, const Job& job) {
     if (scale.identity()) {
       run(instructions, job, PlainPolicy<T, op.value>{});
     } else if (scale.prescale == 1.0 && scale.postscale == 1.0) {
-      run_baseline(job, QuotientPolicy<T, op.value>{scale.divisor});  // a division does not vectorise
+      run_baseline(job,
+                   QuotientPolicy<T, op.value>{scale.divisor});  // a division does not vectorise
     } else {
       run_baseline(job, ExtendedPolicy<T, op.value>{static_cast<long double>(scale.prescale),
                                                     static_cast<long double>(scale.postscale),
@@ -115,7 +126,9 @@ struct BoolPolicy {
   HVD_INLINE std::uint8_t combine(std::uint8_t a, std::uint8_t b) const {
     return static_cast<std::uint8_t>(is_or ? a | b : a & b);
   }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, std::uint8_t value) const { store(destination, i, value); }
+  HVD_INLINE void finish(std::byte* destination, std::int64_t i, std::uint8_t value) const {
+    store(destination, i, value);
+  }
 };
 
 }  // namespace

@@ -9,7 +9,8 @@
 
 #include "base/kernels.h"
 
-/// Inside of the reduction kernels: the loop that every element type shares, and the choice of instruction set.
+/// Inside of the reduction kernels: the loop that every element type shares, and the choice of
+/// instruction set.
 namespace hvd::kernels {
 
 enum class InstructionSet { kBaseline, kAvx2 };
@@ -26,16 +27,17 @@ struct Job {
   ReduceScale scale;
 };
 
-/// The arguments are already checked, count > 0. Every instruction set gives the same bits (only the payload of a NaN made from
-/// two NaNs may differ).
+/// The arguments are already checked, count > 0. Every instruction set gives the same bits (only
+/// the payload of a NaN made from two NaNs may differ).
 void reduce_floating(InstructionSet, const Job&);
 void reduce_integer(InstructionSet, const Job&);
 void reduce_bool(InstructionSet, const Job&);
 /// Any dtype. The entry for tests; reduce() checks and calls it.
 void reduce_with(InstructionSet, const Job&);
 
-// The code below is always inlined into one of two callers, one of them compiled for AVX2. As nothing of it is emitted on its own, the
-// linker cannot pick an AVX2 copy for a processor that lacks it, which is the usual end of per-file -mavx2.
+// The code below is always inlined into one of two callers, one of them compiled for AVX2. As
+// nothing of it is emitted on its own, the linker cannot pick an AVX2 copy for a processor that
+// lacks it, which is the usual end of per-file -mavx2.
 #define HVD_INLINE [[gnu::always_inline]] inline
 #if defined(__x86_64__)
 #define HVD_HAVE_AVX2_VARIANT 1
@@ -59,9 +61,11 @@ HVD_INLINE void store(std::byte* data, std::int64_t index, T value) {
 /// Elements per block with three and more sources: the accumulators stay in the L1 cache.
 inline constexpr std::int64_t kBlock = 1024;
 
-/// Policy: `Accumulator`; load(source, i) -> Accumulator; combine(a, b) -> Accumulator; finish(destination, i, accumulator).
+/// Policy: `Accumulator`; load(source, i) -> Accumulator; combine(a, b) -> Accumulator;
+/// finish(destination, i, accumulator).
 ///
-/// ivdep: the destination is a source or overlaps none, so an iteration reads nothing that another one writes.
+/// ivdep: the destination is a source or overlaps none, so an iteration reads nothing that another
+/// one writes.
 template <class Policy>
 HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
   const std::byte* const* const sources = job.sources.data();

@@ -9,8 +9,8 @@ namespace hvd {
 Topology make_topology(int rank, const std::vector<std::string>& host_per_rank) {
   const int size = static_cast<int>(host_per_rank.size());
   if (rank < 0 || rank >= size) {
-    throw Error("topology: rank " + std::to_string(rank) + " is outside a job of " + std::to_string(size) +
-                " ranks; expected 0 to size - 1");
+    throw Error("topology: rank " + std::to_string(rank) + " is outside a job of " +
+                std::to_string(size) + " ranks; expected 0 to size - 1");
   }
   Topology topology;
   topology.rank = rank;
@@ -22,7 +22,8 @@ Topology make_topology(int rank, const std::vector<std::string>& host_per_rank) 
   std::vector<int> ranks_on_host;
   for (int other = 0; other < size; ++other) {
     const std::string& name = host_per_rank[static_cast<std::size_t>(other)];
-    const auto [entry, is_new] = index_of_host.try_emplace(name, static_cast<int>(topology.host_names.size()));
+    const auto [entry, is_new] =
+        index_of_host.try_emplace(name, static_cast<int>(topology.host_names.size()));
     if (is_new) {
       topology.host_names.push_back(name);
       ranks_on_host.push_back(0);

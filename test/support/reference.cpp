@@ -35,7 +35,8 @@ std::uint64_t hash(std::uint64_t value) {  // splitmix64
 double make_float(std::uint64_t bits, ReduceOp op) {
   const double fraction = 1.0 + static_cast<double>(bits >> 11) * 0x1p-53;  // [1, 2)
   const double sign = (bits & 1) != 0 ? -1.0 : 1.0;
-  const int exponent = op == ReduceOp::kProduct ? -static_cast<int>((bits >> 1) & 1) : static_cast<int>((bits >> 1) % 9) - 5;
+  const int exponent = op == ReduceOp::kProduct ? -static_cast<int>((bits >> 1) & 1)
+                                                : static_cast<int>((bits >> 1) % 9) - 5;
   return sign * std::ldexp(fraction, exponent);
 }
 
@@ -85,8 +86,8 @@ T combine(ReduceOp op, T a, T b) {
 
 /// For fp16 and bf16, `widen` and `narrow` convert; the arithmetic is in Real.
 template <class Real, class Storage, class Widen, class Narrow>
-void reduce_floats(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp op, const ReduceScale& scale, Widen widen,
-                   Narrow narrow) {
+void reduce_floats(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp op,
+                   const ReduceScale& scale, Widen widen, Narrow narrow) {
   const auto prescale = static_cast<Real>(scale.prescale);
   const auto factor = static_cast<Real>(scale.postscale / static_cast<double>(scale.divisor));
   for (std::size_t i = 0; i < output.size() / sizeof(Storage); ++i) {
@@ -124,7 +125,8 @@ T combine_integers(ReduceOp op, T a, T b) {
 }
 
 template <class T>
-void reduce_integers(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp op, const ReduceScale& scale) {
+void reduce_integers(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp op,
+                     const ReduceScale& scale) {
   const bool exact = scale.prescale == 1.0 && scale.postscale == 1.0;
   const auto prescale = static_cast<long double>(scale.prescale);
   for (std::size_t i = 0; i < output.size() / sizeof(T); ++i) {
@@ -138,7 +140,8 @@ void reduce_integers(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp o
       extended = combine<long double>(op, extended, static_cast<long double>(value) * prescale);
     }
     if (!exact) {
-      plain = truncate<T>(extended * static_cast<long double>(scale.postscale) / static_cast<long double>(scale.divisor));
+      plain = truncate<T>(extended * static_cast<long double>(scale.postscale) /
+                          static_cast<long double>(scale.divisor));
     } else if (op == ReduceOp::kSum) {
       plain = scale.divisor == 1 ? plain : static_cast<T>(sum / scale.divisor);
     }
@@ -169,7 +172,8 @@ Bytes make_input(std::int64_t count, DataType dtype, ReduceOp op, int rank, std:
   return bytes;
 }
 
-Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType dtype, ReduceOp op, const ReduceScale& scale) {
+Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType dtype, ReduceOp op,
+                       const ReduceScale& scale) {
   Bytes output(inputs.at(0).size());
   switch (dtype) {
     case DataType::kUInt8:
@@ -194,13 +198,16 @@ Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType dtype, ReduceO
       reduce_floats<float, std::uint16_t>(inputs, output, op, scale, half_to_float, float_to_half);
       break;
     case DataType::kBFloat16:
-      reduce_floats<float, std::uint16_t>(inputs, output, op, scale, bfloat16_to_float, float_to_bfloat16);
+      reduce_floats<float, std::uint16_t>(inputs, output, op, scale, bfloat16_to_float,
+                                          float_to_bfloat16);
       break;
     case DataType::kFloat32:
-      reduce_floats<float, float>(inputs, output, op, scale, [](float x) { return x; }, [](float x) { return x; });
+      reduce_floats<float, float>(
+          inputs, output, op, scale, [](float x) { return x; }, [](float x) { return x; });
       break;
     case DataType::kFloat64:
-      reduce_floats<double, double>(inputs, output, op, scale, [](double x) { return x; }, [](double x) { return x; });
+      reduce_floats<double, double>(
+          inputs, output, op, scale, [](double x) { return x; }, [](double x) { return x; });
       break;
   }
   return output;

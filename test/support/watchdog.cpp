@@ -31,8 +31,8 @@ std::string current_test() {
   alarm(5);
   const std::lock_guard lock(registry().mutex);
   const double seconds = std::chrono::duration<double>(limit).count();
-  std::fprintf(stderr, "\nwatchdog: pid %d has run for %.1f s; current test: %s\n", static_cast<int>(getpid()), seconds,
-               current_test().c_str());
+  std::fprintf(stderr, "\nwatchdog: pid %d has run for %.1f s; current test: %s\n",
+               static_cast<int>(getpid()), seconds, current_test().c_str());
   for (const auto& [id, describe] : registry().notes) {
     std::fprintf(stderr, "watchdog:   %s\n", describe().c_str());
   }
@@ -45,7 +45,8 @@ std::string current_test() {
 
 }  // namespace
 
-Watchdog::Watchdog(Duration limit) : thread_([this, limit](const std::stop_token& stop) { watch(stop, limit); }) {}
+Watchdog::Watchdog(Duration limit)
+    : thread_([this, limit](const std::stop_token& stop) { watch(stop, limit); }) {}
 
 Watchdog::~Watchdog() = default;  // the jthread asks its thread to stop and joins it
 

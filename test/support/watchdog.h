@@ -14,16 +14,19 @@ namespace hvd::testing {
 
 /// Ends a test program that hangs, a little before ctest would, and says what every rank was doing.
 ///
-/// Thread-safe. One per process, owned by run_all_tests(); tests reach it only through WatchdogNote.
+/// Thread-safe. One per process, owned by run_all_tests(); tests reach it only through
+/// WatchdogNote.
 class Watchdog {
  public:
-  /// Starts the clock. When `limit` passes before destruction, prints the report to stderr and aborts.
+  /// Starts the clock. When `limit` passes before destruction, prints the report to stderr and
+  /// aborts.
   explicit Watchdog(Duration limit);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// The limit that HVD_TEST_WATCHDOG_SECONDS asks for, 90 % of it; zero when it is unset, empty or not a positive number.
+  /// The limit that HVD_TEST_WATCHDOG_SECONDS asks for, 90 % of it; zero when it is unset, empty or
+  /// not a positive number.
   static Duration limit_from_environment();
 
  private:
@@ -34,10 +37,11 @@ class Watchdog {
   std::jthread thread_;  // last: uses everything above
 };
 
-/// While it lives, the watchdog's report contains `describe()`: "rank 2: waits for allreduce 'w1', 3 of 4 posted".
+/// While it lives, the watchdog's report contains `describe()`: "rank 2: waits for allreduce 'w1',
+/// 3 of 4 posted".
 ///
-/// `describe` runs on the watchdog's thread while the ranks hang, so it must not wait for a lock that a stuck rank may hold: read
-/// atomics, or try_lock.
+/// `describe` runs on the watchdog's thread while the ranks hang, so it must not wait for a lock
+/// that a stuck rank may hold: read atomics, or try_lock.
 class WatchdogNote {
  public:
   explicit WatchdogNote(std::function<std::string()> describe);
@@ -49,8 +53,9 @@ class WatchdogNote {
   int id_;
 };
 
-/// What main() does: parses GoogleTest's flags, starts the watchdog when the environment asks for one, runs the tests. A main() that has
-/// something to do around the tests (MPI_Init) calls it in between and installs its own listeners first.
+/// What main() does: parses GoogleTest's flags, starts the watchdog when the environment asks for
+/// one, runs the tests. A main() that has something to do around the tests (MPI_Init) calls it in
+/// between and installs its own listeners first.
 int run_all_tests(int* argc, char** argv);
 
 }  // namespace hvd::testing

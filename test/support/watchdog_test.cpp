@@ -35,7 +35,8 @@ TEST(Watchdog, LimitIsNineTenthsOfTheVariable) {
 }
 
 TEST(Watchdog, NoLimitWithoutAUsableVariable) {
-  for (const char* const value : {static_cast<const char*>(nullptr), "", "soon", "0", "-3", "nan"}) {
+  for (const char* const value :
+       {static_cast<const char*>(nullptr), "", "soon", "0", "-3", "nan"}) {
     const Variable variable(value);
     EXPECT_EQ(Watchdog::limit_from_environment(), Duration::zero()) << (value ? value : "(unset)");
   }
@@ -50,7 +51,9 @@ TEST(WatchdogDeathTest, ReportsTheTestAndEveryNoteThenAborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto hang = [] {
     const WatchdogNote gone([] { return std::string("rank 9: was here"); });
-    { const WatchdogNote ended([] { return std::string("ended note"); }); }
+    {
+      const WatchdogNote ended([] { return std::string("ended note"); });
+    }
     const WatchdogNote note([] { return std::string("rank 1: waits for allreduce 'w1'"); });
     const Watchdog watchdog{Duration(milliseconds(20))};
     std::this_thread::sleep_for(seconds(30));

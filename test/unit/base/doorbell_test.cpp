@@ -49,7 +49,8 @@ TEST(Doorbell, ARingWakesEverySleeperOfBothKinds) {
   Doorbell bell;
   const std::uint32_t ticket = bell.ticket();
   std::vector<std::jthread> sleepers;
-  for (const Sleeper who : {Sleeper::kStandby, Sleeper::kStandby, Sleeper::kDriver, Sleeper::kDriver}) {
+  for (const Sleeper who :
+       {Sleeper::kStandby, Sleeper::kStandby, Sleeper::kDriver, Sleeper::kDriver}) {
     sleepers.emplace_back([&bell, ticket, who] { bell.sleep(ticket, who, Duration::max()); });
   }
   std::this_thread::sleep_for(milliseconds(20));
@@ -57,7 +58,8 @@ TEST(Doorbell, ARingWakesEverySleeperOfBothKinds) {
   sleepers.clear();  // joins; a sleeper that was missed hangs until the watchdog
 }
 
-// How long a standby sleeper that took its ticket before `act` stays asleep, with `limit` as timeout.
+// How long a standby sleeper that took its ticket before `act` stays asleep, with `limit` as
+// timeout.
 template <class Act>
 Duration standby_sleep(Doorbell& bell, Duration limit, Act act) {
   const std::uint32_t ticket = bell.ticket();
@@ -114,8 +116,8 @@ TEST(Doorbell, DriversNest) {
   bell.hand_back(bell.ticket());
 }
 
-// Two sides pass a token back and forth through plain words beside the bells; a lost ring hangs until the sleep's timeout and is seen
-// as the time that it takes.
+// Two sides pass a token back and forth through plain words beside the bells; a lost ring hangs
+// until the sleep's timeout and is seen as the time that it takes.
 struct PingPong {
   Doorbell bells[2];
   std::atomic<std::uint32_t> turns{0};
@@ -145,7 +147,8 @@ TEST(Doorbell, NoRingIsLostBetweenThreads) {
 }
 
 TEST(Doorbell, NoRingIsLostBetweenProcesses) {
-  void* const page = mmap(nullptr, sizeof(PingPong), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const page =
+      mmap(nullptr, sizeof(PingPong), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
   auto* const game = static_cast<PingPong*>(page);  // zero-filled memory is a valid game
   const TimePoint start = now();
@@ -164,8 +167,8 @@ TEST(Doorbell, NoRingIsLostBetweenProcesses) {
   munmap(page, sizeof(PingPong));
 }
 
-// A standby thread and drivers that come and go share an engine's token, as the runtime does; producers count work and ring. All work
-// must be done without any sleep running into its timeout.
+// A standby thread and drivers that come and go share an engine's token, as the runtime does;
+// producers count work and ring. All work must be done without any sleep running into its timeout.
 TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
   constexpr int kItems = 20000;
   Doorbell bell;

@@ -14,9 +14,9 @@ double value_of(std::uint16_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
   const int mantissa = bits & ((1 << mantissa_bits) - 1);
-  const double magnitude = exponent == 0
-                               ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
-                               : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                    : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
@@ -27,7 +27,9 @@ struct Format {
   float (*widen)(std::uint16_t);
   std::uint16_t (*narrow)(float);
 
-  std::uint16_t infinity() const { return static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << mantissa_bits); }
+  std::uint16_t infinity() const {
+    return static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << mantissa_bits);
+  }
 };
 
 class HalfTest : public ::testing::TestWithParam<Format> {};
@@ -44,7 +46,9 @@ TEST_P(HalfTest, EveryValueWidensToItsDefinition) {
     } else if (magnitude == format.infinity()) {
       ASSERT_TRUE(std::isinf(wide)) << std::hex << bits;
     } else {
-      ASSERT_EQ(static_cast<double>(wide), value_of(half, format.exponent_bits, format.mantissa_bits)) << std::hex << bits;
+      ASSERT_EQ(static_cast<double>(wide),
+                value_of(half, format.exponent_bits, format.mantissa_bits))
+          << std::hex << bits;
     }
   }
 }
@@ -62,22 +66,28 @@ TEST_P(HalfTest, EveryValueSurvivesTheRoundTrip) {
 TEST_P(HalfTest, RoundsToNearestEvenBetweenAllNeighbours) {
   const Format& format = GetParam();
   for (unsigned low = 0; low + 1 < format.infinity(); ++low) {
-    const double below = value_of(static_cast<std::uint16_t>(low), format.exponent_bits, format.mantissa_bits);
-    const double above = value_of(static_cast<std::uint16_t>(low + 1), format.exponent_bits, format.mantissa_bits);
-    const auto middle = static_cast<float>((below + above) / 2);  // exact: fp32 has more bits, or (bf16) just enough
+    const double below =
+        value_of(static_cast<std::uint16_t>(low), format.exponent_bits, format.mantissa_bits);
+    const double above =
+        value_of(static_cast<std::uint16_t>(low + 1), format.exponent_bits, format.mantissa_bits);
+    const auto middle = static_cast<float>((below + above) /
+                                           2);  // exact: fp32 has more bits, or (bf16) just enough
     const unsigned even = (low & 1) == 0 ? low : low + 1;
     ASSERT_EQ(format.narrow(middle), even) << std::hex << low;
     ASSERT_EQ(format.narrow(-middle), even | 0x8000) << std::hex << low;
     ASSERT_EQ(format.narrow(std::nextafter(middle, 0.0f)), low) << std::hex << low;
-    ASSERT_EQ(format.narrow(std::nextafter(middle, std::numeric_limits<float>::infinity())), low + 1) << std::hex << low;
+    ASSERT_EQ(format.narrow(std::nextafter(middle, std::numeric_limits<float>::infinity())),
+              low + 1)
+        << std::hex << low;
   }
 }
 
 TEST_P(HalfTest, OverflowsToInfinityHalfAStepAboveTheHighest) {
   const Format& format = GetParam();
   const auto highest = static_cast<std::uint16_t>(format.infinity() - 1);
-  const double step = value_of(highest, format.exponent_bits, format.mantissa_bits) -
-                      value_of(static_cast<std::uint16_t>(highest - 1), format.exponent_bits, format.mantissa_bits);
+  const double step =
+      value_of(highest, format.exponent_bits, format.mantissa_bits) -
+      value_of(static_cast<std::uint16_t>(highest - 1), format.exponent_bits, format.mantissa_bits);
   const auto limit =
       static_cast<float>(value_of(highest, format.exponent_bits, format.mantissa_bits) + step / 2);
   EXPECT_EQ(format.narrow(limit), format.infinity());
@@ -94,7 +104,8 @@ TEST_P(HalfTest, TheSmallestFloatsBecomeZeroWithTheirSign) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, HalfTest,
                          ::testing::Values(Format{"float16", 5, 10, half_to_float, float_to_half},
-                                           Format{"bfloat16", 8, 7, bfloat16_to_float, float_to_bfloat16}),
+                                           Format{"bfloat16", 8, 7, bfloat16_to_float,
+                                                  float_to_bfloat16}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

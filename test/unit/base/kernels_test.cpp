@@ -38,7 +38,8 @@ std::vector<InstructionSet> instruction_sets() {
 // Memory at a chosen misalignment, with a guard on either side.
 class Buffer {
  public:
-  Buffer(const Bytes& content, std::size_t shift) : size_(content.size()), shift_(shift), memory_(content.size() + 64 + 17, kGuard) {
+  Buffer(const Bytes& content, std::size_t shift)
+      : size_(content.size()), shift_(shift), memory_(content.size() + 64 + 17, kGuard) {
     std::copy(content.begin(), content.end(), data());
   }
   std::byte* data() {
@@ -64,13 +65,15 @@ struct Reduction {
 };
 
 std::string describe(const Reduction& r) {
-  return std::string(to_string(r.op)) + " of " + std::string(to_string(r.dtype)) + ", sources " + std::to_string(r.sources) +
-         ", count " + std::to_string(r.count) + ", in place " + std::to_string(r.in_place) +
-         (r.unaligned ? ", unaligned" : "") + ", scale " + std::to_string(r.scale.prescale) + " " +
-         std::to_string(r.scale.postscale) + " / " + std::to_string(r.scale.divisor);
+  return std::string(to_string(r.op)) + " of " + std::string(to_string(r.dtype)) + ", sources " +
+         std::to_string(r.sources) + ", count " + std::to_string(r.count) + ", in place " +
+         std::to_string(r.in_place) + (r.unaligned ? ", unaligned" : "") + ", scale " +
+         std::to_string(r.scale.prescale) + " " + std::to_string(r.scale.postscale) + " / " +
+         std::to_string(r.scale.divisor);
 }
 
-void expect_reduction(InstructionSet instructions, const Reduction& r, const std::vector<Bytes>& inputs, const Bytes& expected) {
+void expect_reduction(InstructionSet instructions, const Reduction& r,
+                      const std::vector<Bytes>& inputs, const Bytes& expected) {
   std::vector<Buffer> buffers;
   std::vector<const std::byte*> sources;
   buffers.reserve(inputs.size());
@@ -81,13 +84,15 @@ void expect_reduction(InstructionSet instructions, const Reduction& r, const std
   Buffer separate(Bytes(expected.size(), kGuard), r.unaligned ? 3 : 0);
   Buffer& destination = r.in_place >= 0 ? buffers[static_cast<std::size_t>(r.in_place)] : separate;
   if (r.count > 0) {
-    kernels::reduce_with(instructions, {sources, destination.data(), r.count, r.dtype, r.op, r.scale});
+    kernels::reduce_with(instructions,
+                         {sources, destination.data(), r.count, r.dtype, r.op, r.scale});
   }
   ASSERT_EQ(first_difference(destination.data(), expected, r.dtype), -1) << describe(r);
   ASSERT_TRUE(destination.guard_intact()) << describe(r);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (static_cast<int>(i) != r.in_place) {
-      ASSERT_EQ(first_difference(buffers[i].data(), inputs[i], r.dtype), -1) << "source " << i << " changed: " << describe(r);
+      ASSERT_EQ(first_difference(buffers[i].data(), inputs[i], r.dtype), -1)
+          << "source " << i << " changed: " << describe(r);
     }
   }
 }
@@ -96,9 +101,10 @@ class KernelsTest : public ::testing::TestWithParam<std::tuple<DataType, ReduceO
 
 TEST_P(KernelsTest, EqualTheReference) {
   const auto [dtype, op] = GetParam();
-  for (const ReduceScale& scale :
-       {ReduceScale{}, ReduceScale{1.0, 1.0, 3}, ReduceScale{0.75, 1.0, 1}, ReduceScale{1.25, 0.3, 7}}) {
-    if (!scale.identity() && (dtype == DataType::kBool || (scale.divisor != 1 && op != ReduceOp::kSum))) {
+  for (const ReduceScale& scale : {ReduceScale{}, ReduceScale{1.0, 1.0, 3},
+                                   ReduceScale{0.75, 1.0, 1}, ReduceScale{1.25, 0.3, 7}}) {
+    if (!scale.identity() &&
+        (dtype == DataType::kBool || (scale.divisor != 1 && op != ReduceOp::kSum))) {
       continue;
     }
     for (const std::int64_t count : kCounts) {
@@ -108,13 +114,16 @@ TEST_P(KernelsTest, EqualTheReference) {
         const Bytes expected = reference_reduce(inputs, dtype, op, scale);
         for (int in_place = -1; in_place < sources; ++in_place) {
           for (const InstructionSet instructions : instruction_sets()) {
-            expect_reduction(instructions, {dtype, op, sources, count, scale, in_place, in_place % 2 != 0}, inputs, expected);
+            expect_reduction(instructions,
+                             {dtype, op, sources, count, scale, in_place, in_place % 2 != 0},
+                             inputs, expected);
             if (HasFatalFailure()) {
               return;
             }
           }
         }
-        expect_reduction(kernels::best_instruction_set(), {dtype, op, sources, count, scale, -1, false}, inputs, expected);
+        expect_reduction(kernels::best_instruction_set(),
+                         {dtype, op, sources, count, scale, -1, false}, inputs, expected);
       }
     }
   }
@@ -158,16 +167,19 @@ TEST_P(KernelsTest, TheIdentityChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(
     AllTypes, KernelsTest,
-    ::testing::Combine(::testing::Values(DataType::kUInt8, DataType::kInt8, DataType::kInt16, DataType::kInt32, DataType::kInt64,
-                                         DataType::kBool, DataType::kFloat16, DataType::kBFloat16, DataType::kFloat32,
-                                         DataType::kFloat64),
+    ::testing::Combine(::testing::Values(DataType::kUInt8, DataType::kInt8, DataType::kInt16,
+                                         DataType::kInt32, DataType::kInt64, DataType::kBool,
+                                         DataType::kFloat16, DataType::kBFloat16,
+                                         DataType::kFloat32, DataType::kFloat64),
                        ::testing::ValuesIn(kOps)),
     [](const auto& test) {
-      return std::string(to_string(std::get<0>(test.param))) + "_" + std::string(to_string(std::get<1>(test.param)));
+      return std::string(to_string(std::get<0>(test.param))) + "_" +
+             std::string(to_string(std::get<1>(test.param)));
     });
 
 template <class T>
-T reduce_values(std::initializer_list<T> values, DataType dtype, ReduceOp op, const ReduceScale& scale = {}) {
+T reduce_values(std::initializer_list<T> values, DataType dtype, ReduceOp op,
+                const ReduceScale& scale = {}) {
   std::vector<const std::byte*> sources;
   for (const T& value : values) {
     sources.push_back(reinterpret_cast<const std::byte*>(&value));
@@ -188,31 +200,43 @@ TEST(Kernels, NarrowIntegersAverageWithoutOverflowAndSumWithWrapping) {
 }
 
 TEST(Kernels, IntegerAveragesTruncateTowardZeroExactly) {
-  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, divide_by(2)), -3);
+  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, divide_by(2)),
+            -3);
   EXPECT_EQ(reduce_values<std::int32_t>({3, 4}, DataType::kInt32, ReduceOp::kSum, divide_by(2)), 3);
   const std::int64_t above_2_53 = (std::int64_t{1} << 60) + 1;
-  EXPECT_EQ(reduce_values({above_2_53, above_2_53, above_2_53}, DataType::kInt64, ReduceOp::kSum, divide_by(3)), above_2_53);
+  EXPECT_EQ(reduce_values({above_2_53, above_2_53, above_2_53}, DataType::kInt64, ReduceOp::kSum,
+                          divide_by(3)),
+            above_2_53);
   const std::int64_t highest = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(reduce_values({highest, highest}, DataType::kInt64, ReduceOp::kSum, divide_by(2)), highest);
+  EXPECT_EQ(reduce_values({highest, highest}, DataType::kInt64, ReduceOp::kSum, divide_by(2)),
+            highest);
 }
 
 TEST(Kernels, FactorsOnIntegersTruncateAndStayInRange) {
-  EXPECT_EQ(reduce_values<std::int32_t>({3, 4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}), 3);
-  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}), -3);
+  EXPECT_EQ(reduce_values<std::int32_t>({3, 4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}),
+            3);
+  EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}),
+            -3);
   // Each half is kept until the end: 1.5 + 2.5 = 4.
-  EXPECT_EQ(reduce_values<std::int32_t>({3, 5}, DataType::kInt32, ReduceOp::kSum, {0.5, 1.0, 1}), 4);
-  EXPECT_EQ(reduce_values<std::int8_t>({100, 100}, DataType::kInt8, ReduceOp::kSum, {2.0, 1.0, 1}), 127);
-  EXPECT_EQ(reduce_values<std::uint8_t>({100, 100}, DataType::kUInt8, ReduceOp::kSum, {-1.0, 1.0, 1}), 0);
+  EXPECT_EQ(reduce_values<std::int32_t>({3, 5}, DataType::kInt32, ReduceOp::kSum, {0.5, 1.0, 1}),
+            4);
+  EXPECT_EQ(reduce_values<std::int8_t>({100, 100}, DataType::kInt8, ReduceOp::kSum, {2.0, 1.0, 1}),
+            127);
+  EXPECT_EQ(
+      reduce_values<std::uint8_t>({100, 100}, DataType::kUInt8, ReduceOp::kSum, {-1.0, 1.0, 1}), 0);
   EXPECT_EQ(reduce_values<std::int64_t>({1, 1}, DataType::kInt64, ReduceOp::kSum, {1.0, 1e30, 1}),
             std::numeric_limits<std::int64_t>::max());
-  EXPECT_EQ(reduce_values<std::int64_t>({1, 1}, DataType::kInt64, ReduceOp::kSum, {1.0, std::nan(""), 1}), 0);
+  EXPECT_EQ(
+      reduce_values<std::int64_t>({1, 1}, DataType::kInt64, ReduceOp::kSum, {1.0, std::nan(""), 1}),
+      0);
 }
 
 TEST(Kernels, HalvesAreAccumulatedInFloatAndRoundedOnce) {
   // 2048 + 1 is 2048 in fp16; 2048 + 1 + 1 is 2050 when it is not rounded in between.
   const std::uint16_t large = float_to_half(2048.0f);
   const std::uint16_t one = float_to_half(1.0f);
-  EXPECT_EQ(reduce_values({large, one, one}, DataType::kFloat16, ReduceOp::kSum), float_to_half(2050.0f));
+  EXPECT_EQ(reduce_values({large, one, one}, DataType::kFloat16, ReduceOp::kSum),
+            float_to_half(2050.0f));
   // The sum overflows fp16, its average does not.
   const std::uint16_t high = float_to_half(60000.0f);
   EXPECT_EQ(reduce_values({high, high}, DataType::kFloat16, ReduceOp::kSum, divide_by(2)), high);
@@ -240,14 +264,19 @@ TEST(Kernels, BoolsAreLogicalAndBecomeZeroOrOne) {
 
 // Runs every position of a 19-element vector through the vector body and the tail.
 template <class T>
-std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std::vector<T>>& arrays, DataType dtype, ReduceOp op) {
+std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std::vector<T>>& arrays,
+                             DataType dtype, ReduceOp op) {
   std::vector<const std::byte*> sources;
   for (const auto& array : arrays) {
     sources.push_back(reinterpret_cast<const std::byte*>(array.data()));
   }
   std::vector<T> result(arrays[0].size());
-  kernels::reduce_with(instructions, {sources, reinterpret_cast<std::byte*>(result.data()),
-                                      static_cast<std::int64_t>(result.size()), dtype, op, {}});
+  kernels::reduce_with(instructions, {sources,
+                                      reinterpret_cast<std::byte*>(result.data()),
+                                      static_cast<std::int64_t>(result.size()),
+                                      dtype,
+                                      op,
+                                      {}});
   return result;
 }
 
@@ -262,10 +291,13 @@ TEST(Kernels, ANanAnywhereWinsInEveryOperation) {
         for (const float value : reduce_arrays(instructions, arrays, DataType::kFloat32, op)) {
           EXPECT_TRUE(std::isnan(value)) << to_string(op) << " float32, source " << where;
         }
-        std::vector<std::vector<std::uint16_t>> halves(3, std::vector<std::uint16_t>(kCount, float_to_half(2.0f)));
+        std::vector<std::vector<std::uint16_t>> halves(
+            3, std::vector<std::uint16_t>(kCount, float_to_half(2.0f)));
         halves[where].assign(kCount, float_to_half(nan));
-        for (const std::uint16_t value : reduce_arrays(instructions, halves, DataType::kFloat16, op)) {
-          EXPECT_TRUE(std::isnan(half_to_float(value))) << to_string(op) << " float16, source " << where;
+        for (const std::uint16_t value :
+             reduce_arrays(instructions, halves, DataType::kFloat16, op)) {
+          EXPECT_TRUE(std::isnan(half_to_float(value)))
+              << to_string(op) << " float16, source " << where;
         }
       }
     }
@@ -276,7 +308,8 @@ TEST(Kernels, OfEqualZerosMinAndMaxKeepTheFirst) {
   for (const InstructionSet instructions : instruction_sets()) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       for (const float first : {0.0f, -0.0f}) {
-        const std::vector<std::vector<float>> arrays = {std::vector<float>(19, first), std::vector<float>(19, -first)};
+        const std::vector<std::vector<float>> arrays = {std::vector<float>(19, first),
+                                                        std::vector<float>(19, -first)};
         for (const float value : reduce_arrays(instructions, arrays, DataType::kFloat32, op)) {
           EXPECT_EQ(std::signbit(value), std::signbit(first));
         }
@@ -292,7 +325,8 @@ TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
   }
   const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);  // x + -0 is x, for every x
   for (const InstructionSet instructions : instruction_sets()) {
-    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros}, DataType::kFloat16, ReduceOp::kSum);
+    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
+                                                   DataType::kFloat16, ReduceOp::kSum);
     for (std::size_t i = 0; i < all.size(); ++i) {
       ASSERT_EQ(sums[i], float_to_half(half_to_float(all[i]))) << i;
     }
@@ -313,9 +347,12 @@ TEST(Kernels, RefusesWhatItCannotDo) {
   EXPECT_THROW(reduce(source, destination, -1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
   EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAverage, {}), Error);
   EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAdasum, {}), Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kSum, divide_by(0)), Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kBool, ReduceOp::kSum, divide_by(2)), Error);
-  EXPECT_THROW(reduce(source, destination, 1, static_cast<DataType>(77), ReduceOp::kSum, {}), Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kSum, divide_by(0)),
+               Error);
+  EXPECT_THROW(reduce(source, destination, 1, DataType::kBool, ReduceOp::kSum, divide_by(2)),
+               Error);
+  EXPECT_THROW(reduce(source, destination, 1, static_cast<DataType>(77), ReduceOp::kSum, {}),
+               Error);
   EXPECT_EQ(result, 0);
 }
 

@@ -40,7 +40,8 @@ TEST(Topology, RanksPlacedRoundRobinOnUnequalHosts) {
   const std::vector<std::string> hosts = {"a", "b", "a", "b", "a", "c"};
   const struct {
     int local_rank, local_size, cross_rank, cross_size;
-  } expected[] = {{0, 3, 0, 3}, {0, 2, 1, 3}, {1, 3, 0, 2}, {1, 2, 1, 2}, {2, 3, 0, 1}, {0, 1, 2, 3}};
+  } expected[] = {{0, 3, 0, 3}, {0, 2, 1, 3}, {1, 3, 0, 2},
+                  {1, 2, 1, 2}, {2, 3, 0, 1}, {0, 1, 2, 3}};
   for (int rank = 0; rank < 6; ++rank) {
     const Topology topology = make_topology(rank, hosts);
     EXPECT_EQ(topology.local_rank, expected[rank].local_rank) << rank;
