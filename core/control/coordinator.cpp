@@ -1,6 +1,8 @@
 #include "control/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "control/fusion_planner.h"
 #include "control/validator.h"
@@ -30,29 +32,51 @@ Coordinator::Coordinator(CoordinatorOptions options, const ProcessSetTable& sets
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
       last_applied_(options_.host_of_rank.size()),
+      ranks_at_lowest_(options_.host_of_rank.size()),
+      failed_uses_(options_.host_of_rank.size()),
       shut_down_(options_.host_of_rank.size()) {}
 
 void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= last_applied_.size()) {
+    throw Error("a report came from rank " + std::to_string(rank) + ", which does not exist");
+  }
   const auto index = static_cast<std::size_t>(rank);
   if (report.last_applied < last_applied_[index] || report.last_applied > sequence_) {
     throw Error("rank " + std::to_string(rank) + " says it applied plan " + std::to_string(report.last_applied) +
                 "; expected " + std::to_string(last_applied_[index]) + " to " + std::to_string(sequence_));
   }
-  const bool advanced = report.last_applied > last_applied_[index];
-  last_applied_[index] = report.last_applied;
+  note_applied(rank, report.last_applied);
   for (const auto slot : report.cached) accept_hit(rank, slot, 0, report.last_applied, now);
   for (const auto& hit : report.cached_unnamed) accept_hit(rank, hit.slot, hit.ordinal, report.last_applied, now);
-  for (const auto& request : report.requests) accept_request(rank, request, std::nullopt, report.last_applied, now);
-  if (!report.requests.empty()) {
-    stalls_.note_activity(rank, report.requests.back().name, now);
-  } else if (!report.cached.empty()) {
-    stalls_.note_activity(rank, slot_as_seen(rank, report.cached.back(), report.last_applied).entry.request.name, now);
-  }
+  for (const auto& request : report.requests) accept_request(rank, request, std::nullopt, now);
+  note_activity(rank, report, now);
   if (report.shutdown && !shut_down_[index]) {
     shut_down_[index] = true;
     ++shut_down_count_;
   }
-  if (advanced && !displaced_.empty()) forget_displaced();
+}
+
+void Coordinator::note_applied(int rank, std::uint64_t sequence) {
+  const auto index = static_cast<std::size_t>(rank);
+  const std::uint64_t before = std::exchange(last_applied_[index], sequence);
+  if (sequence == before) return;
+  std::erase_if(failed_uses_[index], [&](const auto& use) { return use.second <= sequence; });
+  if (before != applied_by_all_ || --ranks_at_lowest_ > 0) return;
+  applied_by_all_ = *std::min_element(last_applied_.begin(), last_applied_.end());
+  ranks_at_lowest_ = static_cast<std::size_t>(std::count(last_applied_.begin(), last_applied_.end(), applied_by_all_));
+  forget_displaced(applied_by_all_);
+}
+
+void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint now) {
+  if (!report.requests.empty()) {
+    stalls_.note_activity(rank, report.requests.back().name, now);
+  } else if (!report.cached_unnamed.empty()) {
+    const wire::UnnamedHit& hit = report.cached_unnamed.back();
+    const SlotView view = slot_as_seen(rank, hit.slot, report.last_applied);
+    stalls_.note_activity(rank, wire::unnamed_name(view.entry.request.kind, hit.ordinal), now);
+  } else if (!report.cached.empty()) {
+    stalls_.note_activity(rank, slot_as_seen(rank, report.cached.back(), report.last_applied).entry.request.name, now);
+  }
 }
 
 Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const {
@@ -70,7 +94,7 @@ Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot, st
 void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied,
                              TimePoint now) {
   const SlotView view = slot_as_seen(rank, slot, last_applied);
-  if (view.current && failed_uses_.empty() && table_.add_hit(rank, slot)) return;
+  if (view.current && failed_uses_[static_cast<std::size_t>(rank)].empty() && table_.add_hit(rank, slot)) return;
   const int position = sets_.position(view.entry.request.process_set, rank);
   if (position < 0) {
     throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) +
@@ -78,26 +102,20 @@ void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal
   }
   const std::optional<CacheHit> hit =
       view.current ? std::optional(CacheHit{slot, &view.entry.first_dims}) : std::nullopt;
-  accept_request(rank, ResponseCache::expand(view.entry, ordinal, position), hit, last_applied, now);
+  accept_request(rank, ResponseCache::expand(view.entry, ordinal, position), hit, now);
 }
 
-void Coordinator::accept_request(int rank, wire::Request request, const std::optional<CacheHit>& hit,
-                                 std::uint64_t last_applied, TimePoint now) {
-  if (belongs_to_failed_use(rank, request, last_applied)) return;
+void Coordinator::accept_request(int rank, wire::Request request, const std::optional<CacheHit>& hit, TimePoint now) {
+  if (belongs_to_failed_use(rank, request)) return;
   table_.add(rank, std::move(request), hit, now);
 }
 
-bool Coordinator::belongs_to_failed_use(int rank, const wire::Request& request, std::uint64_t last_applied) {
-  if (failed_uses_.empty()) return false;
-  const auto found = failed_uses_.find({use_key(request), rank});
-  if (found == failed_uses_.end()) return false;
-  const bool before = last_applied < found->second;
-  if (!before) failed_uses_.erase(found);
-  return before;
+bool Coordinator::belongs_to_failed_use(int rank, const wire::Request& request) const {
+  const auto& uses = failed_uses_[static_cast<std::size_t>(rank)];
+  return !uses.empty() && uses.contains(use_key(request));
 }
 
-void Coordinator::forget_displaced() {
-  const std::uint64_t applied_by_all = *std::min_element(last_applied_.begin(), last_applied_.end());
+void Coordinator::forget_displaced(std::uint64_t applied_by_all) {
   for (auto slot = displaced_.begin(); slot != displaced_.end();) {
     auto& history = slot->second;
     while (!history.empty() && history.front().until <= applied_by_all) history.pop_front();
@@ -109,6 +127,12 @@ std::size_t Coordinator::displaced_entries() const noexcept {
   std::size_t entries = 0;
   for (const auto& [slot, history] : displaced_) entries += history.size();
   return entries;
+}
+
+std::size_t Coordinator::failed_uses() const noexcept {
+  std::size_t uses = 0;
+  for (const auto& of_rank : failed_uses_) uses += of_rank.size();
+  return uses;
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
@@ -124,44 +148,55 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   return plan;
 }
 
-void Coordinator::fail(PendingRef tensor, StatusCode code, const std::string& message, int rank, wire::Plan& plan) {
+void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan) {
   wire::ErrorEntry entry;
   entry.process_set = tensor->request.process_set;
   entry.name = tensor->request.name;
-  entry.code = code;
-  entry.message = message;
-  entry.rank = rank;
+  entry.code = status.code;
+  entry.message = status.message;
+  entry.rank = status.rank;
   entry.missing = table_.missing_ranks(*tensor);
-  for (const int missing : entry.missing) failed_uses_[{use_key(tensor->request), missing}] = plan.sequence;
+  for (const int missing : entry.missing) {
+    failed_uses_[static_cast<std::size_t>(missing)][use_key(tensor->request)] = plan.sequence;
+  }
   plan.errors.push_back(std::move(entry));
-  table_.fail_group(*tensor, message);
+  table_.fail_group(*tensor, status);
   table_.erase(tensor);
 }
 
 void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
+  // Each text tells what the missing ranks wait for, so all are written before the first tensor goes.
+  std::vector<std::pair<PendingRef, std::string>> expired;
   for (const PendingRef tensor : stalls_.expired(table_, now)) {
-    fail(tensor, StatusCode::kStalled, stalls_.error_text(table_, *tensor, now), -1, plan);
+    expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
   }
+  for (auto& [tensor, text] : expired) fail(tensor, {StatusCode::kStalled, std::move(text)}, plan);
 }
 
-// An operation that waits for a rank which has left will never be complete.
 void Coordinator::fail_for_shutdown(wire::Plan& plan) {
-  std::vector<std::pair<PendingRef, int>> hopeless;
+  std::vector<std::pair<PendingRef, Status>> ended;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
-    if (tensor->missing == 0) continue;
-    for (const int rank : table_.missing_ranks(*tensor)) {
-      if (!shut_down_[static_cast<std::size_t>(rank)]) continue;
-      hopeless.emplace_back(tensor, rank);
-      break;
-    }
+    if (auto status = hopeless(*tensor)) ended.emplace_back(tensor, std::move(*status));
   }
-  for (const auto& [tensor, rank] : hopeless) {
-    fail(tensor, StatusCode::kShutdown,
-         describe(tensor->request) + ": rank " + std::to_string(rank) + " (" +
-             options_.host_of_rank[static_cast<std::size_t>(rank)] +
-             ") has called shutdown() without submitting it; every rank must submit the same operations before it leaves",
-         rank, plan);
+  for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
+}
+
+// An operation that waits for a rank which has left will never be complete, nor will a group that lacks a member.
+std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
+  const bool group_lacks_member =
+      tensor.held && tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
+  if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
+  const auto& members = sets_.ranks(tensor.request.process_set);
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto rank = static_cast<std::size_t>(members[i]);
+    if (!shut_down_[rank] || (tensor.missing > 0 && tensor.reported[i])) continue;
+    return Status{StatusCode::kShutdown,
+                  describe(tensor.request) + ": rank " + std::to_string(rank) + " (" + options_.host_of_rank[rank] +
+                      ") has called shutdown() without submitting " + (tensor.missing > 0 ? "it" : "the rest of its group") +
+                      "; every rank must submit the same operations before it leaves",
+                  members[i]};
   }
+  return std::nullopt;
 }
 
 void Coordinator::plan_ready(wire::Plan& plan) {
@@ -170,17 +205,18 @@ void Coordinator::plan_ready(wire::Plan& plan) {
   while (table_.anything_ready()) {
     for (const PendingRef tensor : table_.take_ready()) {
       if (tensor->mismatch) {
-        const std::string message = *tensor->mismatch;
-        fail(tensor, StatusCode::kMismatch, message, -1, plan);
+        fail(tensor, {StatusCode::kMismatch, *tensor->mismatch}, plan);
       } else {
         sound.push_back(tensor);
       }
     }
   }
   std::erase_if(sound, [&](PendingRef tensor) {
-    const auto failure = table_.group_failure(*tensor);
-    if (failure) fail(tensor, StatusCode::kMismatch, describe(tensor->request) + ": its group failed: " + *failure, -1, plan);
-    return failure.has_value();
+    auto failure = table_.group_failure(*tensor);
+    if (!failure) return false;
+    failure->message = describe(tensor->request) + ": its group failed: " + failure->message;
+    fail(tensor, *failure, plan);
+    return true;
   });
   std::vector<ReadyTensor> ready;
   for (const PendingRef tensor : sound) ready.push_back({&tensor->request, batch_bytes(*tensor)});

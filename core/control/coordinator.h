@@ -46,8 +46,10 @@ class Coordinator {
   /// Somebody waits for somebody.
   bool waiting() const noexcept { return !table_.pending().empty(); }
   bool all_shut_down() const noexcept { return shut_down_count_ == options_.host_of_rank.size(); }
-  /// How many plan entries are remembered only because a rank may still refer to them.
+  /// How many displaced cache entries and failed uses are remembered only because a rank may still refer to them.
   std::size_t displaced_entries() const noexcept;
+  std::size_t failed_uses() const noexcept;
+  const ResponseCache& cache() const noexcept { return cache_; }
 
  private:
   struct Displaced {
@@ -61,14 +63,17 @@ class Coordinator {
   };
 
   void accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied, TimePoint now);
-  void accept_request(int rank, wire::Request, const std::optional<CacheHit>&, std::uint64_t last_applied, TimePoint now);
+  void accept_request(int rank, wire::Request, const std::optional<CacheHit>&, TimePoint now);
   SlotView slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const;
-  bool belongs_to_failed_use(int rank, const wire::Request&, std::uint64_t last_applied);
-  void forget_displaced();
+  bool belongs_to_failed_use(int rank, const wire::Request&) const;
+  void note_activity(int rank, const wire::Report&, TimePoint now);
+  void note_applied(int rank, std::uint64_t sequence);
+  void forget_displaced(std::uint64_t applied_by_all);
 
-  void fail(PendingRef, StatusCode, const std::string& message, int rank, wire::Plan&);
+  void fail(PendingRef, const Status&, wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
+  std::optional<Status> hopeless(const PendingTensor&) const;
   void plan_ready(wire::Plan&);
   wire::PlannedTensor plan_tensor(PendingRef);
 
@@ -80,10 +85,12 @@ class Coordinator {
   std::uint64_t sequence_ = 0;
 
   std::vector<std::uint64_t> last_applied_;  // per rank
+  std::uint64_t applied_by_all_ = 0;         // the lowest of them
+  std::size_t ranks_at_lowest_ = 0;
   std::map<std::uint32_t, std::deque<Displaced>> displaced_;
-  /// Uses that ended with an error before the rank had asked: (set/name, rank) -> the plan that said so. A request the rank sent before
-  /// it applied that plan belongs to the failed use.
-  std::map<std::pair<std::string, int>, std::uint64_t> failed_uses_;
+  /// Per rank, uses that ended with an error before that rank had asked: set/name -> the last plan that said so. Forgotten once the rank
+  /// has applied it: what the rank asked for before belongs to the failed use, and what it asks for afterwards does not.
+  std::vector<std::unordered_map<std::string, std::uint64_t>> failed_uses_;
 
   std::vector<bool> shut_down_;  // per rank
   std::size_t shut_down_count_ = 0;

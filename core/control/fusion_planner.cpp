@@ -1,7 +1,12 @@
 #include "control/fusion_planner.h"
 
+#include <bit>
 #include <map>
+#include <string>
 #include <tuple>
+#include <utility>
+
+#include "control/saturating.h"
 
 namespace hvd::control {
 namespace {
@@ -10,44 +15,62 @@ bool fusible(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast;
 }
 
-// Everything that must be equal for two tensors to share a backend call.
+// The factors by their bits: a NaN among the keys would undo the map's order.
 auto sort_of(const wire::Request& request) {
   return std::tuple(request.process_set, request.kind, request.op, request.dtype, request.device, request.root,
-                    request.prescale, request.postscale);
+                    std::bit_cast<std::uint64_t>(request.prescale), std::bit_cast<std::uint64_t>(request.postscale));
 }
 using Sort = decltype(sort_of(wire::Request{}));
+
+// What stays together: one tensor, or the members of a group that are of one sort.
+struct Unit {
+  std::vector<std::size_t> indices = {};
+  std::int64_t bytes = 0;
+};
+
+std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
+  std::vector<Unit> units;
+  std::map<std::pair<std::string, Sort>, std::size_t> unit_of_group;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const wire::Request& request = *tensors[i].request;
+    std::size_t index = units.size();
+    if (request.group_size > 0 && fusible(request.kind)) {
+      index = unit_of_group.try_emplace({request.group_key(), sort_of(request)}, index).first->second;
+    }
+    if (index == units.size()) units.emplace_back();
+    units[index].indices.push_back(i);
+    units[index].bytes = saturating_sum(units[index].bytes, tensors[i].bytes);
+  }
+  return units;
+}
 
 struct OpenBatch {
   std::size_t index = 0;
   std::int64_t bytes = 0;
-  std::string group = {};  // of its last tensor
 };
 
 }  // namespace
 
+bool may_share_batch(const wire::Request& a, const wire::Request& b) {
+  return fusible(a.kind) && sort_of(a) == sort_of(b);
+}
+
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors, std::int64_t threshold) {
   std::vector<std::vector<std::size_t>> batches;
   std::map<Sort, OpenBatch> open;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const wire::Request& request = *tensors[i].request;
-    const std::string group = request.group_size > 0 ? request.group_key() : std::string();
-    if (!fusible(request.kind)) {
-      batches.push_back({i});
-      continue;
+  for (Unit& unit : make_units(tensors)) {
+    const wire::Request& request = *tensors[unit.indices.front()].request;
+    const Sort sort = sort_of(request);
+    const auto found = fusible(request.kind) && threshold > 0 ? open.find(sort) : open.end();
+    const std::int64_t together = found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
+    if (found != open.end() && together <= threshold) {
+      auto& batch = batches[found->second.index];
+      batch.insert(batch.end(), unit.indices.begin(), unit.indices.end());
+      found->second.bytes = together;
+    } else {
+      open.insert_or_assign(sort, OpenBatch{batches.size(), unit.bytes});
+      batches.push_back(std::move(unit.indices));
     }
-    const auto found = open.find(sort_of(request));
-    if (found != open.end()) {
-      OpenBatch& batch = found->second;
-      const bool same_group = !group.empty() && group == batch.group;
-      if (same_group || batch.bytes + tensors[i].bytes <= threshold) {
-        batches[batch.index].push_back(i);
-        batch.bytes += tensors[i].bytes;
-        batch.group = group;
-        continue;
-      }
-    }
-    open[sort_of(request)] = {batches.size(), tensors[i].bytes, group};
-    batches.push_back({i});
   }
   return batches;
 }

@@ -15,11 +15,14 @@ struct ReadyTensor {
   std::int64_t bytes = 0;  ///< what it adds to a fusion buffer
 };
 
+/// Whether two tensors may go through the backend in one call.
+bool may_share_batch(const wire::Request&, const wire::Request&);
+
 /// Sorts tensors into batches that go through the backend in one call: `tensors` in canonical order in, indices into it out.
 ///
 /// Tensors share a batch when kind, reduction, dtype, device, process set, scaling and root are equal, and the sum of bytes stays within
-/// `threshold`; a tensor that does not fit opens the next batch of its sort. Members of a group stay together in one batch per sort,
-/// whatever the threshold. The result depends on the arguments only.
+/// `threshold` (0: each alone); a tensor that does not fit opens the next batch of its sort. Members of a group that are of one sort stay
+/// together, in the place of the first of them, whatever the threshold. The result depends on the arguments only.
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors, std::int64_t threshold);
 
 }  // namespace hvd::control

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -34,6 +35,7 @@ class Negotiator {
   Negotiator(int rank, const ProcessSetTable&, std::size_t cache_capacity);
 
   /// A new use of an operation. @return the error it ends with at once, when the other ranks have given up waiting for it.
+  /// @throws UsageError when a message could not carry it or this rank is not in the process set; hvd::Error when it is in flight.
   std::optional<wire::ErrorEntry> submit(wire::Request);
   /// This rank wants to leave.
   void request_shutdown() noexcept { shutdown_ = true; }
@@ -53,6 +55,8 @@ class Negotiator {
   std::uint64_t reported_in_full() const noexcept { return in_full_; }
 
  private:
+  void check_submission(const wire::Request&) const;
+  void check_planned(const wire::Request&, const std::vector<std::int64_t>& first_dims) const;
   void apply_batch(const wire::Batch&, Applied&);
   void apply_error(const wire::ErrorEntry&, Applied&);
 
@@ -63,9 +67,10 @@ class Negotiator {
   std::uint64_t last_reported_ = 0;
   bool shutdown_ = false;
   bool shutdown_reported_ = false;
-  std::vector<wire::Request> unsent_;                                  // in order of submission
-  std::unordered_map<std::string, bool> awaiting_;                     // set/name -> sent
-  std::unordered_map<std::string, wire::ErrorEntry> failed_in_advance_;  // set/name -> how the next use ends
+  std::vector<wire::Request> unsent_;               // in order of submission
+  std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
+  /// set/name -> how the next uses end, one entry each: the others may have given up on several before this rank gets to the first.
+  std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;
   std::uint64_t by_bit_ = 0;
   std::uint64_t in_full_ = 0;
 };

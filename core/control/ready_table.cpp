@@ -1,21 +1,21 @@
 #include "control/ready_table.h"
 
 #include <algorithm>
-#include <numeric>
 #include <tuple>
 #include <utility>
 
+#include "control/saturating.h"
 #include "control/validator.h"
 #include "hvd/error.h"
 
 namespace hvd::control {
 
 std::int64_t batch_bytes(const PendingTensor& tensor) {
-  const auto element = static_cast<std::int64_t>(size_of(tensor.request.dtype));
-  if (tensor.request.kind != OpKind::kAllgather || tensor.request.shape.empty()) return tensor.request.elements() * element;
-  std::int64_t row = 1;
-  for (std::size_t i = 1; i < tensor.request.shape.size(); ++i) row *= tensor.request.shape[i];
-  return std::accumulate(tensor.first_dims.begin(), tensor.first_dims.end(), std::int64_t{0}) * row * element;
+  const wire::Request& request = tensor.request;
+  if (request.kind != OpKind::kAllgather || request.shape.empty()) {
+    return saturating_product(request.elements(), static_cast<std::int64_t>(size_of(request.dtype)));
+  }
+  return gathered_bytes(request, tensor.first_dims);
 }
 
 ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
@@ -41,12 +41,26 @@ PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<
     by_slot_.erase(*tensor->cached_slot);
     tensor->cached_slot.reset();
   }
-  if (!tensor->mismatch) tensor->mismatch = find_mismatch(tensor->request, tensor->reference_rank, request, rank);
   if (request.kind == OpKind::kAllgather && !request.shape.empty() && !tensor->first_dims.empty()) {
     tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
   }
+  join_group(tensor, request);
+  compare(*tensor, rank, std::move(request));
   mark(tensor, rank, position);
   return tensor;
+}
+
+// Keeps the lowest rank's request and that of the lowest rank that disagrees with it: so what is planned, and what a
+// MismatchError says, do not depend on the order in which reports arrive.
+void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& request) {
+  const bool agrees = !find_mismatch(tensor.request, tensor.reference_rank, request, rank);
+  if (rank < tensor.reference_rank) {
+    if (!agrees) tensor.dissent = {std::move(tensor.request), tensor.reference_rank};
+    tensor.request = std::move(request);
+    tensor.reference_rank = rank;
+  } else if (!agrees && (!tensor.dissent || rank < tensor.dissent->rank)) {
+    tensor.dissent = {std::move(request), rank};
+  }
 }
 
 bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
@@ -55,6 +69,10 @@ bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
   const PendingRef tensor = found->second;
   const int position = sets_.position(tensor->request.process_set, rank);
   if (position < 0 || tensor->reported[static_cast<std::size_t>(position)]) return false;  // add() explains
+  if (rank < tensor->reference_rank) {
+    tensor->reference_rank = rank;
+    if (!tensor->first_dims.empty()) tensor->request.shape[0] = tensor->first_dims[static_cast<std::size_t>(position)];
+  }
   mark(tensor, rank, position);
   return true;
 }
@@ -75,7 +93,6 @@ PendingRef ReadyTable::create(int rank, int position, wire::Request&& request, c
   tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
   if (hit && !request.unnamed) tensor->cached_slot = hit->slot;
-  tensor->order_position = static_cast<int>(members);
   if (request.kind == OpKind::kAllgather && !request.shape.empty()) {
     if (hit) tensor->first_dims = *hit->first_dims;
     tensor->first_dims.resize(members);
@@ -84,39 +101,61 @@ PendingRef ReadyTable::create(int rank, int position, wire::Request&& request, c
   tensor->request = std::move(request);
   by_key_.emplace(key_of(tensor->request), tensor);
   if (tensor->cached_slot) by_slot_.emplace(*tensor->cached_slot, tensor);
-  if (tensor->request.group_size > 0) ++groups_[group_of(tensor->request)].open;
+  join_group(tensor, tensor->request);
   return tensor;
 }
 
-void ReadyTable::note_order(PendingTensor& tensor, int rank, int position) {
-  const std::uint64_t stamp = ++submissions_[static_cast<std::size_t>(rank)];
-  if (position >= tensor.order_position) return;
-  tensor.order_position = position;
-  tensor.order = stamp;
-}
-
 void ReadyTable::mark(PendingRef tensor, int rank, int position) {
-  note_order(*tensor, rank, position);
+  const std::uint64_t stamp = ++submissions_[static_cast<std::size_t>(rank)];
+  if (rank == tensor->reference_rank) tensor->order = stamp;
   tensor->reported[static_cast<std::size_t>(position)] = true;
   if (--tensor->missing == 0) complete(tensor);
 }
 
 void ReadyTable::complete(PendingRef tensor) {
-  // From here on the plan speaks for the set's first member.
-  if (!tensor->first_dims.empty()) tensor->request.shape[0] = tensor->first_dims[0];
-  if (tensor->request.group_size == 0) return make_ready(tensor);
-  Group& group = groups_[group_of(tensor->request)];
-  ++group.complete;
-  group.held.push_back(tensor);
-  if (group.failure || tensor->mismatch || group.complete == tensor->request.group_size) {
-    for (const PendingRef held : group.held) make_ready(held);
-    group.held.clear();
+  wire::Request& request = tensor->request;
+  if (tensor->dissent) {
+    tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request, tensor->dissent->rank);
+  } else {
+    tensor->mismatch = find_fault(request, sets_.ranks(request.process_set));
+    // From here on the plan speaks for the set's first member.
+    if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
+  if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {
+    tensor->mismatch = describe(request) + ": the result has more than 2^63 bytes";
+  }
+  if (request.group_size == 0 || tensor->mismatch || tensor->groups.front()->failure) return make_ready(tensor);
+  TensorGroup& group = *tensor->groups.front();
+  group.held.push_back(tensor);
+  tensor->held = true;
+  if (group.held.size() < static_cast<std::size_t>(group.size)) return;
+  for (const PendingRef held : std::exchange(group.held, {})) make_ready(held);
 }
 
 void ReadyTable::make_ready(PendingRef tensor) {
+  tensor->held = false;
   ready_.push_back(tensor);
-  ready_bytes_ += batch_bytes(*tensor);
+  ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*tensor));
+}
+
+void ReadyTable::join_group(PendingRef tensor, const wire::Request& request) {
+  if (request.group_size == 0) return;
+  std::string key = group_of(request);
+  const auto same = [&](const std::shared_ptr<TensorGroup>& group) { return group->key == key; };
+  if (std::any_of(tensor->groups.begin(), tensor->groups.end(), same)) return;
+  std::shared_ptr<TensorGroup>& current = groups_[key];
+  if (!current || !current->seen.insert(request.group_index).second) {
+    current = std::make_shared<TensorGroup>();
+    current->key = std::move(key);
+    current->size = request.group_size;
+    current->seen.insert(request.group_index);
+  }
+  tensor->groups.push_back(current);
+  if (current->size != request.group_size) {
+    fail_group(*current, {StatusCode::kMismatch, "one member says that it has " + std::to_string(current->size) +
+                                                     " members, " + describe(request) + " says " +
+                                                     std::to_string(request.group_size)});
+  }
 }
 
 std::vector<PendingRef> ReadyTable::take_ready() {
@@ -127,33 +166,38 @@ std::vector<PendingRef> ReadyTable::take_ready() {
   return std::exchange(ready_, {});
 }
 
-std::optional<std::string> ReadyTable::group_failure(const PendingTensor& tensor) const {
-  if (tensor.request.group_size == 0) return std::nullopt;
-  const auto found = groups_.find(group_of(tensor.request));
-  return found == groups_.end() ? std::nullopt : found->second.failure;
+std::optional<Status> ReadyTable::group_failure(const PendingTensor& tensor) const {
+  return tensor.groups.empty() ? std::nullopt : tensor.groups.front()->failure;
 }
 
-void ReadyTable::fail_group(const PendingTensor& tensor, const std::string& reason) {
-  if (tensor.request.group_size == 0) return;
-  Group& group = groups_[group_of(tensor.request)];
+void ReadyTable::fail_group(const PendingTensor& tensor, const Status& reason) {
+  for (const auto& group : tensor.groups) fail_group(*group, reason);
+}
+
+void ReadyTable::fail_group(TensorGroup& group, const Status& reason) {
   if (!group.failure) group.failure = reason;
-  for (const PendingRef held : group.held) make_ready(held);
-  group.held.clear();
+  for (const PendingRef held : std::exchange(group.held, {})) make_ready(held);
 }
 
 void ReadyTable::erase(PendingRef tensor) {
   by_key_.erase(key_of(tensor->request));
   if (tensor->cached_slot) by_slot_.erase(*tensor->cached_slot);
-  if (const auto ready = std::find(ready_.begin(), ready_.end(), tensor); ready != ready_.end()) {
-    ready_bytes_ -= batch_bytes(*tensor);
-    ready_.erase(ready);
+  if (std::erase(ready_, tensor) > 0) {
+    ready_bytes_ = 0;
+    for (const PendingRef ready : ready_) ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*ready));
   }
-  if (tensor->request.group_size > 0) {
-    const auto group = groups_.find(group_of(tensor->request));
-    std::erase(group->second.held, tensor);
-    if (--group->second.open == 0) groups_.erase(group);
+  for (const auto& group : tensor->groups) {
+    std::erase(group->held, tensor);
+    if (++group->gone < group->size) continue;
+    const auto current = groups_.find(group->key);
+    if (current != groups_.end() && current->second == group) groups_.erase(current);
   }
   pending_.erase(tensor);
+}
+
+bool ReadyTable::has_reported(const PendingTensor& tensor, int rank) const {
+  const int position = sets_.position(tensor.request.process_set, rank);
+  return position >= 0 && tensor.reported[static_cast<std::size_t>(position)];
 }
 
 std::vector<int> ReadyTable::missing_ranks(const PendingTensor& tensor) const {

@@ -2,31 +2,44 @@
 
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
 #include "control/process_set_table.h"
+#include "hvd/status.h"
 #include "wire/messages.h"
 
 namespace hvd::control {
 
+struct TensorGroup;
+
 /// An operation that some, not yet all, members of its set have asked for (or whose group is not complete).
 struct PendingTensor {
   wire::Request request = {};  ///< as `reference_rank` asked
-  int reference_rank = 0;
-  std::vector<bool> reported = {};            ///< per position in the set
-  int missing = 0;                            ///< members that have not reported
-  std::vector<std::int64_t> first_dims = {};  ///< allgather: per position
-  std::optional<std::string> mismatch = {};   ///< the first disagreement found
+  int reference_rank = 0;      ///< the lowest that has reported
+  /// The lowest rank that wants something else than `reference_rank`, and what.
+  struct Dissent {
+    wire::Request request = {};
+    int rank = 0;
+  };
+  std::optional<Dissent> dissent = {};
+  std::vector<bool> reported = {};                ///< per position in the set
+  int missing = 0;                                ///< members that have not reported
+  std::vector<std::int64_t> first_dims = {};      ///< allgather: per position
+  std::optional<std::string> mismatch = {};       ///< once complete: why it cannot run
   std::optional<std::uint32_t> cached_slot = {};  ///< set when every report so far was a hit on this slot
+  /// More than one only when ranks disagree about the group.
+  std::vector<std::shared_ptr<TensorGroup>> groups = {};
+  bool held = false;  ///< complete, but its group is not
   TimePoint first_seen{};
   /// When the lowest-ranked member that has reported did so, counted in that rank's own submissions: equal in every run,
   /// whatever the ranks' relative speed.
   std::uint64_t order = 0;
-  int order_position = 0;
   bool warned = false;
 };
 
@@ -38,6 +51,17 @@ struct CacheHit {
 
 using PendingList = std::list<PendingTensor>;  // oldest first
 using PendingRef = PendingList::iterator;
+
+/// One use of a group. It ends when each of its members has come and gone; a member that comes a second time begins the next use. So
+/// a failure is remembered for members that nobody has asked for yet. (A correct program submits all members before it waits for one.)
+struct TensorGroup {
+  std::string key = {};
+  int size = 0;
+  std::set<int> seen = {};             ///< indices of the members that came
+  int gone = 0;                        ///< of those, how many have left the table
+  std::vector<PendingRef> held = {};   ///< complete, waiting for the others
+  std::optional<Status> failure = {};  ///< of the first member that failed
+};
 
 /// Who has asked for what. Coordinator only; pure; not thread-safe.
 class ReadyTable {
@@ -58,42 +82,39 @@ class ReadyTable {
   std::vector<PendingRef> take_ready();
   bool anything_ready() const noexcept { return !ready_.empty(); }
   std::int64_t ready_bytes() const noexcept { return ready_bytes_; }
-  /// Why a sibling in the group makes this tensor fail, if one does.
-  std::optional<std::string> group_failure(const PendingTensor&) const;
+  /// How a sibling in the group ended that makes this tensor fail, if one does.
+  std::optional<Status> group_failure(const PendingTensor&) const;
   /// Every later or waiting member of this tensor's group fails too, for this reason.
-  void fail_group(const PendingTensor&, const std::string& reason);
+  void fail_group(const PendingTensor&, const Status& reason);
   void erase(PendingRef);
 
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   std::vector<int> missing_ranks(const PendingTensor&) const;
+  bool has_reported(const PendingTensor&, int rank) const;
 
  private:
-  struct Group {
-    int open = 0;      ///< members in the table
-    int complete = 0;  ///< of those, asked for by all
-    std::vector<PendingRef> held = {};
-    std::optional<std::string> failure = {};
-  };
   static std::string key_of(const wire::Request& r) { return std::to_string(r.process_set) + '/' + r.name; }
   static std::string group_of(const wire::Request& r) { return std::to_string(r.process_set) + '/' + r.group_key(); }
   PendingRef create(int rank, int position, wire::Request&&, const std::optional<CacheHit>&, TimePoint now);
+  void compare(PendingTensor&, int rank, wire::Request&&);
   void mark(PendingRef, int rank, int position);
-  void note_order(PendingTensor&, int rank, int position);
   void complete(PendingRef);
   void make_ready(PendingRef);
+  void join_group(PendingRef, const wire::Request&);
+  void fail_group(TensorGroup&, const Status& reason);
 
   const ProcessSetTable& sets_;
   PendingList pending_;
   std::unordered_map<std::string, PendingRef> by_key_;
   std::unordered_map<std::uint32_t, PendingRef> by_slot_;
-  std::unordered_map<std::string, Group> groups_;
+  std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
   std::vector<std::uint64_t> submissions_;  // per world rank
 };
 
-/// Bytes a tensor adds to a batch, over what all members contribute.
+/// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they are more than that.
 std::int64_t batch_bytes(const PendingTensor&);
 
 }  // namespace hvd::control

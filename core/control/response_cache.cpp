@@ -17,7 +17,9 @@ std::string ResponseCache::key_of(const wire::Request& request) {
   wire::Report carrier;
   carrier.requests.push_back(std::move(alike));
   const wire::Bytes bytes = wire::encode(carrier);
-  return std::string(1, '\0') + std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::string key(1, '\0');
+  key.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return key;
 }
 
 std::optional<std::uint32_t> ResponseCache::find(const wire::Request& request) const {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <optional>
@@ -28,7 +30,8 @@ class ResponseCache {
     Entry entry = {};
   };
 
-  explicit ResponseCache(std::size_t capacity) : capacity_(capacity) {}
+  /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
+  explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
   /// Whether results of this kind are remembered at all (alltoall's splits and join's meaning change from use to use).
   static bool cacheable(const wire::Request&) noexcept;
@@ -44,6 +47,7 @@ class ResponseCache {
   static wire::Request expand(const Entry&, std::uint64_t ordinal, int position);
 
   /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0 or the kind is not cacheable.
+  /// @pre an allgather's shape is not empty and it has a first dimension for every member
   std::optional<Displaced> put(Entry);
   /// Makes it the most recently used. @pre holds(slot)
   void touch(std::uint32_t slot);

@@ -19,13 +19,22 @@ std::string seconds(Duration duration) {
   return out.str();
 }
 
+// For a rank, or for the rest of its group. What is ready is only held back while batches are under way.
+bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.held; }
+
+std::string progress_of_group(const PendingTensor& tensor) {
+  const TensorGroup& group = *tensor.groups.front();
+  return "group '" + tensor.request.group_key() + "', of whose " + std::to_string(group.size) + " members " +
+         std::to_string(group.seen.size()) + " were submitted by some rank and " + std::to_string(group.held.size()) +
+         " by every rank";
+}
+
 // What a rank has asked for and does not have yet.
 std::string waits_for(const ReadyTable& table, int rank) {
   std::string text;
   std::size_t told = 0;
   for (const PendingTensor& tensor : table.pending()) {
-    const std::vector<int> missing = table.missing_ranks(tensor);
-    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) continue;
+    if (!table.has_reported(tensor, rank)) continue;
     if (told++ == kMostNamesTold) return text + ", ...";
     text += (text.empty() ? "" : ", ") + describe(tensor.request);
   }
@@ -60,11 +69,16 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
   if (limits_.warning == Duration::zero()) return texts;
   for (PendingTensor& tensor : table.pending()) {
     if (now - tensor.first_seen < limits_.warning) break;  // the rest is younger
-    if (tensor.warned || tensor.missing == 0) continue;
+    if (tensor.warned || !waits(tensor)) continue;
     tensor.warned = true;
-    texts.push_back(describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for " +
-                    std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
-                    " ranks: " + who_is_missing(table, tensor, now));
+    std::string text = describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
+    if (tensor.held) {
+      text += "the rest of " + progress_of_group(tensor);
+    } else {
+      text += std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
+              " ranks: " + who_is_missing(table, tensor, now);
+    }
+    texts.push_back(std::move(text));
   }
   return texts;
 }
@@ -74,12 +88,17 @@ std::vector<PendingRef> StallInspector::expired(ReadyTable& table, TimePoint now
   if (limits_.shutdown == Duration::zero()) return found;
   for (PendingRef tensor = table.pending().begin(); tensor != table.pending().end(); ++tensor) {
     if (now - tensor->first_seen < limits_.shutdown) break;
-    if (tensor->missing > 0) found.push_back(tensor);
+    if (waits(*tensor)) found.push_back(tensor);
   }
   return found;
 }
 
 std::string StallInspector::error_text(const ReadyTable& table, const PendingTensor& tensor, TimePoint now) const {
+  if (tensor.held) {
+    return describe(tensor.request) + ": the rest of its group was not submitted by every rank within " +
+           seconds(limits_.shutdown) + " (stall_shutdown): " + progress_of_group(tensor) +
+           "; every rank must submit all members of a group";
+  }
   return describe(tensor.request) + ": not submitted by every rank within " + seconds(limits_.shutdown) +
          " (stall_shutdown); missing: " + who_is_missing(table, tensor, now) +
          "; every rank of the process set must submit the same operations";
@@ -89,7 +108,7 @@ std::optional<TimePoint> StallInspector::next_deadline(const ReadyTable& table) 
   std::optional<TimePoint> next;
   const auto consider = [&next](TimePoint when) { next = next ? std::min(*next, when) : when; };
   for (const PendingTensor& tensor : table.pending()) {
-    if (tensor.missing == 0) continue;
+    if (!waits(tensor)) continue;
     if (limits_.shutdown != Duration::zero()) consider(tensor.first_seen + limits_.shutdown);
     if (limits_.warning == Duration::zero()) break;
     if (tensor.warned) continue;

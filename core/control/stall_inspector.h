@@ -23,7 +23,7 @@ class StallInspector {
   void note_activity(int rank, const std::string& name, TimePoint now);
   /// One sentence or more per operation that has newly waited for longer than the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
-  /// Operations that have waited for longer than the shutdown time.
+  /// Operations that have waited for ranks, or for the rest of their group, for longer than the shutdown time.
   std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
   /// What a StalledError says.
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;

@@ -1,7 +1,10 @@
 #include "control/validator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
+
+#include "control/saturating.h"
 
 namespace hvd::control {
 namespace {
@@ -21,17 +24,21 @@ std::string number(double value) {
 
 std::string group_text(const wire::Request& request) {
   if (request.group_size == 0) return "none";
-  return "'" + request.group_key() + "' of " + std::to_string(request.group_size) + ", member " +
-         std::to_string(request.group_index);
+  std::ostringstream out;
+  out << '\'' << request.group_key() << "' of " << request.group_size << ", member " << request.group_index;
+  return out.str();
 }
 
 bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
 
+// Not a number is what all ranks may have agreed on.
+bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
 // Concatenating and exchanging operations agree on all dimensions but the first.
 bool shapes_agree(const wire::Request& a, const wire::Request& b) {
   if (a.kind != OpKind::kAllgather && a.kind != OpKind::kAlltoall) return a.shape == b.shape;
-  return a.shape.size() == b.shape.size() && !a.shape.empty() &&
-         std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
+  return a.shape.size() == b.shape.size() &&
+         (a.shape.empty() || std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1));
 }
 
 std::optional<Difference> difference(const wire::Request& a, const wire::Request& b) {
@@ -40,8 +47,8 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
   if (a.dtype != b.dtype) return Difference{"dtype", text(a.dtype), text(b.dtype)};
   if (!shapes_agree(a, b)) return Difference{"shape", shape_to_string(a.shape), shape_to_string(b.shape)};
   if (reduces(a.kind) && a.op != b.op) return Difference{"op", text(a.op), text(b.op)};
-  if (a.prescale != b.prescale) return Difference{"prescale factor", number(a.prescale), number(b.prescale)};
-  if (a.postscale != b.postscale) return Difference{"postscale factor", number(a.postscale), number(b.postscale)};
+  if (!same_number(a.prescale, b.prescale)) return Difference{"prescale factor", number(a.prescale), number(b.prescale)};
+  if (!same_number(a.postscale, b.postscale)) return Difference{"postscale factor", number(a.postscale), number(b.postscale)};
   if (a.kind == OpKind::kBroadcast && a.root != b.root) {
     return Difference{"root", std::to_string(a.root), std::to_string(b.root)};
   }
@@ -69,6 +76,25 @@ std::optional<std::string> find_mismatch(const wire::Request& reference, int ref
   return describe(low) + ": " + found->what + " differs: rank " + std::to_string(std::min(reference_rank, other_rank)) +
          " " + found->reference + ", rank " + std::to_string(std::max(reference_rank, other_rank)) + " " + found->other +
          "; every rank must submit the same " + found->what;
+}
+
+std::optional<std::string> find_fault(const wire::Request& request, const std::vector<int>& members) {
+  if (request.kind == OpKind::kAllgather && request.shape.empty()) {
+    return describe(request) + ": a scalar has no first dimension to concatenate along; reshape it to [1]";
+  }
+  if (request.kind == OpKind::kBroadcast && !std::binary_search(members.begin(), members.end(), request.root)) {
+    return describe(request) + ": root rank " + std::to_string(request.root) + " is not in process set " +
+           std::to_string(request.process_set) + "; a root is a world rank of a member";
+  }
+  return std::nullopt;
+}
+
+std::int64_t gathered_bytes(const wire::Request& request, const std::vector<std::int64_t>& first_dims) noexcept {
+  std::int64_t rows = 0;
+  for (const auto dim : first_dims) rows = saturating_sum(rows, dim);
+  std::int64_t bytes = saturating_product(rows, static_cast<std::int64_t>(size_of(request.dtype)));
+  for (std::size_t i = 1; i < request.shape.size(); ++i) bytes = saturating_product(bytes, request.shape[i]);
+  return bytes;
 }
 
 }  // namespace hvd::control
