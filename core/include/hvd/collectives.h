@@ -38,9 +38,11 @@ struct Submission {
   /// World rank of the source, for broadcast.
   int root = 0;
   int process_set = 0;
-  /// Members of a group become ready together or fail together. Ranks must agree on the name and the size.
+  /// Members of a group become ready together or fail together: ranks must agree on its name and size (0: no group) and on each
+  /// member's position in it. The members of an unnamed group are unnamed operations of one submit_all() call, in order.
   std::string group = {};
   int group_size = 0;
+  int group_index = 0;
   /// Null: the input may be read at once.
   EventPtr input_ready = {};
   /// Keeps the memory alive until the operation is done (longer when it failed in flight).
@@ -71,14 +73,20 @@ class Operation {
   std::shared_ptr<runtime::OperationState> state_;
 };
 
+/// Who moves the operation on.
+enum class Progress {
+  kBackground,  ///< the runtime's own thread, woken for it
+  kCaller,      ///< the caller, who is about to wait() for it: nobody else is woken, which saves two thread switches
+};
+
 /// Starts a collective. Never blocks on other ranks.
 /// @throws UsageError when this rank alone can tell that it is wrong (a name in flight twice, a bad dtype, root or
 ///         set), NotInitializedError before init(), or the cause of failure when the runtime has failed.
 /// Thread-safe.
-Operation submit(Submission);
+Operation submit(Submission, Progress = Progress::kBackground);
 
 /// Starts several at once, with one wake-up: they are negotiated in the same message. Either all are
 /// accepted or the first error is thrown and none is.
-std::vector<Operation> submit_all(std::vector<Submission>);
+std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::kBackground);
 
 }  // namespace hvd

@@ -1,0 +1,70 @@
+#include "fusion/fusion_buffer.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace hvd::fusion {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+constexpr std::size_t kMostFree = 2;
+
+}  // namespace
+
+void FusionLease::Free::operator()(std::byte* memory) const noexcept { ::operator delete(memory, kAlignment); }
+
+FusionLease::FusionLease(FusionLease&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)),
+      memory_(std::move(other.memory_)),
+      size_(std::exchange(other.size_, 0)),
+      capacity_(std::exchange(other.capacity_, 0)) {}
+
+FusionLease& FusionLease::operator=(FusionLease&& other) noexcept {
+  FusionLease moved(std::move(other));
+  std::swap(pool_, moved.pool_);
+  std::swap(memory_, moved.memory_);
+  std::swap(size_, moved.size_);
+  std::swap(capacity_, moved.capacity_);
+  return *this;
+}
+
+FusionLease::~FusionLease() {
+  if (memory_) pool_->give_back({std::move(memory_), capacity_});
+}
+
+void FusionLease::abandon() noexcept {
+  static_cast<void>(memory_.release());
+  pool_ = nullptr;
+  size_ = capacity_ = 0;
+}
+
+FusionLease FusionBufferPool::lease(std::size_t size) {
+  FusionLease lease;
+  lease.pool_ = this;
+  // The smallest that fits; otherwise the largest makes room for one that does.
+  auto best = free_.end();
+  for (auto buffer = free_.begin(); buffer != free_.end(); ++buffer) {
+    if (buffer->capacity >= size && (best == free_.end() || buffer->capacity < best->capacity)) best = buffer;
+  }
+  if (best != free_.end()) {
+    lease.memory_ = std::move(best->memory);
+    lease.capacity_ = best->capacity;
+    free_.erase(best);
+  } else {
+    if (free_.size() == kMostFree) free_.pop_back();
+    lease.memory_.reset(static_cast<std::byte*>(::operator new(std::max<std::size_t>(size, 64), kAlignment)));
+    lease.capacity_ = std::max<std::size_t>(size, 64);
+  }
+  lease.size_ = size;
+  return lease;
+}
+
+void FusionBufferPool::give_back(Buffer buffer) noexcept {
+  // The larger buffers are the ones worth keeping.
+  const auto place = std::find_if(free_.begin(), free_.end(), [&](const Buffer& b) { return b.capacity < buffer.capacity; });
+  free_.insert(place, std::move(buffer));
+  if (free_.size() > kMostFree) free_.pop_back();
+}
+
+}  // namespace hvd::fusion

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace hvd::fusion {
+
+class FusionBufferPool;
+
+/// Exclusive use of a buffer, given back to its pool at the end. Move-only.
+class FusionLease {
+ public:
+  FusionLease() = default;
+  FusionLease(FusionLease&& other) noexcept;
+  FusionLease& operator=(FusionLease&& other) noexcept;
+  ~FusionLease();
+
+  std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
+  /// The buffer leaves the pool for good and is never freed: something outside may still write to it.
+  void abandon() noexcept;
+
+ private:
+  friend class FusionBufferPool;
+  struct Free {
+    void operator()(std::byte*) const noexcept;
+  };
+  using Memory = std::unique_ptr<std::byte, Free>;
+
+  FusionBufferPool* pool_ = nullptr;
+  Memory memory_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// Keeps the memory of fused batches between uses, since mapping fresh pages costs more than the copy. Grows to what is asked for;
+/// holds at most two free buffers. Used by the thread that drives the engine; outlives its leases.
+class FusionBufferPool {
+ public:
+  /// At least `size` bytes, 64-byte aligned, contents arbitrary. @throws std::bad_alloc
+  FusionLease lease(std::size_t size);
+  std::size_t free_buffers() const noexcept { return free_.size(); }
+
+ private:
+  friend class FusionLease;
+  struct Buffer {
+    FusionLease::Memory memory;
+    std::size_t capacity = 0;
+  };
+  void give_back(Buffer) noexcept;
+
+  std::vector<Buffer> free_;
+};
+
+}  // namespace hvd::fusion

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "control/control_plane.h"
+
+namespace hvd::local {
+
+struct NetworkOptions {
+  int size = 1;
+  /// Each message arrives after a random delay of at most this; messages between a pair of ranks stay in order.
+  Duration longest_delay{};
+  std::uint64_t seed = 0;
+  std::vector<std::string> host_per_rank = {};  ///< default: all on "localhost"
+};
+
+/// Control messages between ranks that live in one process, as threads or stepped by one thread, with seeded delays and injected
+/// deaths. Thread-safe. The planes it hands out share it and may outlive the variable that made it.
+class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
+ public:
+  static std::shared_ptr<LocalNetwork> create(NetworkOptions options, const Clock& clock);
+  ~LocalNetwork();
+
+  /// The rank's end. To be called once per rank.
+  std::unique_ptr<control::ControlPlane> plane(int rank);
+
+  /// As if the rank's process had been killed: its messages still under way are lost, and its peers are told by check_peers().
+  void kill(int rank);
+  /// Overwrites one byte of the next message to `rank`.
+  void corrupt_next_message_to(int rank);
+
+ private:
+  friend class LocalControlPlane;
+  struct Envelope {
+    control::Message message;
+    TimePoint arrives{};
+  };
+  struct Mailbox {
+    std::mutex mutex;
+    std::deque<Envelope> queue;              // guarded by mutex
+    std::vector<TimePoint> last_from;        // guarded by mutex; per sender
+    std::mt19937_64 random;                  // guarded by mutex
+    bool corrupt_next = false;               // guarded by mutex
+    std::atomic<bool> dead{false};
+    std::atomic<bool> left{false};
+    std::atomic<TimePoint::rep> beat{0};     // 0: has not beaten yet
+    Doorbell bell;
+  };
+
+  LocalNetwork(NetworkOptions options, const Clock& clock);
+  void deliver(int from, int to, std::span<const std::byte> bytes);
+
+  const NetworkOptions options_;
+  const Clock& clock_;
+  std::vector<std::unique_ptr<Mailbox>> mailboxes_;
+};
+
+}  // namespace hvd::local

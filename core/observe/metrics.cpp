@@ -1,0 +1,69 @@
+#include <array>
+#include <string>
+
+#include "observe/counters.h"
+
+namespace hvd {
+namespace {
+
+struct Field {
+  const char* name;
+  const char* help;
+  std::uint64_t Metrics::*value;
+};
+
+constexpr std::array kFields = {
+    Field{"control_messages_sent", "Control messages sent by this rank", &Metrics::control_messages_sent},
+    Field{"control_messages_received", "Control messages received by this rank", &Metrics::control_messages_received},
+    Field{"control_bytes_sent", "Bytes of control messages sent by this rank", &Metrics::control_bytes_sent},
+    Field{"negotiated_operations", "Operations reported to the coordinator in full", &Metrics::negotiated_operations},
+    Field{"cached_operations", "Operations reported to the coordinator as a cache hit", &Metrics::cached_operations},
+    Field{"locked_operations", "Operations run without the coordinator", &Metrics::locked_operations},
+    Field{"completed_operations", "Operations that ended well", &Metrics::completed_operations},
+    Field{"failed_operations", "Operations that ended with an error", &Metrics::failed_operations},
+    Field{"backend_calls", "Collectives handed to a backend", &Metrics::backend_calls},
+    Field{"bytes", "Payload bytes of this rank's inputs", &Metrics::bytes},
+    Field{"stall_warnings", "Operations reported as stalled", &Metrics::stall_warnings},
+    Field{"plans_applied", "Plans of the coordinator that this rank applied", &Metrics::plans_applied},
+};
+
+}  // namespace
+
+std::string Metrics::to_json() const {
+  std::string text = "{";
+  for (const Field& field : kFields) {
+    text += (text.size() > 1 ? ", \"" : "\"") + std::string(field.name) + "\": " + std::to_string(this->*field.value);
+  }
+  return text + "}";
+}
+
+std::string Metrics::to_prometheus() const {
+  std::string text;
+  for (const Field& field : kFields) {
+    const std::string name = "hvd_" + std::string(field.name) + "_total";
+    text += "# HELP " + name + " " + field.help + "\n# TYPE " + name + " counter\n" + name + " " +
+            std::to_string(this->*field.value) + "\n";
+  }
+  return text;
+}
+
+namespace observe {
+
+Metrics Counters::snapshot() const {
+  Metrics metrics;
+  metrics.control_messages_sent = control_messages_sent.load();
+  metrics.control_messages_received = control_messages_received.load();
+  metrics.control_bytes_sent = control_bytes_sent.load();
+  metrics.negotiated_operations = negotiated_operations.load();
+  metrics.cached_operations = cached_operations.load();
+  metrics.completed_operations = completed_operations.load();
+  metrics.failed_operations = failed_operations.load();
+  metrics.backend_calls = backend_calls.load();
+  metrics.bytes = bytes.load();
+  metrics.stall_warnings = stall_warnings.load();
+  metrics.plans_applied = plans_applied.load();
+  return metrics;
+}
+
+}  // namespace observe
+}  // namespace hvd

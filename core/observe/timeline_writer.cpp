@@ -1,0 +1,117 @@
+#include "observe/timeline_writer.h"
+
+#include <pthread.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "hvd/error.h"
+
+namespace hvd::observe {
+namespace {
+
+constexpr std::size_t kMostBuffered = 1 << 16;
+constexpr auto kFlushInterval = std::chrono::milliseconds(500);
+// Overwritten by the next event: the file ends with it at any time.
+constexpr char kEnd[] = "\n]\n";
+constexpr long kEndSize = sizeof(kEnd) - 1;
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string microseconds(TimePoint time) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%lld.%03d", static_cast<long long>(time.count() / 1000),
+                static_cast<int>(time.count() % 1000));
+  return text;
+}
+
+}  // namespace
+
+std::string timeline_path_of(const std::string& pattern, int rank) {
+  const std::string placeholder = "{rank}";
+  std::string path = pattern;
+  if (const auto at = path.find(placeholder); at != std::string::npos) {
+    return path.replace(at, placeholder.size(), std::to_string(rank));
+  }
+  const auto slash = path.rfind('/');
+  const auto dot = path.rfind('.');
+  const bool extension = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1) && dot > 0;
+  return path.insert(extension ? dot : path.size(), ".rank" + std::to_string(rank));
+}
+
+TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::string& host)
+    : rank_(rank), file_(std::fopen(path.c_str(), "w")) {
+  if (!file_) throw UsageError("timeline: cannot write '" + path + "': " + std::strerror(errno));
+  std::fprintf(file_.get(), "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": %s}}%s", rank,
+               quoted("rank " + std::to_string(rank) + " " + host).c_str(), kEnd);
+  std::fflush(file_.get());
+  thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
+  pthread_setname_np(thread_.native_handle(), "hvd-timeline");
+}
+
+TimelineWriter::~TimelineWriter() = default;  // the thread is asked to stop, writes what is left and is joined
+
+void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin, TimePoint end, std::string detail) {
+  const std::lock_guard lock(mutex_);
+  if (events_.size() >= kMostBuffered) {
+    ++dropped_;
+    return;
+  }
+  events_.push_back({tensor, phase, begin, end, std::move(detail)});
+}
+
+void TimelineWriter::run(std::stop_token stop) {
+  for (bool last = false; !last;) {
+    std::vector<Event> events;
+    std::uint64_t dropped = 0;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, stop, kFlushInterval, [] { return false; });
+      last = stop.stop_requested();
+      events.swap(events_);
+      std::swap(dropped, dropped_);
+    }
+    write(events, dropped);
+  }
+}
+
+void TimelineWriter::append(const std::string& json) { std::fprintf(file_.get(), ",\n%s", json.c_str()); }
+
+void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropped) {
+  if (events.empty() && dropped == 0) return;
+  std::fseek(file_.get(), -kEndSize, SEEK_END);
+  const std::string pid = ", \"pid\": " + std::to_string(rank_);
+  for (const Event& event : events) {
+    const auto [row, is_new] = rows_.try_emplace(event.tensor, static_cast<int>(rows_.size()) + 1);
+    const std::string place = pid + ", \"tid\": " + std::to_string(row->second);
+    if (is_new) {
+      append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place + ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");
+    }
+    append("{\"name\": \"" + std::string(event.phase) + "\", \"ph\": \"X\"" + place + ", \"ts\": " + microseconds(event.begin) +
+           ", \"dur\": " + microseconds(event.end - event.begin) +
+           (event.detail.empty() ? "" : ", \"args\": {\"detail\": " + quoted(event.detail) + "}") + "}");
+  }
+  if (dropped > 0) {
+    append("{\"name\": \"dropped events\", \"ph\": \"C\"" + pid + ", \"ts\": 0, \"args\": {\"dropped\": " +
+           std::to_string(dropped) + "}}");
+  }
+  std::fputs(kEnd, file_.get());
+  std::fflush(file_.get());
+}
+
+}  // namespace hvd::observe

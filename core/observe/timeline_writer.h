@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace hvd::observe {
+
+/// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe.
+///
+/// The file is complete, valid JSON after every flush (twice a second and at the end), so that a killed rank leaves a trace that
+/// opens. When the writer cannot keep up, events are dropped and counted; the job is not slowed down.
+class TimelineWriter {
+ public:
+  /// @throws UsageError when the file cannot be written.
+  TimelineWriter(const std::string& path, int rank, const std::string& host);
+  TimelineWriter(const TimelineWriter&) = delete;
+  TimelineWriter& operator=(const TimelineWriter&) = delete;
+  /// Writes what is left.
+  ~TimelineWriter();
+
+  /// A bar on the tensor's row.
+  void span(const std::string& tensor, const char* phase, TimePoint begin, TimePoint end, std::string detail = {});
+
+ private:
+  struct Event {
+    std::string tensor;
+    const char* phase;
+    TimePoint begin;
+    TimePoint end;
+    std::string detail;
+  };
+  void run(std::stop_token);
+  void write(const std::vector<Event>&, std::uint64_t dropped);
+  void append(const std::string& json);
+
+  struct Close {
+    void operator()(std::FILE* file) const noexcept { std::fclose(file); }
+  };
+  const int rank_;
+  std::unique_ptr<std::FILE, Close> file_;     // writer thread, after construction
+  std::unordered_map<std::string, int> rows_;  // writer thread
+
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::vector<Event> events_;      // guarded by mutex_
+  std::uint64_t dropped_ = 0;      // guarded by mutex_
+  std::jthread thread_;            // last: it uses everything above
+};
+
+/// "{rank}" is replaced by the rank; without it ".rankN" is inserted before the extension.
+std::string timeline_path_of(const std::string& pattern, int rank);
+
+}  // namespace hvd::observe

@@ -1,0 +1,109 @@
+// The one file that knows at compile time what is in the build.
+#include "runtime/builtin_backends.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "backend/local/local_backend.h"
+#include "hvd/error.h"
+#include "local/local_network.h"
+
+#if HVD_HAVE_MPI
+#include "backend/mpi/mpi_backend.h"
+#include "mpi/environment.h"
+#include "mpi/mpi_control_plane.h"
+#include "mpi/mpi_world.h"
+#endif
+
+namespace hvd::runtime {
+namespace {
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+/// Set by the launchers that MPI can meet its peers through: mpirun, srun --mpi=pmix or pmi2, MPICH's mpiexec.
+const char* mpi_launcher_variable() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
+    if (variable(name) != nullptr) return name;
+  }
+  return nullptr;
+}
+
+// Several ranks were started, but not so that they can meet: rather an error than as many jobs of one.
+void refuse_ranks_without_mpi() {
+  for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* value = variable(name);
+    if (value == nullptr || std::atoi(value) <= 1) continue;
+    throw UsageError(std::string("hvd::init: the environment says ") + name + "=" + value +
+                     ", but this process was not started by an MPI launcher, so the ranks cannot find each other; start it "
+                     "with 'hvdrun -np N program', mpirun, or srun --mpi=pmix (or unset " +
+                     name + " to run alone)");
+  }
+}
+
+JobConnection job_of_one() {
+  static const SteadyClock clock;
+  JobConnection job;
+  job.control = local::LocalNetwork::create({.size = 1}, clock)->plane(0);
+  job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  return job;
+}
+
+}  // namespace
+
+#if HVD_HAVE_MPI
+
+JobConnection join_job(const RuntimeOptions& options) {
+  if (!mpi::is_active() && mpi_launcher_variable() == nullptr) {
+    refuse_ranks_without_mpi();
+    return job_of_one();
+  }
+  mpi::WorldOptions world_options;
+  world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  const auto world = mpi::MpiWorld::join(world_options);
+  JobConnection job;
+  job.world = world;
+  job.control = mpi::make_mpi_control_plane(world);
+  job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
+  if (world->topology().size == 1) {
+    job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  }
+  return job;
+}
+
+bool mpi_threads_multiple() { return !mpi::is_active() || mpi::threads_multiple(); }
+
+void forget_job_peers() noexcept { mpi::mark_failed(); }
+
+#else
+
+JobConnection join_job(const RuntimeOptions&) {
+  if (const char* name = mpi_launcher_variable()) {
+    throw UsageError(std::string("hvd::init: ") + name + " is set, so an MPI launcher started this process, but this hvd was built "
+                     "without MPI (HVD_WITH_MPI=OFF)");
+  }
+  refuse_ranks_without_mpi();
+  return job_of_one();
+}
+
+bool mpi_threads_multiple() { return true; }
+void forget_job_peers() noexcept {}
+
+#endif
+
+std::vector<Component> optional_components() {
+  return {
+#if HVD_HAVE_MPI
+      {"MPI", true, mpi::library_version()},
+#else
+      {"MPI", false, "HVD_WITH_MPI=OFF"},
+#endif
+      {"shared memory", false, "this version has no shared-memory backend"},
+      {"CUDA", false, "this version has no GPU backend"},
+      {"NCCL", false, "this version has no GPU backend"},
+  };
+}
+
+}  // namespace hvd::runtime

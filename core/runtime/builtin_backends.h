@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "control/control_plane.h"
+#include "hvd/backend.h"
+#include "runtime/runtime_options.h"
+
+namespace hvd::runtime {
+
+/// What a process needs to take part in its job. The members that are listed last are destroyed first.
+struct JobConnection {
+  std::shared_ptr<void> world;  ///< keeps alive what plane and backends share
+  std::vector<std::shared_ptr<Backend>> backends;
+  std::unique_ptr<control::ControlPlane> control;
+};
+
+/// Joins the job this process was launched into, or makes a job of one. Collective.
+/// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
+JobConnection join_job(const RuntimeOptions&);
+
+struct Component {
+  const char* name;
+  bool built;
+  std::string detail;  ///< a version, or why it was left out
+};
+/// Everything optional, for build_info() and `hvdrun --check-build`.
+std::vector<Component> optional_components();
+
+/// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
+bool mpi_threads_multiple();
+/// The job has failed: nobody waits for its peers any more, not even at process exit.
+void forget_job_peers() noexcept;
+
+}  // namespace hvd::runtime

@@ -1,0 +1,158 @@
+#include "runtime/context.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include "base/log.h"
+#include "hvd/collectives.h"
+#include "hvd/hvd.h"
+#include "runtime/builtin_backends.h"
+
+namespace hvd {
+namespace runtime {
+namespace {
+
+// How long a process that ends without shutdown() waits for the others to end too, before it leaves them.
+constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
+
+/// Never destroyed: the coordinator thread may outlive static objects otherwise.
+struct Context {
+  std::mutex lifecycle;  // held through init() and shutdown(), which are collective
+  std::mutex mutex;
+  std::shared_ptr<Runtime> runtime;  // guarded by mutex
+  std::shared_ptr<void> world;       // guarded by lifecycle; outlives the runtime
+  const SteadyClock clock;
+  bool exit_handler_registered = false;  // guarded by lifecycle
+};
+
+Context& context() {
+  static Context* const instance = new Context;
+  return *instance;
+}
+
+std::shared_ptr<Runtime> runtime_or_null() {
+  const std::lock_guard lock(context().mutex);
+  return context().runtime;
+}
+
+void leave(std::optional<Duration> patience) {
+  Context& process = context();
+  auto runtime = runtime_or_null();
+  if (!runtime) return;
+  const bool in_order = runtime->shutdown(patience);
+  if (!in_order) forget_job_peers();
+  {
+    const std::lock_guard lock(process.mutex);
+    process.runtime.reset();
+  }
+  runtime.reset();
+  process.world.reset();
+}
+
+// A program that ends without shutdown() leaves as if it had called it: the others get a ShutdownError that says so rather than hang.
+void leave_at_exit() {
+  const std::unique_lock lock(context().lifecycle, std::try_to_lock);
+  if (!lock.owns_lock() || !runtime_or_null()) return;
+  HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+  leave(kPatienceAtExit);
+}
+
+void check_backend_name(const RuntimeOptions& options, const std::vector<std::shared_ptr<Backend>>& backends) {
+  if (!options.backend) return;
+  std::string known;
+  for (const auto& backend : backends) {
+    if (backend->name() == *options.backend) return;
+    known += (known.empty() ? "'" : ", '") + std::string(backend->name()) + "'";
+  }
+  throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" + *options.backend + "'");
+}
+
+}  // namespace
+
+std::shared_ptr<Runtime> current_runtime() {
+  auto runtime = runtime_or_null();
+  if (!runtime) throw NotInitializedError("hvd is not initialised; call hvd::init() first");
+  return runtime;
+}
+
+}  // namespace runtime
+
+void init(const Options& options) {
+  auto& process = runtime::context();
+  const std::lock_guard lock(process.lifecycle);
+  if (runtime::runtime_or_null()) throw UsageError("hvd::init: already initialised; call hvd::shutdown() before initialising again");
+  configure_log_from_environment();
+  const runtime::RuntimeOptions resolved = runtime::resolve(options);
+  runtime::JobConnection job = runtime::join_job(resolved);
+  runtime::check_backend_name(resolved, job.backends);
+  const Topology topology = job.control->topology();
+  set_log_identity(topology.rank, topology.host_name(topology.rank));
+  process.world = std::move(job.world);
+  auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock);
+  if (!process.exit_handler_registered) {
+    process.exit_handler_registered = true;
+    std::atexit(runtime::leave_at_exit);
+  }
+  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
+                 << " of " << topology.local_size;
+  const std::lock_guard publish(process.mutex);
+  process.runtime = std::move(created);
+}
+
+void shutdown() {
+  const std::lock_guard lock(runtime::context().lifecycle);
+  runtime::leave(std::nullopt);
+}
+
+bool is_initialized() noexcept { return runtime::runtime_or_null() != nullptr; }
+
+int rank() { return runtime::current_runtime()->topology().rank; }
+int size() { return runtime::current_runtime()->topology().size; }
+int local_rank() { return runtime::current_runtime()->topology().local_rank; }
+int local_size() { return runtime::current_runtime()->topology().local_size; }
+int cross_rank() { return runtime::current_runtime()->topology().cross_rank; }
+int cross_size() { return runtime::current_runtime()->topology().cross_size; }
+bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneous; }
+
+int ProcessSet::rank() const {
+  if (!members_) return hvd::rank();
+  const auto& members = members_->ranks;
+  const auto found = std::lower_bound(members.begin(), members.end(), hvd::rank());
+  return found != members.end() && *found == hvd::rank() ? static_cast<int>(found - members.begin()) : -1;
+}
+
+int ProcessSet::size() const { return members_ ? static_cast<int>(members_->ranks.size()) : hvd::size(); }
+
+std::vector<int> ProcessSet::ranks() const {
+  if (members_) return members_->ranks;
+  std::vector<int> all(static_cast<std::size_t>(hvd::size()));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+  return all;
+}
+
+Operation submit(Submission submission, Progress progress) {
+  std::vector<Submission> one;
+  one.push_back(std::move(submission));
+  return runtime::current_runtime()->submit(std::move(one), progress).front();
+}
+
+std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress progress) {
+  return runtime::current_runtime()->submit(std::move(submissions), progress);
+}
+
+void barrier(const ProcessSet& process_set) {
+  Submission submission;
+  submission.kind = OpKind::kBarrier;
+  submission.process_set = process_set.id();
+  const Operation operation = submit(std::move(submission), Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+}
+
+Metrics metrics() { return runtime::current_runtime()->metrics(); }
+void start_timeline(const std::string& path) { runtime::current_runtime()->start_timeline(path); }
+void stop_timeline() { runtime::current_runtime()->stop_timeline(); }
+
+}  // namespace hvd

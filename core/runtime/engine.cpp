@@ -1,0 +1,319 @@
+#include "runtime/engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/log.h"
+#include "control/validator.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
+
+// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator asks all, the others ask it.
+std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
+  if (control.rung_by_all()) return {};
+  if (control.rank() != 0) return {0};
+  std::vector<int> others(static_cast<std::size_t>(control.size()) - 1);
+  std::iota(others.begin(), others.end(), 1);
+  return others;
+}
+
+std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology,
+                                                       const control::ProcessSetTable& sets) {
+  if (topology.rank != 0) return nullptr;
+  control::CoordinatorOptions coordinator;
+  coordinator.fusion_threshold = options.fusion_threshold;
+  coordinator.cache_capacity = options.cache_capacity;
+  coordinator.stall = {options.stall_warning, options.stall_shutdown};
+  coordinator.host_of_rank.clear();
+  for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
+  return std::make_unique<control::Coordinator>(std::move(coordinator), sets);
+}
+
+std::string key_of(int process_set, const std::string& name) { return std::to_string(process_set) + '/' + name; }
+
+Status status_of(const std::exception& error) {
+  if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
+    return {StatusCode::kPeerLost, lost->what(), lost->rank()};
+  }
+  return {StatusCode::kInternal, error.what(), -1};
+}
+
+}  // namespace
+
+Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
+               std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, observe::Counters& counters,
+               TimelineSlot& timeline, OnEnd on_end)
+    : options_(options),
+      clock_(clock),
+      counters_(counters),
+      on_end_(std::move(on_end)),
+      control_(std::move(control)),
+      sets_(control_->size()),
+      negotiator_(control_->rank(), sets_, options_.cache_capacity),
+      coordinator_(make_coordinator(options_, control_->topology(), sets_)),
+      liveness_(ranks_to_ask(*control_), options_.peer_timeout),
+      executor_({control_->topology(), *control_, sets_, clock_, counters_, timeline}, std::move(backends), options_.backend,
+                [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
+                  finish(operation, status, ready, in_flight);
+                }) {
+  control_->beat(clock_.now());
+}
+
+Engine::~Engine() = default;
+
+void Engine::enqueue(std::vector<OperationPtr> operations) {
+  const std::lock_guard lock(mutex_);
+  if (submitted_.empty()) {
+    submitted_ = std::move(operations);
+  } else {
+    std::move(operations.begin(), operations.end(), std::back_inserter(submitted_));
+  }
+  has_submissions_.store(true, std::memory_order_release);
+}
+
+void Engine::fail_from_outside(Status cause) {
+  const std::lock_guard lock(mutex_);
+  if (!outside_failure_) outside_failure_ = std::move(cause);
+  has_outside_failure_.store(true, std::memory_order_release);
+}
+
+Status Engine::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool Engine::step() noexcept {
+  bool moved = false;
+  try {
+    if (has_outside_failure_.load(std::memory_order_acquire) && !failed()) fail(*outside_failure_, true);
+    if (failed()) {
+      end_outstanding(failure());
+      while (control_->poll()) moved = true;  // moves what is still being sent
+      return moved;
+    }
+    moved = take_submissions() || moved;
+    moved = send_report() || moved;
+    moved = receive() || moved;
+    moved = coordinate() || moved;
+    moved = executor_.progress() || moved;
+    moved = keep_house() || moved;
+    if (shutdown_agreed_ && !executor_.active()) shut_down_.store(true, std::memory_order_release);
+  } catch (const std::exception& error) {
+    if (!failed()) fail(status_of(error), true);
+    return true;
+  }
+  return moved;
+}
+
+bool Engine::take_submissions() {
+  if (!has_submissions_.load(std::memory_order_acquire)) return false;
+  std::vector<OperationPtr> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken.swap(submitted_);
+    has_submissions_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& operation : taken) {
+    counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
+    if (const auto error = negotiator_.submit(operation->request)) {
+      end_with(operation, *error);
+      continue;
+    }
+    std::string key = key_of(operation->request.process_set, operation->request.name);
+    outstanding_.emplace(std::move(key), std::move(operation));
+  }
+  return !taken.empty();
+}
+
+void Engine::report(const wire::Bytes& bytes) {
+  counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
+  counters_.control_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
+  control_->report(bytes);
+}
+
+bool Engine::send_report() {
+  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown();
+  const auto news = negotiator_.take_report();
+  if (!news) return false;
+  report(wire::encode(*news));
+  counters_.negotiated_operations.store(negotiator_.reported_in_full(), std::memory_order_relaxed);
+  counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
+  return true;
+}
+
+bool Engine::receive() {
+  bool moved = false;
+  while (const auto message = control_->poll()) {
+    counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
+    handle(*message);
+    moved = true;
+    if (failed()) break;
+  }
+  return moved;
+}
+
+void Engine::handle(const control::Message& message) {
+  const int source = message.source;
+  const auto decoded = [&] {
+    try {
+      return wire::decode(message.bytes);
+    } catch (const wire::WireError& error) {
+      throw Error("rank " + std::to_string(control_->rank()) + " received a corrupt message from rank " + std::to_string(source) +
+                  ": " + error.what());
+    }
+  }();
+  liveness_.heard(source, clock_.now());
+  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
+  if (const auto* report_in = std::get_if<wire::Report>(&decoded)) {
+    if (!coordinator_) throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
+    return coordinator_->accept(source, *report_in, clock_.now());
+  }
+  if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
+  if (std::holds_alternative<wire::Ping>(decoded)) {
+    // A rank asks only while it waits, so the coordinator has to look after the others for it.
+    if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
+    const wire::Bytes pong = wire::encode(wire::Pong{});
+    return coordinator_ ? control_->send(source, pong) : report(pong);
+  }
+}
+
+void Engine::apply(const wire::Plan& plan) {
+  control::Applied applied = negotiator_.apply(plan);
+  counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
+  for (const auto& error : applied.errors) end_with(take_outstanding(error.process_set, error.name), error);
+  for (auto& batch : applied.batches) {
+    std::vector<ExecutableOperation> executable;
+    for (auto& agreed : batch.operations) {
+      OperationPtr operation = take_outstanding(agreed.request.process_set, agreed.request.name);
+      executable.push_back({std::move(agreed), std::move(operation)});
+    }
+    executor_.start(std::move(executable));
+  }
+  shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
+}
+
+bool Engine::coordinate() {
+  if (!coordinator_) return false;
+  const auto plan = coordinator_->decide(clock_.now(), executor_.in_flight());
+  if (!plan) return false;
+  const wire::Bytes bytes = wire::encode(*plan);
+  counters_.control_messages_sent.fetch_add(static_cast<std::uint64_t>(control_->size()), std::memory_order_relaxed);
+  counters_.control_bytes_sent.fetch_add(bytes.size() * static_cast<std::uint64_t>(control_->size()), std::memory_order_relaxed);
+  control_->publish(bytes);
+  return true;
+}
+
+bool Engine::waiting(TimePoint now) const noexcept {
+  return busy() || (coordinator_ && (coordinator_->waiting() || now < others_wait_until_));
+}
+
+// What happens by the clock: signs of life, looking after peers, stalls.
+bool Engine::keep_house() {
+  const TimePoint now = clock_.now();
+  const bool is_waiting = waiting(now);
+  const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
+  if (next_housekeeping_ > now + interval) next_housekeeping_ = now + interval;  // an idle rank has got work
+  if (now < next_housekeeping_) return false;
+  next_housekeeping_ = now + interval;
+  control_->beat(now);
+  watch_peers(now, is_waiting);
+  if (!coordinator_) return false;
+  for (const auto& text : coordinator_->stall_warnings(now)) {
+    counters_.stall_warnings.fetch_add(1, std::memory_order_relaxed);
+    HVD_LOG(kWarning) << text;
+  }
+  return false;
+}
+
+void Engine::watch_peers(TimePoint now, bool is_waiting) {
+  if (is_waiting) {
+    if (const auto loss = control_->check_peers(now, options_.peer_timeout)) lose(loss->rank, loss->cause);
+  }
+  const auto actions = liveness_.check(now, is_waiting);
+  const wire::Bytes ping = wire::encode(wire::Ping{});
+  for (const int rank : actions.ping) coordinator_ ? control_->send(rank, ping) : report(ping);
+  if (actions.lost) {
+    lose(*actions.lost, "it has not answered for " +
+                            std::to_string(std::chrono::duration<double>(options_.peer_timeout).count()) + " s");
+  }
+}
+
+void Engine::lose(int rank, const std::string& cause) {
+  std::string text = "lost rank " + std::to_string(rank) + " (host " + control_->topology().host_name(rank) + "): " + cause +
+                     "; noticed by rank " + std::to_string(control_->rank());
+  std::string waits_for = executor_.first_active();
+  if (waits_for.empty() && !outstanding_.empty()) waits_for = control::describe(outstanding_.begin()->second->request);
+  if (!waits_for.empty()) text += " while waiting for " + waits_for;
+  throw PeerLostError(text, rank);
+}
+
+void Engine::fail(const Status& cause, bool tell_others) noexcept {
+  if (failed()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = cause;
+  }
+  failed_.store(true, std::memory_order_release);
+  HVD_LOG(kError) << "the runtime has failed: " << cause.message;
+  try {
+    const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
+    if (tell_others && coordinator_) control_->publish(bytes);
+    if (tell_others && !coordinator_) control_->report(bytes);
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
+  }
+  executor_.abort(cause);
+  end_outstanding(cause);
+}
+
+void Engine::end_outstanding(const Status& status) noexcept {
+  std::vector<OperationPtr> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken.swap(submitted_);
+    has_submissions_.store(false, std::memory_order_relaxed);
+  }
+  for (auto& [key, operation] : std::exchange(outstanding_, {})) taken.push_back(operation);
+  for (const auto& operation : taken) finish(operation, status, nullptr, false);
+}
+
+OperationPtr Engine::take_outstanding(int process_set, const std::string& name) {
+  auto node = outstanding_.extract(key_of(process_set, name));
+  if (node.empty()) throw Error("a plan names '" + name + "', which is not in flight here");
+  return std::move(node.mapped());
+}
+
+void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {
+  finish(operation, {error.code, error.message, error.rank}, nullptr, false);
+}
+
+void Engine::finish(const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
+  auto& counter = status.ok() ? counters_.completed_operations : counters_.failed_operations;
+  counter.fetch_add(1, std::memory_order_relaxed);
+  on_end_(*operation);
+  if (in_flight) {
+    operation->finish_in_flight(status);
+  } else {
+    operation->finish(status, ready);
+  }
+}
+
+bool Engine::needs_polling() const noexcept {
+  return executor_.active() || control_->busy() || !control_->rung_by_all();
+}
+
+Duration Engine::time_to_deadline() const noexcept {
+  const TimePoint now = clock_.now();
+  TimePoint next = next_housekeeping_;
+  if (coordinator_) {
+    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
+  }
+  return std::max(next - now, Duration::zero());
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/control_plane.h"
+#include "control/coordinator.h"
+#include "control/liveness.h"
+#include "control/negotiator.h"
+#include "runtime/executor.h"
+#include "runtime/operation_state.h"
+#include "runtime/runtime_options.h"
+
+namespace hvd::runtime {
+
+/// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to executed batches.
+///
+/// step() and what is marked so belong to the thread that holds the engine's token (see Runtime); enqueue(), request_shutdown(),
+/// fail(), failed() and failure() may be called by any thread. Nothing blocks, and no error escapes: the first one is the
+/// cause of failure with which everything outstanding and later ends.
+///
+///   running --all ranks asked for shutdown, nothing in flight--> shut down
+///      \------ loss, broken message, backend error, fail() ----> failed
+class Engine {
+ public:
+  /// The operation has ended (its state is set right after): the name may be used again.
+  using OnEnd = std::function<void(const OperationState&)>;
+
+  Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
+         observe::Counters&, TimelineSlot&, OnEnd);
+  ~Engine();
+
+  // --- any thread ---
+  void enqueue(std::vector<OperationPtr>);
+  void request_shutdown() noexcept { shutdown_requested_.store(true); }
+  /// Records a failure that was seen outside step(); the next step() acts on it.
+  void fail_from_outside(Status);
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// The first cause. @pre failed()
+  Status failure() const;
+  bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
+  Doorbell& doorbell() noexcept { return control_->doorbell(); }
+  const control::ProcessSetTable& process_sets() const noexcept { return sets_; }
+  const Topology& topology() const noexcept { return control_->topology(); }
+
+  // --- token holder ---
+  /// Does all that can be done now. True when something moved.
+  bool step() noexcept;
+  /// Something is under way that no doorbell announces.
+  bool needs_polling() const noexcept;
+  /// This rank waits for something or works on something.
+  bool busy() const noexcept { return !outstanding_.empty() || executor_.active() || (shutdown_requested_ && !shut_down_); }
+  /// How long nothing will happen without a ring.
+  Duration time_to_deadline() const noexcept;
+  /// Ends what is left, after shut_down() or failed().
+  void end_outstanding(const Status&) noexcept;
+  /// Leaves in order, so that the silence that follows is no loss.
+  void farewell() noexcept { control_->farewell(); }
+
+ private:
+  bool take_submissions();
+  bool send_report();
+  bool receive();
+  void handle(const control::Message&);
+  void apply(const wire::Plan&);
+  bool coordinate();
+  bool keep_house();
+  void watch_peers(TimePoint now, bool waiting);
+  bool waiting(TimePoint now) const noexcept;
+  void fail(const Status&, bool tell_others) noexcept;
+  [[noreturn]] void lose(int rank, const std::string& cause);
+  OperationPtr take_outstanding(int process_set, const std::string& name);
+  void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
+  void end_with(const OperationPtr&, const wire::ErrorEntry&);
+  void report(const wire::Bytes&);
+
+  const RuntimeOptions options_;
+  const Clock& clock_;
+  observe::Counters& counters_;
+  const OnEnd on_end_;
+  std::unique_ptr<control::ControlPlane> control_;
+  control::ProcessSetTable sets_;
+
+  // Any thread.
+  mutable std::mutex mutex_;
+  std::vector<OperationPtr> submitted_;      // guarded by mutex_
+  Status failure_;                           // guarded by mutex_
+  std::optional<Status> outside_failure_;    // guarded by mutex_
+  std::atomic<bool> has_submissions_{false};
+  std::atomic<bool> has_outside_failure_{false};
+  std::atomic<bool> shutdown_requested_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> shut_down_{false};
+
+  // Token holder only.
+  control::Negotiator negotiator_;
+  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
+  control::Liveness liveness_;
+  Executor executor_;
+  std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name
+  bool shutdown_agreed_ = false;
+  TimePoint next_housekeeping_{};
+  TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,267 @@
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/log.h"
+#include "control/validator.h"
+#include "hvd/error.h"
+#include "runtime/submission_check.h"
+
+namespace hvd::runtime {
+namespace {
+
+// A round trip between engines that are awake takes a few microseconds; sleeping and being woken takes fifty. So a driver that has just
+// found nothing tries again for about that long, giving the core away each time, before it sleeps.
+constexpr int kYieldsBeforeSleep = 64;
+constexpr Duration kShortestSleep = std::chrono::microseconds(20);
+constexpr Duration kLongestPoll = std::chrono::milliseconds(1);
+
+/// How long to sleep after this many rounds in which nothing moved; zero: only give the core away.
+Duration pause_after(int idle_rounds, const Engine& engine) {
+  if (idle_rounds < kYieldsBeforeSleep && (engine.busy() || engine.needs_polling())) return Duration::zero();
+  const Duration deadline = engine.time_to_deadline();
+  if (!engine.needs_polling()) return deadline;
+  const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
+  return std::min({kShortestSleep * (1 << doublings), kLongestPoll, deadline});
+}
+
+}  // namespace
+
+std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
+                                         std::vector<std::shared_ptr<Backend>> backends, const Clock& clock) {
+  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends), clock));
+  if (options.background_thread) {
+    runtime->thread_ = std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
+    pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
+  }
+  return runtime;
+}
+
+Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
+                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock)
+    : options_(options), clock_(clock) {
+  engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_,
+                                     [this](const OperationState& operation) { release_name(operation); });
+  if (options_.timeline_path) start_timeline(*options_.timeline_path);
+}
+
+Runtime::~Runtime() {
+  thread_.request_stop();
+  if (thread_.joinable()) {
+    engine_->doorbell().ring();
+    thread_.join();
+  }
+  engine_->end_outstanding({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+}
+
+void Runtime::check_running() const {
+  if (engine_->failed()) engine_->failure().raise_if_error();
+  if (shutdown_called_.load()) throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
+}
+
+wire::Request Runtime::number(Submission& submission) {
+  wire::Request request = make_request(submission, engine_->process_sets(), topology().rank);
+  if (request.unnamed) {
+    request.ordinal = ordinals_[{request.process_set, request.kind}]++;
+    request.name = wire::unnamed_name(request.kind, request.ordinal);
+  }
+  return request;
+}
+
+void Runtime::claim_names(const std::vector<OperationPtr>& operations) {
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    const wire::Request& request = operations[i]->request;
+    if (names_in_flight_.insert(std::to_string(request.process_set) + '/' + request.name).second) continue;
+    for (std::size_t earlier = 0; earlier < i; ++earlier) {
+      const wire::Request& claimed = operations[earlier]->request;
+      names_in_flight_.erase(std::to_string(claimed.process_set) + '/' + claimed.name);
+    }
+    throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
+                     ": this name is already in flight; wait for its last use, or give each operation its own name");
+  }
+}
+
+std::vector<Operation> Runtime::submit(std::vector<Submission> submissions, Progress progress) {
+  check_running();
+  std::vector<OperationPtr> operations;
+  std::vector<Operation> handles;
+  const TimePoint now = clock_.now();
+  {
+    const std::lock_guard lock(names_mutex_);
+    try {
+      for (Submission& submission : submissions) {
+        wire::Request request = number(submission);
+        operations.push_back(std::make_shared<OperationState>(std::move(submission), std::move(request), weak_from_this(), now));
+      }
+      claim_names(operations);
+    } catch (...) {
+      // Nothing was sent, so the next unnamed operations take the numbers.
+      for (const auto& operation : operations) {
+        if (operation->request.unnamed) --ordinals_[{operation->request.process_set, operation->request.kind}];
+      }
+      throw;
+    }
+    for (const auto& operation : operations) handles.emplace_back(operation);
+    // Under the lock, so that operations enter the engine in the order of their numbers.
+    engine_->enqueue(std::move(operations));
+  }
+  if (progress == Progress::kBackground) engine_->doorbell().ring();
+  return handles;
+}
+
+void Runtime::release_name(const OperationState& operation) {
+  const std::lock_guard lock(names_mutex_);
+  names_in_flight_.erase(std::to_string(operation.request.process_set) + '/' + operation.request.name);
+}
+
+bool Runtime::try_take_token() {
+  const std::lock_guard lock(token_mutex_);
+  if (token_taken_) return false;
+  return token_taken_ = true;
+}
+
+void Runtime::take_token() {
+  std::unique_lock lock(token_mutex_);
+  token_changed_.wait(lock, [this] { return !token_taken_; });
+  token_taken_ = true;
+}
+
+void Runtime::give_token() {
+  {
+    const std::lock_guard lock(token_mutex_);
+    token_taken_ = false;
+  }
+  token_changed_.notify_all();
+}
+
+void Runtime::tell_waiters() {
+  if (waiters_.load(std::memory_order_relaxed) <= 1) return;  // at most the driver itself
+  // The empty critical section orders this after a waiter's check of its condition, so that it cannot miss the notification.
+  { const std::lock_guard lock(token_mutex_); }
+  token_changed_.notify_all();
+}
+
+void Runtime::run(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    const std::uint32_t ticket = engine_->doorbell().ticket();
+    // A waiter drives, or is about to: it has the token, and hands the bell back when it leaves.
+    if (waiters_.load() > 0 || !try_take_token()) {
+      engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
+      continue;
+    }
+    drive_standby(stop);
+  }
+}
+
+void Runtime::drive_standby(const std::stop_token& stop) {
+  int idle_rounds = 0;
+  for (;;) {
+    const std::uint32_t ticket = engine_->doorbell().ticket();
+    const bool moved = engine_->step();
+    if (moved) tell_waiters();
+    idle_rounds = moved ? 0 : idle_rounds + 1;
+    const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, *engine_);
+    const bool leave = waiters_.load() > 0 || stop.stop_requested();
+    if (!leave && moved) continue;
+    if (!leave && pause == Duration::zero()) {
+      sched_yield();
+      continue;
+    }
+    give_token();
+    if (leave) return;
+    engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
+    if (waiters_.load() > 0 || stop.stop_requested() || !try_take_token()) return;
+  }
+}
+
+template <class Done>
+void Runtime::drive_until(const Done& done) {
+  Doorbell& bell = engine_->doorbell();
+  bell.take_over();
+  std::uint32_t ticket = bell.ticket();
+  for (int idle_rounds = 0; !done();) {
+    ticket = bell.ticket();
+    if (engine_->step()) {
+      idle_rounds = 0;
+      tell_waiters();
+      continue;
+    }
+    if (done()) break;
+    const Duration pause = pause_after(++idle_rounds, *engine_);
+    if (pause == Duration::zero()) {
+      sched_yield();
+    } else {
+      bell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
+    }
+  }
+  const bool work_left = engine_->busy() || engine_->needs_polling();
+  give_token();
+  bell.hand_back(ticket);
+  if (work_left) bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+}
+
+template <class Done>
+void Runtime::wait_until(const Done& done) {
+  waiters_.fetch_add(1);
+  while (!done()) {
+    {
+      std::unique_lock lock(token_mutex_);
+      token_changed_.wait(lock, [&] { return !token_taken_ || done(); });
+      if (done()) break;
+      token_taken_ = true;
+    }
+    drive_until(done);
+  }
+  waiters_.fetch_sub(1);
+}
+
+void Runtime::wait(const OperationState& operation) {
+  wait_until([&operation] { return operation.done(); });
+}
+
+bool Runtime::step() {
+  if (!try_take_token()) return false;
+  const bool moved = engine_->step();
+  give_token();
+  return moved;
+}
+
+bool Runtime::shutdown(std::optional<Duration> patience) {
+  if (!shutdown_called_.exchange(true)) engine_->request_shutdown();
+  const TimePoint begin = clock_.now();
+  const Duration limit = patience.value_or(options_.stall_shutdown);
+  const auto out_of_patience = [&] { return limit != Duration::zero() && clock_.now() - begin > limit; };
+  wait_until([&] { return engine_->shut_down() || engine_->failed() || out_of_patience(); });
+  const bool in_order = engine_->shut_down();
+  if (!in_order && !engine_->failed()) {
+    HVD_LOG(kWarning) << "shutdown: not every rank has called shutdown() in time; leaving without them";
+  }
+  thread_.request_stop();
+  engine_->doorbell().ring();
+  if (thread_.joinable()) thread_.join();
+  take_token();
+  engine_->end_outstanding({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  if (!engine_->failed()) engine_->farewell();
+  give_token();
+  stop_timeline();
+  return in_order;
+}
+
+void Runtime::abort(const Status& cause) {
+  engine_->fail_from_outside(cause);
+  wait_until([this] { return engine_->failed(); });
+}
+
+void Runtime::start_timeline(const std::string& path) {
+  if (timeline_.on()) throw UsageError("start_timeline('" + path + "'): a timeline is being written already; stop it first");
+  const std::string file = observe::timeline_path_of(path, topology().rank);
+  timeline_.exchange(std::make_shared<observe::TimelineWriter>(file, topology().rank, topology().host_name(topology().rank)));
+}
+
+void Runtime::stop_timeline() { timeline_.exchange(nullptr); }
+
+}  // namespace hvd::runtime

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "runtime/engine.h"
+
+namespace hvd::runtime {
+
+/// One rank: an engine, the token that says who drives it, and the coordinator thread that drives it when nobody else does.
+///
+/// Thread-safe. A process normally has one (see context.h); tests have many. See docs/threading.md for the token.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  static std::shared_ptr<Runtime> create(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
+                                         std::vector<std::shared_ptr<Backend>>, const Clock&);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  /// Not collective. Operations still outstanding end with ShutdownError.
+  ~Runtime();
+
+  /// @throws UsageError; the cause of failure when the runtime has failed; ShutdownError after shutdown(). All or none are accepted.
+  std::vector<Operation> submit(std::vector<Submission>, Progress);
+  /// Until the operation is done. The calling thread drives the engine when nobody else does.
+  void wait(const OperationState&);
+  /// Collective: until every rank has called it, or the runtime has failed, or, with a warning, `patience` (default: stall_shutdown; 0 = for
+  /// ever) has passed. Idempotent. @return whether every rank has called it
+  bool shutdown(std::optional<Duration> patience = std::nullopt);
+  /// Fails the runtime with this cause, here and on every rank. Returns when the others have been told as far as that is possible at once.
+  void abort(const Status& cause);
+
+  const Topology& topology() const noexcept { return engine_->topology(); }
+  bool failed() const noexcept { return engine_->failed(); }
+  Status failure() const { return engine_->failure(); }
+  Metrics metrics() const { return counters_.snapshot(); }
+  void start_timeline(const std::string& path);
+  void stop_timeline();
+
+  /// One round of the engine by the calling thread, for runtimes without a coordinator thread. True when something moved.
+  bool step();
+
+ private:
+  Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&);
+  void run(std::stop_token);
+  /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the token, or stop.
+  void drive_standby(const std::stop_token&);
+  template <class Done>
+  void wait_until(const Done& done);
+  template <class Done>
+  void drive_until(const Done& done);
+  bool try_take_token();
+  void take_token();
+  void give_token();
+  void tell_waiters();
+  wire::Request number(Submission&);
+  void claim_names(const std::vector<OperationPtr>&);
+  void release_name(const OperationState&);
+  void check_running() const;
+
+  const RuntimeOptions options_;
+  const Clock& clock_;
+  observe::Counters counters_;
+  TimelineSlot timeline_;
+
+  std::mutex names_mutex_;
+  std::unordered_set<std::string> names_in_flight_;             // guarded by names_mutex_; set/name
+  std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_;    // guarded by names_mutex_; of unnamed operations
+
+  std::mutex token_mutex_;
+  std::condition_variable token_changed_;   // the token is free, or an operation has ended
+  bool token_taken_ = false;                // guarded by token_mutex_
+  std::atomic<int> waiters_{0};             // threads inside wait_until()
+
+  std::atomic<bool> shutdown_called_{false};
+  std::unique_ptr<Engine> engine_;
+  std::jthread thread_;  // last: it uses everything above
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,53 @@
+#include "runtime/runtime_options.h"
+
+#include "base/config.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
+constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
+
+std::int64_t choose(const std::optional<std::int64_t>& option, const char* option_name, const char* variable,
+                    std::int64_t highest, std::int64_t fallback) {
+  if (option && (*option < 0 || *option > highest)) {
+    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected 0 to " + std::to_string(highest) + ", got " +
+                     std::to_string(*option));
+  }
+  return option ? *option : env_int(variable, 0, highest).value_or(fallback);
+}
+
+Duration choose(const std::optional<std::chrono::milliseconds>& option, const char* option_name, const char* variable,
+                Duration fallback) {
+  if (option && option->count() < 0) {
+    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected no negative time, got " +
+                     std::to_string(option->count()) + " ms");
+  }
+  if (option) return *option;
+  const auto from_environment = env_seconds(variable);
+  return from_environment ? Duration(*from_environment) : fallback;
+}
+
+}  // namespace
+
+RuntimeOptions resolve(const Options& options) {
+  RuntimeOptions resolved;
+  resolved.fusion_threshold = choose(options.fusion_threshold_bytes, "fusion_threshold_bytes", "FUSION_THRESHOLD",
+                                     kMostFusionBytes, resolved.fusion_threshold);
+  resolved.cache_capacity = static_cast<std::size_t>(
+      choose(options.cache_capacity, "cache_capacity", "CACHE_CAPACITY", kMostCacheEntries,
+             static_cast<std::int64_t>(resolved.cache_capacity)));
+  resolved.stall_warning = choose(options.stall_warning, "stall_warning", "STALL_WARNING", resolved.stall_warning);
+  resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
+  resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);
+  resolved.start_timeout = choose(std::nullopt, "start_timeout", "START_TIMEOUT", resolved.start_timeout);
+  if (resolved.peer_timeout == Duration::zero()) {
+    throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
+  }
+  resolved.backend = options.backend ? options.backend : env_string("BACKEND");
+  resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
+  return resolved;
+}
+
+}  // namespace hvd::runtime

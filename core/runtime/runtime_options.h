@@ -1,0 +1,30 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "hvd/options.h"
+
+namespace hvd::runtime {
+
+/// Options with every value decided.
+struct RuntimeOptions {
+  std::int64_t fusion_threshold = 64 << 20;
+  std::size_t cache_capacity = 1024;
+  Duration stall_warning = std::chrono::seconds(30);
+  Duration stall_shutdown = std::chrono::minutes(10);
+  Duration peer_timeout = std::chrono::seconds(30);
+  Duration start_timeout = std::chrono::minutes(5);
+  std::optional<std::string> backend = {};
+  std::optional<std::string> timeline_path = {};
+  /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).
+  bool background_thread = true;
+};
+
+/// What the program asked for, else the environment, else the default. @throws UsageError
+RuntimeOptions resolve(const Options&);
+
+}  // namespace hvd::runtime

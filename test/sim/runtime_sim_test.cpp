@@ -1,0 +1,139 @@
+// The whole runtime over the in-process network: ranks stepped by one thread in virtual time, and ranks as threads.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "sim/runtime_program.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// HVD_SIM_SEEDS lowers the number of seeds where the run is slowed down (sanitizers).
+std::uint64_t seeds(std::uint64_t full) {
+  const char* text = std::getenv("HVD_SIM_SEEDS");
+  return text != nullptr ? std::min<std::uint64_t>(full, std::strtoull(text, nullptr, 10)) : full;
+}
+
+int ranks_for(std::uint64_t seed) {
+  constexpr int kSizes[] = {2, 3, 4, 5, 7, 8, 13, 16};
+  if (seed % 50 == 49) return 64;
+  return kSizes[seed % 8];
+}
+
+runtime::RuntimeOptions options_for(std::uint64_t seed) {
+  runtime::RuntimeOptions options;
+  options.background_thread = false;
+  options.fusion_threshold = seed % 3 == 0 ? 2000 : 64 << 20;
+  options.cache_capacity = seed % 4 == 0 ? 3 : 1024;  // 3: evicts all the time
+  return options;
+}
+
+TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) {
+  for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
+    const int ranks = ranks_for(seed);
+    VirtualClock clock;
+    LocalJob job({.size = ranks, .runtime = options_for(seed), .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+                  .seed = seed},
+                 clock);
+    const RandomProgram program(seed, ranks);
+    std::vector<ProgramRun> runs;
+    for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
+    // A rank goes to its next step as soon as its own operations are done: ranks are up to one step apart.
+    for (ProgramRun& run : runs) run.submit_step();
+    const bool finished = job.run_until(clock, seconds(60), [&] {
+      bool all = true;
+      for (ProgramRun& run : runs) {
+        if (!run.step_done()) {
+          all = false;
+        } else if (run.step() + 1 < program.steps()) {
+          EXPECT_EQ(run.check_step(), "") << "seed " << seed;
+          run.submit_step();
+          all = false;
+        }
+      }
+      return all;
+    });
+    ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
+    for (const ProgramRun& run : runs) EXPECT_EQ(run.check_step(), "") << "seed " << seed;
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied) << "seed " << seed;
+      EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls) << "seed " << seed;
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(RuntimeSimulation, RanksAsThreads) {
+  for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
+    const int ranks = 2 + static_cast<int>(seed % 4);
+    const SteadyClock clock;
+    runtime::RuntimeOptions options = options_for(seed);
+    options.background_thread = true;
+    LocalJob job({.size = ranks, .runtime = options, .longest_delay = seed % 2 == 0 ? Duration(0) : Duration(microseconds(300)), .seed = seed},
+                 clock);
+    const RandomProgram program(seed, ranks);
+    std::vector<std::string> problems(static_cast<std::size_t>(ranks));
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < ranks; ++rank) {
+        threads.emplace_back([&, rank] {
+          ProgramRun run(program, job.rank(rank), rank, seed);
+          for (int step = 0; step < program.steps(); ++step) {
+            run.submit_step();
+            run.wait_step();
+            auto& problem = problems[static_cast<std::size_t>(rank)];
+            if (problem.empty()) problem = run.check_step();
+          }
+          job.rank(rank).shutdown();
+        });
+      }
+    }
+    for (const auto& problem : problems) EXPECT_EQ(problem, "") << "seed " << seed;
+    if (HasFailure()) return;
+  }
+}
+
+Submission ones(std::vector<float>& memory, const std::string& name) {
+  Submission submission;
+  submission.name = name;
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+                      {static_cast<std::int64_t>(memory.size())}};
+  submission.output = submission.input;
+  return submission;
+}
+
+TEST(RuntimeSimulation, SeveralThreadsOfARankWaitAtOnce) {
+  const SteadyClock clock;
+  LocalJob job({.size = 2}, clock);
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      for (int thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&, rank, thread] {
+          for (int i = 0; i < 50; ++i) {
+            std::vector<float> data(100, static_cast<float>(rank + 1));
+            const Progress progress = i % 2 == 0 ? Progress::kCaller : Progress::kBackground;
+            std::vector<Submission> one;
+            one.push_back(ones(data, "thread" + std::to_string(thread)));
+            const Operation operation = job.rank(rank).submit(std::move(one), progress).front();
+            operation.wait();
+            if (!operation.status().ok() || data[99] != 3.0F) ++wrong;
+          }
+        });
+      }
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+  job.shut_down();
+}
+
+}  // namespace
+}  // namespace hvd::testing

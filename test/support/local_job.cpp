@@ -1,0 +1,47 @@
+#include "support/local_job.h"
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "backend/local/local_backend.h"
+
+namespace hvd::testing {
+
+LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
+    : random_(options.seed),
+      network_(local::LocalNetwork::create(
+          {.size = options.size, .longest_delay = options.longest_delay, .seed = options.seed}, clock)) {
+  const auto world = std::make_shared<LocalWorld>(options.size);
+  for (int rank = 0; rank < options.size; ++rank) {
+    std::vector<std::shared_ptr<Backend>> backends{std::make_shared<LocalBackend>(world)};
+    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank), std::move(backends), clock));
+  }
+}
+
+LocalJob::~LocalJob() = default;
+
+void LocalJob::kill(int rank) {
+  network_->kill(rank);
+  ranks_[static_cast<std::size_t>(rank)].reset();
+}
+
+bool LocalJob::step_all() {
+  std::vector<std::size_t> order(ranks_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::shuffle(order.begin(), order.end(), random_);
+  bool moved = false;
+  for (const auto rank : order) {
+    if (ranks_[rank]) moved = ranks_[rank]->step() || moved;
+  }
+  return moved;
+}
+
+void LocalJob::shut_down() {
+  std::vector<std::jthread> threads;
+  for (const auto& rank : ranks_) {
+    if (rank) threads.emplace_back([&rank] { rank->shutdown(); });
+  }
+}
+
+}  // namespace hvd::testing

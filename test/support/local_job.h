@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "local/local_network.h"
+#include "runtime/runtime.h"
+
+namespace hvd::testing {
+
+/// A clock that stands still until it is told otherwise. Thread-safe.
+class VirtualClock final : public Clock {
+ public:
+  TimePoint now() const noexcept override { return TimePoint(now_.load()); }
+  void advance(Duration by) noexcept { now_.fetch_add(by.count()); }
+
+ private:
+  std::atomic<TimePoint::rep> now_{std::chrono::nanoseconds(std::chrono::hours(1)).count()};
+};
+
+struct LocalJobOptions {
+  int size = 2;
+  runtime::RuntimeOptions runtime = {};
+  Duration longest_delay{};
+  std::uint64_t seed = 0;
+};
+
+/// The ranks of a job inside this process, on the local network and backend. With `runtime.background_thread` off, step_all() or
+/// run_until() drives them all from the calling thread, in an order drawn from the seed.
+class LocalJob {
+ public:
+  LocalJob(const LocalJobOptions&, const Clock&);
+  ~LocalJob();
+
+  int size() const noexcept { return static_cast<int>(ranks_.size()); }
+  runtime::Runtime& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  local::LocalNetwork& network() { return *network_; }
+  /// The rank's process "dies".
+  void kill(int rank);
+
+  /// One round of every living rank. True when something moved.
+  bool step_all();
+  /// Steps, and lets the clock run, until `done`. @return false when `patience` of virtual time has passed first
+  template <class Done>
+  bool run_until(VirtualClock& clock, Duration patience, const Done& done) {
+    const TimePoint limit = clock.now() + patience;
+    while (!done()) {
+      if (clock.now() > limit) return false;
+      const bool moved = step_all();
+      clock.advance(moved ? std::chrono::microseconds(1) : std::chrono::microseconds(200));
+    }
+    return true;
+  }
+  /// Shuts every living rank down, side by side.
+  void shut_down();
+
+ private:
+  std::mt19937_64 random_;
+  std::shared_ptr<local::LocalNetwork> network_;
+  std::vector<std::shared_ptr<runtime::Runtime>> ranks_;
+};
+
+}  // namespace hvd::testing

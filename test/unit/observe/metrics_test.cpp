@@ -1,0 +1,31 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "observe/counters.h"
+
+namespace hvd {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Metrics, JsonHoldsEveryCounter) {
+  observe::Counters counters;
+  counters.bytes = 7;
+  counters.backend_calls = 3;
+  const auto json = nlohmann::json::parse(counters.snapshot().to_json());
+  EXPECT_EQ(json.at("bytes"), 7);
+  EXPECT_EQ(json.at("backend_calls"), 3);
+  EXPECT_EQ(json.size() * sizeof(std::uint64_t), sizeof(Metrics)) << "a field of Metrics is missing in to_json()";
+}
+
+TEST(Metrics, PrometheusTextHasHelpTypeAndValue) {
+  observe::Counters counters;
+  counters.stall_warnings = 2;
+  EXPECT_THAT(counters.snapshot().to_prometheus(),
+              HasSubstr("# TYPE hvd_stall_warnings_total counter\nhvd_stall_warnings_total 2\n"));
+}
+
+}  // namespace
+}  // namespace hvd

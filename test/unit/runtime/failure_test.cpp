@@ -1,0 +1,165 @@
+// What ranks get when they disagree, stall, die or receive nonsense. Single thread, virtual time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "hvd/error.h"
+#include "support/job_helpers.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class FailureTest : public ::testing::Test {
+ protected:
+  void start(int size) {
+    LocalJobOptions options;
+    options.size = size;
+    options.runtime.background_thread = false;
+    options.runtime.peer_timeout = seconds(3);
+    options.runtime.stall_warning = seconds(5);
+    options.runtime.stall_shutdown = seconds(10);
+    options.longest_delay = milliseconds(1);
+    job_ = std::make_unique<LocalJob>(options, clock_);
+    data_.resize(static_cast<std::size_t>(size));
+    for (int rank = 0; rank < size; ++rank) data_[static_cast<std::size_t>(rank)].assign(8, static_cast<float>(rank + 1));
+  }
+  std::vector<float>& data(int rank) { return data_[static_cast<std::size_t>(rank)]; }
+  Operation allreduce(int rank, const std::string& name) { return submit_one(job_->rank(rank), float_operation(data(rank), name)); }
+  bool run(const std::vector<Operation>& operations, Duration patience = seconds(60)) {
+    return job_->run_until(clock_, patience, [&] {
+      return std::all_of(operations.begin(), operations.end(), [](const Operation& o) { return o.done(); });
+    });
+  }
+
+  VirtualClock clock_;
+  std::unique_ptr<LocalJob> job_;
+  std::vector<std::vector<float>> data_;
+};
+
+TEST_F(FailureTest, ADisagreementIsAnErrorOnEveryRankAndTheNextOperationWorks) {
+  start(3);
+  data(2).resize(4);
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 3; ++rank) operations.push_back(allreduce(rank, "w"));
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (const auto& operation : operations) {
+    EXPECT_EQ(operation.status().code, StatusCode::kMismatch);
+    EXPECT_EQ(operation.status().message,
+              "allreduce 'w': shape differs: rank 0 [8], rank 2 [4]; every rank must submit the same shape");
+    EXPECT_THROW(operation.status().raise_if_error(), MismatchError);
+  }
+  data(2).assign(8, 3.0F);
+  operations.clear();
+  for (int rank = 0; rank < 3; ++rank) operations.push_back(allreduce(rank, "w"));
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(data(rank), std::vector<float>(8, 6.0F));
+}
+
+TEST_F(FailureTest, ADisagreementAboutACachedTensorIsFoundToo) {
+  start(2);
+  for (int use = 0; use < 3; ++use) {
+    ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w")}));
+  }
+  EXPECT_GT(job_->rank(1).metrics().cached_operations, 0U);
+  data(1).resize(5);
+  const std::vector<Operation> operations{allreduce(0, "w"), allreduce(1, "w")};
+  ASSERT_TRUE(run(operations));
+  EXPECT_EQ(operations[0].status().code, StatusCode::kMismatch);
+  EXPECT_EQ(operations[1].status().code, StatusCode::kMismatch);
+}
+
+TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
+  start(3);
+  const std::vector<Operation> waiting{allreduce(0, "w"), allreduce(2, "w")};
+  ASSERT_TRUE(run(waiting));
+  for (const auto& operation : waiting) {
+    EXPECT_THROW(operation.status().raise_if_error(), StalledError);
+    EXPECT_THAT(operation.status().message, AllOf(HasSubstr("allreduce 'w'"), HasSubstr("rank 1 (localhost)")));
+  }
+  EXPECT_EQ(job_->rank(0).metrics().stall_warnings, 1U);
+  const Operation late = allreduce(1, "w");
+  ASSERT_TRUE(run({late}, milliseconds(10)));
+  EXPECT_EQ(late.status().code, StatusCode::kStalled);
+  const std::vector<Operation> next{allreduce(0, "w"), allreduce(1, "w"), allreduce(2, "w")};
+  ASSERT_TRUE(run(next));
+  for (const auto& operation : next) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+}
+
+TEST_F(FailureTest, TheSameNameTwiceInFlightIsAUsageErrorAndTheFirstUseGoesOn) {
+  start(2);
+  const Operation first = allreduce(0, "w");
+  EXPECT_THROW(allreduce(0, "w"), UsageError);
+  const Operation other = allreduce(1, "w");
+  ASSERT_TRUE(run({first, other}));
+  EXPECT_TRUE(first.status().ok());
+  EXPECT_EQ(data(0)[0], 3.0F);
+}
+
+TEST_F(FailureTest, AGroupWithAUsedNameIsRefusedAsAWhole) {
+  start(2);
+  const Operation first = allreduce(0, "b");
+  std::vector<Submission> group;
+  std::vector<float> more(4, 1.0F);
+  group.push_back(float_operation(more, "a"));
+  group.push_back(float_operation(more, "b"));
+  EXPECT_THROW(job_->rank(0).submit(std::move(group), Progress::kBackground), UsageError);
+  ASSERT_TRUE(run({allreduce(0, "a"), allreduce(1, "a"), first, allreduce(1, "b")})) << "'a' must be free again";
+}
+
+TEST_F(FailureTest, ADeadPeerIsNamedOnEverySurvivor) {
+  start(3);
+  ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w"), allreduce(2, "w")}));
+  const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
+  job_->kill(2);
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (const auto& operation : operations) {
+    EXPECT_EQ(operation.status().code, StatusCode::kPeerLost);
+    EXPECT_EQ(operation.status().rank, 2);
+    EXPECT_THAT(operation.status().message, AllOf(HasSubstr("rank 2 (host localhost)"), HasSubstr("allreduce 'x'")));
+  }
+  EXPECT_TRUE(job_->rank(0).failed());
+  EXPECT_THROW(allreduce(0, "y"), PeerLostError);
+}
+
+TEST_F(FailureTest, ADeadCoordinatorIsNoticedByEveryRank) {
+  start(3);
+  const std::vector<Operation> operations{allreduce(1, "x"), allreduce(2, "x")};
+  job_->kill(0);
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (const auto& operation : operations) EXPECT_EQ(operation.status().rank, 0);
+}
+
+TEST_F(FailureTest, ACorruptMessageFailsTheJobWithItsCauseEverywhere) {
+  start(2);
+  job_->network().corrupt_next_message_to(0);
+  const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (const auto& operation : operations) {
+    EXPECT_EQ(operation.status().code, StatusCode::kInternal);
+    EXPECT_THAT(operation.status().message, HasSubstr("corrupt message"));
+  }
+}
+
+TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
+  start(3);
+  const std::vector<Operation> operations{allreduce(0, "x"), allreduce(2, "x")};
+  job_->rank(1).abort({StatusCode::kPeerLost, "rank 1 ran out of data", 1});
+  ASSERT_TRUE(run(operations, seconds(1)));
+  for (const auto& operation : operations) EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
+}
+
+TEST_F(FailureTest, AnIdleJobIsNotAccused) {
+  start(2);
+  ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w")}));
+  EXPECT_FALSE(job_->run_until(clock_, seconds(100), [] { return false; }));
+  EXPECT_FALSE(job_->rank(0).failed());
+  EXPECT_FALSE(job_->rank(1).failed());
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,60 @@
+#include "runtime/runtime_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "hvd/error.h"
+
+namespace hvd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using std::chrono::milliseconds;
+
+class RuntimeOptionsTest : public ::testing::Test {
+ protected:
+  ~RuntimeOptionsTest() override {
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_STALL_WARNING"}) ::unsetenv(name);
+  }
+  static std::string refusal(const Options& options = {}) {
+    try {
+      runtime::resolve(options);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+};
+
+TEST_F(RuntimeOptionsTest, TheProgramGoesBeforeTheEnvironmentAndThatBeforeTheDefault) {
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 64 << 20);
+  ::setenv("HVD_FUSION_THRESHOLD", "1000", 1);
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 1000);
+  EXPECT_EQ(runtime::resolve({.fusion_threshold_bytes = 5}).fusion_threshold, 5);
+}
+
+TEST_F(RuntimeOptionsTest, HorovodsNamesAreAccepted) {
+  ::setenv("HOROVOD_FUSION_THRESHOLD", "77", 1);
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 77);
+}
+
+TEST_F(RuntimeOptionsTest, TimesAreSecondsWithFractions) {
+  ::setenv("HVD_STALL_WARNING", "1.5", 1);
+  EXPECT_EQ(runtime::resolve({}).stall_warning, milliseconds(1500));
+}
+
+TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
+  ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"), HasSubstr("'64MB'")));
+  ::unsetenv("HVD_FUSION_THRESHOLD");
+  ::setenv("HVD_PEER_TIMEOUT", "0", 1);
+  EXPECT_THAT(refusal(), HasSubstr("peer_timeout"));
+  ::unsetenv("HVD_PEER_TIMEOUT");
+  EXPECT_THAT(refusal({.cache_capacity = -1}), HasSubstr("cache_capacity"));
+  EXPECT_THAT(refusal({.stall_warning = milliseconds(-5)}), HasSubstr("-5 ms"));
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,96 @@
+#include "runtime/submission_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "hvd/error.h"
+#include "support/job_helpers.h"
+
+namespace hvd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SubmissionCheckTest : public ::testing::Test {
+ protected:
+  SubmissionCheckTest() : submission_(float_operation(memory_, "w")) {}
+  void expect_refused(const std::string& why) const {
+    try {
+      runtime::make_request(submission_, sets_, 1);
+      ADD_FAILURE() << "accepted; expected: " << why;
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(why));
+      EXPECT_THAT(error.what(), HasSubstr("'w'"));
+    }
+  }
+  control::ProcessSetTable sets_{4};
+  std::vector<float> memory_ = std::vector<float>(6);
+  Submission submission_;
+};
+
+TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
+  submission_.input.shape = submission_.output.shape = {2, 3};
+  submission_.op = ReduceOp::kMax;
+  submission_.prescale = 0.5;
+  submission_.root = 3;  // means nothing for an allreduce
+  const wire::Request request = runtime::make_request(submission_, sets_, 1);
+  EXPECT_EQ(request.name, "w");
+  EXPECT_EQ(request.op, ReduceOp::kMax);
+  EXPECT_EQ(request.prescale, 0.5);
+  EXPECT_EQ(request.root, 0);
+  EXPECT_EQ(request.shape, (std::vector<std::int64_t>{2, 3}));
+}
+
+TEST_F(SubmissionCheckTest, RefusesAnUnknownSet) {
+  submission_.process_set = 9;
+  expect_refused("there is no process set 9");
+}
+
+TEST_F(SubmissionCheckTest, RefusesARootOutsideTheSet) {
+  submission_.kind = OpKind::kBroadcast;
+  submission_.root = 4;
+  expect_refused("root rank 4 is not in process set 0");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAnAverageOfBool) {
+  submission_.input.dtype = submission_.output.dtype = DataType::kBool;
+  submission_.op = ReduceOp::kAverage;
+  expect_refused("an average of bool");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAScalarToGather) {
+  submission_.kind = OpKind::kAllgather;
+  submission_.input.shape = {};
+  submission_.input.count = 1;
+  expect_refused("a scalar has no first dimension");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAShapeThatDoesNotFitTheView) {
+  submission_.input.shape = {7};
+  expect_refused("the shape [7] has 7 elements, the view 6");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAnOutputOfAnotherSize) {
+  submission_.output.count = 5;
+  expect_refused("the output has 5 elements of float32, expected 6 of float32");
+}
+
+TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
+  submission_.postscale = std::nan("");
+  expect_refused("not finite");
+}
+
+TEST_F(SubmissionCheckTest, RefusesTensorsOnDevicesWithoutABackend) {
+  submission_.input.device = {DeviceType::kCuda, 0};
+  expect_refused("the tensor is on cuda");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAHalfNamedGroup) {
+  submission_.group_size = 2;
+  expect_refused("all named or all unnamed");
+}
+
+}  // namespace
+}  // namespace hvd::testing
