@@ -23,7 +23,8 @@ struct GzClose {
 /// gzread() also reads files that are not compressed.
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path), file_(gzopen(path.c_str(), "rb")) {
+  explicit Reader(const std::filesystem::path& path)
+      : path_(path), file_(gzopen(path.c_str(), "rb")) {
     if (!file_) fail("cannot be opened");
     gzbuffer(file_.get(), 1 << 18);
   }
@@ -69,10 +70,15 @@ std::filesystem::path find(const std::filesystem::path& dir, const std::string& 
 
 Array read(const std::filesystem::path& file) {
   Reader reader(file);
-  // Two zero bytes, the element type (8: unsigned byte), the number of dimensions; then each, big-endian.
+  // Two zero bytes, the element type (8: unsigned byte), the number of dimensions; then each,
+  // big-endian.
   std::array<std::uint8_t, 4> magic{};
-  if (reader.read(magic) != magic.size() || magic[0] != 0 || magic[1] != 0) reader.fail("is not an idx file");
-  if (magic[2] != 0x08) reader.fail("holds elements of type " + std::to_string(magic[2]) + ", not unsigned bytes (8)");
+  if (reader.read(magic) != magic.size() || magic[0] != 0 || magic[1] != 0) {
+    reader.fail("is not an idx file");
+  }
+  if (magic[2] != 0x08) {
+    reader.fail("holds elements of type " + std::to_string(magic[2]) + ", not unsigned bytes (8)");
+  }
   if (magic[3] < 1 || magic[3] > 4) {
     reader.fail("has " + std::to_string(magic[3]) + " dimensions, expected 1 to 4");
   }
@@ -85,17 +91,22 @@ Array read(const std::filesystem::path& file) {
     std::int64_t dimension = 0;
     for (const std::uint8_t byte : bytes) dimension = dimension << 8 | byte;
     array.shape.push_back(dimension);
-    if (dimension != 0 && count > kMaxBytes / dimension) reader.fail("has a corrupt header: its dimensions are too large");
+    if (dimension != 0 && count > kMaxBytes / dimension) {
+      reader.fail("has a corrupt header: its dimensions are too large");
+    }
     count *= dimension;
   }
 
   array.data.resize(static_cast<std::size_t>(count));
   const std::size_t got = reader.read(array.data);
   if (got != array.data.size()) {
-    reader.fail("is too short: " + std::to_string(got) + " bytes of data, its header says " + std::to_string(count));
+    reader.fail("is too short: " + std::to_string(got) + " bytes of data, its header says " +
+                std::to_string(count));
   }
   std::array<std::uint8_t, 1> extra{};
-  if (reader.read(extra) != 0) reader.fail("is longer than its header says, " + std::to_string(count) + " bytes");
+  if (reader.read(extra) != 0) {
+    reader.fail("is longer than its header says, " + std::to_string(count) + " bytes");
+  }
   return array;
 }
 
@@ -104,8 +115,8 @@ Dataset read_dataset(const std::filesystem::path& dir, const char* prefix) {
                   .labels = read(find(dir, std::string(prefix) + "-labels-idx1-ubyte"))};
   if (dataset.images.shape.size() != 3 || dataset.labels.shape.size() != 1 ||
       dataset.images.shape[0] != dataset.labels.shape[0]) {
-    throw std::runtime_error("the images and labels of '" + std::string(prefix) + "' in '" + dir.string() +
-                             "' do not belong together");
+    throw std::runtime_error("the images and labels of '" + std::string(prefix) + "' in '" +
+                             dir.string() + "' do not belong together");
   }
   return dataset;
 }

@@ -14,8 +14,8 @@ struct Array {
   std::vector<std::uint8_t> data;
 };
 
-/// Reads one file, gzipped or not. @throws std::runtime_error, naming the file, when it cannot be read, is not an idx file of unsigned
-/// bytes, or is shorter or longer than its header says.
+/// Reads one file, gzipped or not. @throws std::runtime_error, naming the file, when it cannot be
+/// read, is not an idx file of unsigned bytes, or is shorter or longer than its header says.
 Array read(const std::filesystem::path& file);
 
 struct Dataset {
@@ -23,8 +23,10 @@ struct Dataset {
   Array labels;  ///< [N]
 };
 
-/// Reads DIR/PREFIX-images-idx3-ubyte and DIR/PREFIX-labels-idx1-ubyte, each with or without ".gz". PREFIX is "train" or "t10k".
-/// @throws std::runtime_error as read() does, when a file is missing, or when the two do not belong together.
+/// Reads DIR/PREFIX-images-idx3-ubyte and DIR/PREFIX-labels-idx1-ubyte, each with or without ".gz".
+/// PREFIX is "train" or "t10k".
+/// @throws std::runtime_error as read() does, when a file is missing, or when the two do not belong
+/// together.
 Dataset read_dataset(const std::filesystem::path& dir, const char* prefix);
 
 }  // namespace idx

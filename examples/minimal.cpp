@@ -1,4 +1,5 @@
-// The smallest data-parallel program: every rank computes on its own data, the sum of the gradients steps all of them alike.
+// The smallest data-parallel program: every rank computes on its own data, the sum of the gradients
+// steps all of them alike.
 //   hvdrun -np 2 build/release/examples/minimal
 
 #include <hvd/torch.h>
@@ -27,7 +28,9 @@ int main() {
     optimizer.step();
 
     const torch::Tensor mean_loss = hvd::allreduce(loss.detach(), {.name = "loss"});
-    if (step % 20 == 0 && hvd::rank() == 0) std::printf("step %3d  loss %.4f\n", step, mean_loss.item<float>());
+    if (step % 20 == 0 && hvd::rank() == 0) {
+      std::printf("step %3d  loss %.4f\n", step, mean_loss.item<float>());
+    }
   }
 
   const torch::Tensor flat = nn::utils::parameters_to_vector(model->parameters()).detach();

@@ -35,7 +35,7 @@ struct Settings {
   std::string resume;
 };
 
-// --- Model ------------------------------------------------------------------------------------------------------
+// --- Model ---
 
 class NetImpl : public nn::Module {
  public:
@@ -57,7 +57,7 @@ class NetImpl : public nn::Module {
 };
 TORCH_MODULE(Net);
 
-// --- Data -------------------------------------------------------------------------------------------------------
+// --- Data ---
 
 struct Batch {
   torch::Tensor images;  ///< [N, 1, 28, 28], float
@@ -71,11 +71,16 @@ class ImageDataset : public torch::data::datasets::BatchDataset<ImageDataset, Ba
     idx::Dataset files = idx::read_dataset(dir, prefix);
     const std::vector<std::int64_t>& shape = files.images.shape;
     if (shape[0] == 0 || shape[1] != 28 || shape[2] != 28) {
-      throw std::runtime_error("the images of '" + std::string(prefix) + "' in '" + dir.string() + "' are not 28 x 28");
+      throw std::runtime_error("the images of '" + std::string(prefix) + "' in '" + dir.string() +
+                               "' are not 28 x 28");
     }
-    images_ = torch::from_blob(files.images.data.data(), {shape[0], 1, 28, 28}, torch::kUInt8).clone();
-    labels_ = torch::from_blob(files.labels.data.data(), {shape[0]}, torch::kUInt8).to(torch::kInt64);
-    if (labels_.max().item<std::int64_t>() > 9) throw std::runtime_error("labels above 9 in '" + dir.string() + "'");
+    images_ =
+        torch::from_blob(files.images.data.data(), {shape[0], 1, 28, 28}, torch::kUInt8).clone();
+    labels_ =
+        torch::from_blob(files.labels.data.data(), {shape[0]}, torch::kUInt8).to(torch::kInt64);
+    if (labels_.max().item<std::int64_t>() > 9) {
+      throw std::runtime_error("labels above 9 in '" + dir.string() + "'");
+    }
   }
 
   Batch get_batch(c10::ArrayRef<std::size_t> indices) override {
@@ -86,15 +91,18 @@ class ImageDataset : public torch::data::datasets::BatchDataset<ImageDataset, Ba
     const torch::Tensor images = images_.index_select(0, rows).to(torch::kFloat32);
     return {images.div_(255).sub_(0.5).div_(0.5), labels_.index_select(0, rows)};
   }
-  std::optional<std::size_t> size() const override { return static_cast<std::size_t>(images_.size(0)); }
+  std::optional<std::size_t> size() const override {
+    return static_cast<std::size_t>(images_.size(0));
+  }
 
  private:
   torch::Tensor images_, labels_;
 };
 
-// --- Progress ---------------------------------------------------------------------------------------------------
+// --- Progress ---
 
-/// A bar that is drawn over on a terminal, a line per tenth of the epoch elsewhere. Silent but on rank 0.
+/// A bar that is drawn over on a terminal, a line per tenth of the epoch elsewhere. Silent but on
+/// rank 0.
 class Progress {
  public:
   Progress(std::int64_t epoch, std::int64_t epochs, std::size_t images)
@@ -104,14 +112,17 @@ class Progress {
     if (hvd::rank() != 0) return;
     const auto now = Clock::now();
     const std::size_t percent = 100 * done / images_;
-    if (terminal_ ? now - drawn_ < std::chrono::milliseconds(100) && done < images_ : percent / 10 == percent_ / 10) return;
+    const bool due = terminal_ ? now - drawn_ >= std::chrono::milliseconds(100) || done >= images_
+                               : percent / 10 != percent_ / 10;
+    if (!due) return;
     percent_ = percent;
     drawn_ = now;
     const double rate = static_cast<double>(done) / seconds(now);
     if (terminal_) {
       const std::size_t filled = percent * kWidth / 100;
       const std::string bar = std::string(filled, '=') + std::string(kWidth - filled, ' ');
-      std::printf("\r%s [%s] %3zu %%  loss %.4f  %.0f images/s ", label_.c_str(), bar.c_str(), percent, loss, rate);
+      std::printf("\r%s [%s] %3zu %%  loss %.4f  %.0f images/s ", label_.c_str(), bar.c_str(),
+                  percent, loss, rate);
     } else {
       std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent, loss, rate);
     }
@@ -121,8 +132,9 @@ class Progress {
   void finish(double mean_loss) {
     if (hvd::rank() != 0) return;
     const double elapsed = seconds(Clock::now());
-    std::printf("%s%s: mean loss %.4f, %.1f s, %.0f images/s on %d ranks\n", terminal_ ? "\r\033[K" : "", label_.c_str(),
-                mean_loss, elapsed, static_cast<double>(images_) / elapsed, hvd::size());
+    std::printf("%s%s: mean loss %.4f, %.1f s, %.0f images/s on %d ranks\n",
+                terminal_ ? "\r\033[K" : "", label_.c_str(), mean_loss, elapsed,
+                static_cast<double>(images_) / elapsed, hvd::size());
     std::fflush(stdout);
   }
 
@@ -130,7 +142,9 @@ class Progress {
   using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kWidth = 30;
 
-  double seconds(Clock::time_point now) const { return std::chrono::duration<double>(now - start_).count(); }
+  double seconds(Clock::time_point now) const {
+    return std::chrono::duration<double>(now - start_).count();
+  }
 
   static bool is_terminal() {
     // Under hvdrun standard output is a pipe; the launcher says what is at its other end.
@@ -146,10 +160,10 @@ class Progress {
   std::size_t percent_ = 0;
 };
 
-// --- Checkpoint -------------------------------------------------------------------------------------------------
+// --- Checkpoint ---
 
-void save_checkpoint(const std::string& file, const Net& model, const torch::optim::Optimizer& optimizer,
-                     std::int64_t epochs_done) {
+void save_checkpoint(const std::string& file, const Net& model,
+                     const torch::optim::Optimizer& optimizer, std::int64_t epochs_done) {
   torch::serialize::OutputArchive archive, model_archive, optimizer_archive;
   model->save(model_archive);
   optimizer.save(optimizer_archive);
@@ -162,8 +176,11 @@ void save_checkpoint(const std::string& file, const Net& model, const torch::opt
   std::filesystem::rename(partial, file);
 }
 
-std::int64_t load_checkpoint(const std::string& file, Net& model, torch::optim::Optimizer& optimizer) {
-  if (!std::filesystem::exists(file)) throw std::runtime_error("checkpoint '" + file + "' does not exist");
+std::int64_t load_checkpoint(const std::string& file, Net& model,
+                             torch::optim::Optimizer& optimizer) {
+  if (!std::filesystem::exists(file)) {
+    throw std::runtime_error("checkpoint '" + file + "' does not exist");
+  }
   torch::serialize::InputArchive archive, model_archive, optimizer_archive;
   archive.load_from(file);
   archive.read("model", model_archive);
@@ -175,18 +192,19 @@ std::int64_t load_checkpoint(const std::string& file, Net& model, torch::optim::
   return epochs_done.toInt();
 }
 
-// --- Training ---------------------------------------------------------------------------------------------------
+// --- Training ---
 
 /// Different dropout on every rank and in every epoch, and the same again after a resume.
 void seed_epoch(const Settings& settings, std::int64_t epoch) {
   const auto size = static_cast<std::uint64_t>(hvd::size());
-  const std::uint64_t stream = static_cast<std::uint64_t>(epoch) * size + static_cast<std::uint64_t>(hvd::rank());
+  const std::uint64_t stream =
+      static_cast<std::uint64_t>(epoch) * size + static_cast<std::uint64_t>(hvd::rank());
   torch::manual_seed(settings.seed + 1000003 * (stream + 1));
 }
 
 template <class Loader>
-void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimizer, Progress progress,
-                 torch::Device device) {
+void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimizer,
+                 Progress progress, torch::Device device) {
   model->train();
   torch::Tensor loss_sum = torch::zeros({}, device);
   std::int64_t steps = 0;
@@ -207,8 +225,8 @@ void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimize
   progress.finish(mean.item<double>());
 }
 
-/// The fraction of the test set that is classified correctly. Each image is counted once: ranks take every size-th, so some
-/// take one more, which is why nothing is reduced before the end.
+/// The fraction of the test set that is classified correctly. Each image is counted once: ranks
+/// take every size-th, so some take one more, which is why nothing is reduced before the end.
 double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device device) {
   torch::NoGradGuard no_grad;
   model->eval();
@@ -240,7 +258,9 @@ double train(const Settings& settings) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(settings.lr));
 
   std::int64_t first_epoch = 0;
-  if (!settings.resume.empty() && hvd::rank() == 0) first_epoch = load_checkpoint(settings.resume, model, optimizer);
+  if (!settings.resume.empty() && hvd::rank() == 0) {
+    first_epoch = load_checkpoint(settings.resume, model, optimizer);
+  }
   first_epoch = hvd::broadcast_object(first_epoch);
   hvd::broadcast_parameters(model);
   hvd::broadcast_optimizer_state(optimizer);
@@ -253,7 +273,8 @@ double train(const Settings& settings) {
   for (std::int64_t epoch = first_epoch; epoch < settings.epochs; ++epoch) {
     sampler.set_epoch(static_cast<std::size_t>(epoch));
     seed_epoch(settings, epoch);
-    train_epoch(*loader, model, distributed, Progress(epoch + 1, settings.epochs, images_per_epoch), device);
+    train_epoch(*loader, model, distributed, Progress(epoch + 1, settings.epochs, images_per_epoch),
+                device);
     if (!settings.checkpoint.empty() && hvd::rank() == 0) {
       save_checkpoint(settings.checkpoint, model, optimizer, epoch + 1);
     }
@@ -282,13 +303,19 @@ int run(const Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   CLI::App app("Trains a small convolutional network on MNIST or Fashion-MNIST.");
-  app.add_option("--data", settings.data, "Folder with the four idx files, gzipped or not")->capture_default_str();
+  app.add_option("--data", settings.data, "Folder with the four idx files, gzipped or not")
+      ->capture_default_str();
   app.add_option("--epochs", settings.epochs, "Epochs in all, those before a resume included")
-      ->check(CLI::Range(0, 100000))->capture_default_str();
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
   app.add_option("--batch-size", settings.batch_size, "Images per step and rank")
-      ->check(CLI::Range(1, 1000000))->capture_default_str();
-  app.add_option("--lr", settings.lr, "Learning rate of AdamW")->check(CLI::Range(0.0, 100.0))->capture_default_str();
-  app.add_option("--seed", settings.seed, "Seed of weights, order and dropout")->capture_default_str();
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--lr", settings.lr, "Learning rate of AdamW")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--seed", settings.seed, "Seed of weights, order and dropout")
+      ->capture_default_str();
   app.add_option("--checkpoint", settings.checkpoint, "File that rank 0 writes after each epoch");
   app.add_option("--resume", settings.resume, "Checkpoint to continue from");
   CLI11_PARSE(app, argc, argv);

@@ -6,8 +6,10 @@
 int main() {
   try {
     hvd::init();
-    const torch::Tensor sum = hvd::allreduce(torch::ones({3}), {.name = "ones", .op = hvd::ReduceOp::kSum});
-    if (!sum.equal(torch::full({3}, hvd::size()))) throw hvd::Error("the sum of ones is not the size");
+    const torch::Tensor sum =
+        hvd::allreduce(torch::ones({3}), {.name = "ones", .op = hvd::ReduceOp::kSum});
+    if (!sum.equal(torch::full({3}, hvd::size())))
+      throw hvd::Error("the sum of ones is not the size");
     hvd::shutdown();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "torch_consumer: %s\n", error.what());
