@@ -1,0 +1,222 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "hvdrun_process.h"
+
+namespace hvd::launcher::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr double kEndSlack = 1.5;  // the promise is 0.5 s; a busy CI machine gets more
+
+/// The last message must be the last thing on stderr.
+std::string last_message(const Result& result) {
+  const std::size_t at = result.err.rfind("hvdrun: rank ");
+  return at == std::string::npos ? "" : result.err.substr(at);
+}
+
+TEST(Success, IsSilentAndZero) {
+  const Result result = run_hvdrun({"-np", "2", rank_program(), "environment", "HVD_RANK"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out, HasSubstr("[0] HVD_RANK=0\n"));
+  EXPECT_THAT(result.out, HasSubstr("[1] HVD_RANK=1\n"));
+}
+
+TEST(Success, OfAnMpiProgram) {
+  const Result result = run_hvdrun({"-np", "3", mpi_program(), "sum"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "sum 14 "), 3) << result.out;
+}
+
+TEST(Failure, ExitCodeOfTheFirstFailingRank) {
+  const Result result = run_hvdrun({"-np", "4", rank_program(), "exit", "2", "3"});
+  EXPECT_EQ(result.code, 3);
+  const std::string message = last_message(result);
+  EXPECT_THAT(message, StartsWith("hvdrun: rank 2 failed first: exited with code 3  host "));
+  EXPECT_THAT(message, HasSubstr("local rank 2  pid "));
+  EXPECT_THAT(message, HasSubstr("stopped the other 3 ranks (0, 1, 3)"));
+  EXPECT_THAT(message, HasSubstr("exit code 3\n"));
+}
+
+TEST(Failure, QuotesTheLastTwentyLinesOfStderr) {
+  const Result result = run_hvdrun({"-np", "2", rank_program(), "exit", "1", "7"});
+  const std::string message = last_message(result);
+  EXPECT_THAT(message, Not(HasSubstr("| stderr line 10 of rank 1\n")));
+  EXPECT_THAT(message, HasSubstr("| stderr line 11 of rank 1\n"));
+  EXPECT_THAT(message, HasSubstr("| stderr line 30 of rank 1\n"));
+  EXPECT_EQ(count(result.err, "[1] stderr line "), 30);
+}
+
+TEST(Failure, TailCanBeChosen) {
+  const Result result = run_hvdrun({"-np", "1", "--tail", "2", rank_program(), "exit", "0", "7"});
+  EXPECT_EQ(count(last_message(result), "| stderr line "), 2);
+}
+
+TEST(Failure, KilledRank) {
+  const Result result = run_hvdrun({"-np", "3", rank_program(), "signal", "1", std::to_string(SIGKILL)});
+  EXPECT_EQ(result.code, 137);
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 failed first: killed by SIGKILL (9)"));
+  EXPECT_THAT(last_message(result), HasSubstr("out-of-memory"));
+}
+
+TEST(Failure, SegmentationFault) {
+  const Result result = run_hvdrun({"-np", "2", rank_program(), "signal", "0", std::to_string(SIGSEGV)});
+  EXPECT_EQ(result.code, 139);
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 0 failed first: killed by SIGSEGV (11)"));
+}
+
+TEST(Failure, UncaughtException) {
+  const Result result = run_hvdrun({"-np", "2", rank_program(), "throw", "1"});
+  EXPECT_EQ(result.code, 134);
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 failed first: killed by SIGABRT (6)"));
+  EXPECT_THAT(last_message(result), HasSubstr("|   what():  the tensor is on fire\n"));
+}
+
+TEST(Failure, ARankThatOnlyGotSigtermFromUsIsNotBlamed) {
+  for (int i = 0; i < 5; ++i) {
+    const Result result = run_hvdrun({"-np", "4", rank_program(), "signal", "3", std::to_string(SIGTERM)});
+    EXPECT_EQ(result.code, 143);
+    EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 3 failed first: killed by SIGTERM"));
+  }
+}
+
+TEST(Failure, MpiAbort) {
+  const Result result = run_hvdrun({"-np", "3", mpi_program(), "abort"});
+  EXPECT_EQ(result.code, 5) << result.err;
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 failed first: exited with code 5 (it called MPI_Abort)"));
+  EXPECT_THAT(result.err, Not(HasSubstr("MPI_ABORT was invoked"))) << "mpirun's account repeats ours";
+}
+
+TEST(Failure, MpiRankKilled) {
+  const Result result = run_hvdrun({"-np", "3", mpi_program(), "kill"});
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 failed first: killed by SIGKILL (9)"));
+  EXPECT_THAT(result.err, Not(HasSubstr("mpirun"))) << "mpirun's account repeats ours";
+}
+
+TEST(Failure, MpirunsAccountIsShownWithVerbose) {
+  const Result result = run_hvdrun({"-np", "2", "--verbose", mpi_program(), "abort"});
+  EXPECT_THAT(result.err, HasSubstr("MPI_ABORT was invoked on rank 1"));
+}
+
+TEST(Failure, LeavingWithoutFinalize) {
+  const Result result = run_hvdrun({"-np", "3", mpi_program(), "leave"});
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 ended with code 0 but without MPI_Finalize"));
+  EXPECT_THAT(result.err, Not(HasSubstr("exiting improperly")));
+}
+
+TEST(Failure, EndsTheJobInHalfASecond) {
+  for (const bool mpi : {false, true}) {
+    HvdrunProcess process({.arguments = {"-np", "3", mpi ? mpi_program() : rank_program(), mpi ? "stay" : "wait"}});
+    ASSERT_TRUE(process.wait_for(mpi ? "sum 14" : "ready", 3, 20));
+    const auto ranks = processes_with(mpi ? mpi_program() : rank_program());
+    pid_t victim = -1;
+    for (const pid_t pid : ranks) victim = std::max(victim, pid);
+    ASSERT_GT(victim, 0);
+    const auto start = std::chrono::steady_clock::now();
+    ::kill(victim, SIGKILL);
+    const Result result = process.wait();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    std::printf("from a %s rank's death to hvdrun's end: %.3f s\n", mpi ? "MPI" : "plain", took.count());
+    EXPECT_EQ(result.code, 137) << result.err;
+    EXPECT_LT(took.count(), kEndSlack);
+  }
+}
+
+TEST(Program, MissingOneIsNamedBeforeAnythingStarts) {
+  const Result result = run_hvdrun({"-np", "2", "./no-such-program", "arg"});
+  EXPECT_EQ(result.code, 127);
+  EXPECT_THAT(result.err, StartsWith("hvdrun: program './no-such-program' not found"));
+  EXPECT_EQ(lines_of(result.err).size(), 1U);
+  EXPECT_EQ(result.out, "");
+}
+
+TEST(Program, NotExecutable) {
+  const Result result = run_hvdrun({"-np", "1", __FILE__});
+  EXPECT_EQ(result.code, 126);
+  EXPECT_THAT(result.err, HasSubstr("without execute permission"));
+}
+
+TEST(Usage, IsTwo) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{}, {"-np", "0", "ls"}, {"-np", "x", "ls"}, {"--nonsense", "ls"}, {"-np", "2"},
+        {"-np", "2", "-H", "a:b", "ls"}, {"-np", "1", "-x", "LAUNCHER_TEST_UNSET", "ls"}}) {
+    const Result result = run_hvdrun(arguments);
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, StartsWith("hvdrun: "));
+  }
+}
+
+TEST(Slots, TooFewAre69) {
+  const Result result = run_hvdrun({"-np", "5", "-H", "localhost:2", "ls"});
+  EXPECT_EQ(result.code, 69);
+  EXPECT_THAT(result.err, HasSubstr("-np 5"));
+  EXPECT_THAT(result.err, HasSubstr("got 2 (localhost:2)"));
+}
+
+TEST(Slots, MoreRanksThanCoresNeedNoFlag) {
+  const Result result = run_hvdrun({"-np", "9", rank_program(), "environment", "HVD_SIZE"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "HVD_SIZE=9\n"), 9);
+}
+
+TEST(Mpirun, MissingOneIsNamed) {
+  HvdrunProcess process({.arguments = {"-np", "1", "ls"}, .environment = {{"HVD_MPIRUN", "no-such-mpirun"}}});
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 127);
+  EXPECT_THAT(result.err, HasSubstr("cannot run 'no-such-mpirun'"));
+  EXPECT_THAT(result.err, HasSubstr("HVD_MPIRUN"));
+}
+
+TEST(Mpirun, ItsOwnErrorsArePassedOn) {
+  const Result result = run_hvdrun({"-np", "1", "--mpi-args", "--no-such-mpirun-option", "ls"});
+  EXPECT_NE(result.code, 0);
+  EXPECT_THAT(result.err, HasSubstr("no-such-mpirun-option"));
+}
+
+TEST(DryRun, PrintsTheLineAndRunsNothing) {
+  const Result result = run_hvdrun({"-np", "2", "--dry-run", rank_program(), "lines", "3"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(lines_of(result.out).size(), 1U);
+  EXPECT_THAT(result.out, HasSubstr("mpirun -np 2 "));
+  EXPECT_THAT(result.out, HasSubstr("--bind-to none"));
+  EXPECT_THAT(result.out, HasSubstr(rank_program() + " lines 3\n"));
+}
+
+TEST(Start, FromHvdrunToMainUnderASecond) {
+  timespec before{};
+  ::clock_gettime(CLOCK_REALTIME, &before);
+  const Result result = run_hvdrun({"-np", "2", rank_program(), "now"});
+  ASSERT_EQ(result.code, 0);
+  const std::size_t at = result.out.find("main at ");
+  ASSERT_NE(at, std::string::npos);
+  const double main_at = std::strtod(result.out.c_str() + at + 8, nullptr);
+  const double took = main_at - (static_cast<double>(before.tv_sec) + static_cast<double>(before.tv_nsec) * 1e-9);
+  std::printf("from starting hvdrun to main: %.3f s\n", took);
+  EXPECT_LT(took, 1.0);
+}
+
+TEST(CheckBuild, NamesVersions) {
+  const Result result = run_hvdrun({"--check-build"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr("hvdrun: "));
+  EXPECT_THAT(result.out, HasSubstr("mpirun: "));
+  EXPECT_THAT(result.out, HasSubstr("LibTorch: "));
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test

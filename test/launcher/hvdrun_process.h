@@ -1,0 +1,70 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unique_fd.h"
+
+namespace hvd::launcher::test {
+
+struct Result {
+  int code = -1;  ///< -1: it did not end in time, and was killed
+  std::string out, err;
+  double seconds = 0;
+};
+
+struct Start {
+  std::vector<std::string> arguments = {};
+  std::vector<std::pair<std::string, std::optional<std::string>>> environment = {};  ///< changes; no value removes
+  std::string input = {};          ///< for stdin; at most what a pipe holds
+  bool terminal = false;           ///< stdout is a pseudo-terminal
+  std::vector<std::string> prefix = {};  ///< a command that runs hvdrun
+};
+
+/// A running hvdrun in a process group of its own. Not thread-safe. The destructor kills what still runs.
+class HvdrunProcess {
+ public:
+  explicit HvdrunProcess(const Start& start);
+  HvdrunProcess(const HvdrunProcess&) = delete;
+  HvdrunProcess& operator=(const HvdrunProcess&) = delete;
+  ~HvdrunProcess();
+
+  pid_t pid() const noexcept { return pid_; }
+  void signal(int number) const;
+  /// To the whole process group, as a terminal's Ctrl-C does.
+  void signal_group(int number) const;
+  /// Reads until stdout and stderr together hold `text` `count` times.
+  bool wait_for(const std::string& text, int count, double timeout_s);
+  Result wait(double timeout_s = 30);
+  const std::string& out() const noexcept { return out_; }
+
+ private:
+  void read_some(int timeout_ms);
+
+  pid_t pid_ = -1;
+  long long started_ns_ = 0;
+  UniqueFd stdout_, stderr_;
+  std::string out_, err_;
+};
+
+/// Runs hvdrun to its end.
+Result run_hvdrun(const std::vector<std::string>& arguments, double timeout_s = 30);
+/// Paths of the programs beside this file.
+std::string rank_program();
+std::string mpi_program();
+std::string hvdrun();
+/// A word that no other process has on its command line.
+std::string unique_marker();
+/// Processes, zombies aside, that have `marker` on their command line.
+std::vector<pid_t> processes_with(const std::string& marker);
+/// Waits until there are none; those that are left.
+std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s);
+int count(const std::string& text, const std::string& part);
+/// Whole lines of `text`.
+std::vector<std::string> lines_of(const std::string& text);
+
+}  // namespace hvd::launcher::test

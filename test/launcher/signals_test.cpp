@@ -1,0 +1,140 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "hvdrun_process.h"
+
+namespace hvd::launcher::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// hvdrun with ranks that have all said "ready".
+struct Running {
+  explicit Running(const std::string& mode, std::vector<std::string> options = {"-np", "2"}) : process([&] {
+    options.insert(options.end(), {rank_program(), mode, marker});
+    return Start{.arguments = options};
+  }()) {
+    ready = process.wait_for("ready", 2, 20);
+  }
+  std::string marker = unique_marker();
+  HvdrunProcess process;
+  bool ready = false;
+};
+
+TEST(Signals, InterruptEndsTheJobWith130) {
+  Running job("wait");
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGINT);
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 130);
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0, 1); exit code 130\n"));
+  EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
+}
+
+TEST(Signals, CtrlCOfATerminalReachesTheRanksThroughHvdrunOnly) {
+  // mpirun gets it too, and would kill the ranks before they could finish what they are at.
+  Running job("graceful");
+  ASSERT_TRUE(job.ready);
+  job.process.signal_group(SIGINT);
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 130);
+  EXPECT_EQ(count(result.out, "got SIGINT\n"), 2) << result.out << result.err;
+}
+
+TEST(Signals, TerminateEndsTheJobWith143) {
+  Running job("graceful");
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGTERM);
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 143);
+  EXPECT_EQ(count(result.out, "got SIGTERM\n"), 2) << result.out << result.err;
+}
+
+TEST(Signals, UserSignalsArePassedOn) {
+  Running job("graceful");
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGUSR1);
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
+}
+
+TEST(Signals, AUserSignalThatKillsARankIsItsFailure) {
+  Running job("wait");
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGUSR2);
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 128 + SIGUSR2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("killed by SIGUSR2"));
+}
+
+TEST(Signals, StubbornRanksAreKilledAfterTheGrace) {
+  Running job("stubborn", {"-np", "2", "--grace", "0.5"});
+  ASSERT_TRUE(job.ready);
+  const auto start = std::chrono::steady_clock::now();
+  job.process.signal(SIGTERM);
+  const Result result = job.process.wait();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(result.code, 143);
+  EXPECT_GE(took.count(), 0.45);
+  EXPECT_LT(took.count(), 3.0);
+  EXPECT_THAT(result.err, HasSubstr("2 ranks (0, 1) did not end within 0.50 s and were killed"));
+  EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
+}
+
+TEST(Signals, ASecondInterruptEndsTheGrace) {
+  Running job("stubborn", {"-np", "2", "--grace", "20"});
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGINT);
+  ASSERT_FALSE(job.process.wait_for("nothing says this", 1, 0.3));
+  job.process.signal(SIGINT);
+  const Result result = job.process.wait(10);
+  EXPECT_EQ(result.code, 130);
+  EXPECT_LT(result.seconds, 10);
+}
+
+TEST(Signals, InterruptWhileStarting) {
+  for (const int delay_us : {0, 5'000, 20'000, 40'000, 60'000, 80'000}) {
+    const std::string marker = unique_marker();
+    HvdrunProcess process({.arguments = {"-np", "3", rank_program(), "wait", marker}});
+    ::usleep(static_cast<useconds_t>(delay_us));
+    process.signal(SIGINT);
+    const Result result = process.wait(15);
+    // Before hvdrun looks at signals the default action ends it, which a shell shows as 130 as well.
+    EXPECT_EQ(result.code, 130) << "after " << delay_us << " us: " << result.err;
+    EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty()) << "after " << delay_us << " us";
+  }
+}
+
+TEST(Signals, KillingHvdrunLeavesNothing) {
+  for (const std::string mode : {"wait", "stubborn"}) {
+    Running job(mode);
+    ASSERT_TRUE(job.ready);
+    ASSERT_GE(processes_with(job.marker).size(), 4U);
+    job.process.signal(SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THAT(wait_until_gone(job.marker, 5), IsEmpty());
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    std::printf("after kill -9 of hvdrun the last process of '%s' was gone in %.3f s\n", mode.c_str(), took.count());
+    EXPECT_EQ(job.process.wait().code, 137);
+  }
+}
+
+TEST(Signals, TimeoutIs124) {
+  Running job("wait", {"-np", "2", "--timeout", "1"});
+  const Result result = job.process.wait();
+  EXPECT_EQ(result.code, 124);
+  EXPECT_THAT(result.err, HasSubstr("ran longer than --timeout 1.00 s"));
+  EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test

@@ -1,0 +1,192 @@
+#include "outcome.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace hvd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr long long kSecond = 1'000'000'000;
+
+RankRecord running(const std::string& host, int local_rank, int pid) {
+  RankRecord rank;
+  rank.connected = true;
+  rank.host = host;
+  rank.local_rank = local_rank;
+  rank.pid = pid;
+  return rank;
+}
+
+RankRecord ended(int code, double at, bool stopped = false) {
+  RankRecord rank = running("h", 0, 100);
+  rank.ended = Ended{.time_ns = static_cast<long long>(at * kSecond), .pid = 100, .code = code,
+                     .signal = code > 128 ? code - 128 : 0, .stopped = stopped};
+  return rank;
+}
+
+RankRecord lost(double at) {
+  RankRecord rank = running("h", 0, 100);
+  rank.lost_ns = static_cast<long long>(at * kSecond);
+  return rank;
+}
+
+JobRecord job_of(std::vector<RankRecord> ranks) {
+  JobRecord job;
+  job.ranks = std::move(ranks);
+  job.cause = StopCause::kRankFailed;
+  job.grace_s = 5;
+  return job;
+}
+
+TEST(FirstFailure, IsTheEarliestWhoWasNotTold) {
+  EXPECT_EQ(first_failure({ended(0, 1), ended(0, 2)}), std::nullopt);
+  EXPECT_EQ(first_failure({ended(1, 3), ended(137, 2), ended(0, 1)}), 1);
+  EXPECT_EQ(first_failure({ended(143, 1, true), ended(3, 2)}), 1);
+  EXPECT_EQ(first_failure({ended(143, 1, true)}), std::nullopt);
+  EXPECT_EQ(first_failure({ended(1, 2), lost(1)}), 1);
+  EXPECT_EQ(first_failure({ended(1, 1), lost(2)}), 0);
+  EXPECT_EQ(first_failure({ended(4, 2), ended(5, 2)}), 0);
+}
+
+TEST(FirstFailure, ARankLostAfterItWasToldToStopIsNotBlamed) {
+  RankRecord told = lost(1);
+  told.told_to_stop = true;
+  EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
+}
+
+TEST(ExitCode, OfAnUntroubledJob) {
+  JobRecord job = job_of({ended(0, 1), ended(0, 2)});
+  job.cause = StopCause::kMpirunEnded;
+  EXPECT_EQ(exit_code(job), 0);
+  EXPECT_THAT(final_message(job), IsEmpty());
+  job.mpirun_code = 1;
+  EXPECT_EQ(exit_code(job), 0) << "every rank ended well: mpirun's own trouble is not the job's";
+}
+
+TEST(ExitCode, OfFailures) {
+  EXPECT_EQ(exit_code(job_of({ended(3, 2), ended(139, 1)})), 139);
+  EXPECT_EQ(exit_code(job_of({lost(1), ended(143, 2, true)})), 69);
+}
+
+TEST(ExitCode, OfSignalsAndTimeouts) {
+  JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
+  job.cause = StopCause::kUserSignal;
+  job.user_signal = SIGINT;
+  EXPECT_EQ(exit_code(job), 130) << "what a rank makes of the user's signal is not its failure";
+  job.cause = StopCause::kTimeout;
+  EXPECT_EQ(exit_code(job), 124);
+}
+
+TEST(ExitCode, WhenMpirunCouldNotStart) {
+  JobRecord job = job_of({RankRecord{}, RankRecord{}});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 213;
+  EXPECT_EQ(exit_code(job), 70);
+  job.mpirun_code = 1;
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job), HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
+  job.mpirun_lost_host = true;
+  EXPECT_EQ(exit_code(job), 69);
+  job.mpirun_lost_host = false;
+  job.mpirun_lacks_executable = true;
+  EXPECT_EQ(exit_code(job), 127);
+  job.mpirun_lacks_slots = true;
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_FALSE(is_explained(job));
+}
+
+TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
+  JobRecord job = job_of({ended(143, 3, true), ended(0, 1)});
+  job.mpirun_code = 1;
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+  job.improper_rank = 1;
+  EXPECT_EQ(early_leaver(job), 1);
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_TRUE(is_explained(job));
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without MPI_Finalize"));
+  job.improper_rank = 0;
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "mpirun names a rank that we stopped";
+  job.improper_rank = 99;
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+}
+
+TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
+  JobRecord job = job_of({ended(1, 1.1), ended(0, 1)});
+  job.improper_rank = 1;
+  EXPECT_EQ(early_leaver(job), 1);
+  job.ranks[0].ended->time_ns = kSecond / 2;
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "the failure came first";
+}
+
+TEST(FinalMessage, OfAKilledRank) {
+  JobRecord job = job_of({ended(143, 193, true), ended(143, 193, true), running("gpu-b", 0, 28642), ended(143, 193, true)});
+  job.ranks[2].ended = Ended{.time_ns = 192 * kSecond, .pid = 28642, .code = 137, .signal = 9};
+  job.stop_ns = 192 * kSecond;
+  job.ended_ns = 192 * kSecond + 90'000'000;
+  job.stderr_tail = {"terminate called", "  what():  CUDA out of memory"};
+  EXPECT_EQ(final_message(job),
+            "hvdrun: rank 2 failed first: killed by SIGKILL (9)  host gpu-b  local rank 0  pid 28642  after 00:03:12\n"
+            "        (SIGKILL without a message is often the out-of-memory killer: see dmesg on gpu-b)\n"
+            "        last stderr lines of rank 2:\n"
+            "        | terminate called\n"
+            "        |   what():  CUDA out of memory\n"
+            "hvdrun: stopped the other 3 ranks (0, 1, 3), gone 0.09 s later; exit code 137\n");
+}
+
+TEST(FinalMessage, OfASingleRank) {
+  EXPECT_EQ(final_message(job_of({ended(3, 1.5)})),
+            "hvdrun: rank 0 failed first: exited with code 3  host h  local rank 0  pid 100  after 1.50 s\n"
+            "        rank 0 wrote nothing to stderr\n"
+            "hvdrun: exit code 3\n");
+}
+
+TEST(FinalMessage, OfAnAbort) {
+  JobRecord job = job_of({ended(5, 1)});
+  job.abort_rank = 0;
+  EXPECT_THAT(final_message(job), HasSubstr("exited with code 5 (it called MPI_Abort)"));
+}
+
+TEST(FinalMessage, OfAProgramThatCouldNotBeStarted) {
+  JobRecord job = job_of({running("h", 0, 0)});
+  job.ranks[0].ended = Ended{.time_ns = kSecond, .code = 127, .start_error = ENOENT};
+  EXPECT_THAT(final_message(job), HasSubstr("its program could not be started: No such file or directory  host h  local rank 0  after"));
+  EXPECT_EQ(exit_code(job), 127);
+}
+
+TEST(FinalMessage, OfALostHost) {
+  const JobRecord job = job_of({ended(143, 2, true), lost(1), lost(1.5)});
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 failed first: lost"));
+  EXPECT_THAT(final_message(job), HasSubstr("also lost without a report: 1 rank (2)"));
+  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (0)"));
+}
+
+TEST(FinalMessage, OfTheUsersSignal) {
+  JobRecord job = job_of({ended(0, 1, true), ended(137, 6, true)});
+  job.cause = StopCause::kUserSignal;
+  job.user_signal = SIGTERM;
+  EXPECT_EQ(final_message(job),
+            "hvdrun: got SIGTERM; stopped 2 ranks (0, 1); 1 rank (1) did not end within 5.00 s and was killed; exit code 143\n");
+}
+
+TEST(FinalMessage, OfAStartThatTookTooLong) {
+  JobRecord job = job_of({ended(143, 1, true), RankRecord{}});
+  job.cause = StopCause::kStartTimeout;
+  job.timeout_s = 30;
+  EXPECT_THAT(final_message(job), HasSubstr("1 rank (1) did not start within 30.00 s"));
+  EXPECT_EQ(exit_code(job), 69);
+}
+
+TEST(FinalMessage, TailCanBeLeftOut) {
+  JobRecord job = job_of({ended(3, 1.5)});
+  job.tail_lines = 0;
+  EXPECT_THAT(final_message(job), ::testing::Not(HasSubstr("stderr")));
+}
+
+}  // namespace
+}  // namespace hvd::launcher
