@@ -38,7 +38,7 @@ class DirectAllreduce final : public MpiWork {
     Lane& shared = lane();
     const auto ranks = static_cast<std::size_t>(shared.size());
     shared.requests.reset(2 * ranks);
-    std::byte* const staging = shared.staging.reserve(ranks * in_.size());
+    std::byte* const staging = shared.staging.reserve(ranks > 1 ? ranks * in_.size() : 0);
     shared.sources[static_cast<std::size_t>(shared.rank())] = in_.data();
     // Each starts with its next neighbour, so that not all send to rank 0 first.
     for (int distance = 1; distance < shared.size(); ++distance) {
@@ -227,7 +227,8 @@ bool WindowedAllreduce::step() {
 
 std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
                                           std::span<std::byte> out) {
-  if (lane->size() == 1 || in.size() <= lane->tuning().direct_bytes) {
+  const auto peers = static_cast<std::size_t>(lane->size()) - 1;
+  if (in.size() * peers <= lane->tuning().direct_bytes) {
     return std::make_unique<DirectAllreduce>(std::move(lane), collective, in, out);
   }
   return std::make_unique<WindowedAllreduce>(std::move(lane), collective, in, out);

@@ -10,12 +10,12 @@ namespace hvd::mpi {
 
 /// How messages are cut. Must be the same on every rank.
 struct MpiTuning {
-  /// Largest message. Half an L2 cache: what was received is still there when it is reduced.
-  std::size_t chunk_bytes = 256 * 1024;
+  /// Largest message. Small enough that what was received is still in the L2 cache when it is reduced.
+  std::size_t chunk_bytes = 128 * 1024;
   /// Allreduce: pieces of the tensor under way at the same time, 1 to 4.
-  int windows = 3;
-  /// Allreduce: tensors up to this size are sent whole to every rank, which saves a step.
-  std::size_t direct_bytes = 8 * 1024;
+  int windows = 4;
+  /// Allreduce: a tensor is sent whole to every rank, which saves a step, while a rank receives no more than this.
+  std::size_t direct_bytes = 64 * 1024;
   /// Other collectives: chunks under way with each peer.
   int outstanding_chunks = 2;
 };
