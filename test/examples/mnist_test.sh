@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# The MNIST example on a small data set of its own: it learns, its numbers do not depend on how the test set is shared out, and a
+# run resumed from a checkpoint ends with the same bytes as one that was not cut.
+# Usage: mnist_test.sh HVDRUN MNIST
+set -euo pipefail
+
+hvdrun=$1
+mnist=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+  printf 'mnist_test: %s\n' "$*" >&2
+  exit 1
+}
+
+# be32 N: four bytes, big-endian.
+be32() { printf '%b' "$(printf '\\x%02x' $(($1 >> 24 & 255)) $(($1 >> 16 & 255)) $(($1 >> 8 & 255)) $(($1 & 255)))"; }
+
+# dataset PREFIX N: image i is a white band whose place is its label, i mod 10.
+dataset() {
+  local images=$work/data/$1-images-idx3-ubyte labels=$work/data/$1-labels-idx1-ubyte label i
+  for label in {0..9}; do
+    {
+      head -c $((label * 56 + 56)) /dev/zero
+      head -c 112 /dev/zero | tr '\0' '\377'
+      head -c $((784 - label * 56 - 168)) /dev/zero
+    } >"$work/image$label"
+    printf '%b' "\\x0$label" >"$work/label$label"
+  done
+  { printf '\0\0\10\3' && be32 "$2" && be32 28 && be32 28; } >"$images"
+  { printf '\0\0\10\1' && be32 "$2"; } >"$labels"
+  for ((i = 0; i < $2; ++i)); do
+    cat "$work/image$((i % 10))" >&3
+    cat "$work/label$((i % 10))" >&4
+  done 3>>"$images" 4>>"$labels"
+}
+
+# train RANKS OPTIONS... : trains, leaves the output in $work/out.
+train() {
+  "$hvdrun" -np "$1" "$mnist" --data "$work/data" --batch-size 8 "${@:2}" >"$work/out" 2>&1 </dev/null ||
+    fail "training failed: $(cat "$work/out")"
+}
+accuracy() { sed -n 's/^.*test accuracy \([01]\.[0-9]\{4\}\)$/\1/p' "$work/out"; }
+
+mkdir "$work"/{data,whole,cut,resumed}
+dataset train 403
+dataset t10k 101
+gzip "$work/data/t10k-images-idx3-ubyte"
+
+# Two epochs in one run, and in two. The file has the same name each time: LibTorch writes it into the archive.
+train 2 --epochs 2 --checkpoint "$work/whole/c.pt"
+whole=$(accuracy)
+[[ $(tail -n 1 "$work/out") == *"test accuracy $whole" ]] || fail "the last line is not the accuracy: $(tail -n 1 "$work/out")"
+[[ $whole > 0.9 ]] || fail "the network did not learn: $(cat "$work/out")"
+train 2 --epochs 1 --checkpoint "$work/cut/c.pt"
+train 2 --epochs 2 --resume "$work/cut/c.pt" --checkpoint "$work/resumed/c.pt"
+[[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) after a resume, $whole without"
+cmp "$work/whole/c.pt" "$work/resumed/c.pt" || fail "a resumed run ends with other weights"
+[[ ! -e $work/resumed/c.pt.partial ]] || fail "an unfinished checkpoint was left"
+
+# No epoch left: only the test runs, with 101 images on 1, 2 and 3 ranks.
+for ranks in 1 2 3; do
+  train "$ranks" --epochs 2 --resume "$work/whole/c.pt"
+  [[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) on $ranks ranks, $whole on 2"
+done
+OMP_NUM_THREADS=1 "$mnist" --data "$work/data" --epochs 2 --resume "$work/whole/c.pt" >"$work/out" || fail "failed alone"
+[[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) without a launcher, $whole with"
+
+# An error is one clear line and a code of 1.
+code=0
+"$hvdrun" -np 2 "$mnist" --data "$work/none" >"$work/out" 2>&1 </dev/null || code=$?
+((code == 1)) || fail "exit code $code without a data set: $(cat "$work/out")"
+grep -q "rank [01]: neither 'train-images-idx3-ubyte' nor" "$work/out" || fail "no clear message: $(cat "$work/out")"
+echo "mnist_test: ok"
