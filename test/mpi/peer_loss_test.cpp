@@ -54,7 +54,7 @@ void expect_noticed(const Job& job, int limit_ms, const std::string& cause) {
     EXPECT_NE(match[2].str().find(cause), std::string::npos) << job.output;
   }
   EXPECT_LT(job.took, 20s) << "the survivors must not hang at exit:\n" << job.output;
-  EXPECT_TRUE(testing::shared_memory_names().empty());
+  EXPECT_TRUE(testing::shared_memory_left_behind().empty());
 }
 
 TEST(PeerLoss, AKilledRankIsNoticedInASecond) { expect_noticed(run("kill"), 1000, " ended"); }

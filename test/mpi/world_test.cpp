@@ -25,7 +25,7 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_TRUE(world->board_shared());
   EXPECT_TRUE(world->rung_by_all());
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_names().empty()) << "the segment's name must go as soon as all have mapped it";
+  EXPECT_TRUE(testing::shared_memory_left_behind().empty()) << "the segment's name must go as soon as all have mapped it";
   testing::mpi_barrier();
   world->farewell();
 }
@@ -63,7 +63,7 @@ TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
   EXPECT_EQ(world->board_shared(), mpi_size() == 1);
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_names().empty());
+  EXPECT_TRUE(testing::shared_memory_left_behind().empty());
   testing::mpi_barrier();
   world->farewell();
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include "hvd/error.h"
 
@@ -52,10 +53,17 @@ std::vector<int> all_ranks() {
   return ranks;
 }
 
-std::vector<std::string> shared_memory_names() {
+std::vector<std::string> shared_memory_left_behind() {
+  const auto exists = [](const std::string& path) { return std::filesystem::exists(path); };
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().starts_with("hvd-")) names.push_back(entry.path().filename().string());
+    if (entry.path().filename().string().starts_with("hvd-")) names.push_back(entry.path().string());
+  }
+  const SteadyClock clock;
+  const TimePoint end = clock.now() + std::chrono::seconds(5);
+  while (!names.empty() && clock.now() < end) {
+    std::erase_if(names, [&](const std::string& path) { return !exists(path); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return names;
 }

@@ -22,7 +22,7 @@ control::Message receive(control::ControlPlane&, Duration timeout = std::chrono:
 void complete(Work&, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
-/// Names that begin with "hvd-" in /dev/shm.
-std::vector<std::string> shared_memory_names();
+/// Names that begin with "hvd-" in /dev/shm and stay there. Another job on this machine has such a name for a moment while it starts.
+std::vector<std::string> shared_memory_left_behind();
 
 }  // namespace hvd::testing
