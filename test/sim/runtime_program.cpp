@@ -125,7 +125,8 @@ void ProgramRun::submit_group(const std::vector<std::size_t>& members) {
 
 void ProgramRun::submit_step() {
   ++step_;
-  slots_.assign(program_.operations().size(), {});
+  slots_.clear();
+  slots_.resize(program_.operations().size());
   std::vector<std::size_t> group, unnamed;
   std::vector<std::vector<std::size_t>> units;  // what is submitted at once
   for (std::size_t i = 0; i < program_.operations().size(); ++i) {
