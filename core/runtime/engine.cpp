@@ -304,7 +304,7 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
 }
 
 bool Engine::needs_polling() const noexcept {
-  return executor_.active() || control_->busy() || !control_->rung_by_all();
+  return transferring() || !control_->rung_by_all();
 }
 
 Duration Engine::time_to_deadline() const noexcept {

@@ -55,6 +55,8 @@ class Engine {
   bool step() noexcept;
   /// Something is under way that no doorbell announces.
   bool needs_polling() const noexcept;
+  /// Data or control messages are being moved right now.
+  bool transferring() const noexcept { return executor_.active() || control_->busy(); }
   /// This rank waits for something or works on something.
   bool busy() const noexcept { return !outstanding_.empty() || executor_.active() || (shutdown_requested_ && !shut_down_); }
   /// How long nothing will happen without a ring.

@@ -18,7 +18,10 @@ namespace {
 // found nothing tries again for about that long, giving the core away each time, before it sleeps.
 constexpr int kYieldsBeforeSleep = 64;
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
-constexpr Duration kLongestPoll = std::chrono::milliseconds(1);
+// Large MPI messages need both sides again and again, and only small ones can be rung for.
+constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
+// Ranks on other hosts cannot ring: this is how late their news may be noticed.
+constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
 
 /// How long to sleep after this many rounds in which nothing moved; zero: only give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
@@ -26,7 +29,8 @@ Duration pause_after(int idle_rounds, const Engine& engine) {
   const Duration deadline = engine.time_to_deadline();
   if (!engine.needs_polling()) return deadline;
   const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
-  return std::min({kShortestSleep * (1 << doublings), kLongestPoll, deadline});
+  const Duration longest = engine.transferring() ? kLongestPollOfTransfer : kLongestPollOfNetwork;
+  return std::min({kShortestSleep * (1 << doublings), longest, deadline});
 }
 
 }  // namespace

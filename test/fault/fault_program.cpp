@@ -1,0 +1,122 @@
+// fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong at one step.
+//
+// MODE: kill (SIGKILL between submission and result), stop (SIGSTOP), exit (exit(0) without shutdown), throw (an uncaught exception),
+// leave (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then goes on), none.
+// Every rank that lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends well, and
+// "SHUTDOWN r seconds".
+#include <hvd/collectives.h>
+#include <hvd/hvd.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSteps = 40;
+constexpr int kTensors = 4;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+hvd::Submission allreduce(std::vector<float>& memory, const std::string& name) {
+  hvd::Submission submission;
+  submission.name = name;
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()),
+                      hvd::DataType::kFloat32, {}, {static_cast<std::int64_t>(memory.size())}};
+  submission.output = submission.input;
+  return submission;
+}
+
+/// Process ids of all ranks, so that a stopped one can be ended at last.
+std::vector<std::int64_t> exchange_pids() {
+  const std::int64_t own = ::getpid();
+  std::vector<std::int64_t> pids(static_cast<std::size_t>(hvd::size()));
+  hvd::Submission submission;
+  submission.name = "pids";
+  submission.kind = hvd::OpKind::kAllgather;
+  submission.input = {reinterpret_cast<std::byte*>(const_cast<std::int64_t*>(&own)), 1, hvd::DataType::kInt64, {}, {1}};
+  submission.allocate_output = [&pids](const hvd::OutputSizes&) {
+    const auto count = static_cast<std::int64_t>(pids.size());
+    return hvd::TensorView{reinterpret_cast<std::byte*>(pids.data()), count, hvd::DataType::kInt64, {}, {count}};
+  };
+  const hvd::Operation operation = hvd::submit(std::move(submission));
+  operation.wait();
+  operation.status().raise_if_error();
+  return pids;
+}
+
+void misbehave(const std::string& mode) {
+  if (mode == "kill") ::raise(SIGKILL);
+  if (mode == "stop") ::raise(SIGSTOP);
+  if (mode == "exit") std::exit(0);
+  if (mode == "throw") throw std::logic_error("the data set is broken");
+  if (mode == "leave") hvd::shutdown();
+  if (mode == "absent") std::this_thread::sleep_for(std::chrono::seconds(6));
+}
+
+const char* class_name(const hvd::Error& error) {
+  if (dynamic_cast<const hvd::PeerLostError*>(&error) != nullptr) return "PeerLostError";
+  if (dynamic_cast<const hvd::MismatchError*>(&error) != nullptr) return "MismatchError";
+  if (dynamic_cast<const hvd::StalledError*>(&error) != nullptr) return "StalledError";
+  if (dynamic_cast<const hvd::ShutdownError*>(&error) != nullptr) return "ShutdownError";
+  if (dynamic_cast<const hvd::UsageError*>(&error) != nullptr) return "UsageError";
+  return "Error";
+}
+
+/// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and checked.
+void run_step(int step, const std::string& mode, bool goes_wrong) {
+  std::vector<std::vector<float>> gradients(kTensors, std::vector<float>(50'000, static_cast<float>(hvd::rank() + step)));
+  if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
+  std::vector<hvd::Operation> operations;
+  for (int i = 0; i < kTensors; ++i) {
+    if (goes_wrong && i == kTensors / 2) misbehave(mode);
+    operations.push_back(hvd::submit(allreduce(gradients[static_cast<std::size_t>(i)], "grad" + std::to_string(i))));
+  }
+  for (const auto& operation : operations) operation.wait();
+  for (const auto& operation : operations) operation.status().raise_if_error();
+  const float expected = static_cast<float>(hvd::size() * (hvd::size() - 1) / 2 + hvd::size() * step);
+  for (const auto& gradient : gradients) {
+    if (gradient.back() != expected) throw std::runtime_error("wrong sum");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  const std::string mode = argv[1];
+  const int victim = std::atoi(argv[2]);
+  const int bad_step = std::atoi(argv[3]);
+  hvd::init();
+  const int rank = hvd::rank();
+  const std::vector<std::int64_t> pids = exchange_pids();
+  int failures = 0;
+  Clock::time_point begin = Clock::now();
+  for (int step = 0; step < kSteps && hvd::is_initialized(); ++step) {
+    try {
+      begin = Clock::now();
+      run_step(step, mode, rank == victim && step == bad_step);
+    } catch (const hvd::Error& error) {
+      ++failures;
+      std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin), error.what());
+      std::fflush(stdout);
+      const bool goes_on = dynamic_cast<const hvd::MismatchError*>(&error) != nullptr || dynamic_cast<const hvd::StalledError*>(&error) != nullptr;
+      if (!goes_on) break;
+    }
+  }
+  if (failures == 0) std::printf("DONE %d\n", rank);
+  begin = Clock::now();
+  hvd::shutdown();
+  std::printf("SHUTDOWN %d %.3f\n", rank, seconds_since(begin));
+  std::fflush(stdout);
+  if (mode == "stop" && rank != victim) ::kill(static_cast<pid_t>(pids[static_cast<std::size_t>(victim)]), SIGKILL);
+  return failures == 0 ? 0 : 3;
+}
