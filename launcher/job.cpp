@@ -90,6 +90,8 @@ void Job::start_mpirun() {
   auto& variables = plan_.spec.variables;
   variables.emplace_back(kPortVariable, std::to_string(server_.port()));
   variables.emplace_back(kTokenVariable, server_.token());
+  session_folder_.emplace();
+  plan_.spec.session_folder = session_folder_->path();
   const MpirunCommand command = build_mpirun_command(plan_.spec);
   if (options_.verbose) say(format_command(command));
 

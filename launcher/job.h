@@ -17,6 +17,7 @@
 #include "process.h"
 #include "rank_output.h"
 #include "report_server.h"
+#include "temporary_folder.h"
 
 namespace hvd::launcher {
 
@@ -69,6 +70,7 @@ class Job final : private RankObserver {
 
   const Options options_;
   LaunchPlan plan_;
+  std::optional<TemporaryFolder> session_folder_;
   Console console_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   std::vector<long long> clock_offset_ns_;  ///< hvdrun's clock minus the rank's

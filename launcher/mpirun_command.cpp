@@ -25,10 +25,12 @@ void append(std::vector<std::string>& argv, std::initializer_list<std::string_vi
   for (const std::string_view word : words) argv.emplace_back(word);
 }
 
-bool sets_variable(const LaunchSpec& spec, std::string_view name) {
-  const std::string prefix = std::string(name) + "=";
-  return std::any_of(spec.environment.begin(), spec.environment.end(),
-                     [&](const std::string& variable) { return variable.starts_with(prefix); });
+/// The user has set this MCA parameter, in the environment or among his own arguments.
+bool user_chose(const LaunchSpec& spec, std::string_view parameter) {
+  const std::string variable = "OMPI_MCA_" + std::string(parameter) + "=";
+  return mentions(spec.mpi_args, {parameter}) ||
+         std::any_of(spec.environment.begin(), spec.environment.end(),
+                     [&](const std::string& entry) { return entry.starts_with(variable); });
 }
 
 void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
@@ -49,10 +51,11 @@ void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
   // The supervisors stop the ranks; mpirun has nothing to wait for when it ends a job.
   append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than two copies here.
-  const bool user_chose = sets_variable(spec, "OMPI_MCA_" + std::string(kSingleCopy)) ||
-                          std::any_of(spec.mpi_args.begin(), spec.mpi_args.end(),
-                                      [](const std::string& word) { return word.find(kSingleCopy) != std::string::npos; });
-  if (!user_chose) append(argv, {"--mca", kSingleCopy, "none"});
+  if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
+  // mpiruns that start or end at once trip over each other in the folder that they share, /tmp/ompi.HOST.UID ("mkdir: File
+  // exists").
+  const bool user_chose_folder = user_chose(spec, "orte_tmpdir_base") || user_chose(spec, "orte_local_tmpdir_base");
+  if (!spec.session_folder.empty() && !user_chose_folder) append(argv, {"--mca", "orte_local_tmpdir_base", spec.session_folder});
 }
 
 std::set<std::string> exported_names(const LaunchSpec& spec) {

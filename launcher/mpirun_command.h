@@ -23,6 +23,7 @@ struct LaunchSpec {
   std::string hvdrun;  ///< path of this executable, on every host
   std::vector<std::string> program;
   bool as_root = false;
+  std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 

@@ -19,9 +19,10 @@ constexpr std::array<std::string_view, 8> kAboutRanks = {
     "prterun detected that one or more processes exited",
 };
 
-constexpr std::array<std::string_view, 4> kAboutRanksLines = {
+constexpr std::array<std::string_view, 5> kAboutRanksLines = {
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
+    "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an MPI_Abort
     "mpirun: Forwarding signal",
     "mpirun: clean termination accomplished",
 };

@@ -62,6 +62,8 @@ std::string last_lines(const JobRecord& job, int rank) {
 
 bool is_lost(const RankRecord& rank) { return !rank.ended && rank.lost_ns; }
 
+bool never_started(const RankRecord& rank) { return !rank.connected; }
+
 bool stopped_by_us(const RankRecord& rank) {
   return rank.ended ? rank.ended->stopped : rank.told_to_stop && !rank.lost_ns;
 }
@@ -78,8 +80,10 @@ std::string stopped_line(const JobRecord& job) {
   const std::string code = "exit code " + std::to_string(exit_code(job)) + "\n";
   if (stopped.empty()) return "hvdrun: " + code;
   const double took = static_cast<double>(job.ended_ns - job.stop_ns) / 1e9;
+  const std::vector<int> absent = ranks_where(job, never_started);
   return "hvdrun: stopped the other " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + "), gone " +
-         format_duration(took) + " later; " + code;
+         format_duration(took) + " later; " +
+         (absent.empty() ? "" : count_ranks(absent.size()) + " (" + format_ranks(absent) + ") had not started; ") + code;
 }
 
 std::string failure_message(const JobRecord& job, int index) {
@@ -115,7 +119,7 @@ std::string stop_message(const JobRecord& job, const std::string& why) {
 
 std::string unexplained_message(const JobRecord& job) {
   const std::string code = "; exit code " + std::to_string(exit_code(job)) + "\n";
-  const std::vector<int> missing = ranks_where(job, [](const RankRecord& rank) { return !rank.connected; });
+  const std::vector<int> missing = ranks_where(job, never_started);
   if (job.mpirun_lacks_slots) return "hvdrun: the hosts have too few slots for this job (mpirun's message is above)" + code;
   if (job.mpirun_lost_host) {
     return "hvdrun: a host could not be reached or was lost (mpirun's message is above)" + code;
@@ -187,7 +191,7 @@ std::string final_message(const JobRecord& job) {
     case StopCause::kTimeout:
       return stop_message(job, "the job ran longer than --timeout " + format_duration(job.timeout_s));
     case StopCause::kStartTimeout: {
-      const std::vector<int> missing = ranks_where(job, [](const RankRecord& rank) { return !rank.connected; });
+      const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {
         return stop_message(job, count_ranks(missing.size()) + " (" + format_ranks(missing) + ") did not start within " +
                                      format_duration(job.timeout_s) + ": see whether every host answers to the remote shell");

@@ -56,6 +56,9 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
 std::vector<std::string> rank_environment(std::vector<std::string> environment, const RankIdentity& identity,
                                           int omp_threads) {
   std::erase_if(environment, [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
+  // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it, which MPI_Init takes for a
+  // contradiction.
+  set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
   set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
   set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));

@@ -49,6 +49,7 @@ HvdrunProcess::HvdrunProcess(const Start& start) : started_ns_(realtime_ns()) {
   options.argv.push_back(hvdrun());
   options.argv.insert(options.argv.end(), start.arguments.begin(), start.arguments.end());
   options.environment = current_environment();
+  set_variable(options.environment, "TMPDIR", temporary_.path());
   for (const auto& [name, value] : start.environment) set_variable(options.environment, name, value);
   options.stdin_fd = input.read_end.get();
   options.stdout_fd = output.write_end.get();

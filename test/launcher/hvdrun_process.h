@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "temporary_folder.h"
 #include "unique_fd.h"
 
 namespace hvd::launcher::test {
@@ -25,7 +26,7 @@ struct Start {
   std::vector<std::string> prefix = {};  ///< a command that runs hvdrun
 };
 
-/// A running hvdrun in a process group of its own. Not thread-safe. The destructor kills what still runs.
+/// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The destructor kills what still runs.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);
@@ -45,6 +46,7 @@ class HvdrunProcess {
  private:
   void read_some(int timeout_ms);
 
+  const TemporaryFolder temporary_;  ///< hvdrun's TMPDIR: one that is killed cannot clean up
   pid_t pid_ = -1;
   long long started_ns_ = 0;
   UniqueFd stdout_, stderr_;

@@ -67,7 +67,8 @@ class MultiHost : public ::testing::Test {
     int code = 0;
     for (const std::string& host : hosts_) {
       kill_host(host);
-      shell("ip netns del " + host + "; rm -rf /etc/netns/" + host, code);
+      // What a killed daemon left; all "hosts" share this machine's /tmp.
+      shell("ip netns del " + host + "; rm -rf /etc/netns/" + host + " /tmp/ompi." + host + ".*", code);
     }
     shell("ip netns del " + switch_, code);
   }

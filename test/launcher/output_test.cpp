@@ -13,6 +13,7 @@
 
 #include "hvdrun_process.h"
 #include "rank_output.h"
+#include "temporary_folder.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -23,18 +24,6 @@ std::string expected_line(int rank, int i) {
   const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank * 13) % 60), static_cast<char>('a' + rank));
   return std::to_string(rank) + " " + std::to_string(i) + " " + filler;
 }
-
-struct TemporaryFolder {
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "hvdrun-test-XXXXXX").string();
-    path = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
 
 std::string content(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -93,11 +82,11 @@ TEST(Output, PrefixesAreOneWidth) {
 
 TEST(Output, FilesPerRank) {
   const TemporaryFolder folder;
-  const Result result = run_hvdrun({"-np", "11", "--output-filename", (folder.path / "logs").string(), rank_program(), "partial"});
+  const Result result = run_hvdrun({"-np", "11", "--output-filename", (folder.path() / "logs").string(), rank_program(), "partial"});
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, HasSubstr("[ 3] rank 3: out without end\n")) << "the console still shows it";
-  EXPECT_EQ(content(folder.path / "logs" / "rank.03" / "stdout"), "rank 3: out without end");
-  EXPECT_EQ(content(folder.path / "logs" / "rank.10" / "stderr"), "rank 10: err without end");
+  EXPECT_EQ(content(folder.path() / "logs" / "rank.03" / "stdout"), "rank 3: out without end");
+  EXPECT_EQ(content(folder.path() / "logs" / "rank.10" / "stderr"), "rank 10: err without end");
 }
 
 TEST(Output, FilesThatCannotBeMade) {

@@ -83,6 +83,17 @@ TEST(MpirunCommand, SingleCopyFromTheEnvironmentStands) {
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("btl_vader_single_copy_mechanism")));
 }
 
+TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
+  LaunchSpec spec = local_spec();
+  spec.session_folder = "/tmp/x";
+  EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--mca", "orte_local_tmpdir_base", "/tmp/x"}));
+  spec.environment = {"OMPI_MCA_orte_tmpdir_base=/scratch"};
+  EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("/tmp/x"))) << "mpirun refuses both";
+  spec.environment = {};
+  spec.mpi_args = {"--mca", "orte_tmpdir_base", "/scratch"};
+  EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("/tmp/x")));
+}
+
 TEST(MpirunCommand, NeverForcesATransport) {
   const std::string line = join(build_mpirun_command(remote_spec()).argv, " ");
   for (const char* forced : {"pml", "ob1", "tcp", "openib"}) EXPECT_THAT(line, Not(HasSubstr(forced)));

@@ -166,6 +166,12 @@ TEST(FinalMessage, OfALostHost) {
   EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (0)"));
 }
 
+TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
+  const JobRecord job = job_of({ended(3, 1), ended(143, 2, true), RankRecord{}});
+  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (1), gone "));
+  EXPECT_THAT(final_message(job), HasSubstr("later; 1 rank (2) had not started; exit code 3\n"));
+}
+
 TEST(FinalMessage, OfTheUsersSignal) {
   JobRecord job = job_of({ended(0, 1, true), ended(137, 6, true)});
   job.cause = StopCause::kUserSignal;
