@@ -117,10 +117,15 @@ void add_copies(std::vector<Case>& cases, OpKind kind, int size) {
             cases.push_back(cases.back());
             cases.back().in_place = !cases.back().in_place;
           }
-        } else {
-          cases.push_back(one);
-          cases.push_back(one);
-          cases.back().blocks = Blocks::kRagged;
+          continue;
+        }
+        for (const Blocks blocks : {Blocks::kEqual, Blocks::kRagged}) {
+          const bool common =
+              unaligned == (blocks == Blocks::kRagged) && unaligned == (number % 2 == 0);
+          if (count != kLarge || common) {
+            cases.push_back(one);
+            cases.back().blocks = blocks;
+          }
         }
       }
     }

@@ -33,11 +33,10 @@ std::uint64_t hash(std::uint64_t value) {  // splitmix64
 }
 
 double make_float(std::uint64_t bits, ReduceOp op) {
+  constexpr double kPowers[] = {1.0, 0.5, 0.25, 0.125, 0.0625, 2.0, 4.0, 8.0};
   const double fraction = 1.0 + static_cast<double>(bits >> 11) * 0x1p-53;  // [1, 2)
   const double sign = (bits & 1) != 0 ? -1.0 : 1.0;
-  const int exponent = op == ReduceOp::kProduct ? -static_cast<int>((bits >> 1) & 1)
-                                                : static_cast<int>((bits >> 1) % 9) - 5;
-  return sign * std::ldexp(fraction, exponent);
+  return sign * fraction * kPowers[(bits >> 1) & (op == ReduceOp::kProduct ? 1 : 7)];
 }
 
 void put_value(Bytes& bytes, std::size_t index, DataType dtype, ReduceOp op, std::uint64_t bits) {

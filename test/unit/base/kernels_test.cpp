@@ -111,8 +111,15 @@ TEST_P(KernelsTest, EqualTheReference) {
       std::vector<Bytes> inputs;
       for (int sources = 1; sources <= 5; ++sources) {
         inputs.push_back(make_input(count, dtype, op, sources, 17));
+        // Long ones are slow under a sanitizer; the short ones take every combination.
+        if (count > 1023 && sources != 2 && sources != 5) {
+          continue;
+        }
         const Bytes expected = reference_reduce(inputs, dtype, op, scale);
         for (int in_place = -1; in_place < sources; ++in_place) {
+          if (count > 1023 && in_place != -1 && in_place != sources - 1) {
+            continue;
+          }
           for (const InstructionSet instructions : instruction_sets()) {
             expect_reduction(instructions,
                              {dtype, op, sources, count, scale, in_place, in_place % 2 != 0},
