@@ -13,6 +13,9 @@ namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
+// How long silence lasts before it is a loss: so much less than the time promised that noticing and telling fit into the rest.
+Duration silence_limit(const RuntimeOptions& options) { return options.peer_timeout * 3 / 4; }
+
 // Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator asks all, the others ask it.
 std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   if (control.rung_by_all()) return {};
@@ -56,7 +59,7 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       sets_(control_->size()),
       negotiator_(control_->rank(), sets_, options_.cache_capacity),
       coordinator_(make_coordinator(options_, control_->topology(), sets_)),
-      liveness_(ranks_to_ask(*control_), options_.peer_timeout),
+      liveness_(ranks_to_ask(*control_), silence_limit(options_)),
       executor_({control_->topology(), *control_, sets_, clock_, counters_, timeline}, std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
@@ -232,14 +235,14 @@ bool Engine::keep_house() {
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {
   if (is_waiting) {
-    if (const auto loss = control_->check_peers(now, options_.peer_timeout)) lose(loss->rank, loss->cause);
+    if (const auto loss = control_->check_peers(now, silence_limit(options_))) lose(loss->rank, loss->cause);
   }
   const auto actions = liveness_.check(now, is_waiting);
   const wire::Bytes ping = wire::encode(wire::Ping{});
   for (const int rank : actions.ping) coordinator_ ? control_->send(rank, ping) : report(ping);
   if (actions.lost) {
-    lose(*actions.lost, "it has not answered for " +
-                            std::to_string(std::chrono::duration<double>(options_.peer_timeout).count()) + " s");
+    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(silence_limit(options_));
+    lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
   }
 }
 

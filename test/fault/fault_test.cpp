@@ -65,8 +65,8 @@ Outcome run(const std::string& command) {
 }
 
 /// Three ranks under an mpirun that does not end the job by itself, so that only hvd can.
-Outcome run_unsupervised(const std::string& mode, int victim) {
-  return run("env HVD_PEER_TIMEOUT=3 HVD_STALL_WARNING=1 HVD_STALL_SHUTDOWN=3 " HVD_MPIEXEC
+Outcome run_unsupervised(const std::string& mode, int victim, const std::string& environment = "") {
+  return run("env " + environment + " HVD_PEER_TIMEOUT=3 HVD_STALL_WARNING=1 HVD_STALL_SHUTDOWN=3 " HVD_MPIEXEC
              " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to none -np 3 " HVD_FAULT_PROGRAM " " +
              mode + " " + std::to_string(victim) + " 20");
 }
@@ -91,7 +91,11 @@ TEST_P(EveryVictim, AKilledRankIsNamedOnEverySurvivorAtOnce) {
 }
 
 TEST_P(EveryVictim, AStoppedRankIsNamedOnEverySurvivorInsideThePeerTimeout) {
-  expect_peer_lost_on_survivors(run_unsupervised("stop", GetParam()), GetParam(), 5.0);
+  expect_peer_lost_on_survivors(run_unsupervised("stop", GetParam()), GetParam(), 4.0);
+}
+
+TEST_P(EveryVictim, ARankKilledOnAnotherHostIsNamedInsideThePeerTimeout) {
+  expect_peer_lost_on_survivors(run_unsupervised("kill", GetParam(), "HVD_TEST_HOSTS=a,b,c"), GetParam(), 4.0);
 }
 
 TEST_P(EveryVictim, ARankThatDiesOfAnExceptionIsNamedOnEverySurvivor) {
