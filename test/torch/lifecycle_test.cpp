@@ -1,0 +1,59 @@
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+TEST(Lifecycle, ShutdownAndInitAgain) {
+  const int ranks = size();
+  for (int round = 0; round < 3; ++round) {
+    shutdown();
+    EXPECT_FALSE(is_initialized());
+    EXPECT_THROW(allreduce(torch::ones({2})), NotInitializedError);
+    EXPECT_THROW(broadcast_object(1), NotInitializedError);
+    EXPECT_THROW(DistributedSampler(10), NotInitializedError);
+    Net net;
+    torch::optim::SGD inner(net->parameters(), 0.1);
+    EXPECT_THROW(DistributedOptimizer(inner, net->named_parameters()), NotInitializedError);
+    shutdown();
+
+    init();
+    EXPECT_EQ(size(), ranks);
+    broadcast_parameters(net);
+    DistributedOptimizer optimizer(inner, net->named_parameters());
+    loss_of(net, Batch::of_rank(rank(), round)).backward();
+    optimizer.step();
+    EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+  }
+}
+
+TEST(Lifecycle, AnOptimizerLivesThroughARestart) {
+  Net net;
+  broadcast_parameters(net);
+  torch::optim::SGD inner(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  for (int round = 0; round < 2; ++round) {
+    optimizer.zero_grad();
+    loss_of(net, Batch::of_rank(rank(), round)).backward();
+    optimizer.step();
+    shutdown();
+    init();
+  }
+  EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+}
+
+TEST(Lifecycle, AHandleFromBeforeTheShutdownSaysSo) {
+  const Handle done = allreduce_async(torch::ones({2}), {.name = "done"});
+  done.wait();
+  Handle cut_off;
+  // Only rank 0 asks, so it cannot be answered.
+  if (size() > 1 && rank() == 0) cut_off = allreduce_async(torch::ones({2}), {.name = "cut"});
+  shutdown();
+  EXPECT_TRUE(near(done.wait(), torch::ones({2})));
+  if (cut_off.valid()) {
+    EXPECT_THROW(cut_off.wait(), ShutdownError);
+  }
+  init();
+}
+
+}  // namespace
+}  // namespace hvd::testing

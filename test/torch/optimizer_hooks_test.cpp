@@ -1,0 +1,261 @@
+#include <chrono>
+#include <thread>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using torch::optim::SGD;
+
+void backward(Net& net, int step = 0) { loss_of(net, Batch::of_rank(rank(), step)).backward(); }
+
+std::string optimizer_error(torch::optim::Optimizer& optimizer, const NamedParameters& names,
+                            const DistributedOptimizerOptions& options = {}) {
+  return message_of<UsageError>([&] { DistributedOptimizer wrapped(optimizer, names, options); });
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Construction, WrongNamesAndOptionsAreUsageErrors) {
+  Net net;
+  SGD optimizer(net->parameters(), 0.1);
+  const auto names = net->named_parameters();
+  const std::string missing = optimizer_error(optimizer, net->fc1->named_parameters());
+  EXPECT_TRUE(contains(missing, "has no name")) << missing;
+  EXPECT_TRUE(contains(missing, "[2,8]")) << missing;
+
+  EXPECT_TRUE(
+      contains(optimizer_error(optimizer, names, {.groups = {{"nonsense"}}}), "'nonsense'"));
+  const std::string twice =
+      optimizer_error(optimizer, names, {.groups = {{"fc1.bias"}, {"fc1.bias"}}});
+  EXPECT_TRUE(contains(twice, "'fc1.bias' occurs twice")) << twice;
+  EXPECT_TRUE(contains(optimizer_error(optimizer, names, {.op = ReduceOp::kMax}), "max"));
+  EXPECT_TRUE(
+      contains(optimizer_error(optimizer, names, {.backward_passes_per_step = 0}), "got 0"));
+  EXPECT_TRUE(contains(
+      optimizer_error(optimizer, names, {.op = ReduceOp::kSum, .gradient_predivide_factor = 2}),
+      "kAverage"));
+  EXPECT_TRUE(
+      contains(optimizer_error(optimizer, names, {.gradient_predivide_factor = 0}), "positive"));
+
+  // Names for more than the optimizer has are fine; a second wrapper is not.
+  SGD part(net->fc1->parameters(), 0.1);
+  DistributedOptimizer first(part, names);
+  EXPECT_TRUE(contains(optimizer_error(part, names), "wrapped"));
+  EXPECT_EQ(&first.inner(), &part);
+  EXPECT_THROW(first.set_backward_passes_per_step(0), UsageError);
+}
+
+TEST(Passes, OneTooManyIsAnErrorFromBackwardThatDoesNoHarm) {
+  Net net;
+  broadcast_parameters(net);
+  SGD inner(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  backward(net, 0);
+  const std::string message = message_of<UsageError>([&] { backward(net, 1); });
+  // The last layer's gradient is the first to come a second time.
+  EXPECT_TRUE(contains(message, "'fc2.")) << message;
+  EXPECT_TRUE(contains(message, "zero_grad()")) << message;
+  optimizer.synchronize();
+
+  Net reference;
+  copy_values(*net, *reference);
+  loss_of(reference, Batch::joined(0)).backward();
+  const auto expected = reference->named_parameters();
+  for (const auto& item : net->named_parameters()) {
+    EXPECT_TRUE(near(item.value().grad(), expected[item.key()].grad(), 1e-5)) << item.key();
+  }
+}
+
+TEST(ZeroGrad, DiscardsWhatIsInFlightAndWhatHasAccumulated) {
+  Net net;
+  broadcast_parameters(net);
+  SGD inner(net->parameters(), 0.1);
+  for (const int passes : {1, 2}) {
+    DistributedOptimizer optimizer(inner, net->named_parameters(),
+                                   {.backward_passes_per_step = passes});
+    for (const bool set_to_none : {true, false}) {
+      backward(net, 1);
+      optimizer.zero_grad(set_to_none);
+      EXPECT_EQ(net->fc1->weight.grad().defined(), !set_to_none);
+      for (int pass = 0; pass < passes; ++pass) backward(net, 2 + pass);
+      optimizer.synchronize();
+      Net reference;
+      copy_values(*net, *reference);
+      for (int pass = 0; pass < passes; ++pass)
+        loss_of(reference, Batch::joined(2 + pass)).backward();
+      EXPECT_TRUE(near(net->fc1->weight.grad(), reference->fc1->weight.grad(), 1e-5));
+      optimizer.zero_grad();
+    }
+  }
+}
+
+TEST(ZeroGrad, DiscardingWhileRanksUsedDifferentParameters) {
+  torch::nn::Linear common(4, 1), odd(4, 1);
+  NamedParameters names;
+  for (const auto& item : common->named_parameters())
+    names.insert("common." + item.key(), item.value());
+  for (const auto& item : odd->named_parameters()) names.insert("odd." + item.key(), item.value());
+  SGD inner(names.values(), 0.1);
+  DistributedOptimizer optimizer(inner, names);
+  const torch::Tensor x = torch::ones({1, 4});
+  const auto run = [&](bool branch) {
+    torch::Tensor out = common->forward(x);
+    if (branch) out = out + odd->forward(x);
+    (out.sum() * (rank() + 1)).backward();
+  };
+  for (const bool by_module : {false, true}) {
+    run(rank() % 2 == 1);
+    if (by_module) {
+      common->zero_grad();
+      odd->zero_grad();
+    } else {
+      optimizer.zero_grad();
+    }
+    run(rank() % 2 == 0);
+    optimizer.synchronize();
+    float sum = 0;
+    for (int r = 0; r < size(); r += 2) sum += static_cast<float>(r + 1);
+    EXPECT_TRUE(near(odd->bias.grad(), torch::tensor({sum / static_cast<float>(size())})));
+    EXPECT_TRUE(
+        near(common->bias.grad(), torch::tensor({(1.0F + static_cast<float>(size())) / 2})));
+    optimizer.zero_grad();
+  }
+}
+
+TEST(Step, UnderSkipSynchronizeNeedsSynchronizeFirst) {
+  Net net;
+  SGD inner(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  backward(net);
+  {
+    const auto guard = optimizer.skip_synchronize();
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(); }), "synchronize()"));
+  }
+  optimizer.step();
+}
+
+TEST(Step, TheCurrentGradTensorGetsTheResult) {
+  const torch::Tensor weight = torch::zeros({3}, torch::requires_grad());
+  NamedParameters names;
+  names.insert("weight", weight);
+  SGD inner({weight}, 0.1);
+  DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum});
+  (weight * (rank() + 1)).sum().backward();
+  weight.mutable_grad() = torch::full({3}, -1.0F);
+  optimizer.synchronize();
+  EXPECT_TRUE(near(weight.grad(), torch::full({3}, size() * (size() + 1) / 2.0F)));
+}
+
+TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  const torch::Tensor weight = torch::zeros({rank() == 0 ? 2 : 3}, torch::requires_grad());
+  const torch::Tensor other = torch::zeros({2}, torch::requires_grad());
+  NamedParameters names;
+  names.insert("weight", weight);
+  names.insert("other", other);
+  SGD inner({weight, other}, 0.1);
+  DistributedOptimizer optimizer(inner, names);
+  (weight.sum() + other.sum()).backward();
+  EXPECT_TRUE(contains(message_of<MismatchError>([&] { optimizer.step(); }), "weight"));
+  EXPECT_TRUE(torch::equal(other, torch::zeros({2})));
+
+  weight.requires_grad_(false);
+  optimizer.zero_grad();
+  other.sum().backward();
+  optimizer.step();
+  EXPECT_TRUE(near(other.detach(), torch::full({2}, -0.1F)));
+}
+
+TEST(Hooks, AreGoneAfterDestruction) {
+  Net net;
+  SGD inner(net->parameters(), 0.1);
+  // Whoever holds the accumulator keeps its hooks; here the test does.
+  const auto accumulator = torch::autograd::impl::grad_accumulator(net->fc1->weight);
+  {
+    DistributedOptimizer optimizer(inner, net->named_parameters());
+    EXPECT_EQ(accumulator->pre_hooks().size(), 1U);
+    EXPECT_EQ(accumulator->post_hooks().size(), 1U);
+    backward(net);
+    optimizer.step();
+  }
+  EXPECT_TRUE(accumulator->pre_hooks().empty());
+  const auto bytes = metrics().bytes;
+  backward(net);
+  backward(net);
+  barrier();
+  EXPECT_EQ(metrics().bytes, bytes);
+  // Wrapped again, it works again.
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  optimizer.zero_grad();
+  backward(net);
+  optimizer.step();
+}
+
+TEST(Hooks, DestructionInTheMiddleOfAStepNeitherThrowsNorHangs) {
+  Net net;
+  SGD inner(net->parameters(), 0.1);
+  {
+    DistributedOptimizer optimizer(inner, net->named_parameters());
+    backward(net);
+  }
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  optimizer.zero_grad();
+  backward(net);
+  optimizer.step();
+}
+
+TEST(Hooks, GuardsOutliveTheOptimizer) {
+  Net net;
+  SGD inner(net->parameters(), 0.1);
+  auto optimizer = std::make_unique<DistributedOptimizer>(inner, net->named_parameters());
+  const auto no_sync = optimizer->no_sync();
+  const auto skip = optimizer->skip_synchronize();
+  optimizer.reset();
+}
+
+/// Passes x on; its backward waits until `done` says so.
+struct WaitInBackward : torch::autograd::Function<WaitInBackward> {
+  static inline std::function<bool()> done;
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!done()) {
+      if (std::chrono::steady_clock::now() > end) {
+        ADD_FAILURE() << "nothing was reduced while backward ran";
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return {gradients[0]};
+  }
+};
+
+TEST(Overlap, TheLastLayersAreReducedBeforeTheFirstLayersGradientIsReady) {
+  torch::nn::Linear first(4, 8), last(8, 1);
+  NamedParameters names;
+  for (const auto& item : first->named_parameters())
+    names.insert("first." + item.key(), item.value());
+  for (const auto& item : last->named_parameters())
+    names.insert("last." + item.key(), item.value());
+  SGD inner(names.values(), 0.1);
+  DistributedOptimizer optimizer(inner, names);
+  for (int step = 0; step < 3; ++step) {
+    const auto before = metrics().completed_operations;
+    WaitInBackward::done = [before] { return metrics().completed_operations >= before + 2; };
+    optimizer.zero_grad();
+    const torch::Tensor hidden = WaitInBackward::apply(first->forward(torch::ones({2, 4})));
+    last->forward(hidden).sum().backward();
+    EXPECT_TRUE(WaitInBackward::done());
+    optimizer.step();
+  }
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using Indices = std::vector<std::size_t>;
+
+Indices drain(DistributedSampler& sampler, std::size_t batch = 3) {
+  Indices all;
+  while (const auto indices = sampler.next(batch)) {
+    EXPECT_LE(indices->size(), batch);
+    all.insert(all.end(), indices->begin(), indices->end());
+  }
+  return all;
+}
+
+/// Every rank's share, interleaved as it was dealt.
+Indices dealt(const Indices& own) {
+  const std::vector<Indices> all = allgather_object(own);
+  Indices order;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    for (const Indices& share : all) {
+      EXPECT_EQ(share.size(), own.size());
+      if (i < share.size()) order.push_back(share[i]);
+    }
+  }
+  return order;
+}
+
+TEST(Sampler, DealsEveryIndexPadsFromTheStartOrDropsTheTail) {
+  const auto ranks = static_cast<std::size_t>(size());
+  for (const std::size_t n : {0U, 1U, 2U, 3U, 7U, 10U, 11U, 64U}) {
+    for (const bool drop : {false, true}) {
+      SCOPED_TRACE(std::to_string(n) + (drop ? " drop" : " pad"));
+      DistributedSampler sampler(n, {.shuffle = false, .drop_last = drop});
+      const std::size_t share = drop ? n / ranks : (n + ranks - 1) / ranks;
+      EXPECT_EQ(sampler.size(), share);
+      const Indices order = dealt(drain(sampler));
+      EXPECT_EQ(order.size(), share * ranks);
+      for (std::size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % n);
+    }
+  }
+}
+
+TEST(Sampler, ShufflesAsPyTorchDoes) {
+  // torch.randperm(10) with torch.Generator().manual_seed(seed + epoch), in PyTorch itself.
+  const Indices seed0{4, 1, 7, 5, 3, 9, 0, 8, 6, 2};
+  const Indices seed5{1, 4, 9, 6, 3, 5, 0, 2, 8, 7};
+  DistributedSampler sampler(10);
+  Indices order = dealt(drain(sampler));
+  order.resize(10);
+  EXPECT_EQ(order, seed0);
+  DistributedSampler later(10, {.seed = 2});
+  later.set_epoch(3);
+  order = dealt(drain(later));
+  order.resize(10);
+  EXPECT_EQ(order, seed5);
+}
+
+TEST(Sampler, EpochsDifferAndRepeat) {
+  DistributedSampler sampler(101);
+  const Indices first = drain(sampler);
+  EXPECT_EQ(sampler.index(), sampler.size());
+  sampler.reset();
+  EXPECT_EQ(drain(sampler), first);
+  sampler.set_epoch(1);
+  sampler.reset();
+  EXPECT_EQ(sampler.epoch(), 1U);
+  EXPECT_NE(drain(sampler), first);
+  sampler.set_epoch(0);
+  sampler.reset();
+  EXPECT_EQ(drain(sampler), first);
+  sampler.reset(7);
+  EXPECT_EQ(drain(sampler).size(), static_cast<std::size_t>((7 + size() - 1) / size()));
+}
+
+TEST(Sampler, AnEpochSetAfterResetCountsIfNothingWasDrawn) {
+  DistributedSampler a(50), b(50);
+  a.set_epoch(4);
+  a.reset();
+  b.reset();
+  b.set_epoch(4);
+  EXPECT_EQ(drain(a), drain(b));
+}
+
+TEST(Sampler, CopiesShareOneStateAlsoInsideADataLoader) {
+  const auto dataset = torch::data::datasets::TensorDataset(torch::arange(40));
+  DistributedSampler sampler(40);
+  auto loader = torch::data::make_data_loader(dataset, sampler,
+                                              torch::data::DataLoaderOptions().batch_size(4));
+  const auto epoch = [&](std::size_t number) {
+    sampler.set_epoch(number);
+    Indices seen;
+    for (auto& batch : *loader) {
+      for (auto& example : batch)
+        seen.push_back(static_cast<std::size_t>(example.data.item<std::int64_t>()));
+    }
+    return seen;
+  };
+  const Indices first = epoch(0);
+  const Indices second = epoch(1);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(epoch(0), first);
+  Indices all = dealt(second);
+  std::sort(all.begin(), all.end());
+  Indices expected(40);
+  std::iota(expected.begin(), expected.end(), 0U);
+  EXPECT_EQ(all, expected);
+}
+
+TEST(Sampler, SavesItsEpochAndPosition) {
+  DistributedSampler sampler(60);
+  sampler.set_epoch(2);
+  sampler.next(5);
+  std::stringstream stream;
+  {
+    torch::serialize::OutputArchive archive;
+    sampler.save(archive);
+    archive.save_to(stream);
+  }
+  const std::string bytes = stream.str();
+  const Indices rest = drain(sampler);
+
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size());
+  DistributedSampler resumed(60);
+  resumed.load(archive);
+  EXPECT_EQ(resumed.epoch(), 2U);
+  EXPECT_EQ(drain(resumed), rest);
+  DistributedSampler other(61);
+  EXPECT_THROW(other.load(archive), UsageError);
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+#include <hvd/torch.h>
+
+#include <cstdio>
+#include <exception>
+#include <memory>
+
+#include "support/watchdog.h"
+
+// The main() of the adapter's tests: joins the job, runs them, leaves.
+
+namespace {
+
+/// Makes a test fail on every rank when it failed on one.
+class FailTogether final : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestEnd(const ::testing::TestInfo& info) override {
+    const bool own = info.result()->Failed();
+    try {
+      const int failed_rank = own ? hvd::rank() : hvd::size();
+      const torch::Tensor first = hvd::allreduce(
+          torch::tensor(failed_rank), {.name = "test.first_failed", .op = hvd::ReduceOp::kMin});
+      if (!own && first.item<int>() < hvd::size()) {
+        ADD_FAILURE() << "the test failed on rank " << first.item<int>();
+      }
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "the ranks cannot compare their results: " << error.what();
+    }
+  }
+};
+
+/// What ranks other than 0 print: their failures.
+class FailurePrinter final : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_,
+                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
+                 result.message());
+  }
+
+ private:
+  const int rank_ = hvd::rank();
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  torch::set_num_threads(1);
+  hvd::init();
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  // OnTestEnd is called in reverse order, so the printer, which comes first, sees what is added.
+  if (hvd::rank() != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(std::make_unique<FailurePrinter>().release());
+  }
+  listeners.Append(std::make_unique<FailTogether>().release());
+  const int result = hvd::testing::run_all_tests(&argc, argv);
+  hvd::shutdown();
+  return result;
+}

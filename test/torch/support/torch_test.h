@@ -1,0 +1,67 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <hvd/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace hvd::testing {
+
+/// Values that differ by rank, position and seed; every rank can compute every rank's. Small enough
+/// that sums and products of a few stay exact in each type.
+torch::Tensor rank_tensor(int rank, at::IntArrayRef shape, torch::ScalarType type, int seed = 0);
+std::vector<torch::Tensor> every_rank(at::IntArrayRef shape, torch::ScalarType type, int seed = 0);
+
+/// Adds, multiplies, ... in rank order; 16-bit floats in float32, rounded once.
+torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceOp op);
+
+/// Equal shape, dtype and values (within a few roundings for floating types).
+::testing::AssertionResult near(const torch::Tensor& actual, const torch::Tensor& expected,
+                                double tolerance = 1e-6);
+
+/// Every rank holds the same bytes. Collective.
+::testing::AssertionResult same_on_all_ranks(const torch::Tensor& tensor);
+::testing::AssertionResult same_on_all_ranks(const std::vector<torch::Tensor>& tensors);
+
+/// What the exception says, when it is an E; otherwise the test fails.
+template <class E>
+std::string message_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "expected " << typeid(E).name() << ", got another error: " << error.what();
+    return {};
+  }
+  ADD_FAILURE() << "expected " << typeid(E).name() << ", got no error";
+  return {};
+}
+
+/// A small network with different kinds of parameters.
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+
+  explicit NetImpl(int width = 8);
+  torch::Tensor forward(torch::Tensor x) {
+    return fc2->forward(norm->forward(torch::tanh(fc1->forward(x))));
+  }
+};
+TORCH_MODULE(Net);
+
+/// One rank's batch of a regression problem. `joined` is all ranks' in rank order.
+struct Batch {
+  torch::Tensor x, y;
+  static Batch of_rank(int rank, int step);
+  static Batch joined(int step);
+};
+torch::Tensor loss_of(Net& net, const Batch& batch);
+
+/// A copy with the same values. Made from values that agree on all ranks, it agrees too.
+void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
+
+}  // namespace hvd::testing
