@@ -45,23 +45,29 @@ Captured capture(const std::vector<std::string>& argv) {
   return captured;
 }
 
-std::string first_line(const std::string& text) { return std::string(trim(text.substr(0, text.find('\n')))); }
+std::string first_line(const std::string& text) {
+  return std::string(trim(text.substr(0, text.find('\n'))));
+}
 
 std::string mpirun_line(const std::string& mpirun) {
   const ProgramSearch found = find_program(mpirun);
   if (!found.executable) {
-    return "mpirun: not found: expected '" + mpirun + "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN\n";
+    return "mpirun: not found: expected '" + mpirun +
+           "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN\n";
   }
   const Captured version = capture({mpirun, "--version"});
   return "mpirun: " + found.path + ", " + first_line(version.text) + "\n";
 }
 
 std::string runtime_lines() {
-  const std::filesystem::path helper = std::filesystem::path(own_executable()).parent_path() / "hvd-build-info";
-  if (::access(helper.c_str(), X_OK) != 0) return "runtime: not found: expected " + helper.string() + "\n";
+  const std::filesystem::path helper =
+      std::filesystem::path(own_executable()).parent_path() / "hvd-build-info";
+  if (::access(helper.c_str(), X_OK) != 0)
+    return "runtime: not found: expected " + helper.string() + "\n";
   const Captured info = capture({helper.string()});
   if (info.code == 0) return info.text;
-  return "runtime: " + helper.string() + " ended with code " + std::to_string(info.code) + ": " + first_line(info.text) + "\n";
+  return "runtime: " + helper.string() + " ended with code " + std::to_string(info.code) + ": " +
+         first_line(info.text) + "\n";
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace hvd::launcher {
 namespace {
 
 bool same_target(int a, int b) {
-  struct stat first {}, second {};
+  struct stat first {
+  }, second{};
   return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
          first.st_ino == second.st_ino && first.st_rdev == second.st_rdev;
 }
@@ -35,7 +36,8 @@ void Console::write(Stream stream, int owner, std::string_view text) {
   if (text.empty()) return;
   Device& target = device(stream);
   if (target.last != '\n' && target.owner != owner) {
-    // After a '\r' a terminal's cursor stands on a line that the next text would overwrite only in part.
+    // After a '\r' a terminal's cursor stands on a line that the next text would overwrite only in
+    // part.
     target.queue += target.last == '\r' && target.terminal ? "\x1b[K" : "\n";
   }
   target.queue += text;
@@ -53,12 +55,13 @@ void Console::finish_lines() {
 
 void Console::add_to(Poller& poller) {
   for (Device& device : devices_) {
-    if (!device.queue.empty()) poller.add(device.fd, POLLOUT, [&device](short) { write_some(device); });
+    if (!device.queue.empty())
+      poller.add(device.fd, POLLOUT, [&device](short) { write_some(device); });
   }
 }
 
-/// After POLLOUT a pipe takes PIPE_BUF bytes without blocking; the descriptor is shared with others and must stay as it is, so
-/// making it non-blocking is no option.
+/// After POLLOUT a pipe takes PIPE_BUF bytes without blocking; the descriptor is shared with others
+/// and must stay as it is, so making it non-blocking is no option.
 void Console::write_some(Device& device) {
   const std::size_t size = std::min<std::size_t>(device.queue.size() - device.written, PIPE_BUF);
   const ssize_t count = ::write(device.fd, device.queue.data() + device.written, size);

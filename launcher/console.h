@@ -10,9 +10,10 @@ namespace hvd::launcher {
 
 enum class Stream { kStdout = 0, kStderr = 1 };
 
-/// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow for, so that signals and
-/// reports are still handled while somebody pages through the output. When both streams go to the same file or terminal, they
-/// share one queue and keep their order. Not thread-safe.
+/// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
+/// for, so that signals and reports are still handled while somebody pages through the output. When
+/// both streams go to the same file or terminal, they share one queue and keep their order. Not
+/// thread-safe.
 class Console {
  public:
   static constexpr int kNobody = -1;
@@ -22,13 +23,15 @@ class Console {
   bool is_terminal(Stream stream) const;
   /// Writes a piece of a line. When somebody else's line is unfinished there, it is ended first.
   void write(Stream stream, int owner, std::string_view text);
-  /// The last thing written there is an unfinished line of this owner, which `write` would continue; one that ended in '\r' starts
-  /// anew.
+  /// The last thing written there is an unfinished line of this owner, which `write` would
+  /// continue; one that ended in '\r' starts anew.
   bool continues(Stream stream, int owner) const;
   /// Ends an unfinished line, whosever it is.
   void finish_lines();
 
-  std::size_t pending() const noexcept { return devices_[0].queue.size() + devices_[1].queue.size(); }
+  std::size_t pending() const noexcept {
+    return devices_[0].queue.size() + devices_[1].queue.size();
+  }
   void add_to(Poller& poller);
   /// Writes what is queued, for as long as it takes, unless the reader has gone.
   void flush();
@@ -43,7 +46,9 @@ class Console {
     char last = '\n';
   };
   Device& device(Stream stream) { return devices_[shared_ ? 0 : static_cast<int>(stream)]; }
-  const Device& device(Stream stream) const { return devices_[shared_ ? 0 : static_cast<int>(stream)]; }
+  const Device& device(Stream stream) const {
+    return devices_[shared_ ? 0 : static_cast<int>(stream)];
+  }
   static void write_some(Device& device);
 
   bool shared_ = false;

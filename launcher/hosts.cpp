@@ -21,14 +21,16 @@ constexpr int kMaxSlots = 1'000'000;
 std::optional<int> parse_slots(std::string_view text) {
   int slots = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
-  if (error != std::errc() || end != text.data() + text.size() || slots < 1 || slots > kMaxSlots) return std::nullopt;
+  if (error != std::errc() || end != text.data() + text.size() || slots < 1 || slots > kMaxSlots)
+    return std::nullopt;
   return slots;
 }
 
 bool is_host_name(std::string_view text) {
-  return !text.empty() && text.front() != '-' && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
-  });
+  return !text.empty() && text.front() != '-' &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
+         });
 }
 
 /// "host" or "host:N".
@@ -46,7 +48,8 @@ std::optional<Host> parse_host(std::string_view text) {
 }
 
 void add_host(std::vector<Host>& hosts, const Host& host) {
-  const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == host.name; });
+  const auto known =
+      std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == host.name; });
   if (known == hosts.end()) {
     hosts.push_back(host);
   } else {
@@ -77,8 +80,10 @@ std::vector<Host> parse_host_list(std::string_view text) {
   for (const std::string& part : split(text, ',')) {
     const auto host = parse_host(trim(part));
     if (!host) {
-      throw LaunchError(ExitCode::kUsage, "-H: expected HOST or HOST:SLOTS separated by commas, as in h1:2,h2:2; got '" +
-                                              part + "' in '" + std::string(text) + "'");
+      throw LaunchError(
+          ExitCode::kUsage,
+          "-H: expected HOST or HOST:SLOTS separated by commas, as in h1:2,h2:2; got '" + part +
+              "' in '" + std::string(text) + "'");
     }
     add_host(hosts, *host);
   }
@@ -94,15 +99,17 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
     if (line.empty()) continue;
     const auto host = parse_hostfile_line(line);
     if (!host) {
-      throw LaunchError(ExitCode::kUsage, "hostfile " + std::string(file) + ", line " + std::to_string(number) +
-                                              ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '" +
-                                              std::string(line) + "'");
+      throw LaunchError(ExitCode::kUsage,
+                        "hostfile " + std::string(file) + ", line " + std::to_string(number) +
+                            ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '" +
+                            std::string(line) + "'");
     }
     add_host(hosts, *host);
   }
   if (hosts.empty()) {
-    throw LaunchError(ExitCode::kUsage, "hostfile " + std::string(file) +
-                                            ": expected at least one line 'HOST slots=N'; got none");
+    throw LaunchError(
+        ExitCode::kUsage,
+        "hostfile " + std::string(file) + ": expected at least one line 'HOST slots=N'; got none");
   }
   return hosts;
 }
@@ -110,8 +117,10 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
 std::vector<Host> read_hostfile(const std::string& file) {
   std::ifstream stream(file);
   if (!stream.is_open()) {
-    throw LaunchError(ExitCode::kUsage, "hostfile " + file + ": expected a readable file with lines 'HOST slots=N'; got: " +
-                                            std::strerror(errno));
+    throw LaunchError(
+        ExitCode::kUsage,
+        "hostfile " + file +
+            ": expected a readable file with lines 'HOST slots=N'; got: " + std::strerror(errno));
   }
   std::ostringstream content;
   content << stream.rdbuf();
@@ -119,7 +128,8 @@ std::vector<Host> read_hostfile(const std::string& file) {
 }
 
 int total_slots(const std::vector<Host>& hosts) {
-  return std::accumulate(hosts.begin(), hosts.end(), 0, [](int sum, const Host& h) { return sum + h.slots; });
+  return std::accumulate(hosts.begin(), hosts.end(), 0,
+                         [](int sum, const Host& h) { return sum + h.slots; });
 }
 
 std::string format_hosts(const std::vector<Host>& hosts) {
@@ -131,12 +141,15 @@ std::string format_hosts(const std::vector<Host>& hosts) {
 bool is_local_host(std::string_view name, std::string_view own_hostname) {
   if (name == "localhost" || name == "127.0.0.1" || name == own_hostname) return true;
   if (name.find_first_not_of("0123456789.") == std::string_view::npos) return false;
-  const bool one_is_short = name.find('.') == std::string_view::npos || own_hostname.find('.') == std::string_view::npos;
-  return one_is_short && name.substr(0, name.find('.')) == own_hostname.substr(0, own_hostname.find('.'));
+  const bool one_is_short =
+      name.find('.') == std::string_view::npos || own_hostname.find('.') == std::string_view::npos;
+  return one_is_short &&
+         name.substr(0, name.find('.')) == own_hostname.substr(0, own_hostname.find('.'));
 }
 
 bool all_local(const std::vector<Host>& hosts, std::string_view own_hostname) {
-  return std::all_of(hosts.begin(), hosts.end(), [&](const Host& h) { return is_local_host(h.name, own_hostname); });
+  return std::all_of(hosts.begin(), hosts.end(),
+                     [&](const Host& h) { return is_local_host(h.name, own_hostname); });
 }
 
 }  // namespace hvd::launcher

@@ -16,8 +16,9 @@ struct Host {
 /// @throws LaunchError (kUsage) that quotes the bad part.
 std::vector<Host> parse_host_list(std::string_view text);
 
-/// One host a line, "host", "host slots=N" or "host:N"; '#' starts a comment; other key=value words are mpirun's and are ignored.
-/// A host that appears again adds to its slots, as in mpirun. `file` is the name used in messages.
+/// One host a line, "host", "host slots=N" or "host:N"; '#' starts a comment; other key=value words
+/// are mpirun's and are ignored. A host that appears again adds to its slots, as in mpirun. `file`
+/// is the name used in messages.
 /// @throws LaunchError (kUsage) that names the file, the line and what it holds.
 std::vector<Host> parse_hostfile(std::string_view content, std::string_view file);
 

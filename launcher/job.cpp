@@ -26,8 +26,9 @@ constexpr std::size_t kMaxPending = 4 << 20;
 constexpr milliseconds kMpirunPatience{1000};
 /// After mpirun's end: for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
-/// Clocks of other hosts that differ more than this are corrected by the difference seen at hello; smaller differences are what
-/// NTP leaves, and less than what hello's way through a busy machine may add.
+/// Clocks of other hosts that differ more than this are corrected by the difference seen at hello;
+/// smaller differences are what NTP leaves, and less than what hello's way through a busy machine
+/// may add.
 constexpr long long kClockSkewNs = 1'000'000'000;
 
 constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
@@ -38,7 +39,9 @@ Welcome terminal_size(int prefix) {
   return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
 }
 
-int to_ms(double seconds) { return static_cast<int>(std::min(seconds * 1000, static_cast<double>(INT_MAX))); }
+int to_ms(double seconds) {
+  return static_cast<int>(std::min(seconds * 1000, static_cast<double>(INT_MAX)));
+}
 
 }  // namespace
 
@@ -47,7 +50,8 @@ Job::Job(const Options& options, LaunchPlan plan)
       plan_(std::move(plan)),
       console_(STDOUT_FILENO, STDERR_FILENO),
       clock_offset_ns_(static_cast<std::size_t>(options.np), 0),
-      server_(options.np, random_token(), terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
+      server_(options.np, random_token(),
+              terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
               plan_.spec.local_only, *this) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
   if (options_.output_folder) output.folder = *options_.output_folder;
@@ -100,17 +104,20 @@ void Job::start_mpirun() {
   SpawnOptions spawn_options;
   spawn_options.argv = command.argv;
   spawn_options.environment = current_environment();
-  for (const auto& [name, value] : command.added_variables) set_variable(spawn_options.environment, name, value);
+  for (const auto& [name, value] : command.added_variables)
+    set_variable(spawn_options.environment, name, value);
   spawn_options.stdout_fd = output.write_end.get();
   spawn_options.stderr_fd = errors.write_end.get();
   spawn_options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once; they are to hear it from hvdrun, with its grace.
+  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once; they are to hear it
+  // from hvdrun, with its grace.
   spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
   const SpawnResult result = spawn(spawn_options);
   if (result.error != 0) {
-    throw LaunchError(result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
-                      "cannot run '" + command.argv[0] + "': " + std::strerror(result.error) +
-                          "; expected Open MPI's mpirun in PATH: install it, or name it with HVD_MPIRUN");
+    throw LaunchError(
+        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
+        "cannot run '" + command.argv[0] + "': " + std::strerror(result.error) +
+            "; expected Open MPI's mpirun in PATH: install it, or name it with HVD_MPIRUN");
   }
   mpirun_ = result.pid;
   mpirun_stdout_ = std::move(output.read_end);
@@ -134,7 +141,9 @@ int Job::next_timeout_ms() {
   const auto consider = [&next](const std::optional<TimePoint>& timer) {
     if (timer && (!next || *timer < *next)) next = timer;
   };
-  for (const auto& timer : {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_}) consider(timer);
+  for (const auto& timer :
+       {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_})
+    consider(timer);
   for (const auto& output : outputs_) consider(output->show_partial(now));
   if (!next) return -1;
   const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
@@ -176,7 +185,8 @@ void Job::on_signals() {
   while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1 || signal == SIGUSR2) {
-      for (int rank = 0; rank < size(); ++rank) server_.send(rank, {.signal = signal, .stop = false, .kill_after_ms = -1});
+      for (int rank = 0; rank < size(); ++rank)
+        server_.send(rank, {.signal = signal, .stop = false, .kill_after_ms = -1});
     } else if (signal != SIGCHLD) {
       on_user_signal(signal);
     }
@@ -202,7 +212,8 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   for (int rank = 0; rank < size(); ++rank) order_stop(rank);
   // Ranks that have not come up yet hear of it from mpirun only.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
-  end_mpirun_at_ = Clock::now() + (reached_all ? milliseconds(stop_grace_ms_) + kMpirunPatience : milliseconds(0));
+  end_mpirun_at_ = Clock::now() +
+                   (reached_all ? milliseconds(stop_grace_ms_) + kMpirunPatience : milliseconds(0));
   release_if_settled();
 }
 
@@ -214,7 +225,8 @@ void Job::order_stop(int rank) {
 
 void Job::kill_now() {
   for (int rank = 0; rank < size(); ++rank) {
-    if (!is_settled(rank)) server_.send(rank, {.signal = SIGKILL, .stop = true, .kill_after_ms = 0});
+    if (!is_settled(rank))
+      server_.send(rank, {.signal = SIGKILL, .stop = true, .kill_after_ms = 0});
   }
   end_mpirun_at_ = Clock::now() + milliseconds(200);
 }
@@ -228,9 +240,11 @@ void Job::on_hello(int rank, const Hello& hello) {
   record.local_rank = hello.local_rank;
   record.supervisor_pid = hello.supervisor_pid;
   const long long skew = now - hello.time_ns;
-  if (hello.host != plan_.hostname && std::abs(skew) > kClockSkewNs) clock_offset_ns_[static_cast<std::size_t>(rank)] = skew;
+  if (hello.host != plan_.hostname && std::abs(skew) > kClockSkewNs)
+    clock_offset_ns_[static_cast<std::size_t>(rank)] = skew;
   if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
-    say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) + ", the cores divided by the ranks of a host");
+    say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
+        ", the cores divided by the ranks of a host");
   }
   if (stopping()) order_stop(rank);
 }
@@ -239,8 +253,8 @@ void Job::on_started(int rank, const Started& started) {
   RankRecord& record = rank_record(rank);
   record.pid = started.pid;
   if (options_.verbose) {
-    say("rank " + std::to_string(rank) + " runs on " + record.host + ", local rank " + std::to_string(record.local_rank) +
-        ", pid " + std::to_string(started.pid));
+    say("rank " + std::to_string(rank) + " runs on " + record.host + ", local rank " +
+        std::to_string(record.local_rank) + ", pid " + std::to_string(started.pid));
   }
 }
 
@@ -258,7 +272,8 @@ void Job::on_ended(int rank, const Ended& ended) {
     return;
   }
   if (!stopping()) {
-    begin_stop(ended.stopped ? StopCause::kMpirunEnded : StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);
+    begin_stop(ended.stopped ? StopCause::kMpirunEnded : StopCause::kRankFailed, SIGTERM,
+               options_.fail_grace_s);
   } else {
     release_if_settled();
   }
@@ -309,14 +324,17 @@ bool Job::is_settled(int rank) const {
 }
 
 bool Job::all_connected() const {
-  return std::all_of(record_.ranks.begin(), record_.ranks.end(), [](const RankRecord& rank) { return rank.connected; });
+  return std::all_of(record_.ranks.begin(), record_.ranks.end(),
+                     [](const RankRecord& rank) { return rank.connected; });
 }
 
 bool Job::over() const {
   return mpirun_end_ && !mpirun_stdout_ && !mpirun_stderr_ && server_.open_connections() == 0;
 }
 
-void Job::say(const std::string& text) { console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n"); }
+void Job::say(const std::string& text) {
+  console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n");
+}
 
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
@@ -351,7 +369,8 @@ int Job::finish() {
     poller.add(signals_.get(), POLLIN, [this](short) {
       signalfd_siginfo info{};
       while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-        if (info.ssi_signo == SIGINT || info.ssi_signo == SIGTERM || info.ssi_signo == SIGQUIT) reader_gone_ = true;
+        if (info.ssi_signo == SIGINT || info.ssi_signo == SIGTERM || info.ssi_signo == SIGQUIT)
+          reader_gone_ = true;
       }
     });
     console_.add_to(poller);

@@ -21,13 +21,17 @@
 
 namespace hvd::launcher {
 
-/// One run of a program under mpirun, from start to the last message. Not thread-safe: one thread, one poll loop.
+/// One run of a program under mpirun, from start to the last message. Not thread-safe: one thread,
+/// one poll loop.
 ///
-///   running --rank failed, signal, timeout, mpirun ended--> stopping --all ranks settled--> released --mpirun ended--> over
-///      \------------- every rank ended well, mpirun ended ---------------------------------------------------------->  over
+///   running --rank failed, signal, timeout, mpirun ended--> stopping --all ranks settled-->
+///   released --mpirun ended--> over
+///      \------------- every rank ended well, mpirun ended
+///      ---------------------------------------------------------->  over
 ///
-/// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of failed ranks live until they
-/// are released, so that mpirun sees no failure, and stops nobody, before hvdrun has done so with the grace that it promises.
+/// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
+/// failed ranks live until they are released, so that mpirun sees no failure, and stops nobody,
+/// before hvdrun has done so with the grace that it promises.
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
@@ -87,7 +91,8 @@ class Job final : private RankObserver {
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
   bool reader_gone_ = false;  ///< the user wants out while the console is stuck
-  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_;
+  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_,
+      give_up_at_;
 };
 
 }  // namespace hvd::launcher

@@ -15,22 +15,27 @@ namespace hvd::launcher {
 namespace {
 
 /// Each is set inside an allocation of the batch system that mpirun asks for its hosts.
-constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_JOBID", "LOADL_HOSTFILE"};
+constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_JOBID",
+                                      "LOADL_HOSTFILE"};
 
 bool in_allocation() {
-  return std::any_of(kBatchSystems.begin(), kBatchSystems.end(), [](const char* name) { return std::getenv(name) != nullptr; });
+  return std::any_of(kBatchSystems.begin(), kBatchSystems.end(),
+                     [](const char* name) { return std::getenv(name) != nullptr; });
 }
 
 void check_program(const std::string& program) {
   const ProgramSearch found = find_program(program);
   if (found.executable) return;
   if (found.found) {
-    throw LaunchError(ExitCode::kCannotRun, "program '" + program + "' cannot be run: expected an executable file, got " + found.path +
-                                                " without execute permission; see chmod +x");
+    throw LaunchError(ExitCode::kCannotRun,
+                      "program '" + program + "' cannot be run: expected an executable file, got " +
+                          found.path + " without execute permission; see chmod +x");
   }
   const bool has_path = program.find('/') != std::string::npos;
-  throw LaunchError(ExitCode::kNotFound, "program '" + program + "' not found: expected an executable file" +
-                                             (has_path ? "" : " in PATH (for one in this folder, write ./" + program + ")"));
+  throw LaunchError(
+      ExitCode::kNotFound,
+      "program '" + program + "' not found: expected an executable file" +
+          (has_path ? "" : " in PATH (for one in this folder, write ./" + program + ")"));
 }
 
 bool has_local_rank(const LaunchPlan& plan) {
@@ -45,15 +50,19 @@ void add_exports(const Options& options, LaunchSpec& spec) {
     if (value) {
       spec.variables.emplace_back(name, *value);
     } else if (std::getenv(name.c_str()) == nullptr) {
-      throw LaunchError(ExitCode::kUsage, "-x " + name + ": expected a variable of the environment, got one that is unset; "
-                                              "export it, or give its value: -x " + name + "=VALUE");
+      throw LaunchError(ExitCode::kUsage,
+                        "-x " + name +
+                            ": expected a variable of the environment, got one that is unset; "
+                            "export it, or give its value: -x " +
+                            name + "=VALUE");
     }
   }
 }
 
 void add_variables(const Options& options, LaunchPlan& plan) {
   auto& variables = plan.spec.variables;
-  if (!plan.spec.local_only) variables.emplace_back(kAddressesVariable, join(reachable_addresses(), ","));
+  if (!plan.spec.local_only)
+    variables.emplace_back(kAddressesVariable, join(reachable_addresses(), ","));
   variables.emplace_back(kHostVariable, plan.hostname);
   variables.emplace_back(kBindVariable, std::string(to_string(options.bind)));
   variables.emplace_back(kOutputTtyVariable, ::isatty(STDOUT_FILENO) == 1 ? "1" : "0");

@@ -13,7 +13,8 @@ struct LaunchPlan {
   std::string hostname;  ///< of this machine
 };
 
-/// @throws LaunchError when the program is not there (checked where a rank runs on this machine), or a variable of -x is unset.
+/// @throws LaunchError when the program is not there (checked where a rank runs on this machine),
+/// or a variable of -x is unset.
 LaunchPlan make_launch_plan(const Options& options);
 
 /// HVD_MPIRUN, else "mpirun".

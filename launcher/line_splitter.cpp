@@ -13,8 +13,10 @@ std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
     start = end;
   };
   // A '\r' at the very end of what came before: only now is it known whether a '\n' belongs to it.
-  if (!bytes.empty() && !partial_.empty() && partial_.back() == '\r' && bytes.front() != '\n') finish(0);
-  for (std::size_t i = bytes.find_first_of("\r\n"); i != std::string_view::npos; i = bytes.find_first_of("\r\n", i)) {
+  if (!bytes.empty() && !partial_.empty() && partial_.back() == '\r' && bytes.front() != '\n')
+    finish(0);
+  for (std::size_t i = bytes.find_first_of("\r\n"); i != std::string_view::npos;
+       i = bytes.find_first_of("\r\n", i)) {
     if (bytes[i] == '\r' && i + 1 == bytes.size()) break;
     i += bytes[i] == '\r' && bytes[i + 1] == '\n' ? 2 : 1;
     finish(i);

@@ -6,8 +6,9 @@
 
 namespace hvd::launcher {
 
-/// Cuts a byte stream into segments that end in "\n", "\r\n" or "\r" (a progress bar redrawing its line). Keeps the terminators, so
-/// that the segments put together are the stream. Pure. Not thread-safe.
+/// Cuts a byte stream into segments that end in "\n", "\r\n" or "\r" (a progress bar redrawing its
+/// line). Keeps the terminators, so that the segments put together are the stream. Pure. Not
+/// thread-safe.
 class LineSplitter {
  public:
   /// Above this a line without an end is handed out in parts.
@@ -22,7 +23,8 @@ class LineSplitter {
   std::string partial_;
 };
 
-/// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line again. Not thread-safe.
+/// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line
+/// again. Not thread-safe.
 class TailBuffer {
  public:
   static constexpr std::size_t kMaxLine = 2000;

@@ -30,14 +30,19 @@ void raise_file_limit(int np) {
 
 int run(const Options& options) {
   switch (options.action) {
-    case Action::kPrint: std::fputs(options.text.c_str(), stdout); return 0;
-    case Action::kCheckBuild: std::fputs(check_build(mpirun_name()).c_str(), stdout); return 0;
+    case Action::kPrint:
+      std::fputs(options.text.c_str(), stdout);
+      return 0;
+    case Action::kCheckBuild:
+      std::fputs(check_build(mpirun_name()).c_str(), stdout);
+      return 0;
     case Action::kDryRun: {
       const LaunchPlan plan = make_launch_plan(options);
       std::printf("%s\n", format_command(build_mpirun_command(plan.spec)).c_str());
       return 0;
     }
-    case Action::kRun: break;
+    case Action::kRun:
+      break;
   }
   raise_file_limit(options.np);
   return Job(options, make_launch_plan(options)).run();
@@ -48,7 +53,8 @@ int start(const std::vector<std::string>& arguments) {
     return run_supervisor({arguments.begin() + 2, arguments.end()});
   }
   const char* hostfile = std::getenv("OMPI_MCA_orte_default_hostfile");
-  return run(parse_options(arguments, hostfile != nullptr ? std::optional<std::string>(hostfile) : std::nullopt));
+  return run(parse_options(
+      arguments, hostfile != nullptr ? std::optional<std::string>(hostfile) : std::nullopt));
 }
 
 }  // namespace

@@ -11,11 +11,14 @@
 namespace hvd::launcher {
 namespace {
 
-constexpr std::array<std::string_view, 6> kForwardedPrefixes = {"HVD_", "HOROVOD_", "NCCL_", "OMP_", "MKL_", "UCX_"};
-constexpr std::array<std::string_view, 3> kForwardedNames = {"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH"};
+constexpr std::array<std::string_view, 6> kForwardedPrefixes = {"HVD_", "HOROVOD_", "NCCL_",
+                                                                "OMP_", "MKL_",     "UCX_"};
+constexpr std::array<std::string_view, 3> kForwardedNames = {"CUDA_VISIBLE_DEVICES",
+                                                             "LD_LIBRARY_PATH", "PATH"};
 constexpr std::string_view kSingleCopy = "btl_vader_single_copy_mechanism";
 
-bool mentions(const std::vector<std::string>& words, std::initializer_list<std::string_view> options) {
+bool mentions(const std::vector<std::string>& words,
+              std::initializer_list<std::string_view> options) {
   return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
     return std::find(options.begin(), options.end(), word) != options.end();
   });
@@ -37,25 +40,30 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
   if (!spec.hosts.empty()) {
     append(argv, {"-H", format_hosts(spec.hosts)});
   } else if (!spec.managed && !mentions(spec.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
-    // mpirun counts cores, and none for hyperthreads; more ranks than that is the user's choice on a machine of his own.
+    // mpirun counts cores, and none for hyperthreads; more ranks than that is the user's choice on
+    // a machine of his own.
     append(argv, {"--oversubscribe"});
   }
   if (!mentions(spec.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"})) {
     append(argv, {"--map-by", "slot"});
   }
   // mpirun's default binds each of two ranks to one core, and with it all threads of that rank.
-  if (!mentions(spec.mpi_args, {"--bind-to", "-bind-to"})) append(argv, {"--bind-to", to_string(spec.bind)});
+  if (!mentions(spec.mpi_args, {"--bind-to", "-bind-to"}))
+    append(argv, {"--bind-to", to_string(spec.bind)});
 }
 
 void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
   // The supervisors stop the ranks; mpirun has nothing to wait for when it ends a job.
   append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
-  // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than two copies here.
+  // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
+  // two copies here.
   if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
-  // mpiruns that start or end at once trip over each other in the folder that they share, /tmp/ompi.HOST.UID ("mkdir: File
-  // exists").
-  const bool user_chose_folder = user_chose(spec, "orte_tmpdir_base") || user_chose(spec, "orte_local_tmpdir_base");
-  if (!spec.session_folder.empty() && !user_chose_folder) append(argv, {"--mca", "orte_local_tmpdir_base", spec.session_folder});
+  // mpiruns that start or end at once trip over each other in the folder that they share,
+  // /tmp/ompi.HOST.UID ("mkdir: File exists").
+  const bool user_chose_folder =
+      user_chose(spec, "orte_tmpdir_base") || user_chose(spec, "orte_local_tmpdir_base");
+  if (!spec.session_folder.empty() && !user_chose_folder)
+    append(argv, {"--mca", "orte_local_tmpdir_base", spec.session_folder});
 }
 
 std::set<std::string> exported_names(const LaunchSpec& spec) {
@@ -72,7 +80,8 @@ std::set<std::string> exported_names(const LaunchSpec& spec) {
 }  // namespace
 
 bool is_forwarded(const std::string& name) {
-  if (std::find(kForwardedNames.begin(), kForwardedNames.end(), name) != kForwardedNames.end()) return true;
+  if (std::find(kForwardedNames.begin(), kForwardedNames.end(), name) != kForwardedNames.end())
+    return true;
   return std::any_of(kForwardedPrefixes.begin(), kForwardedPrefixes.end(),
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }

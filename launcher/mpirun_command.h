@@ -29,13 +29,15 @@ struct LaunchSpec {
 
 struct MpirunCommand {
   std::vector<std::string> argv;
-  std::vector<std::pair<std::string, std::string>> added_variables;  ///< beyond hvdrun's own environment
+  std::vector<std::pair<std::string, std::string>>
+      added_variables;  ///< beyond hvdrun's own environment
 };
 
 /// Pure. Values of variables never appear in argv, where every user of the machine could read them.
 MpirunCommand build_mpirun_command(const LaunchSpec& spec);
 
-/// A line for a shell: the added variables, without those that only a running hvdrun can give, and the command.
+/// A line for a shell: the added variables, without those that only a running hvdrun can give, and
+/// the command.
 std::string format_command(const MpirunCommand& command);
 
 /// A variable that ranks on other hosts get without being asked for.

@@ -9,20 +9,17 @@ namespace hvd::launcher {
 namespace {
 
 constexpr std::array<std::string_view, 8> kAboutRanks = {
-    "Primary job  terminated normally",
-    "mpirun noticed that process rank",
-    "mpirun has exited due to process rank",
-    "mpirun detected that one or more processes exited",
-    "MPI_ABORT was invoked on rank",
-    "prterun noticed that process rank",
-    "prterun has exited due to process rank",
-    "prterun detected that one or more processes exited",
+    "Primary job  terminated normally",       "mpirun noticed that process rank",
+    "mpirun has exited due to process rank",  "mpirun detected that one or more processes exited",
+    "MPI_ABORT was invoked on rank",          "prterun noticed that process rank",
+    "prterun has exited due to process rank", "prterun detected that one or more processes exited",
 };
 
 constexpr std::array<std::string_view, 5> kAboutRanksLines = {
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
-    "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an MPI_Abort
+    "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an
+                                       // MPI_Abort
     "mpirun: Forwarding signal",
     "mpirun: clean termination accomplished",
 };
@@ -50,8 +47,9 @@ constexpr std::array<std::string_view, 2> kLacksExecutable = {
 
 template <std::size_t n>
 bool contains_any(std::string_view text, const std::array<std::string_view, n>& patterns) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](std::string_view pattern) { return text.find(pattern) != std::string_view::npos; });
+  return std::any_of(patterns.begin(), patterns.end(), [&](std::string_view pattern) {
+    return text.find(pattern) != std::string_view::npos;
+  });
 }
 
 bool is_rule(std::string_view line) {
@@ -62,7 +60,8 @@ bool is_rule(std::string_view line) {
 std::optional<int> number_after(const std::string& text, std::string_view marker) {
   const std::size_t at = text.find(marker);
   int value = 0;
-  if (at == std::string::npos || std::sscanf(text.c_str() + at + marker.size(), "%d", &value) != 1) return std::nullopt;
+  if (at == std::string::npos || std::sscanf(text.c_str() + at + marker.size(), "%d", &value) != 1)
+    return std::nullopt;
   return value;
 }
 
@@ -72,7 +71,8 @@ std::string MpirunLog::feed(std::string_view bytes) {
   std::string shown;
   partial_ += bytes;
   std::size_t start = 0;
-  for (std::size_t end = partial_.find('\n'); end != std::string::npos; end = partial_.find('\n', start)) {
+  for (std::size_t end = partial_.find('\n'); end != std::string::npos;
+       end = partial_.find('\n', start)) {
     shown += take_line(partial_.substr(start, end + 1 - start));
     start = end + 1;
   }

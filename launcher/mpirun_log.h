@@ -6,10 +6,12 @@
 
 namespace hvd::launcher {
 
-/// What mpirun itself prints. Its paragraphs about how ranks ended (they name pid 0, or the wrong rank) and about lost hosts (the
-/// same text for any reason) are held back, since hvdrun's own records usually say it better; everything else is passed on. Pure. Not thread-safe.
+/// What mpirun itself prints. Its paragraphs about how ranks ended (they name pid 0, or the wrong
+/// rank) and about lost hosts (the same text for any reason) are held back, since hvdrun's own
+/// records usually say it better; everything else is passed on. Pure. Not thread-safe.
 ///
-/// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1 more process has sent ...".
+/// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1
+/// more process has sent ...".
 class MpirunLog {
  public:
   /// Text to show now: whole lines and whole paragraphs.

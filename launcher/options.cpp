@@ -13,17 +13,21 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kDescription =
-    "Runs PROGRAM on N ranks under mpirun, tags their output, and says which rank failed first and why.";
+    "Runs PROGRAM on N ranks under mpirun, tags their output, and says which rank failed first and "
+    "why.";
 
 constexpr const char* kFooter =
-    "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough slots or a host out of\n"
-    "reach; 70 internal; 124 --timeout; 126, 127 the program cannot be run, is not found; 130, 143 SIGINT, SIGTERM.\n"
+    "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough "
+    "slots or a host out of\n"
+    "reach; 70 internal; 124 --timeout; 126, 127 the program cannot be run, is not found; 130, 143 "
+    "SIGINT, SIGTERM.\n"
     "HVD_MPIRUN names another mpirun. See docs/launching.md.";
 
 class Formatter : public CLI::Formatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: hvdrun -np N [-H h1:2,h2:2 | --hostfile FILE] [OPTIONS] [--] PROGRAM [ARGS...]\n";
+    return "Usage: hvdrun -np N [-H h1:2,h2:2 | --hostfile FILE] [OPTIONS] [--] PROGRAM "
+           "[ARGS...]\n";
   }
 };
 
@@ -36,30 +40,53 @@ struct RawOptions {
 
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("-n,--np", options.np, "Number of ranks (also -np)")->type_name("N");
-  auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")->type_name("HOSTS");
-  app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")->type_name("FILE")->excludes(list);
-  app.add_option("--bind", raw.bind, "Pin ranks: none, core or numa")->type_name("WHAT")->capture_default_str();
-  app.add_option("-x", raw.exports, "Give the ranks VAR, from the environment or with this value (repeat)")
+  auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
+                   ->type_name("HOSTS");
+  app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")
+      ->type_name("FILE")
+      ->excludes(list);
+  app.add_option("--bind", raw.bind, "Pin ranks: none, core or numa")
+      ->type_name("WHAT")
+      ->capture_default_str();
+  app.add_option("-x", raw.exports,
+                 "Give the ranks VAR, from the environment or with this value (repeat)")
       ->type_name("VAR[=VALUE]")
       ->expected(1)
       ->take_all()
       ->allow_extra_args(false);
-  app.add_option("--mpi-args", raw.mpi_args, "More arguments for mpirun, quoted as one")->type_name("ARGS");
-  app.add_option("--output-filename", raw.output_folder, "Also write DIR/rank.N/stdout and stderr")->type_name("DIR");
+  app.add_option("--mpi-args", raw.mpi_args, "More arguments for mpirun, quoted as one")
+      ->type_name("ARGS");
+  app.add_option("--output-filename", raw.output_folder, "Also write DIR/rank.N/stdout and stderr")
+      ->type_name("DIR");
   app.add_flag("--no-tag", raw.no_tag, "Do not put [rank] before each line");
-  app.add_option("--timeline", raw.timeline, "Write a timeline there (sets HVD_TIMELINE)")->type_name("PATH");
-  app.add_option("--timeout", options.timeout_s, "Stop the job after S seconds; exit code 124")->type_name("S")->check(CLI::PositiveNumber.description(""));
-  app.add_option("--start-timeout", options.start_timeout_s, "Give up when ranks have not started after S seconds")
-      ->type_name("S")->check(CLI::PositiveNumber.description(""))->capture_default_str();
+  app.add_option("--timeline", raw.timeline, "Write a timeline there (sets HVD_TIMELINE)")
+      ->type_name("PATH");
+  app.add_option("--timeout", options.timeout_s, "Stop the job after S seconds; exit code 124")
+      ->type_name("S")
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--start-timeout", options.start_timeout_s,
+                 "Give up when ranks have not started after S seconds")
+      ->type_name("S")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str();
   app.add_option("--grace", options.grace_s, "Seconds from SIGINT or SIGTERM to SIGKILL")
-      ->type_name("S")->check(CLI::NonNegativeNumber.description(""))->capture_default_str();
-  app.add_option("--fail-grace", options.fail_grace_s, "The same for the other ranks when one has failed")
-      ->type_name("S")->check(CLI::NonNegativeNumber.description(""))->capture_default_str();
-  app.add_option("--tail", options.tail_lines, "Lines of the failing rank's stderr in the last message")
-      ->type_name("LINES")->check(CLI::Range(0, 10000).description(""))->capture_default_str();
+      ->type_name("S")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->capture_default_str();
+  app.add_option("--fail-grace", options.fail_grace_s,
+                 "The same for the other ranks when one has failed")
+      ->type_name("S")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->capture_default_str();
+  app.add_option("--tail", options.tail_lines,
+                 "Lines of the failing rank's stderr in the last message")
+      ->type_name("LINES")
+      ->check(CLI::Range(0, 10000).description(""))
+      ->capture_default_str();
   app.add_flag("--dry-run", raw.dry_run, "Print the mpirun command line and stop");
   app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why");
-  app.add_flag("-v,--verbose", options.verbose, "Say what is run, where each rank starts, and all that mpirun prints");
+  app.add_flag("-v,--verbose", options.verbose,
+               "Say what is run, where each rank starts, and all that mpirun prints");
   app.add_flag("--version", raw.version, "Print the version");
 }
 
@@ -78,24 +105,30 @@ std::pair<std::string, std::optional<std::string>> parse_export(const std::strin
 
 void check_np(const Options& options) {
   if (options.np == 0) {
-    throw LaunchError(ExitCode::kUsage, "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np");
+    throw LaunchError(ExitCode::kUsage,
+                      "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np");
   }
   if (options.np < 0) {
-    throw LaunchError(ExitCode::kUsage, "-np: expected a number of ranks, at least 1; got " + std::to_string(options.np));
+    throw LaunchError(ExitCode::kUsage, "-np: expected a number of ranks, at least 1; got " +
+                                            std::to_string(options.np));
   }
   if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
     throw LaunchError(ExitCode::kUnavailable,
-                      "not enough slots: -np " + std::to_string(options.np) + " needs as many, got " +
-                          std::to_string(total_slots(options.hosts)) + " (" + format_hosts(options.hosts) +
+                      "not enough slots: -np " + std::to_string(options.np) +
+                          " needs as many, got " + std::to_string(total_slots(options.hosts)) +
+                          " (" + format_hosts(options.hosts) +
                           "); give the hosts more slots, as in HOST:4, or lower -np");
   }
 }
 
 /// Prefix mode stops at the first word that is no option of ours; only a program may stand there.
-std::vector<std::string> program_words(const CLI::App& app, const std::vector<std::string>& arguments) {
+std::vector<std::string> program_words(const CLI::App& app,
+                                       const std::vector<std::string>& arguments) {
   const std::size_t count = app.remaining(true).size();
-  std::vector<std::string> words(arguments.end() - static_cast<std::ptrdiff_t>(count), arguments.end());
-  const bool after_separator = count < arguments.size() && arguments[arguments.size() - count - 1] == "--";
+  std::vector<std::string> words(arguments.end() - static_cast<std::ptrdiff_t>(count),
+                                 arguments.end());
+  const bool after_separator =
+      count < arguments.size() && arguments[arguments.size() - count - 1] == "--";
   if (!words.empty() && words.front() == "--") {
     words.erase(words.begin());
   } else if (!words.empty() && words.front().starts_with('-') && !after_separator) {
@@ -107,7 +140,8 @@ std::vector<std::string> program_words(const CLI::App& app, const std::vector<st
 
 }  // namespace
 
-Options parse_options(const std::vector<std::string>& arguments, const std::optional<std::string>& default_hostfile) {
+Options parse_options(const std::vector<std::string>& arguments,
+                      const std::optional<std::string>& default_hostfile) {
   Options options;
   RawOptions raw;
   CLI::App app(kDescription, "hvdrun");
@@ -116,7 +150,8 @@ Options parse_options(const std::vector<std::string>& arguments, const std::opti
   app.prefix_command();
   declare(app, options, raw);
 
-  // CLI11 reads -np as -n with the value "p". The program's own words are replaced too, but taken from `arguments` again.
+  // CLI11 reads -np as -n with the value "p". The program's own words are replaced too, but taken
+  // from `arguments` again.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   std::replace(reversed.begin(), reversed.end(), std::string("-np"), std::string("--np"));
   try {
@@ -126,7 +161,8 @@ Options parse_options(const std::vector<std::string>& arguments, const std::opti
     options.text = app.help();
     return options;
   } catch (const CLI::ParseError& error) {
-    throw LaunchError(ExitCode::kUsage, std::string(error.what()) + "; 'hvdrun --help' lists the options");
+    throw LaunchError(ExitCode::kUsage,
+                      std::string(error.what()) + "; 'hvdrun --help' lists the options");
   }
   if (raw.version) {
     options.action = Action::kPrint;
@@ -139,7 +175,9 @@ Options parse_options(const std::vector<std::string>& arguments, const std::opti
   }
 
   const auto bind = parse_bind(raw.bind);
-  if (!bind) throw LaunchError(ExitCode::kUsage, "--bind: expected none, core or numa; got '" + raw.bind + "'");
+  if (!bind)
+    throw LaunchError(ExitCode::kUsage,
+                      "--bind: expected none, core or numa; got '" + raw.bind + "'");
   options.bind = *bind;
   options.tag = !raw.no_tag;
   if (raw.dry_run) options.action = Action::kDryRun;
@@ -157,7 +195,8 @@ Options parse_options(const std::vector<std::string>& arguments, const std::opti
   options.program = program_words(app, arguments);
   check_np(options);
   if (options.program.empty()) {
-    throw LaunchError(ExitCode::kUsage, "expected a program to run, as in: hvdrun -np 2 ./train; got none");
+    throw LaunchError(ExitCode::kUsage,
+                      "expected a program to run, as in: hvdrun -np 2 ./train; got none");
   }
   return options;
 }

@@ -35,9 +35,11 @@ struct Options {
   std::vector<std::string> program;
 };
 
-/// `arguments` is argv without argv[0]. Reads the hostfile that is named, or mpirun's default one when neither -H nor --hostfile is
-/// given (`default_hostfile`, from OMPI_MCA_orte_default_hostfile, which mpirun 5 ignores).
+/// `arguments` is argv without argv[0]. Reads the hostfile that is named, or mpirun's default one
+/// when neither -H nor --hostfile is given (`default_hostfile`, from
+/// OMPI_MCA_orte_default_hostfile, which mpirun 5 ignores).
 /// @throws LaunchError (kUsage, or kUnavailable when the hosts have fewer slots than -np).
-Options parse_options(const std::vector<std::string>& arguments, const std::optional<std::string>& default_hostfile);
+Options parse_options(const std::vector<std::string>& arguments,
+                      const std::optional<std::string>& default_hostfile);
 
 }  // namespace hvd::launcher

@@ -10,9 +10,13 @@
 namespace hvd::launcher {
 namespace {
 
-bool failed_alone(const RankRecord& rank) { return rank.ended && rank.ended->code != 0 && !rank.ended->stopped; }
+bool failed_alone(const RankRecord& rank) {
+  return rank.ended && rank.ended->code != 0 && !rank.ended->stopped;
+}
 
-long long end_time(const RankRecord& rank) { return rank.ended ? rank.ended->time_ns : *rank.lost_ns; }
+long long end_time(const RankRecord& rank) {
+  return rank.ended ? rank.ended->time_ns : *rank.lost_ns;
+}
 
 std::vector<int> ranks_where(const JobRecord& job, bool (*condition)(const RankRecord&)) {
   std::vector<int> ranks;
@@ -22,7 +26,9 @@ std::vector<int> ranks_where(const JobRecord& job, bool (*condition)(const RankR
   return ranks;
 }
 
-std::string count_ranks(std::size_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
+std::string count_ranks(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
 
 std::string where(const RankRecord& rank) {
   std::string text = "host " + rank.host + "  local rank " + std::to_string(rank.local_rank);
@@ -35,17 +41,20 @@ std::string describe_end(const JobRecord& job, int index) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
   if (!rank.ended) return "lost: its supervisor's connection broke without a report";
   const Ended& ended = *rank.ended;
-  if (ended.start_error != 0) return std::string("its program could not be started: ") + std::strerror(ended.start_error);
-  std::string text = ended.signal != 0
-                         ? "killed by " + signal_name(ended.signal) + " (" + std::to_string(ended.signal) + ")"
-                         : "exited with code " + std::to_string(ended.code);
+  if (ended.start_error != 0)
+    return std::string("its program could not be started: ") + std::strerror(ended.start_error);
+  std::string text = ended.signal != 0 ? "killed by " + signal_name(ended.signal) + " (" +
+                                             std::to_string(ended.signal) + ")"
+                                       : "exited with code " + std::to_string(ended.code);
   if (ended.dumped_core) text += ", core dumped";
   if (job.abort_rank == index) text += " (it called MPI_Abort)";
   return text;
 }
 
 std::string hint(const RankRecord& rank) {
-  if (!rank.ended) return "its host may have died or left the network: see whether " + rank.host + " still answers";
+  if (!rank.ended)
+    return "its host may have died or left the network: see whether " + rank.host +
+           " still answers";
   if (rank.ended->signal == SIGKILL) {
     return "SIGKILL without a message is often the out-of-memory killer: see dmesg on " + rank.host;
   }
@@ -54,7 +63,8 @@ std::string hint(const RankRecord& rank) {
 
 std::string last_lines(const JobRecord& job, int rank) {
   if (job.tail_lines == 0) return {};
-  if (job.stderr_tail.empty()) return "        rank " + std::to_string(rank) + " wrote nothing to stderr\n";
+  if (job.stderr_tail.empty())
+    return "        rank " + std::to_string(rank) + " wrote nothing to stderr\n";
   std::string text = "        last stderr lines of rank " + std::to_string(rank) + ":\n";
   for (const std::string& line : job.stderr_tail) text += "        | " + line + "\n";
   return text;
@@ -72,7 +82,9 @@ bool stopped_by_us(const RankRecord& rank) {
 std::string lost_line(const JobRecord& job, int except) {
   std::vector<int> lost = ranks_where(job, is_lost);
   std::erase(lost, except);
-  return lost.empty() ? "" : "        also lost without a report: " + count_ranks(lost.size()) + " (" + format_ranks(lost) + ")\n";
+  return lost.empty() ? ""
+                      : "        also lost without a report: " + count_ranks(lost.size()) + " (" +
+                            format_ranks(lost) + ")\n";
 }
 
 std::string stopped_line(const JobRecord& job) {
@@ -81,38 +93,50 @@ std::string stopped_line(const JobRecord& job) {
   if (stopped.empty()) return "hvdrun: " + code;
   const double took = static_cast<double>(job.ended_ns - job.stop_ns) / 1e9;
   const std::vector<int> absent = ranks_where(job, never_started);
-  return "hvdrun: stopped the other " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + "), gone " +
-         format_duration(took) + " later; " +
-         (absent.empty() ? "" : count_ranks(absent.size()) + " (" + format_ranks(absent) + ") had not started; ") + code;
+  return "hvdrun: stopped the other " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) +
+         "), gone " + format_duration(took) + " later; " +
+         (absent.empty()
+              ? ""
+              : count_ranks(absent.size()) + " (" + format_ranks(absent) + ") had not started; ") +
+         code;
 }
 
 std::string failure_message(const JobRecord& job, int index) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
-  std::string text = "hvdrun: rank " + std::to_string(index) + " failed first: " + describe_end(job, index) + "  " + where(rank) +
-                     "  after " + format_duration(static_cast<double>(end_time(rank) - rank.connected_ns) / 1e9) + "\n";
+  std::string text =
+      "hvdrun: rank " + std::to_string(index) + " failed first: " + describe_end(job, index) +
+      "  " + where(rank) + "  after " +
+      format_duration(static_cast<double>(end_time(rank) - rank.connected_ns) / 1e9) + "\n";
   if (const std::string advice = hint(rank); !advice.empty()) text += "        (" + advice + ")\n";
   return text + lost_line(job, index) + last_lines(job, index) + stopped_line(job);
 }
 
 std::string leaver_message(const JobRecord& job, int index) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
-  return "hvdrun: rank " + std::to_string(index) + " ended with code 0 but without MPI_Finalize while other ranks were running  " +
-         where(rank) + "\n        (a rank must not leave a job alone: call hvd::shutdown() or MPI_Finalize() on every rank)\n" +
+  return "hvdrun: rank " + std::to_string(index) +
+         " ended with code 0 but without MPI_Finalize while other ranks were running  " +
+         where(rank) +
+         "\n        (a rank must not leave a job alone: call hvd::shutdown() or MPI_Finalize() on "
+         "every rank)\n" +
          last_lines(job, index) + stopped_line(job);
 }
 
 /// Ranks that had to be killed because the signal they were given did not end them.
 std::vector<int> killed_after_grace(const JobRecord& job) {
-  return ranks_where(job, [](const RankRecord& rank) { return stopped_by_us(rank) && rank.ended && rank.ended->signal == SIGKILL; });
+  return ranks_where(job, [](const RankRecord& rank) {
+    return stopped_by_us(rank) && rank.ended && rank.ended->signal == SIGKILL;
+  });
 }
 
 std::string stop_message(const JobRecord& job, const std::string& why) {
   const std::vector<int> stopped = ranks_where(job, stopped_by_us);
   std::string text = "hvdrun: " + why;
-  if (!stopped.empty()) text += "; stopped " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + ")";
+  if (!stopped.empty())
+    text += "; stopped " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + ")";
   if (const auto killed = killed_after_grace(job); !killed.empty()) {
-    text += "; " + count_ranks(killed.size()) + " (" + format_ranks(killed) + ") did not end within " +
-            format_duration(job.grace_s) + " and " + (killed.size() == 1 ? "was" : "were") + " killed";
+    text += "; " + count_ranks(killed.size()) + " (" + format_ranks(killed) +
+            ") did not end within " + format_duration(job.grace_s) + " and " +
+            (killed.size() == 1 ? "was" : "were") + " killed";
   }
   return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
 }
@@ -120,17 +144,20 @@ std::string stop_message(const JobRecord& job, const std::string& why) {
 std::string unexplained_message(const JobRecord& job) {
   const std::string code = "; exit code " + std::to_string(exit_code(job)) + "\n";
   const std::vector<int> missing = ranks_where(job, never_started);
-  if (job.mpirun_lacks_slots) return "hvdrun: the hosts have too few slots for this job (mpirun's message is above)" + code;
+  if (job.mpirun_lacks_slots)
+    return "hvdrun: the hosts have too few slots for this job (mpirun's message is above)" + code;
   if (job.mpirun_lost_host) {
     return "hvdrun: a host could not be reached or was lost (mpirun's message is above)" + code;
   }
   if (job.mpirun_lacks_executable) {
-    return "hvdrun: mpirun did not find hvdrun on every host; it must be installed at the same path on all of them "
-           "(mpirun's message is above)" + code;
+    return "hvdrun: mpirun did not find hvdrun on every host; it must be installed at the same "
+           "path on all of them "
+           "(mpirun's message is above)" +
+           code;
   }
   if (!missing.empty()) {
-    return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) + " before " + count_ranks(missing.size()) +
-           " (" + format_ranks(missing) + ") had started" + code;
+    return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) + " before " +
+           count_ranks(missing.size()) + " (" + format_ranks(missing) + ") had started" + code;
   }
   return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) +
          ", though no rank failed (its message is above)" + code;
@@ -144,26 +171,29 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks) {
     const RankRecord& rank = ranks[i];
     const bool lost = !rank.ended && rank.lost_ns && !rank.told_to_stop;
     if (!failed_alone(rank) && !lost) continue;
-    if (!first || end_time(rank) < end_time(ranks[static_cast<std::size_t>(*first)])) first = static_cast<int>(i);
+    if (!first || end_time(rank) < end_time(ranks[static_cast<std::size_t>(*first)]))
+      first = static_cast<int>(i);
   }
   return first;
 }
 
 std::optional<int> early_leaver(const JobRecord& job) {
-  if (!job.improper_rank || *job.improper_rank < 0 || *job.improper_rank >= static_cast<int>(job.ranks.size())) {
+  if (!job.improper_rank || *job.improper_rank < 0 ||
+      *job.improper_rank >= static_cast<int>(job.ranks.size())) {
     return std::nullopt;
   }
   // mpirun's text alone is not to be believed: our own record must agree.
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(*job.improper_rank)];
   if (!rank.ended || rank.ended->code != 0) return std::nullopt;
   const auto failed = first_failure(job.ranks);
-  if (failed && end_time(job.ranks[static_cast<std::size_t>(*failed)]) < rank.ended->time_ns) return std::nullopt;
+  if (failed && end_time(job.ranks[static_cast<std::size_t>(*failed)]) < rank.ended->time_ns)
+    return std::nullopt;
   return job.improper_rank;
 }
 
 bool is_explained(const JobRecord& job) {
-  return job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout || early_leaver(job) ||
-         first_failure(job.ranks);
+  return job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
+         early_leaver(job) || first_failure(job.ranks);
 }
 
 int exit_code(const JobRecord& job) {
@@ -178,29 +208,36 @@ int exit_code(const JobRecord& job) {
   const bool all_well = std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
     return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
   });
-  // Every rank said that it ended well; then mpirun's own trouble while it cleaned up does not make the job a failure.
+  // Every rank said that it ended well; then mpirun's own trouble while it cleaned up does not make
+  // the job a failure.
   if (all_well) return 0;
-  if (job.mpirun_lacks_slots || job.mpirun_lost_host) return static_cast<int>(ExitCode::kUnavailable);
+  if (job.mpirun_lacks_slots || job.mpirun_lost_host)
+    return static_cast<int>(ExitCode::kUnavailable);
   if (job.mpirun_lacks_executable) return static_cast<int>(ExitCode::kNotFound);
-  return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code : static_cast<int>(ExitCode::kInternal);
+  return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code
+                                                       : static_cast<int>(ExitCode::kInternal);
 }
 
 std::string final_message(const JobRecord& job) {
   switch (job.cause) {
-    case StopCause::kUserSignal: return stop_message(job, "got " + signal_name(job.user_signal));
+    case StopCause::kUserSignal:
+      return stop_message(job, "got " + signal_name(job.user_signal));
     case StopCause::kTimeout:
-      return stop_message(job, "the job ran longer than --timeout " + format_duration(job.timeout_s));
+      return stop_message(job,
+                          "the job ran longer than --timeout " + format_duration(job.timeout_s));
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {
-        return stop_message(job, count_ranks(missing.size()) + " (" + format_ranks(missing) + ") did not start within " +
-                                     format_duration(job.timeout_s) + ": see whether every host answers to the remote shell");
+        return stop_message(job, count_ranks(missing.size()) + " (" + format_ranks(missing) +
+                                     ") did not start within " + format_duration(job.timeout_s) +
+                                     ": see whether every host answers to the remote shell");
       }
       break;
     }
     case StopCause::kNone:
     case StopCause::kRankFailed:
-    case StopCause::kMpirunEnded: break;
+    case StopCause::kMpirunEnded:
+      break;
   }
   if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
   if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);

@@ -37,8 +37,8 @@ void redirect(int from, int to) {
 }
 
 /// Runs in the child: only async-signal-safe calls, nothing that allocates.
-[[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment, pid_t parent,
-                         int error_fd) {
+[[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment,
+                         pid_t parent, int error_fd) {
   if (options.own_process_group) ::setpgid(0, 0);
   if (options.parent_death_signal != 0) {
     ::prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
@@ -63,7 +63,8 @@ void redirect(int from, int to) {
 Pipe make_pipe() {
   std::array<int, 2> fds{};
   if (::pipe2(fds.data(), O_CLOEXEC) != 0) {
-    throw LaunchError(ExitCode::kInternal, std::string("cannot make a pipe: ") + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot make a pipe: ") + std::strerror(errno));
   }
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
@@ -76,9 +77,11 @@ SpawnResult spawn(const SpawnOptions& options) {
   SpawnResult result;
   result.pid = ::fork();
   if (result.pid < 0) {
-    throw LaunchError(ExitCode::kInternal, "cannot start " + options.argv[0] + ": fork: " + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal,
+                      "cannot start " + options.argv[0] + ": fork: " + std::strerror(errno));
   }
-  if (result.pid == 0) become(options, argv.data(), environment.data(), parent, errors.write_end.get());
+  if (result.pid == 0)
+    become(options, argv.data(), environment.data(), parent, errors.write_end.get());
   errors.write_end.reset();
   int error = 0;
   ssize_t count = 0;
@@ -107,7 +110,8 @@ ExitStatus decode_wait_status(int status) {
 
 std::optional<ExitStatus> peek_exit(pid_t pid) {
   siginfo_t info{};
-  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid) {
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != pid) {
     return std::nullopt;
   }
   ExitStatus status;
@@ -133,14 +137,16 @@ std::optional<ExitStatus> try_wait(pid_t pid) {
 
 std::vector<std::string> current_environment() {
   std::vector<std::string> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable) environment.emplace_back(*variable);
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    environment.emplace_back(*variable);
   return environment;
 }
 
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::optional<std::string>& value) {
   const std::string prefix = name + "=";
-  std::erase_if(environment, [&](const std::string& variable) { return variable.starts_with(prefix); });
+  std::erase_if(environment,
+                [&](const std::string& variable) { return variable.starts_with(prefix); });
   if (value) environment.push_back(prefix + *value);
 }
 
@@ -158,7 +164,8 @@ ProgramSearch find_program(const std::string& program) {
     return search;
   }
   const char* path = std::getenv("PATH");
-  for (const std::string& folder : split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+  for (const std::string& folder :
+       split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
     consider((folder.empty() ? "." : folder) + "/" + program);
   }
   return search;
@@ -168,7 +175,8 @@ std::string own_executable() {
   std::array<char, PATH_MAX> buffer{};
   const ssize_t length = ::readlink("/proc/self/exe", buffer.data(), buffer.size() - 1);
   if (length <= 0) {
-    throw LaunchError(ExitCode::kInternal, std::string("cannot read /proc/self/exe: ") + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot read /proc/self/exe: ") + std::strerror(errno));
   }
   return {buffer.data(), static_cast<std::size_t>(length)};
 }

@@ -17,12 +17,12 @@ struct Pipe {
 Pipe make_pipe();
 
 struct SpawnOptions {
-  std::vector<std::string> argv;         ///< argv[0] is looked up in PATH
-  std::vector<std::string> environment;  ///< NAME=value, the whole environment
+  std::vector<std::string> argv;                      ///< argv[0] is looked up in PATH
+  std::vector<std::string> environment;               ///< NAME=value, the whole environment
   int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  ///< -1: the caller's own
-  int parent_death_signal = 0;           ///< sent to the child when the calling thread's process dies
+  int parent_death_signal = 0;  ///< sent to the child when the calling thread's process dies
   bool own_process_group = false;
-  std::vector<int> blocked_signals;      ///< all others are unblocked in the child
+  std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };
 
 struct SpawnResult {
@@ -30,7 +30,8 @@ struct SpawnResult {
   int error = 0;  ///< errno of the exec that failed; the child is reaped already
 };
 
-/// Forks and executes; returns once the exec is known to have worked or failed. Call from a process with one thread.
+/// Forks and executes; returns once the exec is known to have worked or failed. Call from a process
+/// with one thread.
 /// @throws LaunchError (kInternal) when no process could be made.
 SpawnResult spawn(const SpawnOptions& options);
 
@@ -41,7 +42,8 @@ struct ExitStatus {
   bool dumped_core = false;
 };
 ExitStatus decode_wait_status(int status);
-/// How `pid` ended, once it has; leaves it unreaped, so that its process group's number stays its own.
+/// How `pid` ended, once it has; leaves it unreaped, so that its process group's number stays its
+/// own.
 std::optional<ExitStatus> peek_exit(pid_t pid);
 /// Reaps `pid` when it has ended.
 std::optional<ExitStatus> try_wait(pid_t pid);
@@ -49,9 +51,11 @@ std::optional<ExitStatus> try_wait(pid_t pid);
 /// The process's environment, as `NAME=value`.
 std::vector<std::string> current_environment();
 /// Sets, replaces or (no value) removes a variable.
-void set_variable(std::vector<std::string>& environment, const std::string& name, const std::optional<std::string>& value);
+void set_variable(std::vector<std::string>& environment, const std::string& name,
+                  const std::optional<std::string>& value);
 
-/// The file that executing `program` would run: itself when it has a slash, else the first executable in PATH.
+/// The file that executing `program` would run: itself when it has a slash, else the first
+/// executable in PATH.
 struct ProgramSearch {
   std::string path;
   bool found = false, executable = false;

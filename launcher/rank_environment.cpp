@@ -24,9 +24,12 @@ int first_number(const Lookup& variable, std::initializer_list<const char*> name
 
 std::string_view to_string(Bind bind) {
   switch (bind) {
-    case Bind::kCore: return "core";
-    case Bind::kNuma: return "numa";
-    case Bind::kNone: break;
+    case Bind::kCore:
+      return "core";
+    case Bind::kNuma:
+      return "numa";
+    case Bind::kNone:
+      break;
   }
   return "none";
 }
@@ -42,8 +45,10 @@ RankIdentity identify_rank(const Lookup& variable) {
   RankIdentity identity;
   identity.rank = first_number(variable, {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}, 0);
   identity.size = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
-  identity.local_rank = first_number(variable, {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, 0);
-  identity.local_size = first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1);
+  identity.local_rank =
+      first_number(variable, {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, 0);
+  identity.local_size =
+      first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1);
   return identity;
 }
 
@@ -53,11 +58,12 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
   return std::max(1, cores / std::max(1, local_size));
 }
 
-std::vector<std::string> rank_environment(std::vector<std::string> environment, const RankIdentity& identity,
-                                          int omp_threads) {
-  std::erase_if(environment, [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
-  // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it, which MPI_Init takes for a
-  // contradiction.
+std::vector<std::string> rank_environment(std::vector<std::string> environment,
+                                          const RankIdentity& identity, int omp_threads) {
+  std::erase_if(environment,
+                [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
+  // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
+  // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
   set_variable(environment, "HVD_SIZE", std::to_string(identity.size));

@@ -12,7 +12,8 @@ enum class Bind { kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view text);
 
-/// What hvdrun tells the supervisors; they take it out of the program's environment, which must not see the token.
+/// What hvdrun tells the supervisors; they take it out of the program's environment, which must not
+/// see the token.
 inline constexpr const char* kInternalPrefix = "HVD_LAUNCHER_";
 inline constexpr const char* kAddressesVariable = "HVD_LAUNCHER_ADDRESSES";
 inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
@@ -32,13 +33,13 @@ using Lookup = std::function<std::optional<std::string>(const char* name)>;
 /// Who mpirun says this process is. A process that no mpirun started is rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
-/// OpenMP threads per rank when the user chose none: the host's cores shared out. `allowed_cores` is the affinity mask of this
-/// process, which under Bind::kCore is its own share already.
+/// OpenMP threads per rank when the user chose none: the host's cores shared out. `allowed_cores`
+/// is the affinity mask of this process, which under Bind::kCore is its own share already.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);
 
-/// The program's environment: `environment` with the HVD_ variables of this rank, without hvdrun's own; OMP_NUM_THREADS when
-/// `omp_threads` is above zero.
-std::vector<std::string> rank_environment(std::vector<std::string> environment, const RankIdentity& identity,
-                                          int omp_threads);
+/// The program's environment: `environment` with the HVD_ variables of this rank, without hvdrun's
+/// own; OMP_NUM_THREADS when `omp_threads` is above zero.
+std::vector<std::string> rank_environment(std::vector<std::string> environment,
+                                          const RankIdentity& identity, int omp_threads);
 
 }  // namespace hvd::launcher

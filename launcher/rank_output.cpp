@@ -22,7 +22,8 @@ std::string padded(int rank, int size, char fill) {
 UniqueFd create_file(const std::filesystem::path& path) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file) {
-    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + path.string() + ": " + std::strerror(errno));
+    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + path.string() + ": " +
+                                            std::strerror(errno));
   }
   return file;
 }
@@ -57,7 +58,8 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() + ": " + error.message());
+    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() +
+                                            ": " + error.message());
   }
   channels_[0].file = create_file(folder / "stdout");
   channels_[1].file = create_file(folder / "stderr");

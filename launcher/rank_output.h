@@ -24,8 +24,8 @@ std::string rank_folder(int rank, int size);
 /// "[0] ", padded so that the lines of all ranks start in one column.
 std::string rank_prefix(int rank, int size);
 
-/// Where one rank's output goes: the console, line by line and tagged; its files, byte for byte; the tail of its stderr for the
-/// final message. Not thread-safe.
+/// Where one rank's output goes: the console, line by line and tagged; its files, byte for byte;
+/// the tail of its stderr for the final message. Not thread-safe.
 class RankOutput {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;

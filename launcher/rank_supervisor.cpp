@@ -26,8 +26,9 @@ using std::chrono::milliseconds;
 constexpr std::size_t kReadSize = 64 * 1024;
 /// Above this the program waits for hvdrun, as it would for a slow reader of its pipe.
 constexpr std::size_t kMaxOutgoing = 1 << 20;
-/// mpirun wants this rank gone. A program that called MPI_Abort is about to exit with its own code, which must not be hidden
-/// behind our SIGTERM; hvdrun, which knows why, usually sends its own order sooner.
+/// mpirun wants this rank gone. A program that called MPI_Abort is about to exit with its own code,
+/// which must not be hidden behind our SIGTERM; hvdrun, which knows why, usually sends its own
+/// order sooner.
 constexpr milliseconds kStopDelay{100};
 constexpr int kOrphanGraceMs = 500;
 /// How long output is awaited from processes that the program left behind and that hold its pipes.
@@ -62,7 +63,8 @@ std::optional<Connection> introduce(UniqueFd fd, const Hello& hello, int timeout
         set_nonblocking(connection.fd.get());
         return connection;
       }
-      const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+      const auto left =
+          std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()).count();
       pollfd readable{fd.get(), POLLIN, 0};
       if (left <= 0) return std::nullopt;
       if (::poll(&readable, 1, static_cast<int>(left)) <= 0) continue;
@@ -86,7 +88,8 @@ sigset_t supervised_signals() {
 RankSupervisor::RankSupervisor(Connection connection, bool use_terminal)
     : connection_(std::move(connection)), use_terminal_(use_terminal) {}
 
-int RankSupervisor::run(const std::vector<std::string>& program, std::vector<std::string> environment) {
+int RankSupervisor::run(const std::vector<std::string>& program,
+                        std::vector<std::string> environment) {
   const sigset_t signals = supervised_signals();
   signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   start(program, std::move(environment));
@@ -96,8 +99,8 @@ int RankSupervisor::run(const std::vector<std::string>& program, std::vector<std
     notice_end();
     report_if_drained();
   }
-  // What the program left running in its group would otherwise outlive the job. The program itself is a zombie until here, so
-  // the group's number cannot have passed to somebody else.
+  // What the program left running in its group would otherwise outlive the job. The program itself
+  // is a zombie until here, so the group's number cannot have passed to somebody else.
   if (program_ > 0) ::kill(-program_, SIGKILL);
   return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
 }
@@ -126,7 +129,8 @@ UniqueFd RankSupervisor::open_stdout(UniqueFd& program_end) const {
   return std::move(pipe.read_end);
 }
 
-void RankSupervisor::start(const std::vector<std::string>& program, std::vector<std::string> environment) {
+void RankSupervisor::start(const std::vector<std::string>& program,
+                           std::vector<std::string> environment) {
   UniqueFd program_stdout;
   stdout_ = open_stdout(program_stdout);
   Pipe errors = make_pipe();
@@ -148,7 +152,8 @@ void RankSupervisor::start(const std::vector<std::string>& program, std::vector<
     return;
   }
   const ExitCode code = result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun;
-  ended_ = Ended{.time_ns = realtime_ns(), .code = static_cast<int>(code), .start_error = result.error};
+  ended_ =
+      Ended{.time_ns = realtime_ns(), .code = static_cast<int>(code), .start_error = result.error};
   drain_until_ = Clock::now();
 }
 
@@ -160,8 +165,10 @@ void RankSupervisor::wait_for_events() {
     const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
     poller.add(connection_.fd.get(), events, [this](short) { on_hvdrun_readable(); });
   }
-  if (stdout_ && may_read) poller.add(stdout_.get(), POLLIN, [this](short) { relay(stdout_, FrameType::kStdout); });
-  if (stderr_ && may_read) poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
+  if (stdout_ && may_read)
+    poller.add(stdout_.get(), POLLIN, [this](short) { relay(stdout_, FrameType::kStdout); });
+  if (stderr_ && may_read)
+    poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
   poller.wait(next_timeout_ms());
   flush();
 }
@@ -242,7 +249,8 @@ bool RankSupervisor::relay(UniqueFd& from, FrameType type) {
   static std::array<char, kReadSize> buffer;
   const ssize_t count = ::read(from.get(), buffer.data(), buffer.size());
   if (count > 0) {
-    if (connection_.fd) append_frame(outgoing_, type, {buffer.data(), static_cast<std::size_t>(count)});
+    if (connection_.fd)
+      append_frame(outgoing_, type, {buffer.data(), static_cast<std::size_t>(count)});
     return true;
   }
   // A pseudo-terminal says EIO where a pipe says end of file.
@@ -254,8 +262,8 @@ void RankSupervisor::flush() {
   if (!connection_.fd) return;
   std::size_t sent = 0;
   while (sent < outgoing_.size()) {
-    const ssize_t count =
-        ::send(connection_.fd.get(), outgoing_.data() + sent, outgoing_.size() - sent, MSG_NOSIGNAL);
+    const ssize_t count = ::send(connection_.fd.get(), outgoing_.data() + sent,
+                                 outgoing_.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count <= 0) return on_hvdrun_gone();
@@ -282,7 +290,8 @@ void RankSupervisor::notice_end() {
 void RankSupervisor::report_if_drained() {
   if (reported_ || !ended_) return;
   if (stdout_ || stderr_) {
-    // With a full outgoing queue the pipes were not read for want of room; that they are quiet must be seen by reading.
+    // With a full outgoing queue the pipes were not read for want of room; that they are quiet must
+    // be seen by reading.
     if (Clock::now() < *drain_until_ || outgoing_.size() >= kMaxOutgoing) return;
     if (program_ > 0) ::kill(-program_, SIGKILL);
     const bool read_stdout = relay(stdout_, FrameType::kStdout);

@@ -23,16 +23,19 @@ struct Connection {
 /// Says hello and waits for the welcome; nothing when the other side is not this job's hvdrun.
 std::optional<Connection> introduce(UniqueFd fd, const Hello& hello, int timeout_ms);
 
-/// The signals a supervisor and its front handle by reading them; to be blocked before either starts.
+/// The signals a supervisor and its front handle by reading them; to be blocked before either
+/// starts.
 sigset_t supervised_signals();
 
-/// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one thread, one poll loop, which
-/// never blocks on the program, on hvdrun or on a full pipe.
+/// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
+/// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
 ///
-///   running --program ended--> draining --pipes at their end--> reported --release, or hvdrun gone--> done
+///   running --program ended--> draining --pipes at their end--> reported --release, or hvdrun
+///   gone--> done
 class RankSupervisor {
  public:
-  /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line by line.
+  /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
+  /// by line.
   RankSupervisor(Connection connection, bool use_terminal);
   int run(const std::vector<std::string>& program, std::vector<std::string> environment);
 

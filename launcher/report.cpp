@@ -8,20 +8,24 @@ namespace {
 using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
-  return (type >= static_cast<std::uint8_t>(FrameType::kHello) && type <= static_cast<std::uint8_t>(FrameType::kEnded)) ||
-         (type >= static_cast<std::uint8_t>(FrameType::kWelcome) && type <= static_cast<std::uint8_t>(FrameType::kRelease));
+  return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
+          type <= static_cast<std::uint8_t>(FrameType::kEnded)) ||
+         (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
+          type <= static_cast<std::uint8_t>(FrameType::kRelease));
 }
 
 /// A host name or token with stray bytes must not make the report itself fail.
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 template <class Read>
 auto decode(const char* what, std::string_view payload, Read read) {
   try {
     return read(Json::parse(payload));
   } catch (const Json::exception& error) {
-    throw ProtocolError(std::string("expected a '") + what + "' record, got " + std::to_string(payload.size()) +
-                        " bytes that are none: " + error.what());
+    throw ProtocolError(std::string("expected a '") + what + "' record, got " +
+                        std::to_string(payload.size()) + " bytes that are none: " + error.what());
   }
 }
 
@@ -46,11 +50,13 @@ std::optional<Frame> FrameDecoder::next() {
   const std::string_view rest = std::string_view(buffer_).substr(consumed_);
   if (rest.size() < kFrameHeaderSize) return std::nullopt;
   std::size_t length = 0;
-  for (int i = 0; i < 4; ++i) length |= static_cast<std::size_t>(static_cast<unsigned char>(rest[i])) << (8 * i);
+  for (int i = 0; i < 4; ++i)
+    length |= static_cast<std::size_t>(static_cast<unsigned char>(rest[i])) << (8 * i);
   const auto type = static_cast<std::uint8_t>(rest[4]);
   if (!is_known(type) || length > kMaxPayload) {
-    throw ProtocolError("expected a frame of at most " + std::to_string(kMaxPayload) + " bytes, got type " +
-                        std::to_string(type) + " with " + std::to_string(length) + " bytes");
+    throw ProtocolError("expected a frame of at most " + std::to_string(kMaxPayload) +
+                        " bytes, got type " + std::to_string(type) + " with " +
+                        std::to_string(length) + " bytes");
   }
   if (rest.size() < kFrameHeaderSize + length) return std::nullopt;
   consumed_ += kFrameHeaderSize + length;
@@ -85,7 +91,9 @@ Hello decode_hello(std::string_view payload) {
   });
 }
 
-std::string encode(const Welcome& welcome) { return dump({{"columns", welcome.columns}, {"rows", welcome.rows}}); }
+std::string encode(const Welcome& welcome) {
+  return dump({{"columns", welcome.columns}, {"rows", welcome.rows}});
+}
 
 Welcome decode_welcome(std::string_view payload) {
   return decode("welcome", payload, [](const Json& json) {
@@ -96,7 +104,8 @@ Welcome decode_welcome(std::string_view payload) {
 std::string encode(const Started& started) { return dump({{"pid", started.pid}}); }
 
 Started decode_started(std::string_view payload) {
-  return decode("started", payload, [](const Json& json) { return Started{.pid = json.at("pid").get<int>()}; });
+  return decode("started", payload,
+                [](const Json& json) { return Started{.pid = json.at("pid").get<int>()}; });
 }
 
 std::string encode(const Ended& ended) {
@@ -124,7 +133,8 @@ Ended decode_ended(std::string_view payload) {
 }
 
 std::string encode(const SignalOrder& order) {
-  return dump({{"signal", order.signal}, {"stop", order.stop}, {"kill_after_ms", order.kill_after_ms}});
+  return dump(
+      {{"signal", order.signal}, {"stop", order.stop}, {"kill_after_ms", order.kill_after_ms}});
 }
 
 SignalOrder decode_signal(std::string_view payload) {

@@ -1,9 +1,11 @@
 #pragma once
 
-/// What a rank's supervisor and hvdrun say to each other over one TCP connection per rank. Pure: bytes in, bytes out.
+/// What a rank's supervisor and hvdrun say to each other over one TCP connection per rank. Pure:
+/// bytes in, bytes out.
 ///
-/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Output frames carry raw bytes, the
-/// others a JSON object; unknown members are ignored, so that fields may be added.
+/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Output
+/// frames carry raw bytes, the others a JSON object; unknown members are ignored, so that fields
+/// may be added.
 ///
 ///   supervisor                                   hvdrun
 ///   hello {token, rank, host, ...}        ->
@@ -12,7 +14,8 @@
 ///   stdout, stderr <bytes>                ->
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   ended {time, code, signal, ...}       ->
-///                                         <-     release {}          only now does the supervisor end
+///                                         <-     release {}          only now does the supervisor
+///                                         end
 
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +57,8 @@ void append_frame(std::string& out, FrameType type, std::string_view payload);
 class FrameDecoder {
  public:
   void feed(std::string_view bytes);
-  /// The next whole frame. @throws ProtocolError for an unknown type or a payload above kMaxPayload.
+  /// The next whole frame. @throws ProtocolError for an unknown type or a payload above
+  /// kMaxPayload.
   std::optional<Frame> next();
 
  private:
@@ -79,7 +83,8 @@ struct Started {
   int pid = 0;
 };
 
-/// How a rank's program ended. `stopped`: its supervisor had told it to stop, so its end is nobody's first failure.
+/// How a rank's program ended. `stopped`: its supervisor had told it to stop, so its end is
+/// nobody's first failure.
 struct Ended {
   long long time_ns = 0;
   int pid = 0;
@@ -92,8 +97,8 @@ struct Ended {
 
 struct SignalOrder {
   int signal = 0;
-  bool stop = false;        ///< the job is to end: the rank is not to blame for what follows
-  int kill_after_ms = -1;   ///< SIGKILL when it still runs then; negative: never
+  bool stop = false;       ///< the job is to end: the rank is not to blame for what follows
+  int kill_after_ms = -1;  ///< SIGKILL when it still runs then; negative: never
 };
 
 std::string encode(const Hello&);

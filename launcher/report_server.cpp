@@ -11,7 +11,8 @@
 
 namespace hvd::launcher {
 
-ReportServer::ReportServer(int size, std::string token, Welcome welcome, bool loopback_only, RankObserver& observer)
+ReportServer::ReportServer(int size, std::string token, Welcome welcome, bool loopback_only,
+                           RankObserver& observer)
     : size_(size),
       token_(std::move(token)),
       welcome_(welcome),
@@ -27,7 +28,8 @@ void ReportServer::add_to(Poller& poller, bool read_output) {
   for (const auto& [id, connection] : connections_) {
     const int events = (read_output ? POLLIN : 0) | (connection.outgoing.empty() ? 0 : POLLOUT);
     if (events == 0) continue;  // poll would report a hang-up again and again
-    poller.add(connection.fd.get(), static_cast<short>(events), [this, id = id](short revents) { on_event(id, revents); });
+    poller.add(connection.fd.get(), static_cast<short>(events),
+               [this, id = id](short revents) { on_event(id, revents); });
   }
 }
 
@@ -72,9 +74,15 @@ bool ReportServer::handle(int id, const Frame& frame) {
   if (!connection.rank) return admit(id, frame);
   const int rank = *connection.rank;
   switch (frame.type) {
-    case FrameType::kStarted: observer_.on_started(rank, decode_started(frame.payload)); return true;
-    case FrameType::kStdout: observer_.on_output(rank, Stream::kStdout, frame.payload); return true;
-    case FrameType::kStderr: observer_.on_output(rank, Stream::kStderr, frame.payload); return true;
+    case FrameType::kStarted:
+      observer_.on_started(rank, decode_started(frame.payload));
+      return true;
+    case FrameType::kStdout:
+      observer_.on_output(rank, Stream::kStdout, frame.payload);
+      return true;
+    case FrameType::kStderr:
+      observer_.on_output(rank, Stream::kStderr, frame.payload);
+      return true;
     case FrameType::kEnded: {
       const Ended ended = decode_ended(frame.payload);
       if (connection.ended) return false;
@@ -85,7 +93,8 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kHello:
     case FrameType::kWelcome:
     case FrameType::kSignal:
-    case FrameType::kRelease: break;
+    case FrameType::kRelease:
+      break;
   }
   return false;
 }
@@ -105,7 +114,8 @@ bool ReportServer::admit(int id, const Frame& frame) {
 }
 
 void ReportServer::send(int rank, const SignalOrder& order) {
-  if (Connection* connection = find_rank(rank)) write(*connection, FrameType::kSignal, encode(order));
+  if (Connection* connection = find_rank(rank))
+    write(*connection, FrameType::kSignal, encode(order));
 }
 
 void ReportServer::release(int rank) {
@@ -121,8 +131,8 @@ void ReportServer::write(Connection& connection, FrameType type, std::string_vie
 
 void ReportServer::flush(Connection& connection) {
   while (!connection.outgoing.empty()) {
-    const ssize_t count =
-        ::send(connection.fd.get(), connection.outgoing.data(), connection.outgoing.size(), MSG_NOSIGNAL);
+    const ssize_t count = ::send(connection.fd.get(), connection.outgoing.data(),
+                                 connection.outgoing.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (count <= 0) {

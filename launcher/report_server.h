@@ -14,7 +14,8 @@
 
 namespace hvd::launcher {
 
-/// What the supervisors have to say. Called from ReportServer's handlers; may call back into the server.
+/// What the supervisors have to say. Called from ReportServer's handlers; may call back into the
+/// server.
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
@@ -26,11 +27,13 @@ class RankObserver {
   virtual void on_lost(int rank) = 0;
 };
 
-/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only with the job's token. Not thread-safe.
+/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only with
+/// the job's token. Not thread-safe.
 class ReportServer {
  public:
   /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
-  ReportServer(int size, std::string token, Welcome welcome, bool loopback_only, RankObserver& observer);
+  ReportServer(int size, std::string token, Welcome welcome, bool loopback_only,
+               RankObserver& observer);
 
   std::uint16_t port() const noexcept { return port_; }
   const std::string& token() const noexcept { return token_; }

@@ -51,14 +51,16 @@ UniqueFd try_listen(const std::string& at) {
     const int both_families = 0;
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both_families, sizeof both_families);
   }
-  if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) return {};
+  if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0)
+    return {};
   return fd;
 }
 
 std::string as_text(const sockaddr* address) {
   std::array<char, INET6_ADDRSTRLEN> buffer{};
   if (address->sa_family == AF_INET) {
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, buffer.data(), buffer.size());
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, buffer.data(),
+                buffer.size());
   } else if (address->sa_family == AF_INET6) {
     const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
     if (!IN6_IS_ADDR_LINKLOCAL(&v6)) ::inet_ntop(AF_INET6, &v6, buffer.data(), buffer.size());
@@ -84,9 +86,10 @@ Listener listen_anywhere(bool loopback_only) {
   }
   Address bound;
   bound.length = sizeof bound.storage;
-  if (!listener.fd ||
-      ::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
-    throw LaunchError(ExitCode::kInternal, std::string("cannot listen on a TCP port: ") + std::strerror(errno));
+  if (!listener.fd || ::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound.storage),
+                                    &bound.length) != 0) {
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot listen on a TCP port: ") + std::strerror(errno));
   }
   listener.port = ntohs(bound.storage.ss_family == AF_INET6
                             ? reinterpret_cast<const sockaddr_in6*>(&bound.storage)->sin6_port
@@ -99,7 +102,9 @@ std::vector<std::string> reachable_addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return addresses;
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0 || (item->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0 ||
+        (item->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
     std::string text = as_text(item->ifa_addr);
     if (!text.empty()) addresses.push_back(std::move(text));
   }
@@ -107,7 +112,8 @@ std::vector<std::string> reachable_addresses() {
   return addresses;
 }
 
-std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port, int timeout_ms) {
+std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port,
+                                  int timeout_ms) {
   std::vector<UniqueFd> open;
   std::vector<UniqueFd> waiting;
   for (const std::string& text : addresses) {
@@ -124,7 +130,8 @@ std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   while (open.empty() && !waiting.empty()) {
     const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+            .count();
     if (left <= 0) break;
     std::vector<pollfd> polls;
     for (const UniqueFd& fd : waiting) polls.push_back({fd.get(), POLLOUT, 0});
@@ -139,12 +146,15 @@ std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std
     }
     waiting = std::move(still_waiting);
   }
-  for (const UniqueFd& fd : open) ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
+  for (const UniqueFd& fd : open)
+    ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
   return open;
 }
 
 void tune_connection(int fd) {
-  const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); };
+  const auto set = [fd](int level, int option, int value) {
+    ::setsockopt(fd, level, option, &value, sizeof value);
+  };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
@@ -155,7 +165,8 @@ void tune_connection(int fd) {
 std::string random_token() {
   std::array<unsigned char, 16> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw LaunchError(ExitCode::kInternal, std::string("cannot get random bytes: ") + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot get random bytes: ") + std::strerror(errno));
   }
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string token;

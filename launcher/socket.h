@@ -13,15 +13,17 @@ struct Listener {
   std::uint16_t port = 0;
 };
 
-/// Listens on a free port, of loopback only or of every interface. Non-blocking. @throws LaunchError (kInternal).
+/// Listens on a free port, of loopback only or of every interface. Non-blocking. @throws
+/// LaunchError (kInternal).
 Listener listen_anywhere(bool loopback_only);
 
 /// This machine's addresses that another machine may reach, as numbers: no loopback, no link-local.
 std::vector<std::string> reachable_addresses();
 
-/// Opens a connection to each address at once and returns those that answered first: every one that is open when the first is,
-/// or none after `timeout_ms`. Blocking sockets, closed on exec.
-std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port, int timeout_ms);
+/// Opens a connection to each address at once and returns those that answered first: every one that
+/// is open when the first is, or none after `timeout_ms`. Blocking sockets, closed on exec.
+std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port,
+                                  int timeout_ms);
 
 /// No delay for small messages, and a dead peer is noticed in about half a minute.
 void tune_connection(int fd);

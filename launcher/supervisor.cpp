@@ -21,14 +21,17 @@
 
 // Note [Two processes per rank]
 //
-// mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since odls_base_sigkill_timeout is 0,
-// SIGKILL right behind it. A supervisor killed like that could not tell how its program ended, and with a longer timeout mpirun
-// sleeps through all of it. So mpirun gets a front process, which only waits, and the supervisor proper is its child in a process
-// group of its own: it outlives the front, takes the front's death as "mpirun wants this rank stopped", and still reports.
+// mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since
+// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed like that could not
+// tell how its program ended, and with a longer timeout mpirun sleeps through all of it. So mpirun
+// gets a front process, which only waits, and the supervisor proper is its child in a process group
+// of its own: it outlives the front, takes the front's death as "mpirun wants this rank stopped",
+// and still reports.
 //
 //   mpirun -- front -- supervisor (own group) -- program (own group)
 //
-// Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP connection closing.
+// Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP
+// connection closing.
 
 namespace hvd::launcher {
 namespace {
@@ -49,11 +52,13 @@ int allowed_cores() {
 int omp_threads_to_set(const RankIdentity& identity) {
   if (variable("OMP_NUM_THREADS")) return 0;
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
-  return default_omp_threads(bind, allowed_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
+  return default_omp_threads(bind, allowed_cores(),
+                             static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
                              identity.local_size);
 }
 
-std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port, const Hello& hello) {
+std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port,
+                                      const Hello& hello) {
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
     tune_connection(fd.get());
     if (auto connection = introduce(std::move(fd), hello, kConnectTimeoutMs)) return connection;
@@ -61,10 +66,12 @@ std::optional<Connection> try_connect(const std::vector<std::string>& addresses,
   return std::nullopt;
 }
 
-/// Loopback is tried only where the host's name says that hvdrun runs here: elsewhere that port may belong to a stranger.
+/// Loopback is tried only where the host's name says that hvdrun runs here: elsewhere that port may
+/// belong to a stranger.
 std::optional<Connection> connect_to_launcher(const Hello& hello) {
   const std::string addresses = variable(kAddressesVariable).value_or("");
-  const auto port = static_cast<std::uint16_t>(std::atoi(variable(kPortVariable).value_or("0").c_str()));
+  const auto port =
+      static_cast<std::uint16_t>(std::atoi(variable(kPortVariable).value_or("0").c_str()));
   for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
     if (hello.host == variable(kHostVariable)) {
       if (auto connection = try_connect({"127.0.0.1"}, port, hello)) return connection;
@@ -73,10 +80,11 @@ std::optional<Connection> connect_to_launcher(const Hello& hello) {
     ::usleep(200'000);
   }
   std::fprintf(stderr,
-               "hvdrun: rank %d on %s cannot reach hvdrun on %s, port %u; tried %s. Every host must be able to open a TCP "
+               "hvdrun: rank %d on %s cannot reach hvdrun on %s, port %u; tried %s. Every host "
+               "must be able to open a TCP "
                "connection to the one that runs hvdrun: check its firewall and routes.\n",
-               hello.rank, hello.host.c_str(), variable(kHostVariable).value_or("?").c_str(), unsigned{port},
-               addresses.empty() ? "127.0.0.1" : addresses.c_str());
+               hello.rank, hello.host.c_str(), variable(kHostVariable).value_or("?").c_str(),
+               unsigned{port}, addresses.empty() ? "127.0.0.1" : addresses.c_str());
   return std::nullopt;
 }
 
@@ -102,7 +110,8 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
 int become_program(const std::vector<std::string>& program, const RankIdentity& identity) {
   SpawnOptions options;
   options.argv = program;
-  options.environment = rank_environment(current_environment(), identity, omp_threads_to_set(identity));
+  options.environment =
+      rank_environment(current_environment(), identity, omp_threads_to_set(identity));
   std::vector<char*> argv;
   for (std::string& word : options.argv) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -115,7 +124,8 @@ int become_program(const std::vector<std::string>& program, const RankIdentity& 
   return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
 }
 
-/// The front process: passes on what somebody sends to mpirun's direct child and ends as the supervisor does.
+/// The front process: passes on what somebody sends to mpirun's direct child and ends as the
+/// supervisor does.
 int wait_as_front(pid_t supervisor, const sigset_t& signals) {
   while (true) {
     const int signal = ::sigwaitinfo(&signals, nullptr);

@@ -15,7 +15,8 @@ TemporaryFolder::TemporaryFolder() {
   std::string pattern = base != nullptr && *base != '\0' ? base : "/tmp";
   pattern += "/hvdrun.XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) {
-    throw LaunchError(ExitCode::kInternal, "cannot make a folder " + pattern + ": " + std::strerror(errno) +
+    throw LaunchError(ExitCode::kInternal, "cannot make a folder " + pattern + ": " +
+                                               std::strerror(errno) +
                                                "; expected a writable /tmp, or TMPDIR to name one");
   }
   path_ = pattern;

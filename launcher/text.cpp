@@ -1,7 +1,7 @@
 #include "text.h"
 
-#include <array>
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -46,7 +46,8 @@ std::string signal_name(int signal) {
 std::string shell_quote(std::string_view word) {
   constexpr std::string_view kSafe =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%^";
-  if (!word.empty() && word.find_first_not_of(kSafe) == std::string_view::npos) return std::string(word);
+  if (!word.empty() && word.find_first_not_of(kSafe) == std::string_view::npos)
+    return std::string(word);
   std::string quoted = "'";
   for (const char c : word) {
     if (c == '\'') {
@@ -88,7 +89,8 @@ std::vector<std::string> shell_split(std::string_view text) {
     }
   }
   if (quote != 0) {
-    throw LaunchError(ExitCode::kUsage, "expected every quote to be closed, got: " + std::string(text));
+    throw LaunchError(ExitCode::kUsage,
+                      "expected every quote to be closed, got: " + std::string(text));
   }
   if (in_word) words.push_back(word);
   return words;
@@ -100,7 +102,8 @@ std::string format_duration(double seconds) {
     std::snprintf(buffer.data(), buffer.size(), "%.2f s", std::max(seconds, 0.0));
   } else {
     const auto whole = static_cast<long long>(seconds);
-    std::snprintf(buffer.data(), buffer.size(), "%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+    std::snprintf(buffer.data(), buffer.size(), "%02lld:%02lld:%02lld", whole / 3600,
+                  whole / 60 % 60, whole % 60);
   }
   return buffer.data();
 }

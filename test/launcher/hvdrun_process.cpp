@@ -21,7 +21,9 @@
 namespace hvd::launcher::test {
 namespace {
 
-double seconds_since(long long start_ns) { return static_cast<double>(realtime_ns() - start_ns) / 1e9; }
+double seconds_since(long long start_ns) {
+  return static_cast<double>(realtime_ns() - start_ns) / 1e9;
+}
 
 UniqueFd open_terminal(UniqueFd& slave) {
   UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
@@ -50,14 +52,16 @@ HvdrunProcess::HvdrunProcess(const Start& start) : started_ns_(realtime_ns()) {
   options.argv.insert(options.argv.end(), start.arguments.begin(), start.arguments.end());
   options.environment = current_environment();
   set_variable(options.environment, "TMPDIR", temporary_.path());
-  for (const auto& [name, value] : start.environment) set_variable(options.environment, name, value);
+  for (const auto& [name, value] : start.environment)
+    set_variable(options.environment, name, value);
   options.stdin_fd = input.read_end.get();
   options.stdout_fd = output.write_end.get();
   options.stderr_fd = errors.write_end.get();
   options.own_process_group = true;
   options.parent_death_signal = SIGTERM;
   const SpawnResult result = spawn(options);
-  if (result.error != 0) throw LaunchError(ExitCode::kInternal, "the test cannot run " + options.argv[0]);
+  if (result.error != 0)
+    throw LaunchError(ExitCode::kInternal, "the test cannot run " + options.argv[0]);
   pid_ = result.pid;
   stdout_ = std::move(output.read_end);
   stderr_ = std::move(errors.read_end);
@@ -74,7 +78,8 @@ void HvdrunProcess::signal(int number) const { ::kill(pid_, number); }
 void HvdrunProcess::signal_group(int number) const { ::kill(-pid_, number); }
 
 void HvdrunProcess::read_some(int timeout_ms) {
-  std::array<pollfd, 2> polls = {pollfd{stdout_.get(), POLLIN, 0}, pollfd{stderr_.get(), POLLIN, 0}};
+  std::array<pollfd, 2> polls = {pollfd{stdout_.get(), POLLIN, 0},
+                                 pollfd{stderr_.get(), POLLIN, 0}};
   if (::poll(polls.data(), polls.size(), timeout_ms) <= 0) return;
   static std::array<char, 256 * 1024> buffer;
   for (std::size_t i = 0; i < polls.size(); ++i) {
@@ -136,18 +141,21 @@ std::string hvdrun() { return HVD_TEST_HVDRUN; }
 
 std::string unique_marker() {
   static std::atomic<int> next{0};
-  return "marker-" + std::to_string(::getpid()) + "-" + std::to_string(realtime_ns()) + "-" + std::to_string(next++);
+  return "marker-" + std::to_string(::getpid()) + "-" + std::to_string(realtime_ns()) + "-" +
+         std::to_string(next++);
 }
 
 std::vector<pid_t> processes_with(const std::string& marker) {
   std::vector<pid_t> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", std::filesystem::directory_options::skip_permission_denied)) {
+  for (const auto& entry : std::filesystem::directory_iterator(
+           "/proc", std::filesystem::directory_options::skip_permission_denied)) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     std::ifstream file(entry.path() / "cmdline");
     std::ostringstream line;
     line << file.rdbuf();
-    if (line.str().find(marker) != std::string::npos) found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
+    if (line.str().find(marker) != std::string::npos)
+      found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
   }
   return found;
 }
@@ -163,7 +171,9 @@ std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s) 
 
 int count(const std::string& text, const std::string& part) {
   int found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+  for (std::size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + part.size()))
+    ++found;
   return found;
 }
 

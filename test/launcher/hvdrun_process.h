@@ -20,13 +20,15 @@ struct Result {
 
 struct Start {
   std::vector<std::string> arguments = {};
-  std::vector<std::pair<std::string, std::optional<std::string>>> environment = {};  ///< changes; no value removes
-  std::string input = {};          ///< for stdin; at most what a pipe holds
-  bool terminal = false;           ///< stdout is a pseudo-terminal
+  std::vector<std::pair<std::string, std::optional<std::string>>> environment =
+      {};                                ///< changes; no value removes
+  std::string input = {};                ///< for stdin; at most what a pipe holds
+  bool terminal = false;                 ///< stdout is a pseudo-terminal
   std::vector<std::string> prefix = {};  ///< a command that runs hvdrun
 };
 
-/// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The destructor kills what still runs.
+/// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The
+/// destructor kills what still runs.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);

@@ -1,5 +1,6 @@
-// Two "hosts" on one machine: network namespaces on one bridge, each with its own address and host name, and a remote shell that
-// enters them. Needs root and the right to make namespaces; skipped, with the reason, where that is missing.
+// Two "hosts" on one machine: network namespaces on one bridge, each with its own address and host
+// name, and a remote shell that enters them. Needs root and the right to make namespaces; skipped,
+// with the reason, where that is missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -45,16 +46,19 @@ class MultiHost : public ::testing::Test {
     switch_ = "hvdt" + id + "s";
     hosts_ = {"hvdt" + id + "a", "hvdt" + id + "b"};
     const std::string names = "10.79.0.1 " + hosts_[0] + "\\n10.79.0.2 " + hosts_[1] + "\\n";
-    std::string script = "set -e; ip netns add " + switch_ + "; ip -n " + switch_ + " link add br0 type bridge; ip -n " + switch_ +
-                         " link set br0 up; ";
+    std::string script = "set -e; ip netns add " + switch_ + "; ip -n " + switch_ +
+                         " link add br0 type bridge; ip -n " + switch_ + " link set br0 up; ";
     for (int i = 0; i < 2; ++i) {
       const std::string& host = hosts_[static_cast<std::size_t>(i)];
       const std::string port = i == 0 ? "p0" : "p1";
-      script += "ip netns add " + host + "; ip -n " + host + " link set lo up; ip link add eth0 netns " + host +
-                " type veth peer name " + port + " netns " + switch_ + "; ip -n " + host + " addr add 10.79.0." +
-                std::to_string(i + 1) + "/24 dev eth0; ip -n " + host + " link set eth0 up; ip -n " + switch_ + " link set " + port +
-                " master br0 up; mkdir -p /etc/netns/" + host + "; printf '127.0.0.1 localhost\\n" + names + "' > /etc/netns/" + host +
-                "/hosts; ip netns exec " + host + " unshare --uts hostname " + host + "; ";
+      script += "ip netns add " + host + "; ip -n " + host +
+                " link set lo up; ip link add eth0 netns " + host + " type veth peer name " + port +
+                " netns " + switch_ + "; ip -n " + host + " addr add 10.79.0." +
+                std::to_string(i + 1) + "/24 dev eth0; ip -n " + host +
+                " link set eth0 up; ip -n " + switch_ + " link set " + port +
+                " master br0 up; mkdir -p /etc/netns/" + host + "; printf '127.0.0.1 localhost\\n" +
+                names + "' > /etc/netns/" + host + "/hosts; ip netns exec " + host +
+                " unshare --uts hostname " + host + "; ";
     }
     int code = 0;
     const std::string output = shell(script, code);
@@ -68,7 +72,8 @@ class MultiHost : public ::testing::Test {
     for (const std::string& host : hosts_) {
       kill_host(host);
       // What a killed daemon left; all "hosts" share this machine's /tmp.
-      shell("ip netns del " + host + "; rm -rf /etc/netns/" + host + " /tmp/ompi." + host + ".*", code);
+      shell("ip netns del " + host + "; rm -rf /etc/netns/" + host + " /tmp/ompi." + host + ".*",
+            code);
     }
     shell("ip netns del " + switch_, code);
   }
@@ -81,9 +86,16 @@ class MultiHost : public ::testing::Test {
 
   Start start(const std::string& mode, const std::string& marker) const {
     Start start;
-    start.prefix = {"ip", "netns", "exec", hosts_[0], "unshare", "--uts", "sh", "-c", "hostname \"$0\"; exec \"$@\"", hosts_[0]};
-    start.arguments = {"-np", "4", "-H", hosts_[0] + ":2," + hosts_[1] + ":2", "-x", "LAUNCHER_TEST_GIVEN=yes", "--mpi-args",
-                       std::string("--mca plm_rsh_agent ") + HVD_TEST_AGENT, mpi_program(), mode, marker};
+    start.prefix = {"ip",      "netns",   "exec",
+                    hosts_[0], "unshare", "--uts",
+                    "sh",      "-c",      "hostname \"$0\"; exec \"$@\"",
+                    hosts_[0]};
+    start.arguments = {"-np",         "4",
+                       "-H",          hosts_[0] + ":2," + hosts_[1] + ":2",
+                       "-x",          "LAUNCHER_TEST_GIVEN=yes",
+                       "--mpi-args",  std::string("--mca plm_rsh_agent ") + HVD_TEST_AGENT,
+                       mpi_program(), mode,
+                       marker};
     start.environment = {{"NCCL_LAUNCHER_TEST", "too"}};
     return start;
   }
@@ -98,8 +110,9 @@ TEST_F(MultiHost, RanksAndVariables) {
   EXPECT_EQ(result.code, 0) << result.err;
   for (int rank = 0; rank < 4; ++rank) {
     const std::string host = hosts_[static_cast<std::size_t>(rank / 2)];
-    EXPECT_THAT(result.out, HasSubstr(rank_prefix(rank, 4) + "rank " + std::to_string(rank) + " of 4 on " + host + " local " +
-                                      std::to_string(rank % 2) + " of 2 sum 30 given yes forwarded too\n"));
+    EXPECT_THAT(result.out, HasSubstr(rank_prefix(rank, 4) + "rank " + std::to_string(rank) +
+                                      " of 4 on " + host + " local " + std::to_string(rank % 2) +
+                                      " of 2 sum 30 given yes forwarded too\n"));
   }
 }
 
@@ -125,7 +138,8 @@ TEST_F(MultiHost, HostDeathNamesTheHost) {
   const Result result = process.wait();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("from a host's death to hvdrun's end: %.3f s\n", took.count());
-  // Which of its processes the kernel kills first decides whether a report got out: the rank's (137) or none (69).
+  // Which of its processes the kernel kills first decides whether a report got out: the rank's
+  // (137) or none (69).
   EXPECT_TRUE(result.code == 137 || result.code == 69) << result.code << result.err;
   EXPECT_THAT(result.err, HasSubstr("failed first: "));
   EXPECT_THAT(result.err, HasSubstr("host " + hosts_[1]));
@@ -149,7 +163,8 @@ TEST_F(MultiHost, InterruptReachesTheOtherHost) {
 }
 
 TEST(Hosts, AnUnreachableOneIs69) {
-  const Result result = run_hvdrun({"-np", "2", "-H", "no-such-host.invalid:2", "--mpi-args", "--mca plm_rsh_agent false", rank_program(), "wait"});
+  const Result result = run_hvdrun({"-np", "2", "-H", "no-such-host.invalid:2", "--mpi-args",
+                                    "--mca plm_rsh_agent false", rank_program(), "wait"});
   EXPECT_EQ(result.code, 69) << result.err;
   EXPECT_THAT(result.err, HasSubstr("a host could not be reached"));
 }

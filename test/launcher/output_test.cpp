@@ -21,7 +21,8 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string expected_line(int rank, int i) {
-  const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank * 13) % 60), static_cast<char>('a' + rank));
+  const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank * 13) % 60),
+                           static_cast<char>('a' + rank));
   return std::to_string(rank) + " " + std::to_string(i) + " " + filler;
 }
 
@@ -35,14 +36,16 @@ std::string content(const std::filesystem::path& path) {
 TEST(Output, TenMegabytesArriveWholeAndInOrder) {
   constexpr int kRanks = 3;
   constexpr int kLines = 70'000;  // about 60 bytes each
-  const Result result = run_hvdrun({"-np", "3", rank_program(), "lines", std::to_string(kLines)}, 60);
+  const Result result =
+      run_hvdrun({"-np", "3", rank_program(), "lines", std::to_string(kLines)}, 60);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_GT(result.out.size(), 10'000'000U);
   std::array<int, kRanks> next{};
   int bad = 0;
   for (const std::string& line : lines_of(result.out)) {
     const int rank = line.size() > 1 ? line[1] - '0' : -1;
-    if (rank < 0 || rank >= kRanks || line != rank_prefix(rank, kRanks) + expected_line(rank, next[rank])) {
+    if (rank < 0 || rank >= kRanks ||
+        line != rank_prefix(rank, kRanks) + expected_line(rank, next[rank])) {
       if (++bad < 5) ADD_FAILURE() << "not the next line of any rank: " << line.substr(0, 200);
       continue;
     }
@@ -82,15 +85,18 @@ TEST(Output, PrefixesAreOneWidth) {
 
 TEST(Output, FilesPerRank) {
   const TemporaryFolder folder;
-  const Result result = run_hvdrun({"-np", "11", "--output-filename", (folder.path() / "logs").string(), rank_program(), "partial"});
+  const Result result = run_hvdrun({"-np", "11", "--output-filename",
+                                    (folder.path() / "logs").string(), rank_program(), "partial"});
   EXPECT_EQ(result.code, 0);
-  EXPECT_THAT(result.out, HasSubstr("[ 3] rank 3: out without end\n")) << "the console still shows it";
+  EXPECT_THAT(result.out, HasSubstr("[ 3] rank 3: out without end\n"))
+      << "the console still shows it";
   EXPECT_EQ(content(folder.path() / "logs" / "rank.03" / "stdout"), "rank 3: out without end");
   EXPECT_EQ(content(folder.path() / "logs" / "rank.10" / "stderr"), "rank 10: err without end");
 }
 
 TEST(Output, FilesThatCannotBeMade) {
-  const Result result = run_hvdrun({"-np", "1", "--output-filename", "/proc/no/such", rank_program(), "partial"});
+  const Result result =
+      run_hvdrun({"-np", "1", "--output-filename", "/proc/no/such", rank_program(), "partial"});
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("--output-filename: cannot create /proc/no/such/rank.0"));
 }
@@ -119,7 +125,8 @@ TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
 }
 
 TEST(Input, GoesToRankZero) {
-  HvdrunProcess process({.arguments = {"-np", "2", rank_program(), "stdin"}, .input = "first\nsecond\n"});
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", rank_program(), "stdin"}, .input = "first\nsecond\n"});
   const Result result = process.wait();
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, HasSubstr("[0] stdin: first;second;\n"));
@@ -127,26 +134,33 @@ TEST(Input, GoesToRankZero) {
 }
 
 TEST(Environment, OfTheRanks) {
-  HvdrunProcess process({.arguments = {"-np", "2", "-x", "LAUNCHER_A=1 2;3", "-x", "LAUNCHER_B", "--timeline", "/tmp/t.{rank}.json",
-                                       rank_program(), "environment", "LAUNCHER_A", "LAUNCHER_B", "HVD_SIZE", "HVD_LOCAL_RANK",
-                                       "HVD_LOCAL_SIZE", "HVD_TIMELINE", "HVD_LAUNCHER_TOKEN", "RANK", "WORLD_SIZE"},
-                         .environment = {{"LAUNCHER_B", "b"}}});
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", "-x", "LAUNCHER_A=1 2;3", "-x", "LAUNCHER_B", "--timeline",
+                     "/tmp/t.{rank}.json", rank_program(), "environment", "LAUNCHER_A",
+                     "LAUNCHER_B", "HVD_SIZE", "HVD_LOCAL_RANK", "HVD_LOCAL_SIZE", "HVD_TIMELINE",
+                     "HVD_LAUNCHER_TOKEN", "RANK", "WORLD_SIZE"},
+       .environment = {{"LAUNCHER_B", "b"}}});
   const Result result = process.wait();
   EXPECT_EQ(result.code, 0) << result.err;
   for (const char* expected :
        {"LAUNCHER_A=1 2;3", "LAUNCHER_B=b", "HVD_SIZE=2", "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2",
-        "HVD_TIMELINE=/tmp/t.{rank}.json", "HVD_LAUNCHER_TOKEN=<unset>", "RANK=<unset>", "WORLD_SIZE=<unset>"}) {
+        "HVD_TIMELINE=/tmp/t.{rank}.json", "HVD_LAUNCHER_TOKEN=<unset>", "RANK=<unset>",
+        "WORLD_SIZE=<unset>"}) {
     EXPECT_THAT(result.out, HasSubstr("[1] " + std::string(expected) + "\n"));
   }
 }
 
 TEST(Environment, OmpThreadsAreSetOnlyWhenUnset) {
-  const std::vector<std::string> arguments = {"-np", "64", "--verbose", rank_program(), "environment", "OMP_NUM_THREADS"};
-  Result result = HvdrunProcess({.arguments = arguments, .environment = {{"OMP_NUM_THREADS", std::nullopt}}}).wait();
+  const std::vector<std::string> arguments = {"-np",          "64",          "--verbose",
+                                              rank_program(), "environment", "OMP_NUM_THREADS"};
+  Result result =
+      HvdrunProcess({.arguments = arguments, .environment = {{"OMP_NUM_THREADS", std::nullopt}}})
+          .wait();
   EXPECT_EQ(count(result.err, "OMP_NUM_THREADS is unset: set to "), 1) << result.err;
   EXPECT_EQ(count(result.out, "OMP_NUM_THREADS="), 64);
   EXPECT_EQ(count(result.out, "OMP_NUM_THREADS=<unset>"), 0);
-  result = HvdrunProcess({.arguments = arguments, .environment = {{"OMP_NUM_THREADS", "5"}}}).wait();
+  result =
+      HvdrunProcess({.arguments = arguments, .environment = {{"OMP_NUM_THREADS", "5"}}}).wait();
   EXPECT_EQ(count(result.out, "OMP_NUM_THREADS=5\n"), 64);
 }
 

@@ -18,10 +18,11 @@ using ::testing::IsEmpty;
 
 /// hvdrun with ranks that have all said "ready".
 struct Running {
-  explicit Running(const std::string& mode, std::vector<std::string> options = {"-np", "2"}) : process([&] {
-    options.insert(options.end(), {rank_program(), mode, marker});
-    return Start{.arguments = options};
-  }()) {
+  explicit Running(const std::string& mode, std::vector<std::string> options = {"-np", "2"})
+      : process([&] {
+          options.insert(options.end(), {rank_program(), mode, marker});
+          return Start{.arguments = options};
+        }()) {
     ready = process.wait_for("ready", 2, 20);
   }
   std::string marker = unique_marker();
@@ -108,7 +109,8 @@ TEST(Signals, InterruptWhileStarting) {
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGINT);
     const Result result = process.wait(15);
-    // Before hvdrun looks at signals the default action ends it, which a shell shows as 130 as well.
+    // Before hvdrun looks at signals the default action ends it, which a shell shows as 130 as
+    // well.
     EXPECT_EQ(result.code, 130) << "after " << delay_us << " us: " << result.err;
     EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty()) << "after " << delay_us << " us";
   }
@@ -123,7 +125,8 @@ TEST(Signals, KillingHvdrunLeavesNothing) {
     const auto start = std::chrono::steady_clock::now();
     EXPECT_THAT(wait_until_gone(job.marker, 5), IsEmpty());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    std::printf("after kill -9 of hvdrun the last process of '%s' was gone in %.3f s\n", mode.c_str(), took.count());
+    std::printf("after kill -9 of hvdrun the last process of '%s' was gone in %.3f s\n",
+                mode.c_str(), took.count());
     EXPECT_EQ(job.process.wait().code, 137);
   }
 }

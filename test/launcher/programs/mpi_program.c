@@ -1,4 +1,5 @@
-/* One rank's MPI program for the launcher's tests: mpi_program MODE. Rank 1 does what MODE says; the others wait in a barrier. */
+/* One rank's MPI program for the launcher's tests: mpi_program MODE. Rank 1 does what MODE says;
+ * the others wait in a barrier. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,8 +27,8 @@ int main(int argc, char** argv) {
   const char* local_size = getenv("HVD_LOCAL_SIZE");
   const char* given = getenv("LAUNCHER_TEST_GIVEN");
   const char* forwarded = getenv("NCCL_LAUNCHER_TEST");
-  printf("rank %d of %d on %s local %s of %s sum %d given %s forwarded %s\n", rank, size, host, local, local_size, sum,
-         given != NULL ? given : "-", forwarded != NULL ? forwarded : "-");
+  printf("rank %d of %d on %s local %s of %s sum %d given %s forwarded %s\n", rank, size, host,
+         local, local_size, sum, given != NULL ? given : "-", forwarded != NULL ? forwarded : "-");
   fflush(stdout);
   if (strcmp(mode, "stay") == 0) sleep(60);
   MPI_Finalize();

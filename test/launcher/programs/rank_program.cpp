@@ -1,5 +1,5 @@
-// One rank's program for the launcher's tests, without MPI: rank_program MODE [ARGS]. What it does is chosen by its rank, so that a
-// mixed-up rank shows.
+// One rank's program for the launcher's tests, without MPI: rank_program MODE [ARGS]. What it does
+// is chosen by its rank, so that a mixed-up rank shows.
 #include <unistd.h>
 
 #include <chrono>
@@ -26,7 +26,9 @@ int rank() {
 void say(const std::string& text) { std::cout << text << std::endl; }
 
 void on_stop(int signal) {
-  const char* name = signal == SIGUSR1 ? "got SIGUSR1\n" : signal == SIGTERM ? "got SIGTERM\n" : "got SIGINT\n";
+  const char* name = signal == SIGUSR1   ? "got SIGUSR1\n"
+                     : signal == SIGTERM ? "got SIGTERM\n"
+                                         : "got SIGINT\n";
   if (::write(STDOUT_FILENO, name, std::strlen(name)) < 0) std::_Exit(9);
   std::_Exit(0);
 }
@@ -51,7 +53,8 @@ void mode_throw(int failing) {
 /// lines COUNT: each line tells its rank, its number, and a filler whose length depends on both.
 void mode_lines(int count) {
   for (int i = 0; i < count; ++i) {
-    const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank() * 13) % 60), static_cast<char>('a' + rank()));
+    const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank() * 13) % 60),
+                             static_cast<char>('a' + rank()));
     std::printf("%d %d %s\n", rank(), i, filler.c_str());
   }
 }
@@ -76,7 +79,8 @@ void mode_environment(int argc, char** argv) {
 void mode_now() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
-  say("main at " + std::to_string(now.tv_sec) + "." + std::to_string(1'000'000'000 + now.tv_nsec).substr(1));
+  say("main at " + std::to_string(now.tv_sec) + "." +
+      std::to_string(1'000'000'000 + now.tv_nsec).substr(1));
 }
 
 void mode_stdin() {
@@ -87,7 +91,8 @@ void mode_stdin() {
 
 /// The line is left in stdio's buffer: only a terminal's line buffering shows it before the end.
 void mode_unflushed() {
-  std::printf("isatty %d HVD_OUTPUT_TTY %s\n", ::isatty(STDOUT_FILENO), std::getenv("HVD_OUTPUT_TTY"));
+  std::printf("isatty %d HVD_OUTPUT_TTY %s\n", ::isatty(STDOUT_FILENO),
+              std::getenv("HVD_OUTPUT_TTY"));
   sleep_forever();
 }
 
@@ -111,19 +116,33 @@ void mode_graceful() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const auto number = [&](int i) { return argc > i ? std::atoi(argv[i]) : 0; };
-  if (mode == "exit") mode_exit(number(2), number(3));
-  else if (mode == "signal") mode_signal(number(2), number(3));
-  else if (mode == "throw") mode_throw(number(2));
-  else if (mode == "lines") mode_lines(number(2));
-  else if (mode == "partial") mode_partial();
-  else if (mode == "bar") mode_bar();
-  else if (mode == "environment") mode_environment(argc, argv);
-  else if (mode == "now") mode_now();
-  else if (mode == "stdin") mode_stdin();
-  else if (mode == "unflushed") mode_unflushed();
-  else if (mode == "wait") mode_wait(false);
-  else if (mode == "stubborn") mode_wait(true);
-  else if (mode == "graceful") mode_graceful();
-  else return 99;
+  if (mode == "exit")
+    mode_exit(number(2), number(3));
+  else if (mode == "signal")
+    mode_signal(number(2), number(3));
+  else if (mode == "throw")
+    mode_throw(number(2));
+  else if (mode == "lines")
+    mode_lines(number(2));
+  else if (mode == "partial")
+    mode_partial();
+  else if (mode == "bar")
+    mode_bar();
+  else if (mode == "environment")
+    mode_environment(argc, argv);
+  else if (mode == "now")
+    mode_now();
+  else if (mode == "stdin")
+    mode_stdin();
+  else if (mode == "unflushed")
+    mode_unflushed();
+  else if (mode == "wait")
+    mode_wait(false);
+  else if (mode == "stubborn")
+    mode_wait(true);
+  else if (mode == "graceful")
+    mode_graceful();
+  else
+    return 99;
   return 0;
 }

@@ -29,15 +29,17 @@ TEST(HostList, NamesAndSlots) {
 }
 
 TEST(HostList, BadPartsAreQuoted) {
-  for (const char* bad : {"", "h1:", "h1:0", "h1:-1", "h1:two", "h1:2x", ":2", "h1:2,,h2:2", "h 1:2", "-x", "h1:99999999999"}) {
+  for (const char* bad : {"", "h1:", "h1:0", "h1:-1", "h1:two", "h1:2x", ":2", "h1:2,,h2:2",
+                          "h 1:2", "-x", "h1:99999999999"}) {
     EXPECT_THAT(error_of(bad), HasSubstr("expected HOST or HOST:SLOTS")) << bad;
   }
   EXPECT_THAT(error_of("h1:2,h2:zwei"), HasSubstr("got 'h2:zwei' in 'h1:2,h2:zwei'"));
 }
 
 TEST(Hostfile, BothNotationsAndComments) {
-  EXPECT_EQ(parse_hostfile("# all\nh1 slots=2\n\n  h2:3  # gpu\nh3\nh4 max_slots=9 slots=4\r\n", "f"),
-            (Hosts{{"h1", 2}, {"h2", 3}, {"h3", 1}, {"h4", 4}}));
+  EXPECT_EQ(
+      parse_hostfile("# all\nh1 slots=2\n\n  h2:3  # gpu\nh3\nh4 max_slots=9 slots=4\r\n", "f"),
+      (Hosts{{"h1", 2}, {"h2", 3}, {"h3", 1}, {"h4", 4}}));
 }
 
 TEST(Hostfile, ErrorsNameTheLine) {

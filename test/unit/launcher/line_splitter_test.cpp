@@ -35,7 +35,8 @@ TEST(LineSplitter, NothingIsLostHoweverItIsCut) {
     std::string joined;
     Words all;
     for (std::size_t at = 0; at < stream.size(); at += step) {
-      for (const std::string& segment : splitter.feed(stream.substr(at, step))) all.push_back(segment);
+      for (const std::string& segment : splitter.feed(stream.substr(at, step)))
+        all.push_back(segment);
     }
     for (const std::string& segment : all) joined += segment;
     EXPECT_EQ(joined + splitter.take_partial(), stream);

@@ -37,17 +37,50 @@ bool has_run(const Words& words, const Words& run) {
 }
 
 TEST(MpirunCommand, OneHost) {
-  EXPECT_EQ(build_mpirun_command(local_spec()).argv,
-            (Words{"mpirun", "-np", "2", "--oversubscribe", "--map-by", "slot", "--bind-to", "none", "--mca",
-                   "odls_base_sigkill_timeout", "0", "--mca", "btl_vader_single_copy_mechanism", "none", "/opt/hvd/bin/hvdrun",
-                   "--supervise", "--", "./train", "--lr", "0.1"}));
+  EXPECT_EQ(build_mpirun_command(local_spec()).argv, (Words{"mpirun",
+                                                            "-np",
+                                                            "2",
+                                                            "--oversubscribe",
+                                                            "--map-by",
+                                                            "slot",
+                                                            "--bind-to",
+                                                            "none",
+                                                            "--mca",
+                                                            "odls_base_sigkill_timeout",
+                                                            "0",
+                                                            "--mca",
+                                                            "btl_vader_single_copy_mechanism",
+                                                            "none",
+                                                            "/opt/hvd/bin/hvdrun",
+                                                            "--supervise",
+                                                            "--",
+                                                            "./train",
+                                                            "--lr",
+                                                            "0.1"}));
 }
 
 TEST(MpirunCommand, SeveralHosts) {
-  EXPECT_EQ(build_mpirun_command(remote_spec()).argv,
-            (Words{"mpirun", "-np", "4", "-H", "h1:2,h2:2", "--map-by", "slot", "--bind-to", "none", "--mca",
-                   "odls_base_sigkill_timeout", "0", "--mca", "btl_vader_single_copy_mechanism", "none", "/opt/hvd/bin/hvdrun",
-                   "--supervise", "--", "./train", "--lr", "0.1"}));
+  EXPECT_EQ(build_mpirun_command(remote_spec()).argv, (Words{"mpirun",
+                                                             "-np",
+                                                             "4",
+                                                             "-H",
+                                                             "h1:2,h2:2",
+                                                             "--map-by",
+                                                             "slot",
+                                                             "--bind-to",
+                                                             "none",
+                                                             "--mca",
+                                                             "odls_base_sigkill_timeout",
+                                                             "0",
+                                                             "--mca",
+                                                             "btl_vader_single_copy_mechanism",
+                                                             "none",
+                                                             "/opt/hvd/bin/hvdrun",
+                                                             "--supervise",
+                                                             "--",
+                                                             "./train",
+                                                             "--lr",
+                                                             "0.1"}));
 }
 
 TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
@@ -60,7 +93,8 @@ TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
 
 TEST(MpirunCommand, Binding) {
   LaunchSpec spec = local_spec();
-  for (const auto& [bind, word] : {std::pair{Bind::kCore, "core"}, {Bind::kNuma, "numa"}, {Bind::kNone, "none"}}) {
+  for (const auto& [bind, word] :
+       {std::pair{Bind::kCore, "core"}, {Bind::kNuma, "numa"}, {Bind::kNone, "none"}}) {
     spec.bind = bind;
     EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--bind-to", word}));
   }
@@ -68,7 +102,8 @@ TEST(MpirunCommand, Binding) {
 
 TEST(MpirunCommand, TheUsersOwnArgumentsWin) {
   LaunchSpec spec = local_spec();
-  spec.mpi_args = {"--map-by", "node", "--bind-to", "socket", "--mca", "btl_vader_single_copy_mechanism", "cma"};
+  spec.mpi_args = {
+      "--map-by", "node", "--bind-to", "socket", "--mca", "btl_vader_single_copy_mechanism", "cma"};
   const Words argv = build_mpirun_command(spec).argv;
   EXPECT_EQ(std::count(argv.begin(), argv.end(), "--map-by"), 1);
   EXPECT_EQ(std::count(argv.begin(), argv.end(), "--bind-to"), 1);
@@ -86,7 +121,8 @@ TEST(MpirunCommand, SingleCopyFromTheEnvironmentStands) {
 TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
   LaunchSpec spec = local_spec();
   spec.session_folder = "/tmp/x";
-  EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--mca", "orte_local_tmpdir_base", "/tmp/x"}));
+  EXPECT_TRUE(
+      has_run(build_mpirun_command(spec).argv, {"--mca", "orte_local_tmpdir_base", "/tmp/x"}));
   spec.environment = {"OMPI_MCA_orte_tmpdir_base=/scratch"};
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("/tmp/x"))) << "mpirun refuses both";
   spec.environment = {};
@@ -96,23 +132,36 @@ TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
 
 TEST(MpirunCommand, NeverForcesATransport) {
   const std::string line = join(build_mpirun_command(remote_spec()).argv, " ");
-  for (const char* forced : {"pml", "ob1", "tcp", "openib"}) EXPECT_THAT(line, Not(HasSubstr(forced)));
+  for (const char* forced : {"pml", "ob1", "tcp", "openib"})
+    EXPECT_THAT(line, Not(HasSubstr(forced)));
 }
 
 TEST(MpirunCommand, ForwardsToOtherHostsByName) {
   LaunchSpec spec = remote_spec();
-  spec.environment = {"HVD_CACHE=1", "HOROVOD_CYCLE_TIME=1", "NCCL_DEBUG=INFO", "OMP_NUM_THREADS=2", "MKL_X=1", "UCX_TLS=tcp",
-                      "CUDA_VISIBLE_DEVICES=0", "LD_LIBRARY_PATH=/x", "PATH=/bin", "HOME=/root", "SECRET=1", "XNCCL_=1"};
+  spec.environment = {"HVD_CACHE=1",
+                      "HOROVOD_CYCLE_TIME=1",
+                      "NCCL_DEBUG=INFO",
+                      "OMP_NUM_THREADS=2",
+                      "MKL_X=1",
+                      "UCX_TLS=tcp",
+                      "CUDA_VISIBLE_DEVICES=0",
+                      "LD_LIBRARY_PATH=/x",
+                      "PATH=/bin",
+                      "HOME=/root",
+                      "SECRET=1",
+                      "XNCCL_=1"};
   spec.exports = {"MINE"};
   spec.variables = {{"MINE", "value"}, {"HVD_LAUNCHER_TOKEN", "abc123"}};
   const Words argv = build_mpirun_command(spec).argv;
-  for (const char* name : {"HVD_CACHE", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS", "MKL_X", "UCX_TLS",
-                           "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH", "MINE", "HVD_LAUNCHER_TOKEN"}) {
+  for (const char* name :
+       {"HVD_CACHE", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS", "MKL_X", "UCX_TLS",
+        "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH", "MINE", "HVD_LAUNCHER_TOKEN"}) {
     EXPECT_TRUE(has_run(argv, {"-x", name})) << name;
   }
   for (const char* name : {"HOME", "SECRET", "XNCCL_"}) EXPECT_THAT(argv, Not(Contains(name)));
   for (const std::string& word : argv) {
-    EXPECT_THAT(word, Not(HasSubstr("abc123"))) << "a token on the command line can be read by everybody";
+    EXPECT_THAT(word, Not(HasSubstr("abc123")))
+        << "a token on the command line can be read by everybody";
     EXPECT_THAT(word, Not(HasSubstr("value")));
   }
 }
@@ -130,8 +179,10 @@ TEST(MpirunCommand, RootIsAllowedOnlyToRoot) {
   LaunchSpec spec = local_spec();
   EXPECT_TRUE(build_mpirun_command(spec).added_variables.empty());
   spec.as_root = true;
-  EXPECT_THAT(build_mpirun_command(spec).added_variables, Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT", "1")));
-  EXPECT_THAT(build_mpirun_command(spec).added_variables, Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")));
+  EXPECT_THAT(build_mpirun_command(spec).added_variables,
+              Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT", "1")));
+  EXPECT_THAT(build_mpirun_command(spec).added_variables,
+              Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")));
 }
 
 TEST(MpirunCommand, FormattedForAShell) {

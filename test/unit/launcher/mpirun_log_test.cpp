@@ -25,8 +25,10 @@ TEST(MpirunLog, PassesOnWhatIsNotAboutRanks) {
 
 TEST(MpirunLog, HoldsBackItsAccountOfRanks) {
   MpirunLog log;
-  const std::string text = paragraph("Primary job  terminated normally, but 1 process returned\na non-zero exit code.") +
-                           paragraph("mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).");
+  const std::string text =
+      paragraph("Primary job  terminated normally, but 1 process returned\na non-zero exit code.") +
+      paragraph(
+          "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).");
   for (const char c : text) EXPECT_EQ(log.feed(std::string(1, c)), "");
   EXPECT_EQ(log.finish(), "");
   EXPECT_EQ(log.held(), text);
@@ -34,8 +36,12 @@ TEST(MpirunLog, HoldsBackItsAccountOfRanks) {
 
 TEST(MpirunLog, ReadsAnAbort) {
   MpirunLog log;
-  EXPECT_EQ(log.feed(paragraph("MPI_ABORT was invoked on rank 12 in communicator MPI_COMM_WORLD\nwith errorcode 5.")), "");
-  EXPECT_EQ(log.feed("[vm:12] 1 more process has sent help message help-mpi-api.txt / mpi-abort\n"), "");
+  EXPECT_EQ(
+      log.feed(paragraph(
+          "MPI_ABORT was invoked on rank 12 in communicator MPI_COMM_WORLD\nwith errorcode 5.")),
+      "");
+  EXPECT_EQ(log.feed("[vm:12] 1 more process has sent help message help-mpi-api.txt / mpi-abort\n"),
+            "");
   ASSERT_TRUE(log.abort());
   EXPECT_EQ(log.abort()->rank, 12);
   EXPECT_EQ(log.abort()->code, 5);
@@ -43,18 +49,22 @@ TEST(MpirunLog, ReadsAnAbort) {
 
 TEST(MpirunLog, ReadsAnImproperEnd) {
   MpirunLog log;
-  log.feed(paragraph("mpirun has exited due to process rank 3 with PID 0 on\nnode vm exiting improperly."));
+  log.feed(paragraph(
+      "mpirun has exited due to process rank 3 with PID 0 on\nnode vm exiting improperly."));
   EXPECT_EQ(log.improper_rank(), 3);
 }
 
 TEST(MpirunLog, KnowsSlotsAndHosts) {
   MpirunLog slots;
-  EXPECT_THAT(slots.feed(paragraph("There are not enough slots available in the system to satisfy the 4")), HasSubstr("not enough"));
+  EXPECT_THAT(
+      slots.feed(paragraph("There are not enough slots available in the system to satisfy the 4")),
+      HasSubstr("not enough"));
   EXPECT_TRUE(slots.lacks_slots());
   EXPECT_FALSE(slots.lost_host());
 
   MpirunLog host;
-  EXPECT_THAT(host.feed("ssh: Could not resolve hostname x: Name or service not known\n"), HasSubstr("ssh:"));
+  EXPECT_THAT(host.feed("ssh: Could not resolve hostname x: Name or service not known\n"),
+              HasSubstr("ssh:"));
   EXPECT_EQ(host.feed(paragraph("ORTE was unable to reliably start one or more daemons.")), "");
   EXPECT_TRUE(host.lost_host());
   EXPECT_THAT(host.held(), HasSubstr("unable to reliably start"));

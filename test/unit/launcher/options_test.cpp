@@ -40,23 +40,51 @@ TEST(Options, Defaults) {
 TEST(Options, TheProgramsArgumentsAreItsOwn) {
   EXPECT_EQ(parse({"-np", "2", "./train", "-np", "5", "--verbose", "-x", "--", "-H"}).program,
             (Words{"./train", "-np", "5", "--verbose", "-x", "--", "-H"}));
-  EXPECT_EQ(parse({"-np", "2", "--", "./train", "--dry-run"}).program, (Words{"./train", "--dry-run"}));
+  EXPECT_EQ(parse({"-np", "2", "--", "./train", "--dry-run"}).program,
+            (Words{"./train", "--dry-run"}));
   EXPECT_EQ(parse({"-np", "2", "--", "-odd-name"}).program, Words{"-odd-name"});
   EXPECT_FALSE(parse({"-np", "2", "./train", "--verbose"}).verbose);
 }
 
 TEST(Options, SpellingsOfNp) {
-  for (const Words& words : {Words{"-np", "3", "p"}, Words{"--np", "3", "p"}, Words{"-n", "3", "p"}, Words{"--np=3", "p"}}) {
+  for (const Words& words : {Words{"-np", "3", "p"}, Words{"--np", "3", "p"}, Words{"-n", "3", "p"},
+                             Words{"--np=3", "p"}}) {
     EXPECT_EQ(parse(words).np, 3);
     EXPECT_EQ(parse(words).program, Words{"p"});
   }
 }
 
 TEST(Options, Everything) {
-  const Options options =
-      parse({"-np", "4", "-H", "h1:2,h2:2", "--bind", "numa", "-v", "--no-tag", "--output-filename", "d", "--timeline", "t",
-             "-x", "A", "-x", "B=1=2", "--mpi-args", "--mca x 'y z'", "--timeout", "1.5", "--start-timeout", "9", "--grace", "0",
-             "--fail-grace", "2", "--tail", "0", "p", "q"});
+  const Options options = parse({"-np",
+                                 "4",
+                                 "-H",
+                                 "h1:2,h2:2",
+                                 "--bind",
+                                 "numa",
+                                 "-v",
+                                 "--no-tag",
+                                 "--output-filename",
+                                 "d",
+                                 "--timeline",
+                                 "t",
+                                 "-x",
+                                 "A",
+                                 "-x",
+                                 "B=1=2",
+                                 "--mpi-args",
+                                 "--mca x 'y z'",
+                                 "--timeout",
+                                 "1.5",
+                                 "--start-timeout",
+                                 "9",
+                                 "--grace",
+                                 "0",
+                                 "--fail-grace",
+                                 "2",
+                                 "--tail",
+                                 "0",
+                                 "p",
+                                 "q"});
   EXPECT_EQ(options.hosts, (std::vector<Host>{{"h1", 2}, {"h2", 2}}));
   EXPECT_EQ(options.bind, Bind::kNuma);
   EXPECT_TRUE(options.verbose);
@@ -89,11 +117,13 @@ TEST(Options, ErrorsSayWhatWasExpected) {
   EXPECT_THAT(error_of({"-np", "2"}).what(), HasSubstr("expected a program"));
   EXPECT_THAT(error_of({"-np", "-1", "p"}).what(), HasSubstr("at least 1"));
   EXPECT_THAT(error_of({"-np", "2", "--typo", "p"}).what(), HasSubstr("got '--typo'"));
-  EXPECT_THAT(error_of({"-np", "2", "--bind", "socket", "p"}).what(), HasSubstr("none, core or numa; got 'socket'"));
+  EXPECT_THAT(error_of({"-np", "2", "--bind", "socket", "p"}).what(),
+              HasSubstr("none, core or numa; got 'socket'"));
   EXPECT_THAT(error_of({"-np", "2", "-x", "1A=2", "p"}).what(), HasSubstr("got '1A=2'"));
-  for (const Words& words : {Words{"-np", "two", "p"}, Words{"-np", "2", "-H", "a:2", "--hostfile", "f", "p"},
-                             Words{"-np", "2", "--timeout", "-1", "p"}, Words{"-np", "2", "--tail", "-3", "p"},
-                             Words{"-np", "2", "--mpi-args", "'open", "p"}, Words{"-np"}}) {
+  for (const Words& words :
+       {Words{"-np", "two", "p"}, Words{"-np", "2", "-H", "a:2", "--hostfile", "f", "p"},
+        Words{"-np", "2", "--timeout", "-1", "p"}, Words{"-np", "2", "--tail", "-3", "p"},
+        Words{"-np", "2", "--mpi-args", "'open", "p"}, Words{"-np"}}) {
     EXPECT_EQ(error_of(words).exit_code(), 2);
   }
 }
@@ -106,7 +136,8 @@ TEST(Options, TooFewSlotsIsNotAUsageError) {
 
 TEST(Options, TheDefaultHostfileYieldsToAnExplicitOne) {
   EXPECT_THROW(parse_options({"-np", "1", "p"}, "/no/such/hostfile"), LaunchError);
-  EXPECT_EQ(parse_options({"-np", "1", "-H", "h", "p"}, "/no/such/hostfile").hosts, (std::vector<Host>{{"h", 1}}));
+  EXPECT_EQ(parse_options({"-np", "1", "-H", "h", "p"}, "/no/such/hostfile").hosts,
+            (std::vector<Host>{{"h", 1}}));
   EXPECT_TRUE(parse_options({"-np", "1", "p"}, "").hosts.empty());
 }
 

@@ -25,8 +25,11 @@ RankRecord running(const std::string& host, int local_rank, int pid) {
 
 RankRecord ended(int code, double at, bool stopped = false) {
   RankRecord rank = running("h", 0, 100);
-  rank.ended = Ended{.time_ns = static_cast<long long>(at * kSecond), .pid = 100, .code = code,
-                     .signal = code > 128 ? code - 128 : 0, .stopped = stopped};
+  rank.ended = Ended{.time_ns = static_cast<long long>(at * kSecond),
+                     .pid = 100,
+                     .code = code,
+                     .signal = code > 128 ? code - 128 : 0,
+                     .stopped = stopped};
   return rank;
 }
 
@@ -90,7 +93,9 @@ TEST(ExitCode, WhenMpirunCouldNotStart) {
   EXPECT_EQ(exit_code(job), 70);
   job.mpirun_code = 1;
   EXPECT_EQ(exit_code(job), 1);
-  EXPECT_THAT(final_message(job), HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
+  EXPECT_THAT(
+      final_message(job),
+      HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
   job.mpirun_lost_host = true;
   EXPECT_EQ(exit_code(job), 69);
   job.mpirun_lost_host = false;
@@ -125,23 +130,27 @@ TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
 }
 
 TEST(FinalMessage, OfAKilledRank) {
-  JobRecord job = job_of({ended(143, 193, true), ended(143, 193, true), running("gpu-b", 0, 28642), ended(143, 193, true)});
+  JobRecord job = job_of({ended(143, 193, true), ended(143, 193, true), running("gpu-b", 0, 28642),
+                          ended(143, 193, true)});
   job.ranks[2].ended = Ended{.time_ns = 192 * kSecond, .pid = 28642, .code = 137, .signal = 9};
   job.stop_ns = 192 * kSecond;
   job.ended_ns = 192 * kSecond + 90'000'000;
   job.stderr_tail = {"terminate called", "  what():  CUDA out of memory"};
-  EXPECT_EQ(final_message(job),
-            "hvdrun: rank 2 failed first: killed by SIGKILL (9)  host gpu-b  local rank 0  pid 28642  after 00:03:12\n"
-            "        (SIGKILL without a message is often the out-of-memory killer: see dmesg on gpu-b)\n"
-            "        last stderr lines of rank 2:\n"
-            "        | terminate called\n"
-            "        |   what():  CUDA out of memory\n"
-            "hvdrun: stopped the other 3 ranks (0, 1, 3), gone 0.09 s later; exit code 137\n");
+  EXPECT_EQ(
+      final_message(job),
+      "hvdrun: rank 2 failed first: killed by SIGKILL (9)  host gpu-b  local rank 0  pid 28642  "
+      "after 00:03:12\n"
+      "        (SIGKILL without a message is often the out-of-memory killer: see dmesg on gpu-b)\n"
+      "        last stderr lines of rank 2:\n"
+      "        | terminate called\n"
+      "        |   what():  CUDA out of memory\n"
+      "hvdrun: stopped the other 3 ranks (0, 1, 3), gone 0.09 s later; exit code 137\n");
 }
 
 TEST(FinalMessage, OfASingleRank) {
   EXPECT_EQ(final_message(job_of({ended(3, 1.5)})),
-            "hvdrun: rank 0 failed first: exited with code 3  host h  local rank 0  pid 100  after 1.50 s\n"
+            "hvdrun: rank 0 failed first: exited with code 3  host h  local rank 0  pid 100  after "
+            "1.50 s\n"
             "        rank 0 wrote nothing to stderr\n"
             "hvdrun: exit code 3\n");
 }
@@ -155,7 +164,8 @@ TEST(FinalMessage, OfAnAbort) {
 TEST(FinalMessage, OfAProgramThatCouldNotBeStarted) {
   JobRecord job = job_of({running("h", 0, 0)});
   job.ranks[0].ended = Ended{.time_ns = kSecond, .code = 127, .start_error = ENOENT};
-  EXPECT_THAT(final_message(job), HasSubstr("its program could not be started: No such file or directory  host h  local rank 0  after"));
+  EXPECT_THAT(final_message(job), HasSubstr("its program could not be started: No such file or "
+                                            "directory  host h  local rank 0  after"));
   EXPECT_EQ(exit_code(job), 127);
 }
 
@@ -177,7 +187,8 @@ TEST(FinalMessage, OfTheUsersSignal) {
   job.cause = StopCause::kUserSignal;
   job.user_signal = SIGTERM;
   EXPECT_EQ(final_message(job),
-            "hvdrun: got SIGTERM; stopped 2 ranks (0, 1); 1 rank (1) did not end within 5.00 s and was killed; exit code 143\n");
+            "hvdrun: got SIGTERM; stopped 2 ranks (0, 1); 1 rank (1) did not end within 5.00 s and "
+            "was killed; exit code 143\n");
 }
 
 TEST(FinalMessage, OfAStartThatTookTooLong) {

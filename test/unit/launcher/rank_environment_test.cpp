@@ -34,20 +34,22 @@ TEST(RankIdentity, AloneAndNonsense) {
 TEST(OmpThreads, ShareTheCores) {
   EXPECT_EQ(default_omp_threads(Bind::kNone, 16, 16, 4), 4);
   EXPECT_EQ(default_omp_threads(Bind::kNone, 2, 2, 4), 1);
-  EXPECT_EQ(default_omp_threads(Bind::kNone, 7, 16, 2), 3) << "a container's share, not the machine's cores";
+  EXPECT_EQ(default_omp_threads(Bind::kNone, 7, 16, 2), 3)
+      << "a container's share, not the machine's cores";
   EXPECT_EQ(default_omp_threads(Bind::kCore, 1, 16, 4), 1);
   EXPECT_EQ(default_omp_threads(Bind::kNuma, 8, 16, 4), 4);
   EXPECT_EQ(default_omp_threads(Bind::kNone, 4, 4, 0), 4);
 }
 
 TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
-  EXPECT_THAT(rank_environment({"A=1", "HVD_RANK=9", "HVD_LAUNCHER_TOKEN=abc", "HVD_TIMELINE=t", "OMP_X=1",
-                                "OMPI_MCA_orte_local_tmpdir_base=/tmp/x"},
+  EXPECT_THAT(rank_environment({"A=1", "HVD_RANK=9", "HVD_LAUNCHER_TOKEN=abc", "HVD_TIMELINE=t",
+                                "OMP_X=1", "OMPI_MCA_orte_local_tmpdir_base=/tmp/x"},
                                {1, 4, 1, 2}, 3),
-              UnorderedElementsAre("A=1", "HVD_TIMELINE=t", "OMP_X=1", "HVD_RANK=1", "HVD_SIZE=4", "HVD_LOCAL_RANK=1",
-                                   "HVD_LOCAL_SIZE=2", "OMP_NUM_THREADS=3"));
-  EXPECT_THAT(rank_environment({}, {0, 1, 0, 1}, 0),
-              UnorderedElementsAre("HVD_RANK=0", "HVD_SIZE=1", "HVD_LOCAL_RANK=0", "HVD_LOCAL_SIZE=1"));
+              UnorderedElementsAre("A=1", "HVD_TIMELINE=t", "OMP_X=1", "HVD_RANK=1", "HVD_SIZE=4",
+                                   "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2", "OMP_NUM_THREADS=3"));
+  EXPECT_THAT(
+      rank_environment({}, {0, 1, 0, 1}, 0),
+      UnorderedElementsAre("HVD_RANK=0", "HVD_SIZE=1", "HVD_LOCAL_RANK=0", "HVD_LOCAL_SIZE=1"));
 }
 
 TEST(Bind, Names) {

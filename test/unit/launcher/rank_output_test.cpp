@@ -58,7 +58,8 @@ TEST_F(RankOutputTest, CarriageReturnsOfTwoRanks) {
   a.feed(Stream::kStdout, "\r10%\r20%\r", now_);
   b.feed(Stream::kStdout, "x\n", now_);
   a.feed(Stream::kStdout, "30%\n", now_);
-  EXPECT_EQ(shown(), "[0] 10%\r\n[1] x\n[0] 20%\r[0] 30%\n") << "in a file the bar and the line of rank 1 are two lines";
+  EXPECT_EQ(shown(), "[0] 10%\r\n[1] x\n[0] 20%\r[0] 30%\n")
+      << "in a file the bar and the line of rank 1 are two lines";
 }
 
 TEST_F(RankOutputTest, WithoutTagsPartialLinesAreShownSoon) {

@@ -12,7 +12,8 @@ TEST(Frames, SurviveAnyCutting) {
   append_frame(stream, FrameType::kStdout, "abc");
   append_frame(stream, FrameType::kRelease, "");
   append_frame(stream, FrameType::kStderr, std::string(70'000, '\0'));
-  for (const std::size_t step : {std::size_t{1}, std::size_t{3}, std::size_t{4096}, stream.size()}) {
+  for (const std::size_t step :
+       {std::size_t{1}, std::size_t{3}, std::size_t{4096}, stream.size()}) {
     FrameDecoder decoder;
     std::vector<Frame> frames;
     for (std::size_t at = 0; at < stream.size(); at += step) {
@@ -56,7 +57,8 @@ TEST(Frames, RandomBytesNeverCrash) {
       }
     } catch (const ProtocolError&) {
     }
-    for (const auto decode : {+[](std::string_view b) { decode_hello(b); }, +[](std::string_view b) { decode_ended(b); },
+    for (const auto decode : {+[](std::string_view b) { decode_hello(b); },
+                              +[](std::string_view b) { decode_ended(b); },
                               +[](std::string_view b) { decode_signal(b); }}) {
       EXPECT_THROW(decode(bytes), ProtocolError);
     }
@@ -64,8 +66,15 @@ TEST(Frames, RandomBytesNeverCrash) {
 }
 
 TEST(Records, RoundTrip) {
-  const Hello hello{.token = "t", .rank = 3, .size = 4, .local_rank = 1, .local_size = 2, .host = "h\xff",
-                    .supervisor_pid = 9, .time_ns = 1'700'000'000'123'456'789, .omp_threads = 5};
+  const Hello hello{.token = "t",
+                    .rank = 3,
+                    .size = 4,
+                    .local_rank = 1,
+                    .local_size = 2,
+                    .host = "h\xff",
+                    .supervisor_pid = 9,
+                    .time_ns = 1'700'000'000'123'456'789,
+                    .omp_threads = 5};
   const Hello hello_back = decode_hello(encode(hello));
   EXPECT_EQ(hello_back.token, "t");
   EXPECT_EQ(hello_back.rank, 3);
@@ -76,7 +85,12 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(hello_back.time_ns, hello.time_ns);
   EXPECT_EQ(hello_back.omp_threads, 5);
 
-  const Ended ended{.time_ns = 1'700'000'000'123'456'789, .pid = 7, .code = 139, .signal = 11, .dumped_core = true, .stopped = true,
+  const Ended ended{.time_ns = 1'700'000'000'123'456'789,
+                    .pid = 7,
+                    .code = 139,
+                    .signal = 11,
+                    .dumped_core = true,
+                    .stopped = true,
                     .start_error = 2};
   const Ended ended_back = decode_ended(encode(ended));
   EXPECT_EQ(ended_back.time_ns, ended.time_ns);
@@ -87,7 +101,8 @@ TEST(Records, RoundTrip) {
   EXPECT_TRUE(ended_back.stopped);
   EXPECT_EQ(ended_back.start_error, 2);
 
-  const SignalOrder order = decode_signal(encode(SignalOrder{.signal = 15, .stop = true, .kill_after_ms = 200}));
+  const SignalOrder order =
+      decode_signal(encode(SignalOrder{.signal = 15, .stop = true, .kill_after_ms = 200}));
   EXPECT_EQ(order.signal, 15);
   EXPECT_TRUE(order.stop);
   EXPECT_EQ(order.kill_after_ms, 200);

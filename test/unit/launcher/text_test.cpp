@@ -12,12 +12,14 @@ using Words = std::vector<std::string>;
 TEST(ShellSplit, QuotesAndBackslashes) {
   EXPECT_EQ(shell_split(""), Words{});
   EXPECT_EQ(shell_split("  a  b\t"), (Words{"a", "b"}));
-  EXPECT_EQ(shell_split("--mca x 'a b' \"c \\\" d\" e\\ f ''"), (Words{"--mca", "x", "a b", "c \" d", "e f", ""}));
+  EXPECT_EQ(shell_split("--mca x 'a b' \"c \\\" d\" e\\ f ''"),
+            (Words{"--mca", "x", "a b", "c \" d", "e f", ""}));
   EXPECT_THROW(shell_split("'open"), LaunchError);
 }
 
 TEST(ShellQuote, ReadsBackUnchanged) {
-  for (const std::string& word : Words{"", "plain", "a b", "it's", "$HOME", "a\nb", "\\", "\"", "-x", "k=v,w:1"}) {
+  for (const std::string& word :
+       Words{"", "plain", "a b", "it's", "$HOME", "a\nb", "\\", "\"", "-x", "k=v,w:1"}) {
     EXPECT_EQ(shell_split(shell_quote(word)), Words{word});
   }
   EXPECT_EQ(shell_quote("--plain=/a.b"), "--plain=/a.b");
