@@ -26,8 +26,9 @@ struct PeerLoss {
 
 /// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
 ///
-/// Used by the thread that drives the engine, except ring() and doorbell().ring(), which any thread may call. Nothing blocks. Messages
-/// between a pair of ranks arrive in order, whole and once. Errors of the transport are thrown as hvd::Error.
+/// Used by the thread that drives the engine, except ring() and doorbell().ring(), which any thread
+/// may call. Nothing blocks. Messages between a pair of ranks arrive in order, whole and once.
+/// Errors of the transport are thrown as hvd::Error.
 class ControlPlane : public Peers {
  public:
   virtual const Topology& topology() const noexcept = 0;
@@ -43,14 +44,16 @@ class ControlPlane : public Peers {
 
   /// A transfer is under way that only poll() moves on: do not sleep for long.
   virtual bool busy() const noexcept = 0;
-  /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts cannot ring).
+  /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts
+  /// cannot ring).
   virtual bool rung_by_all() const noexcept = 0;
   /// This rank's bell.
   virtual Doorbell& doorbell() noexcept = 0;
 
   /// Tells the ranks on this host that this one lives.
   virtual void beat(TimePoint now) noexcept = 0;
-  /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that said farewell are not lost.
+  /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
+  /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
   /// This rank leaves in order: its silence from now on is no loss.
   virtual void farewell() noexcept = 0;

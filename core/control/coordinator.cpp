@@ -12,10 +12,12 @@ namespace hvd::control {
 namespace {
 
 // Note [What a slot means]
-// A rank's report refers to cache slots as they were after the last plan it applied. Meanwhile further plans may have been decided, and
-// may have put something else into a slot. So each report carries the sequence of that last plan, and the coordinator keeps
-// what a slot held before, until every rank has applied the plan that displaced it. A hit is thus always read as it was meant: no
-// acknowledgement, no second round. Ranks with nothing to say acknowledge now and then (Negotiator), so that this memory is bounded.
+// A rank's report refers to cache slots as they were after the last plan it applied. Meanwhile
+// further plans may have been decided, and may have put something else into a slot. So each report
+// carries the sequence of that last plan, and the coordinator keeps what a slot held before, until
+// every rank has applied the plan that displaced it. A hit is thus always read as it was meant: no
+// acknowledgement, no second round. Ranks with nothing to say acknowledge now and then
+// (Negotiator), so that this memory is bounded.
 
 constexpr std::size_t kBusyBatches = 2;
 
@@ -42,12 +44,14 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   }
   const auto index = static_cast<std::size_t>(rank);
   if (report.last_applied < last_applied_[index] || report.last_applied > sequence_) {
-    throw Error("rank " + std::to_string(rank) + " says it applied plan " + std::to_string(report.last_applied) +
-                "; expected " + std::to_string(last_applied_[index]) + " to " + std::to_string(sequence_));
+    throw Error("rank " + std::to_string(rank) + " says it applied plan " +
+                std::to_string(report.last_applied) + "; expected " +
+                std::to_string(last_applied_[index]) + " to " + std::to_string(sequence_));
   }
   note_applied(rank, report.last_applied);
   for (const auto slot : report.cached) accept_hit(rank, slot, 0, report.last_applied, now);
-  for (const auto& hit : report.cached_unnamed) accept_hit(rank, hit.slot, hit.ordinal, report.last_applied, now);
+  for (const auto& hit : report.cached_unnamed)
+    accept_hit(rank, hit.slot, hit.ordinal, report.last_applied, now);
   for (const auto& request : report.requests) accept_request(rank, request, std::nullopt, now);
   note_activity(rank, report, now);
   if (report.shutdown && !shut_down_[index]) {
@@ -63,7 +67,8 @@ void Coordinator::note_applied(int rank, std::uint64_t sequence) {
   std::erase_if(failed_uses_[index], [&](const auto& use) { return use.second <= sequence; });
   if (before != applied_by_all_ || --ranks_at_lowest_ > 0) return;
   applied_by_all_ = *std::min_element(last_applied_.begin(), last_applied_.end());
-  ranks_at_lowest_ = static_cast<std::size_t>(std::count(last_applied_.begin(), last_applied_.end(), applied_by_all_));
+  ranks_at_lowest_ = static_cast<std::size_t>(
+      std::count(last_applied_.begin(), last_applied_.end(), applied_by_all_));
   forget_displaced(applied_by_all_);
 }
 
@@ -75,26 +80,32 @@ void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint 
     const SlotView view = slot_as_seen(rank, hit.slot, report.last_applied);
     stalls_.note_activity(rank, wire::unnamed_name(view.entry.request.kind, hit.ordinal), now);
   } else if (!report.cached.empty()) {
-    stalls_.note_activity(rank, slot_as_seen(rank, report.cached.back(), report.last_applied).entry.request.name, now);
+    stalls_.note_activity(
+        rank, slot_as_seen(rank, report.cached.back(), report.last_applied).entry.request.name,
+        now);
   }
 }
 
-Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const {
+Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot,
+                                                std::uint64_t last_applied) const {
   if (const auto history = displaced_.find(slot); history != displaced_.end()) {
     for (const Displaced& earlier : history->second) {
       if (earlier.until > last_applied) return {earlier.entry, false};
     }
   }
   if (!cache_.holds(slot)) {
-    throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) + ", which is empty");
+    throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) +
+                ", which is empty");
   }
   return {cache_.at(slot), true};
 }
 
-void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied,
-                             TimePoint now) {
+void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal,
+                             std::uint64_t last_applied, TimePoint now) {
   const SlotView view = slot_as_seen(rank, slot, last_applied);
-  if (view.current && failed_uses_[static_cast<std::size_t>(rank)].empty() && table_.add_hit(rank, slot)) return;
+  if (view.current && failed_uses_[static_cast<std::size_t>(rank)].empty() &&
+      table_.add_hit(rank, slot))
+    return;
   const int position = sets_.position(view.entry.request.process_set, rank);
   if (position < 0) {
     throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) +
@@ -105,7 +116,8 @@ void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal
   accept_request(rank, ResponseCache::expand(view.entry, ordinal, position), hit, now);
 }
 
-void Coordinator::accept_request(int rank, wire::Request request, const std::optional<CacheHit>& hit, TimePoint now) {
+void Coordinator::accept_request(int rank, wire::Request request,
+                                 const std::optional<CacheHit>& hit, TimePoint now) {
   if (belongs_to_failed_use(rank, request)) return;
   table_.add(rank, std::move(request), hit, now);
 }
@@ -140,9 +152,11 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
   if (shut_down_count_ > 0) fail_for_shutdown(plan);
-  const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() && table_.ready_bytes() < options_.fusion_threshold;
+  const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
+                         table_.ready_bytes() < options_.fusion_threshold;
   if (table_.anything_ready() && !hold_back) plan_ready(plan);
-  if (all_shut_down() && !shutdown_published_ && !table_.anything_ready()) plan.shutdown = shutdown_published_ = true;
+  if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
+    plan.shutdown = shutdown_published_ = true;
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
   return plan;
@@ -165,7 +179,8 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
 }
 
 void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
-  // Each text tells what the missing ranks wait for, so all are written before the first tensor goes.
+  // Each text tells what the missing ranks wait for, so all are written before the first tensor
+  // goes.
   std::vector<std::pair<PendingRef, std::string>> expired;
   for (const PendingRef tensor : stalls_.expired(table_, now)) {
     expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
@@ -181,18 +196,21 @@ void Coordinator::fail_for_shutdown(wire::Plan& plan) {
   for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
 }
 
-// An operation that waits for a rank which has left will never be complete, nor will a group that lacks a member.
+// An operation that waits for a rank which has left will never be complete, nor will a group that
+// lacks a member.
 std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
   const bool group_lacks_member =
-      tensor.held && tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
+      tensor.held &&
+      tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
   if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
   const auto& members = sets_.ranks(tensor.request.process_set);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const auto rank = static_cast<std::size_t>(members[i]);
     if (!shut_down_[rank] || (tensor.missing > 0 && tensor.reported[i])) continue;
     return Status{StatusCode::kShutdown,
-                  describe(tensor.request) + ": rank " + std::to_string(rank) + " (" + options_.host_of_rank[rank] +
-                      ") has called shutdown() without submitting " + (tensor.missing > 0 ? "it" : "the rest of its group") +
+                  describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
+                      options_.host_of_rank[rank] + ") has called shutdown() without submitting " +
+                      (tensor.missing > 0 ? "it" : "the rest of its group") +
                       "; every rank must submit the same operations before it leaves",
                   members[i]};
   }
@@ -227,10 +245,18 @@ void Coordinator::plan_ready(wire::Plan& plan) {
   }
 }
 
+// The slot that holds exactly what the ranks have agreed on.
+std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tensor) const {
+  if (tensor.cached_slot) return tensor.cached_slot;  // everybody asked by naming it
+  const auto slot = cache_.find(tensor.request);
+  const bool same = slot && cache_.matches(*slot, tensor.request, 0) &&
+                    cache_.at(*slot).first_dims == tensor.first_dims;
+  return same ? slot : std::nullopt;
+}
+
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   wire::PlannedTensor planned;
-  const auto slot = cache_.find(tensor->request);
-  if (slot && cache_.matches(*slot, tensor->request, 0) && cache_.at(*slot).first_dims == tensor->first_dims) {
+  if (const auto slot = agreed_slot(*tensor)) {
     planned.slot = *slot;
     planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
     cache_.touch(*slot);

@@ -24,10 +24,11 @@ struct CoordinatorOptions {
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
 
-/// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in, plans out. Not thread-safe.
+/// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in,
+/// plans out. Not thread-safe.
 ///
-/// The same reports in any interleaving of the ranks give plans with the same content for the same set of ready tensors. See Note
-/// [What a slot means] in coordinator.cpp.
+/// The same reports in any interleaving of the ranks give plans with the same content for the same
+/// set of ready tensors. See Note [What a slot means] in coordinator.cpp.
 class Coordinator {
  public:
   Coordinator(CoordinatorOptions, const ProcessSetTable&);
@@ -35,8 +36,8 @@ class Coordinator {
   /// @throws hvd::Error when the report cannot be: the peer is broken.
   void accept(int rank, const wire::Report&, TimePoint now);
 
-  /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are held back until one completes or a
-  /// full batch has gathered: fusion without a timer.
+  /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are
+  /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
 
   /// Texts for the log, each given once.
@@ -46,7 +47,8 @@ class Coordinator {
   /// Somebody waits for somebody.
   bool waiting() const noexcept { return !table_.pending().empty(); }
   bool all_shut_down() const noexcept { return shut_down_count_ == options_.host_of_rank.size(); }
-  /// How many displaced cache entries and failed uses are remembered only because a rank may still refer to them.
+  /// How many displaced cache entries and failed uses are remembered only because a rank may still
+  /// refer to them.
   std::size_t displaced_entries() const noexcept;
   std::size_t failed_uses() const noexcept;
   const ResponseCache& cache() const noexcept { return cache_; }
@@ -62,7 +64,8 @@ class Coordinator {
     bool current = false;
   };
 
-  void accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied, TimePoint now);
+  void accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied,
+                  TimePoint now);
   void accept_request(int rank, wire::Request, const std::optional<CacheHit>&, TimePoint now);
   SlotView slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const;
   bool belongs_to_failed_use(int rank, const wire::Request&) const;
@@ -75,6 +78,7 @@ class Coordinator {
   void fail_for_shutdown(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
   void plan_ready(wire::Plan&);
+  std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
   wire::PlannedTensor plan_tensor(PendingRef);
 
   CoordinatorOptions options_;
@@ -88,8 +92,9 @@ class Coordinator {
   std::uint64_t applied_by_all_ = 0;         // the lowest of them
   std::size_t ranks_at_lowest_ = 0;
   std::map<std::uint32_t, std::deque<Displaced>> displaced_;
-  /// Per rank, uses that ended with an error before that rank had asked: set/name -> the last plan that said so. Forgotten once the rank
-  /// has applied it: what the rank asked for before belongs to the failed use, and what it asks for afterwards does not.
+  /// Per rank, uses that ended with an error before that rank had asked: set/name -> the last plan
+  /// that said so. Forgotten once the rank has applied it: what the rank asked for before belongs
+  /// to the failed use, and what it asks for afterwards does not.
   std::vector<std::unordered_map<std::string, std::uint64_t>> failed_uses_;
 
   std::vector<bool> shut_down_;  // per rank

@@ -17,8 +17,9 @@ bool fusible(OpKind kind) {
 
 // The factors by their bits: a NaN among the keys would undo the map's order.
 auto sort_of(const wire::Request& request) {
-  return std::tuple(request.process_set, request.kind, request.op, request.dtype, request.device, request.root,
-                    std::bit_cast<std::uint64_t>(request.prescale), std::bit_cast<std::uint64_t>(request.postscale));
+  return std::tuple(request.process_set, request.kind, request.op, request.dtype, request.device,
+                    request.root, std::bit_cast<std::uint64_t>(request.prescale),
+                    std::bit_cast<std::uint64_t>(request.postscale));
 }
 using Sort = decltype(sort_of(wire::Request{}));
 
@@ -35,7 +36,8 @@ std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
     const wire::Request& request = *tensors[i].request;
     std::size_t index = units.size();
     if (request.group_size > 0 && fusible(request.kind)) {
-      index = unit_of_group.try_emplace({request.group_key(), sort_of(request)}, index).first->second;
+      index =
+          unit_of_group.try_emplace({request.group_key(), sort_of(request)}, index).first->second;
     }
     if (index == units.size()) units.emplace_back();
     units[index].indices.push_back(i);
@@ -55,14 +57,16 @@ bool may_share_batch(const wire::Request& a, const wire::Request& b) {
   return fusible(a.kind) && sort_of(a) == sort_of(b);
 }
 
-std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors, std::int64_t threshold) {
+std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
+                                                  std::int64_t threshold) {
   std::vector<std::vector<std::size_t>> batches;
   std::map<Sort, OpenBatch> open;
   for (Unit& unit : make_units(tensors)) {
     const wire::Request& request = *tensors[unit.indices.front()].request;
     const Sort sort = sort_of(request);
     const auto found = fusible(request.kind) && threshold > 0 ? open.find(sort) : open.end();
-    const std::int64_t together = found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
+    const std::int64_t together =
+        found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
     if (found != open.end() && together <= threshold) {
       auto& batch = batches[found->second.index];
       batch.insert(batch.end(), unit.indices.begin(), unit.indices.end());

@@ -7,9 +7,10 @@
 
 namespace hvd::control {
 
-/// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and that has not been heard for
-/// timeout/4 is pinged; one that stays silent for `timeout` from the first unanswered ping is lost. While nobody waits, nothing is sent
-/// and silence means nothing. Pure; not thread-safe.
+/// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and
+/// that has not been heard for timeout/4 is pinged; one that stays silent for `timeout` from the
+/// first unanswered ping is lost. While nobody waits, nothing is sent and silence means nothing.
+/// Pure; not thread-safe.
 class Liveness {
  public:
   Liveness(std::vector<int> watched, Duration timeout);

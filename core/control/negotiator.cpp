@@ -10,10 +10,13 @@
 namespace hvd::control {
 namespace {
 
-// A rank that has nothing to report still tells, this often, which plan it has applied: See Note [What a slot means].
+// A rank that has nothing to report still tells, this often, which plan it has applied: See Note
+// [What a slot means].
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
-std::string key_of(int process_set, const std::string& name) { return std::to_string(process_set) + '/' + name; }
+std::string key_of(int process_set, const std::string& name) {
+  return std::to_string(process_set) + '/' + name;
+}
 
 }  // namespace
 
@@ -23,15 +26,16 @@ Negotiator::Negotiator(int rank, const ProcessSetTable& sets, std::size_t cache_
 // A peer would take a message beyond these limits for a broken one and end the job.
 void Negotiator::check_submission(const wire::Request& request) const {
   if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
-    throw UsageError(describe(request) + ": rank " + std::to_string(rank_) + " is not in process set " +
-                     std::to_string(request.process_set));
+    throw UsageError(describe(request) + ": rank " + std::to_string(rank_) +
+                     " is not in process set " + std::to_string(request.process_set));
   }
   if (request.name.size() > wire::kMaxNameBytes || request.group.size() > wire::kMaxNameBytes) {
-    throw UsageError(describe(request) + ": expected a name of at most " + std::to_string(wire::kMaxNameBytes) + " bytes");
+    throw UsageError(describe(request) + ": expected a name of at most " +
+                     std::to_string(wire::kMaxNameBytes) + " bytes");
   }
   if (request.shape.size() > wire::kMaxDims) {
-    throw UsageError(describe(request) + ": expected at most " + std::to_string(wire::kMaxDims) + " dimensions, got " +
-                     std::to_string(request.shape.size()));
+    throw UsageError(describe(request) + ": expected at most " + std::to_string(wire::kMaxDims) +
+                     " dimensions, got " + std::to_string(request.shape.size()));
   }
 }
 
@@ -79,7 +83,8 @@ std::optional<wire::Report> Negotiator::take_report() {
 
 Applied Negotiator::apply(const wire::Plan& plan) {
   if (plan.sequence != last_applied_ + 1) {
-    throw Error("plan " + std::to_string(plan.sequence) + " arrived; expected " + std::to_string(last_applied_ + 1));
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived; expected " +
+                std::to_string(last_applied_ + 1));
   }
   Applied applied;
   applied.shutdown = plan.shutdown;
@@ -90,16 +95,19 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   return applied;
 }
 
-void Negotiator::check_planned(const wire::Request& request, const std::vector<std::int64_t>& first_dims) const {
+void Negotiator::check_planned(const wire::Request& request,
+                               const std::vector<std::int64_t>& first_dims) const {
   if (!sets_.contains(request.process_set)) {
-    throw Error("a plan names process set " + std::to_string(request.process_set) + ", which does not exist");
+    throw Error("a plan names process set " + std::to_string(request.process_set) +
+                ", which does not exist");
   }
   const auto& members = sets_.ranks(request.process_set);
-  if (const auto fault = find_fault(request, members)) throw Error("a plan runs what cannot be: " + *fault);
+  if (const auto fault = find_fault(request, members))
+    throw Error("a plan runs what cannot be: " + *fault);
   if (request.kind != OpKind::kAllgather) return;
   if (first_dims.size() != members.size()) {
-    throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " + describe(request) + ", expected " +
-                std::to_string(members.size()));
+    throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " +
+                describe(request) + ", expected " + std::to_string(members.size()));
   }
   if (gathered_bytes(request, first_dims) == kMostBytes) {
     throw Error("a plan gives " + describe(request) + " more than 2^63 bytes");
@@ -110,23 +118,28 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   AgreedBatch agreed;
   for (const auto& tensor : batch.tensors) {
     if (tensor.slot && !cache_.holds(*tensor.slot)) {
-      throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) + ", which is empty");
+      throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) +
+                  ", which is empty");
     }
     if (!tensor.slot) check_planned(tensor.request, tensor.first_dims);
     const ResponseCache::Entry full{tensor.request, tensor.first_dims};
     const ResponseCache::Entry& entry = tensor.slot ? cache_.at(*tensor.slot) : full;
     const int process_set = entry.request.process_set;
     if (const int position = sets_.position(process_set, rank_); position >= 0) {
-      AgreedOperation operation{ResponseCache::expand(entry, tensor.slot ? tensor.ordinal : entry.request.ordinal, position),
-                                entry.first_dims};
+      AgreedOperation operation{
+          ResponseCache::expand(entry, tensor.slot ? tensor.ordinal : entry.request.ordinal,
+                                position),
+          entry.first_dims};
       const auto found = awaiting_.find(key_of(process_set, operation.request.name));
       if (found == awaiting_.end() || !found->second) {
-        throw Error("a plan runs " + describe(operation.request) + ", which this rank has not asked for");
+        throw Error("a plan runs " + describe(operation.request) +
+                    ", which this rank has not asked for");
       }
       awaiting_.erase(found);
-      if (!agreed.operations.empty() && !may_share_batch(agreed.operations.front().request, operation.request)) {
-        throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " + describe(operation.request) +
-                    " in one batch");
+      if (!agreed.operations.empty() &&
+          !may_share_batch(agreed.operations.front().request, operation.request)) {
+        throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
+                    describe(operation.request) + " in one batch");
       }
       agreed.operations.push_back(std::move(operation));
     }
@@ -142,20 +155,26 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
 void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
   if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
   const std::string key = key_of(error.process_set, error.name);
-  const bool missing = std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
+  const bool missing =
+      std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);
   if (found == awaiting_.end()) {
-    if (!missing) throw Error("a plan ends '" + error.name + "', which this rank has not asked for: " + error.message);
+    if (!missing)
+      throw Error("a plan ends '" + error.name +
+                  "', which this rank has not asked for: " + error.message);
     failed_in_advance_[key].push_back(error);
     return;
   }
   if (!found->second && !missing) {
-    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" + error.name +
-                "', but it has not: " + error.message);
+    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" +
+                error.name + "', but it has not: " + error.message);
   }
-  // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator knows that it belongs to the failed use.
+  // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator
+  // knows that it belongs to the failed use.
   if (!found->second) {
-    std::erase_if(unsent_, [&](const wire::Request& r) { return r.process_set == error.process_set && r.name == error.name; });
+    std::erase_if(unsent_, [&](const wire::Request& r) {
+      return r.process_set == error.process_set && r.name == error.name;
+    });
   }
   awaiting_.erase(found);
   applied.errors.push_back(error);

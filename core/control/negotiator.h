@@ -29,13 +29,16 @@ struct Applied {
   bool shutdown = false;
 };
 
-/// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure; not thread-safe.
+/// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
+/// not thread-safe.
 class Negotiator {
  public:
   Negotiator(int rank, const ProcessSetTable&, std::size_t cache_capacity);
 
-  /// A new use of an operation. @return the error it ends with at once, when the other ranks have given up waiting for it.
-  /// @throws UsageError when a message could not carry it or this rank is not in the process set; hvd::Error when it is in flight.
+  /// A new use of an operation. @return the error it ends with at once, when the other ranks have
+  /// given up waiting for it.
+  /// @throws UsageError when a message could not carry it or this rank is not in the process set;
+  /// hvd::Error when it is in flight.
   std::optional<wire::ErrorEntry> submit(wire::Request);
   /// This rank wants to leave.
   void request_shutdown() noexcept { shutdown_ = true; }
@@ -43,7 +46,8 @@ class Negotiator {
   /// What is new since the last call, for the coordinator; nothing when nothing is.
   std::optional<wire::Report> take_report();
 
-  /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's state.
+  /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's
+  /// state.
   Applied apply(const wire::Plan&);
 
   /// Operations submitted here that have not come back in a plan.
@@ -69,7 +73,8 @@ class Negotiator {
   bool shutdown_reported_ = false;
   std::vector<wire::Request> unsent_;               // in order of submission
   std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
-  /// set/name -> how the next uses end, one entry each: the others may have given up on several before this rank gets to the first.
+  /// set/name -> how the next uses end, one entry each: the others may have given up on several
+  /// before this rank gets to the first.
   std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;
   std::uint64_t by_bit_ = 0;
   std::uint64_t in_full_ = 0;

@@ -13,8 +13,13 @@ ProcessSetTable::ProcessSetTable(int world_size) {
 
 int ProcessSetTable::position(int id, int world_rank) const {
   const auto& members = sets_.at(id);
+  if (id == 0) {
+    return world_rank >= 0 && static_cast<std::size_t>(world_rank) < members.size() ? world_rank
+                                                                                    : -1;
+  }
   const auto found = std::lower_bound(members.begin(), members.end(), world_rank);
-  return found != members.end() && *found == world_rank ? static_cast<int>(found - members.begin()) : -1;
+  return found != members.end() && *found == world_rank ? static_cast<int>(found - members.begin())
+                                                        : -1;
 }
 
 }  // namespace hvd::control

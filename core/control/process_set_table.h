@@ -5,7 +5,8 @@
 
 namespace hvd::control {
 
-/// Which ranks form which set. Equal on every rank: it changes only while a plan is applied. Not thread-safe.
+/// Which ranks form which set. Equal on every rank: it changes only while a plan is applied. Not
+/// thread-safe.
 class ProcessSetTable {
  public:
   /// Set 0 is all ranks.

@@ -13,7 +13,8 @@ namespace hvd::control {
 std::int64_t batch_bytes(const PendingTensor& tensor) {
   const wire::Request& request = tensor.request;
   if (request.kind != OpKind::kAllgather || request.shape.empty()) {
-    return saturating_product(request.elements(), static_cast<std::int64_t>(size_of(request.dtype)));
+    return saturating_product(request.elements(),
+                              static_cast<std::int64_t>(size_of(request.dtype)));
   }
   return gathered_bytes(request, tensor.first_dims);
 }
@@ -21,11 +22,13 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
 ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
     : sets_(sets), submissions_(static_cast<std::size_t>(world_size)) {}
 
-PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<CacheHit>& hit, TimePoint now) {
-  const int position = sets_.contains(request.process_set) ? sets_.position(request.process_set, rank) : -1;
+PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
+                           TimePoint now) {
+  const int position =
+      sets_.contains(request.process_set) ? sets_.position(request.process_set, rank) : -1;
   if (position < 0) {
-    throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) + " of process set " +
-                std::to_string(request.process_set) + ", which it is not in");
+    throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) +
+                " of process set " + std::to_string(request.process_set) + ", which it is not in");
   }
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
@@ -35,11 +38,11 @@ PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<
   }
   const PendingRef tensor = found->second;
   if (tensor->reported[static_cast<std::size_t>(position)]) {
-    throw Error("rank " + std::to_string(rank) + " asked twice for " + describe(request) + " before it was done");
+    throw Error("rank " + std::to_string(rank) + " asked twice for " + describe(request) +
+                " before it was done");
   }
   if (tensor->cached_slot && (!hit || hit->slot != *tensor->cached_slot)) {
-    by_slot_.erase(*tensor->cached_slot);
-    tensor->cached_slot.reset();
+    forget_slot(*tensor->cached_slot);
   }
   if (request.kind == OpKind::kAllgather && !request.shape.empty() && !tensor->first_dims.empty()) {
     tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
@@ -50,8 +53,8 @@ PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<
   return tensor;
 }
 
-// Keeps the lowest rank's request and that of the lowest rank that disagrees with it: so what is planned, and what a
-// MismatchError says, do not depend on the order in which reports arrive.
+// Keeps the lowest rank's request and that of the lowest rank that disagrees with it: so what is
+// planned, and what a MismatchError says, do not depend on the order in which reports arrive.
 void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& request) {
   const bool agrees = !find_mismatch(tensor.request, tensor.reference_rank, request, rank);
   if (rank < tensor.reference_rank) {
@@ -64,35 +67,39 @@ void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& reques
 }
 
 bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
-  const auto found = by_slot_.find(slot);
-  if (found == by_slot_.end()) return false;
-  const PendingRef tensor = found->second;
+  if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
+  const PendingRef tensor = *by_slot_[slot];
   const int position = sets_.position(tensor->request.process_set, rank);
-  if (position < 0 || tensor->reported[static_cast<std::size_t>(position)]) return false;  // add() explains
+  if (position < 0 || tensor->reported[static_cast<std::size_t>(position)])
+    return false;  // add() explains
   if (rank < tensor->reference_rank) {
     tensor->reference_rank = rank;
-    if (!tensor->first_dims.empty()) tensor->request.shape[0] = tensor->first_dims[static_cast<std::size_t>(position)];
+    if (!tensor->first_dims.empty())
+      tensor->request.shape[0] = tensor->first_dims[static_cast<std::size_t>(position)];
   }
   mark(tensor, rank, position);
   return true;
 }
 
 void ReadyTable::forget_slot(std::uint32_t slot) {
-  const auto found = by_slot_.find(slot);
-  if (found == by_slot_.end()) return;
-  found->second->cached_slot.reset();
-  by_slot_.erase(found);
+  if (slot >= by_slot_.size() || !by_slot_[slot]) return;
+  (*by_slot_[slot])->cached_slot.reset();
+  by_slot_[slot].reset();
 }
 
-PendingRef ReadyTable::create(int rank, int position, wire::Request&& request, const std::optional<CacheHit>& hit,
-                              TimePoint now) {
+PendingRef ReadyTable::create(int rank, int position, wire::Request&& request,
+                              const std::optional<CacheHit>& hit, TimePoint now) {
   const auto members = sets_.ranks(request.process_set).size();
   const PendingRef tensor = pending_.emplace(pending_.end());
   tensor->reference_rank = rank;
   tensor->reported.resize(members);
   tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
-  if (hit && !request.unnamed) tensor->cached_slot = hit->slot;
+  if (hit && !request.unnamed) {
+    tensor->cached_slot = hit->slot;
+    if (by_slot_.size() <= hit->slot) by_slot_.resize(hit->slot + 1);
+    by_slot_[hit->slot] = tensor;
+  }
   if (request.kind == OpKind::kAllgather && !request.shape.empty()) {
     if (hit) tensor->first_dims = *hit->first_dims;
     tensor->first_dims.resize(members);
@@ -100,7 +107,6 @@ PendingRef ReadyTable::create(int rank, int position, wire::Request&& request, c
   }
   tensor->request = std::move(request);
   by_key_.emplace(key_of(tensor->request), tensor);
-  if (tensor->cached_slot) by_slot_.emplace(*tensor->cached_slot, tensor);
   join_group(tensor, tensor->request);
   return tensor;
 }
@@ -115,7 +121,8 @@ void ReadyTable::mark(PendingRef tensor, int rank, int position) {
 void ReadyTable::complete(PendingRef tensor) {
   wire::Request& request = tensor->request;
   if (tensor->dissent) {
-    tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request, tensor->dissent->rank);
+    tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request,
+                                     tensor->dissent->rank);
   } else {
     tensor->mismatch = find_fault(request, sets_.ranks(request.process_set));
     // From here on the plan speaks for the set's first member.
@@ -124,7 +131,8 @@ void ReadyTable::complete(PendingRef tensor) {
   if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {
     tensor->mismatch = describe(request) + ": the result has more than 2^63 bytes";
   }
-  if (request.group_size == 0 || tensor->mismatch || tensor->groups.front()->failure) return make_ready(tensor);
+  if (request.group_size == 0 || tensor->mismatch || tensor->groups.front()->failure)
+    return make_ready(tensor);
   TensorGroup& group = *tensor->groups.front();
   group.held.push_back(tensor);
   tensor->held = true;
@@ -152,9 +160,10 @@ void ReadyTable::join_group(PendingRef tensor, const wire::Request& request) {
   }
   tensor->groups.push_back(current);
   if (current->size != request.group_size) {
-    fail_group(*current, {StatusCode::kMismatch, "one member says that it has " + std::to_string(current->size) +
-                                                     " members, " + describe(request) + " says " +
-                                                     std::to_string(request.group_size)});
+    fail_group(*current,
+               {StatusCode::kMismatch,
+                "one member says that it has " + std::to_string(current->size) + " members, " +
+                    describe(request) + " says " + std::to_string(request.group_size)});
   }
 }
 
@@ -181,10 +190,11 @@ void ReadyTable::fail_group(TensorGroup& group, const Status& reason) {
 
 void ReadyTable::erase(PendingRef tensor) {
   by_key_.erase(key_of(tensor->request));
-  if (tensor->cached_slot) by_slot_.erase(*tensor->cached_slot);
+  if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
   if (std::erase(ready_, tensor) > 0) {
     ready_bytes_ = 0;
-    for (const PendingRef ready : ready_) ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*ready));
+    for (const PendingRef ready : ready_)
+      ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*ready));
   }
   for (const auto& group : tensor->groups) {
     std::erase(group->held, tensor);

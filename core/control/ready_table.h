@@ -18,7 +18,8 @@ namespace hvd::control {
 
 struct TensorGroup;
 
-/// An operation that some, not yet all, members of its set have asked for (or whose group is not complete).
+/// An operation that some, not yet all, members of its set have asked for (or whose group is not
+/// complete).
 struct PendingTensor {
   wire::Request request = {};  ///< as `reference_rank` asked
   int reference_rank = 0;      ///< the lowest that has reported
@@ -28,17 +29,18 @@ struct PendingTensor {
     int rank = 0;
   };
   std::optional<Dissent> dissent = {};
-  std::vector<bool> reported = {};                ///< per position in the set
-  int missing = 0;                                ///< members that have not reported
-  std::vector<std::int64_t> first_dims = {};      ///< allgather: per position
-  std::optional<std::string> mismatch = {};       ///< once complete: why it cannot run
-  std::optional<std::uint32_t> cached_slot = {};  ///< set when every report so far was a hit on this slot
+  std::vector<bool> reported = {};            ///< per position in the set
+  int missing = 0;                            ///< members that have not reported
+  std::vector<std::int64_t> first_dims = {};  ///< allgather: per position
+  std::optional<std::string> mismatch = {};   ///< once complete: why it cannot run
+  /// Set while every report so far was a hit on this slot.
+  std::optional<std::uint32_t> cached_slot = {};
   /// More than one only when ranks disagree about the group.
   std::vector<std::shared_ptr<TensorGroup>> groups = {};
   bool held = false;  ///< complete, but its group is not
   TimePoint first_seen{};
-  /// When the lowest-ranked member that has reported did so, counted in that rank's own submissions: equal in every run,
-  /// whatever the ranks' relative speed.
+  /// When the lowest-ranked member that has reported did so, counted in that rank's own
+  /// submissions: equal in every run, whatever the ranks' relative speed.
   std::uint64_t order = 0;
   bool warned = false;
 };
@@ -46,14 +48,16 @@ struct PendingTensor {
 /// A report that came as a cache hit rather than in full.
 struct CacheHit {
   std::uint32_t slot = 0;
-  const std::vector<std::int64_t>* first_dims = nullptr;  ///< the entry's: what every rank that hits means
+  /// The entry's: what every rank that hits means.
+  const std::vector<std::int64_t>* first_dims = nullptr;
 };
 
 using PendingList = std::list<PendingTensor>;  // oldest first
 using PendingRef = PendingList::iterator;
 
-/// One use of a group. It ends when each of its members has come and gone; a member that comes a second time begins the next use. So
-/// a failure is remembered for members that nobody has asked for yet. (A correct program submits all members before it waits for one.)
+/// One use of a group. It ends when each of its members has come and gone; a member that comes a
+/// second time begins the next use. So a failure is remembered for members that nobody has asked
+/// for yet. (A correct program submits all members before it waits for one.)
 struct TensorGroup {
   std::string key = {};
   int size = 0;
@@ -68,17 +72,21 @@ class ReadyTable {
  public:
   explicit ReadyTable(const ProcessSetTable& sets, int world_size);
 
-  /// Notes that `rank` asks for `request`. Asking twice for a name that is still pending is a broken peer: throws hvd::Error.
+  /// Notes that `rank` asks for `request`. Asking twice for a name that is still pending is a
+  /// broken peer: throws hvd::Error.
   /// @return the tensor, which may now be complete
-  PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit, TimePoint now);
-  /// The cheap way for a hit on a slot whose tensor is already pending by hits only; false when it is not so and add() has to do it.
+  PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
+                 TimePoint now);
+  /// The cheap way for a hit on a slot whose tensor is already pending by hits only; false when it
+  /// is not so and add() has to do it.
   bool add_hit(int rank, std::uint32_t slot);
 
   /// The slot holds something else from now on.
   void forget_slot(std::uint32_t slot);
 
-  /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the "ready" state but stay in the
-  /// table until erase(). A member of a group is held back until its whole group is complete or one of it has failed.
+  /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
+  /// "ready" state but stay in the table until erase(). A member of a group is held back until its
+  /// whole group is complete or one of it has failed.
   std::vector<PendingRef> take_ready();
   bool anything_ready() const noexcept { return !ready_.empty(); }
   std::int64_t ready_bytes() const noexcept { return ready_bytes_; }
@@ -94,9 +102,14 @@ class ReadyTable {
   bool has_reported(const PendingTensor&, int rank) const;
 
  private:
-  static std::string key_of(const wire::Request& r) { return std::to_string(r.process_set) + '/' + r.name; }
-  static std::string group_of(const wire::Request& r) { return std::to_string(r.process_set) + '/' + r.group_key(); }
-  PendingRef create(int rank, int position, wire::Request&&, const std::optional<CacheHit>&, TimePoint now);
+  static std::string key_of(const wire::Request& r) {
+    return std::to_string(r.process_set) + '/' + r.name;
+  }
+  static std::string group_of(const wire::Request& r) {
+    return std::to_string(r.process_set) + '/' + r.group_key();
+  }
+  PendingRef create(int rank, int position, wire::Request&&, const std::optional<CacheHit>&,
+                    TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
   void mark(PendingRef, int rank, int position);
   void complete(PendingRef);
@@ -107,14 +120,16 @@ class ReadyTable {
   const ProcessSetTable& sets_;
   PendingList pending_;
   std::unordered_map<std::string, PendingRef> by_key_;
-  std::unordered_map<std::uint32_t, PendingRef> by_slot_;
+  /// The tensor that is pending by hits on the slot only.
+  std::vector<std::optional<PendingRef>> by_slot_;
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
   std::vector<std::uint64_t> submissions_;  // per world rank
 };
 
-/// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they are more than that.
+/// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they
+/// are more than that.
 std::int64_t batch_bytes(const PendingTensor&);
 
 }  // namespace hvd::control

@@ -6,8 +6,9 @@ bool ResponseCache::cacheable(const wire::Request& request) noexcept {
   return request.kind != OpKind::kAlltoall && request.kind != OpKind::kJoin;
 }
 
-// Named tensors are known by name. Unnamed ones have no identity of their own, so all that are alike share an entry:
-// everything that ranks must agree on is in the key, which is why a hit only has to add the ordinal.
+// Named tensors are known by name. Unnamed ones have no identity of their own, so all that are
+// alike share an entry: everything that ranks must agree on is in the key, which is why a hit only
+// has to add the ordinal.
 std::string ResponseCache::key_of(const wire::Request& request) {
   if (!request.unnamed) return std::to_string(request.process_set) + '/' + request.name;
   wire::Request alike = request;
@@ -35,7 +36,8 @@ wire::Request ResponseCache::expand(const Entry& entry, std::uint64_t ordinal, i
     request.ordinal = ordinal;
     request.name = wire::unnamed_name(request.kind, ordinal);
   }
-  if (request.kind == OpKind::kAllgather) request.shape[0] = entry.first_dims[static_cast<std::size_t>(position)];
+  if (request.kind == OpKind::kAllgather)
+    request.shape[0] = entry.first_dims[static_cast<std::size_t>(position)];
   return request;
 }
 
@@ -73,6 +75,8 @@ std::optional<ResponseCache::Displaced> ResponseCache::put(Entry entry) {
   return displaced;
 }
 
-void ResponseCache::touch(std::uint32_t slot) { recency_.splice(recency_.end(), recency_, slots_[slot].recency); }
+void ResponseCache::touch(std::uint32_t slot) {
+  recency_.splice(recency_.end(), recency_, slots_[slot].recency);
+}
 
 }  // namespace hvd::control

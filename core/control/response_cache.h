@@ -15,12 +15,14 @@ namespace hvd::control {
 
 /// Remembers what the ranks agreed on for a tensor, so that asking for it again takes one bit.
 ///
-/// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of the plan. Slots are numbers below the
-/// capacity; the least recently used entry gives its slot up. Not thread-safe.
+/// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of
+/// the plan. Slots are numbers below the capacity; the least recently used entry gives its slot up.
+/// Not thread-safe.
 class ResponseCache {
  public:
   struct Entry {
-    /// As the set's first member asked. For an unnamed operation the name and the ordinal mean nothing.
+    /// As the set's first member asked. For an unnamed operation the name and the ordinal mean
+    /// nothing.
     wire::Request request = {};
     std::vector<std::int64_t> first_dims = {};  ///< allgather: per member
   };
@@ -33,20 +35,24 @@ class ResponseCache {
   /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
   explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
-  /// Whether results of this kind are remembered at all (alltoall's splits and join's meaning change from use to use).
+  /// Whether results of this kind are remembered at all (alltoall's splits and join's meaning
+  /// change from use to use).
   static bool cacheable(const wire::Request&) noexcept;
   /// The slot of this tensor, whatever its parameters are now.
   std::optional<std::uint32_t> find(const wire::Request&) const;
   /// Whether `request`, of the rank at `position` in its set, asks for exactly what the slot holds.
   bool matches(std::uint32_t slot, const wire::Request& request, int position) const;
-  bool holds(std::uint32_t slot) const noexcept { return slot < slots_.size() && slots_[slot].used; }
+  bool holds(std::uint32_t slot) const noexcept {
+    return slot < slots_.size() && slots_[slot].used;
+  }
   /// @pre holds(slot)
   const Entry& at(std::uint32_t slot) const { return slots_[slot].entry; }
   /// The request that a cache hit at `slot` stands for. @pre holds(slot)
   wire::Request expand(std::uint32_t slot, std::uint64_t ordinal, int position) const;
   static wire::Request expand(const Entry&, std::uint64_t ordinal, int position);
 
-  /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0 or the kind is not cacheable.
+  /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0
+  /// or the kind is not cacheable.
   /// @pre an allgather's shape is not empty and it has a first dimension for every member
   std::optional<Displaced> put(Entry);
   /// Makes it the most recently used. @pre holds(slot)

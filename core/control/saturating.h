@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <limits>
 
-/// Byte counts of a request are a peer's word: sums and products of them stop at the largest number instead of overflowing.
+/// Byte counts of a request are a peer's word: sums and products of them stop at the largest number
+/// instead of overflowing.
 namespace hvd::control {
 
 inline constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();

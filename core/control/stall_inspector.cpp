@@ -19,14 +19,15 @@ std::string seconds(Duration duration) {
   return out.str();
 }
 
-// For a rank, or for the rest of its group. What is ready is only held back while batches are under way.
+// For a rank, or for the rest of its group. What is ready is only held back while batches are under
+// way.
 bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.held; }
 
 std::string progress_of_group(const PendingTensor& tensor) {
   const TensorGroup& group = *tensor.groups.front();
-  return "group '" + tensor.request.group_key() + "', of whose " + std::to_string(group.size) + " members " +
-         std::to_string(group.seen.size()) + " were submitted by some rank and " + std::to_string(group.held.size()) +
-         " by every rank";
+  return "group '" + tensor.request.group_key() + "', of whose " + std::to_string(group.size) +
+         " members " + std::to_string(group.seen.size()) + " were submitted by some rank and " +
+         std::to_string(group.held.size()) + " by every rank";
 }
 
 // What a rank has asked for and does not have yet.
@@ -36,9 +37,9 @@ std::string waits_for(const ReadyTable& table, int rank) {
   for (const PendingTensor& tensor : table.pending()) {
     if (!table.has_reported(tensor, rank)) continue;
     if (told++ == kMostNamesTold) return text + ", ...";
-    text += (text.empty() ? "" : ", ") + describe(tensor.request);
+    text += (text.empty() ? "waits for " : ", ") + describe(tensor.request);
   }
-  return text.empty() ? "waits for nothing of hvd" : "waits for " + text;
+  return text.empty() ? "waits for nothing of hvd" : text;
 }
 
 }  // namespace
@@ -50,15 +51,18 @@ void StallInspector::note_activity(int rank, const std::string& name, TimePoint 
   last_[static_cast<std::size_t>(rank)] = {name, now};
 }
 
-std::string StallInspector::who_is_missing(const ReadyTable& table, const PendingTensor& tensor, TimePoint now) const {
+std::string StallInspector::who_is_missing(const ReadyTable& table, const PendingTensor& tensor,
+                                           TimePoint now) const {
   const std::vector<int> missing = table.missing_ranks(tensor);
   std::string text;
   for (std::size_t i = 0; i < missing.size(); ++i) {
     if (i == kMostRanksTold) return text + "; and " + std::to_string(missing.size() - i) + " more";
     const Activity& activity = last_[static_cast<std::size_t>(missing[i])];
-    text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" + hosts_[static_cast<std::size_t>(missing[i])] + ") ";
-    text += activity.name.empty() ? "has submitted nothing yet"
-                                  : "last submitted '" + activity.name + "' " + seconds(now - activity.when) + " ago";
+    text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
+            hosts_[static_cast<std::size_t>(missing[i])] + ") ";
+    text += activity.name.empty()
+                ? "has submitted nothing yet"
+                : "last submitted '" + activity.name + "' " + seconds(now - activity.when) + " ago";
     text += " and " + waits_for(table, missing[i]);
   }
   return text;
@@ -71,7 +75,8 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
     if (now - tensor.first_seen < limits_.warning) break;  // the rest is younger
     if (tensor.warned || !waits(tensor)) continue;
     tensor.warned = true;
-    std::string text = describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
+    std::string text =
+        describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
     if (tensor.held) {
       text += "the rest of " + progress_of_group(tensor);
     } else {
@@ -93,13 +98,16 @@ std::vector<PendingRef> StallInspector::expired(ReadyTable& table, TimePoint now
   return found;
 }
 
-std::string StallInspector::error_text(const ReadyTable& table, const PendingTensor& tensor, TimePoint now) const {
+std::string StallInspector::error_text(const ReadyTable& table, const PendingTensor& tensor,
+                                       TimePoint now) const {
   if (tensor.held) {
-    return describe(tensor.request) + ": the rest of its group was not submitted by every rank within " +
+    return describe(tensor.request) +
+           ": the rest of its group was not submitted by every rank within " +
            seconds(limits_.shutdown) + " (stall_shutdown): " + progress_of_group(tensor) +
            "; every rank must submit all members of a group";
   }
-  return describe(tensor.request) + ": not submitted by every rank within " + seconds(limits_.shutdown) +
+  return describe(tensor.request) + ": not submitted by every rank within " +
+         seconds(limits_.shutdown) +
          " (stall_shutdown); missing: " + who_is_missing(table, tensor, now) +
          "; every rank of the process set must submit the same operations";
 }

@@ -14,7 +14,8 @@ struct StallLimits {
   Duration shutdown{};  ///< zero: never
 };
 
-/// Watches for operations that some ranks never ask for, and says who and what they did instead. Coordinator only; pure.
+/// Watches for operations that some ranks never ask for, and says who and what they did instead.
+/// Coordinator only; pure.
 class StallInspector {
  public:
   StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
@@ -23,7 +24,8 @@ class StallInspector {
   void note_activity(int rank, const std::string& name, TimePoint now);
   /// One sentence or more per operation that has newly waited for longer than the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
-  /// Operations that have waited for ranks, or for the rest of their group, for longer than the shutdown time.
+  /// Operations that have waited for ranks, or for the rest of their group, for longer than the
+  /// shutdown time.
   std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
   /// What a StalledError says.
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;

@@ -8,17 +8,21 @@
 
 namespace hvd::control {
 
-/// What `other` asks that cannot go together with `reference`, as a sentence that names the operation, both ranks and both values; nothing
-/// when they agree. Allgather's and alltoall's first dimension may differ.
-std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank, const wire::Request& other,
-                                         int other_rank);
+/// What `other` asks that cannot go together with `reference`, as a sentence that names the
+/// operation, both ranks and both values; nothing when they agree. Allgather's and alltoall's first
+/// dimension may differ.
+std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
+                                         const wire::Request& other, int other_rank);
 
-/// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar), as a sentence.
+/// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar), as
+/// a sentence.
 /// @param members the world ranks of the request's process set, ascending.
 std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members);
 
-/// Size of an allgather's result; the largest number when it is more than that. @pre the shape is not empty
-std::int64_t gathered_bytes(const wire::Request&, const std::vector<std::int64_t>& first_dims) noexcept;
+/// Size of an allgather's result; the largest number when it is more than that. @pre the shape is
+/// not empty
+std::int64_t gathered_bytes(const wire::Request&,
+                            const std::vector<std::int64_t>& first_dims) noexcept;
 
 /// "allreduce 'fc1.weight'".
 std::string describe(const wire::Request&);

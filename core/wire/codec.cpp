@@ -29,8 +29,8 @@ void Writer::text(std::string_view value) {
 }
 
 void Reader::fail(const char* field, const std::string& what) const {
-  throw WireError("control message: " + std::string(field) + " at byte " + std::to_string(offset_) + " of " +
-                  std::to_string(bytes_.size()) + ": " + what);
+  throw WireError("control message: " + std::string(field) + " at byte " + std::to_string(offset_) +
+                  " of " + std::to_string(bytes_.size()) + ": " + what);
 }
 
 std::uint8_t Reader::u8(const char* field) {
@@ -46,7 +46,9 @@ std::uint64_t Reader::varint(const char* field, std::uint64_t highest) {
     if (shift == 63 && part > 1) fail(field, "a number of more than 64 bits");
     value |= part << shift;
     if ((byte & 0x80) == 0) {
-      if (value > highest) fail(field, "expected at most " + std::to_string(highest) + ", got " + std::to_string(value));
+      if (value > highest)
+        fail(field,
+             "expected at most " + std::to_string(highest) + ", got " + std::to_string(value));
       return value;
     }
   }
@@ -61,7 +63,8 @@ std::int64_t Reader::zigzag(const char* field) {
 double Reader::f64(const char* field) {
   std::uint64_t bits = 0;
   const auto part = raw(field, 8);
-  for (int i = 7; i >= 0; --i) bits = (bits << 8) | std::to_integer<std::uint64_t>(part[static_cast<std::size_t>(i)]);
+  for (int i = 7; i >= 0; --i)
+    bits = (bits << 8) | std::to_integer<std::uint64_t>(part[static_cast<std::size_t>(i)]);
   return std::bit_cast<double>(bits);
 }
 
@@ -81,7 +84,8 @@ std::span<const std::byte> Reader::raw(const char* field, std::size_t size) {
 std::size_t Reader::count(const char* field, std::size_t highest) {
   const auto value = static_cast<std::size_t>(varint(field, highest));
   if (value > remaining()) {
-    fail(field, std::to_string(value) + " elements announced, " + std::to_string(remaining()) + " bytes left");
+    fail(field, std::to_string(value) + " elements announced, " + std::to_string(remaining()) +
+                    " bytes left");
   }
   return value;
 }

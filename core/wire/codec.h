@@ -19,7 +19,8 @@ class WireError : public Error {
   using Error::Error;
 };
 
-/// Appends little-endian values. Integers of unbounded size are LEB128 varints, signed ones zigzag-coded.
+/// Appends little-endian values. Integers of unbounded size are LEB128 varints, signed ones
+/// zigzag-coded.
 class Writer {
  public:
   void u8(std::uint8_t value) { bytes_.push_back(std::byte{value}); }
@@ -27,7 +28,9 @@ class Writer {
   void zigzag(std::int64_t value);
   void f64(double value);
   void text(std::string_view value);
-  void raw(std::span<const std::byte> value) { bytes_.insert(bytes_.end(), value.begin(), value.end()); }
+  void raw(std::span<const std::byte> value) {
+    bytes_.insert(bytes_.end(), value.begin(), value.end());
+  }
 
   Bytes take() && { return std::move(bytes_); }
 
@@ -35,7 +38,8 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads what Writer wrote. Every function checks bounds and throws WireError that names `field` and the offset.
+/// Reads what Writer wrote. Every function checks bounds and throws WireError that names `field`
+/// and the offset.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -47,7 +51,8 @@ class Reader {
   double f64(const char* field);
   std::string text(const char* field, std::size_t longest);
   std::span<const std::byte> raw(const char* field, std::size_t size);
-  /// An element count: at most `highest`, and no more than the bytes that are left, so that a forged count cannot make us allocate.
+  /// An element count: at most `highest`, and no more than the bytes that are left, so that a
+  /// forged count cannot make us allocate.
   std::size_t count(const char* field, std::size_t highest);
 
   std::size_t remaining() const noexcept { return bytes_.size() - offset_; }

@@ -6,7 +6,8 @@
 namespace hvd::wire {
 namespace {
 
-// Bits of a request's flag byte: fields that are usually at their default are sent only when they are not.
+// Bits of a request's flag byte: fields that are usually at their default are sent only when they
+// are not.
 enum RequestFlag : std::uint8_t {
   kHasScale = 1,
   kHasGroup = 2,
@@ -31,7 +32,9 @@ Writer start(MessageKind kind) {
 template <class Enum>
 Enum read_enum(Reader& in, const char* field, int count) {
   const std::uint8_t value = in.u8(field);
-  if (value >= count) in.fail(field, "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
+  if (value >= count)
+    in.fail(field,
+            "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
   return static_cast<Enum>(value);
 }
 
@@ -54,9 +57,10 @@ std::vector<std::int64_t> read_sizes(Reader& in, const char* field, std::size_t 
 
 void write_request(Writer& out, const Request& request) {
   const bool scaled = request.prescale != 1.0 || request.postscale != 1.0;
-  out.u8(static_cast<std::uint8_t>((scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
-                                   (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
-                                   (request.unnamed ? kUnnamed : 0)));
+  out.u8(static_cast<std::uint8_t>(
+      (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
+      (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
+      (request.unnamed ? kUnnamed : 0)));
   if (request.unnamed) {
     out.varint(request.ordinal);
   } else {
@@ -84,7 +88,8 @@ void write_request(Writer& out, const Request& request) {
 void check_element_count(const Reader& in, const Request& request) {
   std::int64_t elements = 1;
   for (const auto size : request.shape) {
-    if (__builtin_mul_overflow(elements, size, &elements)) in.fail("shape", "more than 2^63 elements");
+    if (__builtin_mul_overflow(elements, size, &elements))
+      in.fail("shape", "more than 2^63 elements");
   }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(request.dtype)), &bytes)) {
@@ -95,7 +100,8 @@ void check_element_count(const Reader& in, const Request& request) {
 Request read_request(Reader& in) {
   Request request;
   const std::uint8_t flags = in.u8("request flags");
-  if (flags > kAllRequestFlags) in.fail("request flags", "unknown flag, got " + std::to_string(flags));
+  if (flags > kAllRequestFlags)
+    in.fail("request flags", "unknown flag, got " + std::to_string(flags));
   request.unnamed = (flags & kUnnamed) != 0;
   if (request.unnamed) {
     request.ordinal = in.varint("ordinal", kAnyNumber);
@@ -118,7 +124,8 @@ Request read_request(Reader& in) {
     request.group = in.text("group", kMaxNameBytes);
     request.group_size = read_int(in, "group size", kMaxTensors);
     request.group_index = read_int(in, "group index", kMaxTensors);
-    if (request.group_index >= request.group_size) in.fail("group index", "not below the group size");
+    if (request.group_index >= request.group_size)
+      in.fail("group index", "not below the group size");
     if (request.unnamed && request.ordinal < static_cast<std::uint64_t>(request.group_index)) {
       in.fail("group index", "above the ordinal");
     }
@@ -186,7 +193,8 @@ void write_error(Writer& out, const ErrorEntry& error) {
 
 int read_rank_or_none(Reader& in) {
   const std::int64_t rank = in.zigzag("rank");
-  if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt)) in.fail("rank", "out of range, got " + std::to_string(rank));
+  if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt))
+    in.fail("rank", "out of range, got " + std::to_string(rank));
   return static_cast<int>(rank);
 }
 
@@ -209,7 +217,7 @@ Report read_report(Reader& in) {
   report.cached = read_bits(in);
   report.cached_unnamed.resize(in.count("cached unnamed", kMaxTensors));
   for (auto& hit : report.cached_unnamed) {
-    hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots));
+    hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
     hit.ordinal = in.varint("ordinal", kAnyNumber);
   }
   const std::size_t requests = in.count("requests", kMaxTensors);
@@ -244,11 +252,16 @@ Abort read_abort(Reader& in) {
 
 AnyMessage read_body(Reader& in, std::uint8_t kind) {
   switch (static_cast<MessageKind>(kind)) {
-    case MessageKind::kReport: return read_report(in);
-    case MessageKind::kPlan: return read_plan(in);
-    case MessageKind::kAbort: return read_abort(in);
-    case MessageKind::kPing: return Ping{};
-    case MessageKind::kPong: return Pong{};
+    case MessageKind::kReport:
+      return read_report(in);
+    case MessageKind::kPlan:
+      return read_plan(in);
+    case MessageKind::kAbort:
+      return read_abort(in);
+    case MessageKind::kPing:
+      return Ping{};
+    case MessageKind::kPong:
+      return Pong{};
   }
   in.fail("message kind", "unknown, got " + std::to_string(kind));
 }
@@ -317,8 +330,8 @@ AnyMessage decode(std::span<const std::byte> bytes) {
     in.fail("magic", "expected " + std::to_string(kMagic) + ", got " + std::to_string(magic));
   }
   if (const auto version = in.u8("version"); version != kVersion) {
-    in.fail("version", "this rank speaks version " + std::to_string(kVersion) + ", got " + std::to_string(version) +
-                           "; run the same hvd on every rank");
+    in.fail("version", "this rank speaks version " + std::to_string(kVersion) + ", got " +
+                           std::to_string(version) + "; run the same hvd on every rank");
   }
   const std::uint8_t kind = in.u8("message kind");
   AnyMessage message = read_body(in, kind);

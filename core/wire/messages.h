@@ -11,7 +11,8 @@
 #include "hvd/types.h"
 #include "wire/codec.h"
 
-/// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin the bytes.
+/// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin
+/// the bytes.
 namespace hvd::wire {
 
 inline constexpr std::uint8_t kMagic = 0x68;  // 'h'
@@ -25,12 +26,13 @@ inline constexpr std::size_t kMaxRanks = 1 << 20;
 inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
-enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5 };  // append only
+/// Append only.
+enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5 };
 
 /// What one rank wants done: everything that ranks have to agree on.
 struct Request {
-  /// Unnamed operations are matched by `ordinal`, their position among the unnamed ones of this set and kind;
-  /// the name is then derived and not sent.
+  /// Unnamed operations are matched by `ordinal`, their position among the unnamed ones of this set
+  /// and kind; the name is then derived and not sent.
   std::string name = {};
   bool unnamed = false;
   std::uint64_t ordinal = 0;
@@ -42,7 +44,8 @@ struct Request {
   int root = 0;  ///< world rank
   double prescale = 1.0;
   double postscale = 1.0;
-  /// Group members become ready together. group_size 0: no group. An unnamed group is known by its first ordinal.
+  /// Group members become ready together. group_size 0: no group. An unnamed group is known by its
+  /// first ordinal.
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
@@ -76,7 +79,8 @@ struct Report {
   friend bool operator==(const Report&, const Report&) = default;
 };
 
-/// One tensor of a batch: a cache slot (with the ordinal when the slot holds an unnamed one), or the request in full.
+/// One tensor of a batch: a cache slot (with the ordinal when the slot holds an unnamed one), or
+/// the request in full.
 struct PlannedTensor {
   std::optional<std::uint32_t> slot = {};
   std::uint64_t ordinal = 0;
@@ -91,7 +95,8 @@ struct Batch {
   friend bool operator==(const Batch&, const Batch&) = default;
 };
 
-/// An operation that ends without running. Ranks in `missing` had not submitted it: their next submission of that name fails the same way.
+/// An operation that ends without running. Ranks in `missing` had not submitted it: their next
+/// submission of that name fails the same way.
 struct ErrorEntry {
   int process_set = 0;
   std::string name = {};
@@ -128,7 +133,8 @@ Bytes encode(const Plan&);
 Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
-/// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the message's size.
+/// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
+/// message's size.
 AnyMessage decode(std::span<const std::byte>);
 
 }  // namespace hvd::wire
