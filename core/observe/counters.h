@@ -18,7 +18,7 @@ struct Counters {
   std::atomic<std::uint64_t> failed_operations{0};
   std::atomic<std::uint64_t> backend_calls{0};
   std::atomic<std::uint64_t> bytes{0};
-  std::atomic<std::uint64_t> stall_warnings{0};
+  std::atomic<std::uint64_t> stalls{0};
   std::atomic<std::uint64_t> plans_applied{0};
 
   Metrics snapshot() const;

@@ -16,14 +16,14 @@ constexpr std::array kFields = {
     Field{"control_messages_sent", "Control messages sent by this rank", &Metrics::control_messages_sent},
     Field{"control_messages_received", "Control messages received by this rank", &Metrics::control_messages_received},
     Field{"control_bytes_sent", "Bytes of control messages sent by this rank", &Metrics::control_bytes_sent},
-    Field{"negotiated_operations", "Operations reported to the coordinator in full", &Metrics::negotiated_operations},
-    Field{"cached_operations", "Operations reported to the coordinator as a cache hit", &Metrics::cached_operations},
+    Field{"negotiated_operations", "Operations that went through the coordinator", &Metrics::negotiated_operations},
+    Field{"cached_operations", "Negotiated operations that took a cache hit", &Metrics::cached_operations},
     Field{"locked_operations", "Operations run without the coordinator", &Metrics::locked_operations},
     Field{"completed_operations", "Operations that ended well", &Metrics::completed_operations},
     Field{"failed_operations", "Operations that ended with an error", &Metrics::failed_operations},
     Field{"backend_calls", "Collectives handed to a backend", &Metrics::backend_calls},
     Field{"bytes", "Payload bytes of this rank's inputs", &Metrics::bytes},
-    Field{"stall_warnings", "Operations reported as stalled", &Metrics::stall_warnings},
+    Field{"stalls", "Operations reported as stalled", &Metrics::stalls},
     Field{"plans_applied", "Plans of the coordinator that this rank applied", &Metrics::plans_applied},
 };
 
@@ -60,7 +60,7 @@ Metrics Counters::snapshot() const {
   metrics.failed_operations = failed_operations.load();
   metrics.backend_calls = backend_calls.load();
   metrics.bytes = bytes.load();
-  metrics.stall_warnings = stall_warnings.load();
+  metrics.stalls = stalls.load();
   metrics.plans_applied = plans_applied.load();
   return metrics;
 }

@@ -144,7 +144,8 @@ bool Engine::send_report() {
   const auto news = negotiator_.take_report();
   if (!news) return false;
   report(wire::encode(*news));
-  counters_.negotiated_operations.store(negotiator_.reported_in_full(), std::memory_order_relaxed);
+  counters_.negotiated_operations.store(negotiator_.reported_in_full() + negotiator_.reported_by_bit(),
+                                        std::memory_order_relaxed);
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
   return true;
 }
@@ -227,7 +228,7 @@ bool Engine::keep_house() {
   watch_peers(now, is_waiting);
   if (!coordinator_) return false;
   for (const auto& text : coordinator_->stall_warnings(now)) {
-    counters_.stall_warnings.fetch_add(1, std::memory_order_relaxed);
+    counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
   return false;

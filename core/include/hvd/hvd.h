@@ -56,7 +56,8 @@ struct Metrics {
   std::uint64_t control_messages_sent = 0;
   std::uint64_t control_messages_received = 0;
   std::uint64_t control_bytes_sent = 0;
-  /// Operations that went through the coordinator, by full request and by cache bit, and without it.
+  /// Operations that went through the coordinator; of these, the ones that took a cache hit instead of a full request; and operations
+  /// that ran without the coordinator.
   std::uint64_t negotiated_operations = 0;
   std::uint64_t cached_operations = 0;
   std::uint64_t locked_operations = 0;
@@ -66,7 +67,7 @@ struct Metrics {
   std::uint64_t backend_calls = 0;
   /// Payload bytes of this rank's inputs.
   std::uint64_t bytes = 0;
-  std::uint64_t stall_warnings = 0;
+  std::uint64_t stalls = 0;
   std::uint64_t plans_applied = 0;
 
   std::string to_json() const;

@@ -22,9 +22,9 @@ TEST(Metrics, JsonHoldsEveryCounter) {
 
 TEST(Metrics, PrometheusTextHasHelpTypeAndValue) {
   observe::Counters counters;
-  counters.stall_warnings = 2;
+  counters.stalls = 2;
   EXPECT_THAT(counters.snapshot().to_prometheus(),
-              HasSubstr("# TYPE hvd_stall_warnings_total counter\nhvd_stall_warnings_total 2\n"));
+              HasSubstr("# TYPE hvd_stalls_total counter\nhvd_stalls_total 2\n"));
 }
 
 }  // namespace

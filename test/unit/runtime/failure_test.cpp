@@ -81,7 +81,7 @@ TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
     EXPECT_THROW(operation.status().raise_if_error(), StalledError);
     EXPECT_THAT(operation.status().message, AllOf(HasSubstr("allreduce 'w'"), HasSubstr("rank 1 (localhost)")));
   }
-  EXPECT_EQ(job_->rank(0).metrics().stall_warnings, 1U);
+  EXPECT_EQ(job_->rank(0).metrics().stalls, 1U);
   const Operation late = allreduce(1, "w");
   ASSERT_TRUE(run({late}, milliseconds(10)));
   EXPECT_EQ(late.status().code, StatusCode::kStalled);

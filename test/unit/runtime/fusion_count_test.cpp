@@ -98,7 +98,7 @@ TEST_F(FusionCountTest, ARepeatedStepTravelsAsBits) {
     ASSERT_TRUE(run(operations));
   }
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(job_.rank(rank).metrics().negotiated_operations, 10U);
+    EXPECT_EQ(job_.rank(rank).metrics().negotiated_operations, 30U);
     EXPECT_EQ(job_.rank(rank).metrics().cached_operations, 20U);
   }
 }
