@@ -74,7 +74,6 @@ std::string runtime_lines() {
 
 std::string check_build(const std::string& mpirun) {
   std::string text = std::string("hvdrun: ") + kVersion + "\n";
-  text += std::string("compiler: ") + kCompiler + "\n";
   text += mpirun_line(mpirun);
   text += *kTorchVersion != '\0' ? std::string("LibTorch: ") + kTorchVersion + "\n"
                                  : std::string("LibTorch: not built: HVD_WITH_TORCH=OFF\n");

@@ -4,7 +4,7 @@
 
 namespace hvd::launcher {
 
-/// What --check-build prints: versions of hvd, its compiler, mpirun and LibTorch, and
+/// What --check-build prints: versions of hvdrun, mpirun and LibTorch, and
 /// hvd::build_info(): what the runtime was built with, what was left out and why.
 ///
 /// The runtime is asked through a program of its own, hvd-build-info, which lies beside hvdrun:
