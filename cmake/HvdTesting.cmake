@@ -29,11 +29,13 @@ function(hvd_add_mpi_test)
     set(arg_TIMEOUT 120)
   endif()
   _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
+  # Two mpiruns of one user that start at once race for their session folder, hence the lock.
   foreach(ranks IN LISTS arg_RANKS)
     set(test ${arg_NAME}.np${ranks})
     add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none -np ${ranks}
              $<TARGET_FILE:${arg_NAME}>)
     set_tests_properties(${test} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
+      RESOURCE_LOCK mpirun
       ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMP_NUM_THREADS=1;HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT}")
   endforeach()
 endfunction()
