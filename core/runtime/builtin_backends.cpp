@@ -93,6 +93,15 @@ void forget_job_peers() noexcept {}
 
 #endif
 
+std::vector<std::string_view> backend_names() {
+  return {
+      "local",
+#if HVD_HAVE_MPI
+      "mpi",
+#endif
+  };
+}
+
 std::vector<Component> optional_components() {
   return {
 #if HVD_HAVE_MPI

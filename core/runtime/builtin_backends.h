@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "control/control_plane.h"
@@ -19,6 +21,9 @@ struct JobConnection {
 /// Joins the job this process was launched into, or makes a job of one. Collective.
 /// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
 JobConnection join_job(const RuntimeOptions&);
+
+/// The names that a backend can be chosen by.
+std::vector<std::string_view> backend_names();
 
 struct Component {
   const char* name;

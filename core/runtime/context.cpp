@@ -59,12 +59,13 @@ void leave_at_exit() {
   leave(kPatienceAtExit);
 }
 
-void check_backend_name(const RuntimeOptions& options, const std::vector<std::shared_ptr<Backend>>& backends) {
+// Before the job is joined: a rank that leaves again right after joining would keep the others waiting.
+void check_backend_name(const RuntimeOptions& options) {
   if (!options.backend) return;
   std::string known;
-  for (const auto& backend : backends) {
-    if (backend->name() == *options.backend) return;
-    known += (known.empty() ? "'" : ", '") + std::string(backend->name()) + "'";
+  for (const std::string_view name : backend_names()) {
+    if (name == *options.backend) return;
+    known += (known.empty() ? "'" : ", '") + std::string(name) + "'";
   }
   throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" + *options.backend + "'");
 }
@@ -85,8 +86,8 @@ void init(const Options& options) {
   if (runtime::runtime_or_null()) throw UsageError("hvd::init: already initialised; call hvd::shutdown() before initialising again");
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
+  runtime::check_backend_name(resolved);
   runtime::JobConnection job = runtime::join_job(resolved);
-  runtime::check_backend_name(resolved, job.backends);
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);

@@ -47,7 +47,7 @@ TEST(Job, RunsAgainAfterShutdown) {
     EXPECT_THROW(init(), UsageError);
     const int n = size();
     EXPECT_EQ(sum(static_cast<float>(rank() + round), "x"), static_cast<float>(n * (n - 1) / 2 + n * round));
-    EXPECT_EQ(local_size() * cross_size() >= n, true);
+    EXPECT_EQ(local_size() * cross_size(), n);
     EXPECT_TRUE(is_homogeneous());
     barrier();
     shutdown();
@@ -99,7 +99,9 @@ TEST(Job, IdleRanksUseNoCpu) {
   std::this_thread::sleep_for(std::chrono::duration<double>(kIdle));
   const double share = (cpu_seconds() - before) / kIdle;
   if (rank() == 0) std::printf("an idle rank uses %.3f %% of a core\n", 100 * share);
-  EXPECT_LT(share, 0.01);
+  // Ranks of other hosts cannot ring this one, so it looks for messages a thousand times a second.
+  const bool one_host = cross_size() == 1;
+  EXPECT_LT(share, one_host ? 0.01 : 0.10);
   barrier();
   shutdown();
 }
