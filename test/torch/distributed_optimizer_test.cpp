@@ -173,11 +173,13 @@ TEST(Training, ClippingBetweenSynchronizeAndStep) {
     Pair nets;
     auto inner = sgd(nets.distributed);
     auto reference = sgd(nets.serial);
-    DistributedOptimizer optimizer(*inner, nets.distributed->named_parameters());
+    // A sum, since an average taken twice would not show.
+    DistributedOptimizer optimizer(*inner, nets.distributed->named_parameters(),
+                                   {.op = ReduceOp::kSum});
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       reference->zero_grad();
-      loss_of(nets.distributed, Batch::of_rank(rank(), step)).backward();
+      scale_loss(loss_of(nets.distributed, Batch::of_rank(rank(), step))).backward();
       optimizer.synchronize();
       torch::nn::utils::clip_grad_norm_(nets.distributed->parameters(), 0.1);
       if (skip) {

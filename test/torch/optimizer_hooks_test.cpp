@@ -183,6 +183,7 @@ TEST(Hooks, AreGoneAfterDestruction) {
     optimizer.step();
   }
   EXPECT_TRUE(accumulator->pre_hooks().empty());
+  EXPECT_TRUE(accumulator->post_hooks().empty());
   const auto bytes = metrics().bytes;
   backward(net);
   backward(net);

@@ -89,11 +89,12 @@ std::vector<std::string> contents(torch::optim::Optimizer& optimizer) {
         all.push_back("none");
         continue;
       }
-      torch::serialize::OutputArchive archive;
-      if (auto* lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state->second.get())) {
+      const auto copy = state->second->clone();
+      if (auto* lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(copy.get())) {
         lbfgs->al(std::nullopt);  // scratch that cannot be saved
       }
-      state->second->serialize(archive);
+      torch::serialize::OutputArchive archive;
+      copy->serialize(archive);
       all.push_back(bytes_of(archive));
     }
   }
@@ -297,10 +298,21 @@ TEST(Objects, DifferentTypesAreAMismatch) {
 }
 
 TEST(Objects, AnObjectThatCannotBeEncodedFailsOnEveryRank) {
-  // A module's type is not known to the receiver's pickler; encoding it throws.
   const auto unsaveable =
       c10::IValue::make_capsule(c10::make_intrusive<torch::CustomClassHolder>());
-  EXPECT_THROW(broadcast_object(unsaveable), std::exception);
+  // The owner gets the reason, the others learn whose it was.
+  if (rank() == 0) {
+    EXPECT_THROW(broadcast_object(unsaveable), c10::Error);
+  } else {
+    EXPECT_NE(message_of<Error>([&] { broadcast_object(unsaveable); }).find("rank 0"),
+              std::string::npos);
+  }
+  const c10::IValue mine = rank() == size() - 1 ? unsaveable : c10::IValue(rank());
+  if (rank() == size() - 1) {
+    EXPECT_THROW(allgather_object(mine), c10::Error);
+  } else {
+    EXPECT_THROW(allgather_object(mine), Error);
+  }
   EXPECT_EQ(broadcast_object(7), 7);
 }
 

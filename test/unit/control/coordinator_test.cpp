@@ -12,7 +12,6 @@
 namespace hvd::control {
 namespace {
 
-using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -21,12 +20,6 @@ using ::testing::SizeIs;
 CoordinatorOptions with_capacity(std::size_t capacity) {
   CoordinatorOptions options;
   options.cache_capacity = capacity;
-  return options;
-}
-
-CoordinatorOptions with_stalls() {
-  CoordinatorOptions options;
-  options.stall = {seconds(30), seconds(600)};
   return options;
 }
 
@@ -199,6 +192,23 @@ TEST(Coordinator, AHitSentBeforeAnEvictionIsReadAsItWasMeant) {
   EXPECT_THAT(names(*cluster.decide()), ElementsAre("#0"));
 }
 
+TEST(Coordinator, AHitAfterAnEvictionIsNotCountedForTheTensorThatWasThere) {
+  Cluster cluster(3, with_capacity(1));
+  cluster.submit_everywhere(allreduce("a"));
+  cluster.exchange();
+  cluster.submit(1, allreduce("a"));
+  cluster.report(1);
+  cluster.submit_everywhere(allreduce("b"));
+  cluster.exchange();
+  cluster.submit(0, allreduce("a"));
+  cluster.submit(2, allreduce("b"));  // slot 0, as was rank 1's 'a'
+  cluster.report_all();
+  EXPECT_FALSE(cluster.decide());
+  cluster.submit(2, allreduce("a"));
+  cluster.report(2);
+  EXPECT_THAT(names(*cluster.decide()), ElementsAre("a"));
+}
+
 // Unnamed operations that are alike share a slot, so one may be hit while the plan for another
 // changes what it holds.
 TEST(Coordinator, AHitSentBeforeAReplacementIsReadAsItWasMeant) {
@@ -238,142 +248,6 @@ TEST(Coordinator, WhatIsRememberedOfSlotsIsBoundedByAcknowledgements) {
   EXPECT_GT(most, 0u);
 }
 
-TEST(Coordinator, AStalledOperationEndsOnTheRanksThatWaitAndAtTheMissingOnesNextUse) {
-  Cluster cluster(3, with_stalls());
-  cluster.submit(0, allreduce("a"));
-  cluster.submit(1, allreduce("a"));
-  cluster.exchange();
-  cluster.now = seconds(30);
-  EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now), SizeIs(1));
-  EXPECT_EQ(cluster.coordinator().next_deadline(), TimePoint(seconds(600)));
-  cluster.now = seconds(599);
-  EXPECT_FALSE(cluster.decide());
-  cluster.now = seconds(600);
-  const auto plan = cluster.decide();
-  ASSERT_TRUE(plan);
-  ASSERT_THAT(plan->errors, SizeIs(1));
-  EXPECT_EQ(plan->errors[0].code, StatusCode::kStalled);
-  EXPECT_THAT(plan->errors[0].missing, ElementsAre(2));
-  EXPECT_FALSE(cluster.coordinator().waiting());
-  const auto applied = cluster.apply_everywhere();
-  EXPECT_THAT(told(applied[0], "a"), HasSubstr("missing: rank 2 (host2)"));
-  EXPECT_EQ(told(applied[1], "a"), told(applied[0], "a"));
-  EXPECT_THAT(applied[2].errors, IsEmpty());
-  EXPECT_EQ(cluster.submit(2, allreduce("a"))->message, told(applied[0], "a"));
-  // The next use is live on all.
-  cluster.submit_everywhere(allreduce("a"));
-  for (const Applied& next : cluster.exchange()) EXPECT_THAT(next.batches, SizeIs(1));
-}
-
-// Rank 1's report is under way when the others give up: it belongs to the failed use, though it
-// arrives afterwards.
-TEST(Coordinator, ARequestThatCrossesTheErrorOfItsUseIsNotTakenForTheNext) {
-  Cluster cluster(2, with_stalls());
-  cluster.submit(0, allreduce("a"));
-  cluster.report(0);
-  cluster.submit(1, allreduce("a"));
-  const wire::Bytes crossing = cluster.send(1);
-  cluster.now = seconds(700);
-  EXPECT_TRUE(cluster.decide());
-  EXPECT_EQ(cluster.coordinator().failed_uses(), 1u);
-  cluster.apply(0);
-  cluster.submit(0, allreduce("a"));
-  cluster.report(0);
-  cluster.arrive(1, crossing);
-  EXPECT_FALSE(cluster.decide());
-  EXPECT_THAT(cluster.apply(1).errors, SizeIs(1));
-  EXPECT_FALSE(cluster.submit(1, allreduce("a")));
-  cluster.report(1);
-  EXPECT_EQ(cluster.coordinator().failed_uses(), 0u);
-  EXPECT_TRUE(cluster.decide());
-}
-
-TEST(Coordinator, SeveralMissedUsesEndOneByOne) {
-  Cluster cluster(2, with_stalls());
-  for (int use = 0; use < 2; ++use) {
-    cluster.submit(0, allreduce("a", {use + 1}));
-    cluster.report(0);
-    cluster.now += seconds(700);
-    cluster.decide();
-    cluster.apply_everywhere();
-  }
-  EXPECT_TRUE(cluster.submit(1, allreduce("a", {1})));
-  EXPECT_TRUE(cluster.submit(1, allreduce("a", {2})));
-  cluster.submit_everywhere(allreduce("a", {3}));
-  for (const Applied& applied : cluster.exchange()) EXPECT_THAT(applied.batches, SizeIs(1));
-}
-
-TEST(Coordinator, FailedUsesAreForgottenOnceTheRankHasAppliedTheError) {
-  Cluster cluster(2, with_stalls());
-  for (int i = 0; i < 20; ++i)
-    cluster.submit(0, allreduce(numbered("lost", static_cast<std::uint64_t>(i))));
-  cluster.report(0);
-  cluster.now = seconds(700);
-  cluster.decide();
-  EXPECT_EQ(cluster.coordinator().failed_uses(), 20u);
-  cluster.apply_everywhere();
-  cluster.submit(1, allreduce("other"));
-  cluster.report(1);
-  EXPECT_EQ(cluster.coordinator().failed_uses(), 0u);
-}
-
-TEST(Coordinator, AllStallTextsTellWhatTheOthersWaitFor) {
-  Cluster cluster(2, with_stalls());
-  cluster.submit(0, allreduce("mine"));
-  cluster.submit(1, allreduce("yours"));
-  cluster.report_all();
-  cluster.now = seconds(700);
-  const auto plan = cluster.decide();
-  ASSERT_THAT(plan->errors, SizeIs(2));
-  EXPECT_THAT(plan->errors[0].message, HasSubstr("waits for allreduce 'yours'"));
-  EXPECT_THAT(plan->errors[1].message, HasSubstr("waits for allreduce 'mine'"));
-}
-
-TEST(Coordinator, TheLastActivityIsTheNameOfAnUnnamedHitToo) {
-  Cluster cluster(2, with_stalls());
-  cluster.submit_everywhere(unnamed(OpKind::kAllreduce, 0));
-  cluster.exchange();
-  cluster.submit_everywhere(unnamed(OpKind::kAllreduce, 1));
-  cluster.exchange();
-  cluster.submit(0, allreduce("a"));
-  cluster.report(0);
-  cluster.now = seconds(30);
-  EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now),
-              ElementsAre(HasSubstr("last submitted 'allreduce.unnamed.1' 30.0 s ago")));
-}
-
-TEST(Coordinator, AnOperationThatWaitsForARankThatHasLeftEnds) {
-  Cluster cluster(3);
-  cluster.submit(0, allreduce("a"));
-  cluster.submit(1, allreduce("a"));
-  cluster.rank(2).request_shutdown();
-  const auto applied = cluster.exchange();
-  EXPECT_EQ(told(applied[1], "a"),
-            "allreduce 'a': rank 2 (host2) has called shutdown() without submitting it; every rank "
-            "must submit the same operations "
-            "before it leaves");
-  EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
-  EXPECT_FALSE(applied[1].shutdown);
-  EXPECT_FALSE(cluster.coordinator().all_shut_down());
-  // So does what comes later.
-  cluster.submit(0, allreduce("b"));
-  EXPECT_THAT(told(cluster.exchange()[0], "b"), HasSubstr("rank 2 (host2) has called shutdown()"));
-}
-
-TEST(Coordinator, WhatWasSubmittedBeforeShutdownIsStillRun) {
-  Cluster cluster(2);
-  cluster.submit(1, allreduce("a"));
-  cluster.rank(1).request_shutdown();
-  cluster.exchange();
-  cluster.submit(0, allreduce("a"));
-  cluster.rank(0).request_shutdown();
-  const auto applied = cluster.exchange();
-  EXPECT_THAT(applied[1].batches, SizeIs(1));
-  EXPECT_TRUE(applied[0].shutdown);
-  EXPECT_TRUE(applied[1].shutdown);
-  EXPECT_FALSE(cluster.decide());
-}
-
 TEST(Coordinator, AGroupRunsTogetherOrNotAtAll) {
   Cluster cluster(2);
   cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
@@ -403,43 +277,6 @@ TEST(Coordinator, AMismatchInOneMemberFailsTheGroup) {
     }
     EXPECT_FALSE(cluster.coordinator().waiting());
   }
-}
-
-TEST(Coordinator, SiblingsOfAStalledMemberEndAsStalledToo) {
-  Cluster cluster(2, with_stalls());
-  cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
-  cluster.report_all();
-  cluster.now = seconds(1);
-  cluster.submit(0, in_group(allreduce("b"), "g", 2, 1));
-  cluster.report(0);
-  cluster.now = seconds(601);
-  const auto plan = cluster.decide();
-  ASSERT_THAT(plan->errors, SizeIs(2));
-  for (const auto& error : plan->errors) EXPECT_EQ(error.code, StatusCode::kStalled);
-  EXPECT_FALSE(cluster.coordinator().waiting());
-}
-
-TEST(Coordinator, AMemberWhoseGroupNobodyCompletesStalls) {
-  Cluster cluster(2, with_stalls());
-  cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
-  cluster.exchange();
-  EXPECT_EQ(cluster.coordinator().next_deadline(), TimePoint(seconds(30)));
-  cluster.now = seconds(600);
-  const auto plan = cluster.decide();
-  ASSERT_TRUE(plan);
-  EXPECT_EQ(plan->errors.at(0).code, StatusCode::kStalled);
-  EXPECT_THAT(plan->errors.at(0).missing, IsEmpty());
-}
-
-TEST(Coordinator, AMemberWhoseGroupWillNeverBeCompleteEndsWithTheShutdown) {
-  Cluster cluster(2);
-  cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
-  cluster.exchange();
-  cluster.rank(1).request_shutdown();
-  EXPECT_THAT(told(cluster.exchange()[0], "a"),
-              HasSubstr("without submitting the rest of its group"));
-  cluster.rank(0).request_shutdown();
-  EXPECT_TRUE(cluster.exchange()[0].shutdown);
 }
 
 TEST(Coordinator, SmallTensorsAreHeldBackWhileTwoBatchesAreUnderWay) {
