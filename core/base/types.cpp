@@ -82,6 +82,12 @@ std::string_view to_string(OpKind kind) noexcept {
       return "barrier";
     case OpKind::kJoin:
       return "join";
+    case OpKind::kGather:
+      return "gather";
+    case OpKind::kAddProcessSet:
+      return "add_process_set";
+    case OpKind::kRemoveProcessSet:
+      return "remove_process_set";
   }
   return "unknown";
 }

@@ -133,6 +133,18 @@ std::vector<int> ProcessSet::ranks() const {
   return all;
 }
 
+namespace {
+
+/// Submits, waits, and returns the result.
+std::int64_t run(Submission submission) {
+  const Operation operation = submit(std::move(submission), Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+  return operation.result();
+}
+
+}  // namespace
+
 Operation submit(Submission submission, Progress progress) {
   std::vector<Submission> one;
   one.push_back(std::move(submission));
@@ -147,9 +159,29 @@ void barrier(const ProcessSet& process_set) {
   Submission submission;
   submission.kind = OpKind::kBarrier;
   submission.process_set = process_set.id();
-  const Operation operation = submit(std::move(submission), Progress::kCaller);
-  operation.wait();
-  operation.status().raise_if_error();
+  run(std::move(submission));
+}
+
+int join() {
+  Submission submission;
+  submission.kind = OpKind::kJoin;
+  return static_cast<int>(run(std::move(submission)));
+}
+
+ProcessSet add_process_set(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  Submission submission;
+  submission.kind = OpKind::kAddProcessSet;
+  submission.splits.assign(ranks.begin(), ranks.end());
+  const int id = static_cast<int>(run(std::move(submission)));
+  return ProcessSet(ProcessSet::Members{id, std::move(ranks)});
+}
+
+void remove_process_set(const ProcessSet& process_set) {
+  Submission submission;
+  submission.kind = OpKind::kRemoveProcessSet;
+  submission.root = process_set.id();
+  run(std::move(submission));
 }
 
 Metrics metrics() { return runtime::current_runtime()->metrics(); }

@@ -31,6 +31,9 @@ const char* phase_of(OpKind kind) {
     case OpKind::kAlltoall: return "ALLTOALL";
     case OpKind::kBarrier: return "BARRIER";
     case OpKind::kJoin: return "JOIN";
+    case OpKind::kGather: return "GATHER";
+    case OpKind::kAddProcessSet: return "ADD_PROCESS_SET";
+    case OpKind::kRemoveProcessSet: return "REMOVE_PROCESS_SET";
   }
   return "?";
 }

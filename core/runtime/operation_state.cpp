@@ -57,6 +57,8 @@ bool Operation::done() const noexcept { return state_ != nullptr && state_->done
 
 const Status& Operation::status() const { return state_->status(); }
 
+std::int64_t Operation::result() const { return state_->result(); }
+
 void Operation::wait() const {
   if (state_ == nullptr) throw UsageError("wait() on an empty operation handle");
   if (state_->done()) return;

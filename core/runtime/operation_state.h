@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "base/clock.h"
@@ -22,7 +23,12 @@ class OperationState {
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// @pre done()
   const Status& status() const noexcept { return status_; }
+  /// See Operation::result(). @pre done()
+  std::int64_t result() const noexcept { return result_; }
   std::shared_ptr<Runtime> runtime() const noexcept { return runtime_.lock(); }
+
+  /// Engine only, before finish().
+  void set_result(std::int64_t result) noexcept { result_ = result; }
 
   /// Engine only, once. Callbacks and the hold on the caller's memory end here.
   void finish(const Status& status, const EventPtr& output_ready);
@@ -38,6 +44,7 @@ class OperationState {
 
   const std::weak_ptr<Runtime> runtime_;
   Status status_;
+  std::int64_t result_ = 0;
   std::atomic<bool> done_{false};
 };
 

@@ -58,6 +58,9 @@ class Checker {
       case OpKind::kReducescatter:
       case OpKind::kAlltoall:
       case OpKind::kJoin:
+      case OpKind::kGather:
+      case OpKind::kAddProcessSet:
+      case OpKind::kRemoveProcessSet:
         fail("this version does not have this operation; it has allreduce, allgather, broadcast and barrier");
     }
     if (submission_.input.device.type != DeviceType::kCpu) {

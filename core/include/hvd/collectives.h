@@ -17,7 +17,8 @@ namespace hvd {
 
 /// Per-rank sizes that only negotiation can tell.
 struct OutputSizes {
-  /// Allgather: the first dimension of every member's input, in set order. Alltoall: the rows received from each.
+  /// Allgather, and gather at its destination: the first dimension of every member's input, in set order. Alltoall: the rows
+  /// received from each member.
   std::span<const std::int64_t> first_dims = {};
 };
 
@@ -28,15 +29,18 @@ struct Submission {
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
   TensorView input = {};
-  /// Where the result goes; may be the input's memory. Unused when `allocate_output` is set.
+  /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the input's rows. Unused when
+  /// `allocate_output` is set.
   TensorView output = {};
-  /// Called once, on the thread that drives the engine, when the sizes are known (allgather,
-  /// alltoall). It returns the output and the memory's owner is whatever the callback captured.
+  /// Called once, on the thread that drives the engine, when the sizes are known: allgather, alltoall, and gather (at the
+  /// destination only). It returns the output; the memory's owner is whatever the callback captured.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   double prescale = 1.0;
   double postscale = 1.0;
-  /// World rank of the source, for broadcast.
+  /// World rank of the source (broadcast) or the destination (gather).
   int root = 0;
+  /// Alltoall: how many of the input's rows go to each member, in set order. kAddProcessSet: the world ranks of the set.
+  std::vector<std::int64_t> splits = {};
   int process_set = 0;
   /// Members of a group become ready together or fail together: ranks must agree on its name and size (0: no group) and on each
   /// member's position in it. The members of an unnamed group are unnamed operations of one submit_all() call, in order.
@@ -55,6 +59,12 @@ namespace runtime {
 class OperationState;
 }
 
+/// How many of `rows` rows the member at `position` gets from a reducescatter: an equal share, the remainder going to the first
+/// members, one each.
+constexpr std::int64_t rows_of_member(std::int64_t rows, int members, int position) noexcept {
+  return rows / members + (position < rows % members ? 1 : 0);
+}
+
 /// A submitted operation. A cheap, shared handle; dropping it cancels nothing. Thread-safe.
 class Operation {
  public:
@@ -68,6 +78,8 @@ class Operation {
   void wait() const;
   /// How it ended. Valid once done().
   const Status& status() const;
+  /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and status().ok().
+  std::int64_t result() const;
 
  private:
   std::shared_ptr<runtime::OperationState> state_;

@@ -51,6 +51,14 @@ std::string build_info();
 /// @throws PeerLostError, StalledError, ShutdownError.
 void barrier(const ProcessSet& = {});
 
+/// This rank has no more data. Blocks until every rank of the job has called it; until then this rank takes part in the operations of
+/// the others with a contribution that changes nothing (zeros to a sum, no rows to an allgather), and an average divides by the ranks
+/// that contribute. Operations without a meaning then (a broadcast from this rank, a gather to it, alltoall, changes of process sets)
+/// are a MismatchError on the ranks that ask for them.
+/// @return the last rank to join.
+/// @throws PeerLostError, StalledError, ShutdownError.
+int join();
+
 /// Counters since init(). The numbers of one rank.
 struct Metrics {
   std::uint64_t control_messages_sent = 0;

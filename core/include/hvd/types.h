@@ -47,8 +47,11 @@ enum class OpKind : std::uint8_t {
   kAlltoall = 4,
   kBarrier = 5,
   kJoin = 6,
+  kGather = 7,
+  kAddProcessSet = 8,
+  kRemoveProcessSet = 9,
 };
-inline constexpr int kOpKindCount = 7;
+inline constexpr int kOpKindCount = 10;
 
 /// How gradients are cast for the wire.
 enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };

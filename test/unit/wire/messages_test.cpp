@@ -109,7 +109,7 @@ TEST(Messages, NumbersOnTheWireArePinned) {
   EXPECT_EQ(static_cast<int>(MessageKind::kPong), 5);
   EXPECT_EQ(static_cast<int>(OpKind::kAllgather), 1);
   EXPECT_EQ(static_cast<int>(OpKind::kBroadcast), 2);
-  EXPECT_EQ(static_cast<int>(OpKind::kJoin), kOpKindCount - 1);
+  EXPECT_EQ(static_cast<int>(OpKind::kRemoveProcessSet), kOpKindCount - 1);
   EXPECT_EQ(static_cast<int>(ReduceOp::kSum), 1);
   EXPECT_EQ(static_cast<int>(ReduceOp::kAdasum), kReduceOpCount - 1);
   EXPECT_EQ(static_cast<int>(DataType::kFloat16), 6);
