@@ -51,7 +51,7 @@ run_tests() {
 }
 
 run_dev() {
-  build dev --preset dev && run_tests dev -j "$jobs"
+  build dev --preset dev && run_tests dev -LE large -j "$jobs"
 }
 
 run_asan_ubsan() {

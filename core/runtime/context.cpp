@@ -11,6 +11,7 @@
 #include "hvd/hvd.h"
 #include "runtime/builtin_backends.h"
 #include "runtime/dump_signal.h"
+#include "runtime/last_words.h"
 
 namespace hvd {
 namespace runtime {
@@ -26,6 +27,7 @@ struct Context {
   std::shared_ptr<Runtime> runtime;  // guarded by mutex
   std::shared_ptr<void> world;       // guarded by lifecycle; outlives the runtime
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
+  std::optional<LastWords> last_words;    // guarded by lifecycle
   const SteadyClock clock;
   bool exit_handler_registered = false;  // guarded by lifecycle
 };
@@ -45,6 +47,7 @@ void leave(std::optional<Duration> patience) {
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.dump_signal.reset();
+  process.last_words.reset();
   const bool in_order = runtime->shutdown(patience);
   if (!in_order) forget_job_peers();
   {
@@ -103,6 +106,7 @@ void init(const Options& options) {
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
                  << " of " << topology.local_size;
   process.dump_signal.emplace(*created);
+  process.last_words.emplace(*created);
   const std::lock_guard publish(process.mutex);
   process.runtime = std::move(created);
 }

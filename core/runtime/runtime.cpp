@@ -276,6 +276,22 @@ void Runtime::abort(const Status& cause) {
   wait_until([this] { return engine_->failed(); });
 }
 
+void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {
+  try {
+    const TimePoint limit = clock_.now() + patience;
+    engine_->fail_from_outside(cause);
+    // This thread may hold the token or be what another waits for, so it leaves the driving to them.
+    while (!engine_->failed() && clock_.now() < limit) {
+      engine_->doorbell().ring();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    // The message must arrive before the others notice that the process is gone.
+    std::this_thread::sleep_for(std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();
+  }
+}
+
 void Runtime::start_timeline(const std::string& path) {
   if (timeline_.on()) throw UsageError("start_timeline('" + path + "'): a timeline is being written already; stop it first");
   const std::string file = observe::timeline_path_of(path, topology().rank);

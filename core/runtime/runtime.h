@@ -37,6 +37,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Fails the runtime with this cause, here and on every rank. Returns when the others have been told as far as that is possible at once.
   void abort(const Status& cause);
 
+  /// The same from a process that is about to end, whatever its threads are in: never longer than `patience`.
+  void tell_before_dying(const Status& cause, Duration patience) noexcept;
+
   const Topology& topology() const noexcept { return engine_->topology(); }
   bool failed() const noexcept { return engine_->failed(); }
   Status failure() const { return engine_->failure(); }

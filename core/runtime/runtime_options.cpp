@@ -7,6 +7,7 @@ namespace hvd::runtime {
 namespace {
 
 constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
+constexpr std::chrono::seconds kLongestTime{1'000'000'000};  // as in the environment; inside 63 bits of nanoseconds
 constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
 
 std::int64_t choose(const std::optional<std::int64_t>& option, const char* option_name, const char* variable,
@@ -20,9 +21,9 @@ std::int64_t choose(const std::optional<std::int64_t>& option, const char* optio
 
 Duration choose(const std::optional<std::chrono::milliseconds>& option, const char* option_name, const char* variable,
                 Duration fallback) {
-  if (option && option->count() < 0) {
-    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected no negative time, got " +
-                     std::to_string(option->count()) + " ms");
+  if (option && (option->count() < 0 || *option > kLongestTime)) {
+    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected 0 to " + std::to_string(kLongestTime.count()) +
+                     " s, got " + std::to_string(option->count()) + " ms");
   }
   if (option) return *option;
   const auto from_environment = env_seconds(variable);

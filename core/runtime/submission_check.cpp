@@ -106,8 +106,11 @@ class Checker {
     const TensorView& input = submission_.input;
     if (input.shape.size() > wire::kMaxDims) fail("expected at most " + std::to_string(wire::kMaxDims) + " dimensions");
     std::int64_t elements = 1;
+    std::int64_t without_zeros = 1;  // what a rank with more rows than none would have
     for (const auto size : input.shape) {
-      if (size < 0 || __builtin_mul_overflow(elements, size, &elements)) fail("bad shape " + shape_to_string(input.shape));
+      const bool fits = size >= 0 && !__builtin_mul_overflow(elements, size, &elements) &&
+                        !__builtin_mul_overflow(without_zeros, std::max<std::int64_t>(size, 1), &without_zeros);
+      if (!fits) fail("bad shape " + shape_to_string(input.shape));
     }
     if (submission_.kind == OpKind::kBarrier) return;
     if (elements != input.count) {

@@ -5,8 +5,12 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <numeric>
+#include <random>
 #include <thread>
 
 namespace hvd::testing {
@@ -120,6 +124,52 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_LT(metrics().backend_calls, static_cast<std::uint64_t>(kThreads * kPerThread)) << "nothing was fused";
+  shutdown();
+}
+
+// Sums whose value depends on the order of the additions, in another order of submission and with other delays each time.
+TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
+  constexpr int kTensors = 12;
+  init();
+  std::vector<std::vector<float>> first;
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    std::mt19937 values(static_cast<unsigned>(rank() + 1));
+    std::vector<std::vector<float>> data(kTensors);
+    for (auto& tensor : data) {
+      tensor.resize(10'007);
+      for (float& value : tensor) value = std::ldexp(static_cast<float>(values() % 1000), static_cast<int>(values() % 40) - 20);
+    }
+    std::mt19937 order(1000 * seed + static_cast<unsigned>(rank()));
+    std::vector<int> indices(kTensors);
+    std::iota(indices.begin(), indices.end(), 0);
+    std::shuffle(indices.begin(), indices.end(), order);
+    std::vector<Operation> operations;
+    for (const int i : indices) {
+      if (order() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(order() % 500));
+      operations.push_back(submit(allreduce(data[static_cast<std::size_t>(i)], "tensor" + std::to_string(i))));
+    }
+    for (const Operation& operation : operations) operation.wait();
+    if (seed == 0) first = data;
+    for (int i = 0; i < kTensors; ++i) {
+      const auto index = static_cast<std::size_t>(i);
+      ASSERT_EQ(std::memcmp(data[index].data(), first[index].data(), data[index].size() * sizeof(float)), 0) << "seed " << seed << " tensor " << i;
+    }
+  }
+  // And on every rank: nobody has more than the lowest bit pattern, so all have the same.
+  for (auto& tensor : first) {
+    std::vector<std::int32_t> bits(tensor.size());
+    std::memcpy(bits.data(), tensor.data(), tensor.size() * sizeof(float));
+    std::vector<std::int32_t> lowest = bits;
+    Submission submission;
+    submission.name = "bits";
+    submission.op = ReduceOp::kMin;
+    const auto count = static_cast<std::int64_t>(lowest.size());
+    submission.input = {reinterpret_cast<std::byte*>(lowest.data()), count, DataType::kInt32, {}, {count}};
+    submission.output = submission.input;
+    const Operation operation = submit(std::move(submission), Progress::kCaller);
+    operation.wait();
+    EXPECT_EQ(lowest, bits);
+  }
   shutdown();
 }
 

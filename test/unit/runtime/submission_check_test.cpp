@@ -67,6 +67,13 @@ TEST_F(SubmissionCheckTest, RefusesAScalarToGather) {
   expect_refused("a scalar has no first dimension");
 }
 
+TEST_F(SubmissionCheckTest, RefusesRowsOfMoreElementsThanCanBeCounted) {
+  submission_.kind = OpKind::kAllgather;
+  submission_.input.shape = {0, std::int64_t{1} << 40, std::int64_t{1} << 40};
+  submission_.input.count = 0;
+  expect_refused("bad shape");
+}
+
 TEST_F(SubmissionCheckTest, RefusesBadSplits) {
   submission_.kind = OpKind::kAlltoall;
   expect_refused("expected 4 splits, one per member, got 0");
