@@ -89,8 +89,9 @@ libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& opti
           .prescale = 1 / options.gradient_predivide_factor,
           .postscale = options.gradient_predivide_factor,
           .compression = options.compression,
-          .process_set = options.process_set.id(),
-          .sparse_as_dense = options.sparse_as_dense};
+          .process_set = options.process_set,
+          .sparse = options.sparse_as_dense ? libtorch::SparseGradients::kMakeDense
+                                            : libtorch::SparseGradients::kReduceSparse};
 }
 
 /// By name: which of the user's groups a parameter is in.

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "hvd/error.h"
+#include "hvd/torch/operations.h"
 #include "tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -156,7 +158,10 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
     const std::size_t first = submissions.size();
     for (const std::size_t i : units_[u].slots) {
       if (!slots_[i].active()) continue;
-      submissions.push_back(slots_[i].transfer.prepare(scope_ + "." + slots_[i].name, how_));
+      const std::string name = scope_ + "." + slots_[i].name;
+      std::vector<Submission> parts = slots_[i].transfer.prepare(name, how_);
+      if (parts.size() > 1) make_group(name, parts);
+      std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
       sent.push_back(i);
     }
     if (!units_[u].group.empty())
@@ -177,7 +182,41 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
   flags_submitted_ = flags_submitted_ || with_flags;
 }
 
+/// Only what the ranks agree on decides, so that all of them ask or none does.
+bool GradientReducer::layouts_in_doubt() const {
+  if (how_.sparse != SparseGradients::kReduceSparse) return false;
+  const auto unknown = [](const Slot& slot) {
+    return slot.active() && !slot.transfer.agreed_layout();
+  };
+  const bool new_ones = std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return unknown(slot) && !slot.layout_asked;
+  });
+  const bool sparse = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.transfer.agreed_layout().value_or(0) > 0;
+  });
+  return new_ones || (sparse && std::any_of(slots_.begin(), slots_.end(), unknown));
+}
+
+void GradientReducer::agree_on_layouts() {
+  // 0: no gradient; otherwise one more than its number of sparse dimensions.
+  std::vector<std::int64_t> codes;
+  for (const Slot& slot : slots_) {
+    const SparseDims agreed = slot.transfer.agreed_layout();
+    const SparseDims layout = agreed ? agreed : slot.transfer.own_layout();
+    codes.push_back(layout ? *layout + 1 : 0);
+  }
+  const torch::Tensor all = allreduce(
+      torch::tensor(codes, torch::kInt64),
+      {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const auto* common = all.const_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (common[i] > 0) slots_[i].transfer.agree(common[i] - 1);
+    slots_[i].layout_asked = slots_[i].layout_asked || slots_[i].active();
+  }
+}
+
 void GradientReducer::submit_rest() {
+  if (layouts_in_doubt()) agree_on_layouts();
   std::vector<std::size_t> rest;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     if (!units_[u].submitted) rest.push_back(u);
@@ -201,14 +240,14 @@ void GradientReducer::synchronize() {
     submit_rest();
     wait_all();
     for (const Operation& operation : operations_) operation.status().raise_if_error();
+    if (!slots_.empty()) {
+      const std::vector<bool> used = flags_.read();
+      for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
+    }
   } catch (...) {
     wait_all();
     reset();
     throw;
-  }
-  if (!slots_.empty()) {
-    const std::vector<bool> used = flags_.read();
-    for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
   }
   reset();
   synchronized_ = true;

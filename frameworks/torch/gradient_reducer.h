@@ -26,6 +26,10 @@ namespace hvd::libtorch {
 /// together. synchronize() submits whatever was not, with zeros for what has no gradient, so that
 /// every rank submits the same set.
 ///
+/// Sparse gradients travel otherwise than dense ones, and a rank without a gradient cannot tell
+/// which the others have. So ranks tell each other in the first synchronize(), before zeros are
+/// submitted; and again as long as something is not known, if there are sparse gradients at all.
+///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -70,6 +74,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::size_t unit = 0;
     Phase phase = Phase::kIdle;
     int passes = 0;
+    bool layout_asked = false;
     // Tensors refer to their accumulator weakly: unless somebody holds it, it goes, and the hooks
     // with it.
     Accumulator accumulator = {};
@@ -93,6 +98,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool unit_ready(const Unit&) const;
   void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
   void submit_rest();
+  bool layouts_in_doubt() const;
+  void agree_on_layouts();
   bool all_ready_after(std::size_t unit) const;
   bool was_reset() const;
   void wait_all() const;

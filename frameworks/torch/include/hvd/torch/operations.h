@@ -84,6 +84,12 @@ torch::Tensor gather(const torch::Tensor& tensor, int dst_rank,
 /// gradient. @throws UsageError also for a dimension that the tensor does not have.
 torch::Tensor all_gather_into_tensor(const torch::Tensor& tensor, std::int64_t dim = 0,
                                      const CollectiveOptions& options = {});
+/// Reduces sparse COO tensors over ranks, by gathering indices and values: the result is coalesced.
+/// Sum and average only. Shape and number of sparse dimensions must agree; the number of entries
+/// may differ, and be 0. float16 and bfloat16 are added in float32 and rounded once. Not
+/// differentiable. @throws UsageError also for a dense tensor, another op, or a tensor that
+/// requires grad.
+torch::Tensor sparse_allreduce(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
 // In place; they return their argument. Autograd does not see them (the tensor's version is
 // increased, so that a backward which needed the old value throws). UsageError for a tensor whose
@@ -108,6 +114,7 @@ Handle alltoall_async(const torch::Tensor& tensor, const torch::Tensor& splits =
                       const CollectiveOptions& options = {});
 Handle gather_async(const torch::Tensor& tensor, int dst_rank,
                     const CollectiveOptions& options = {});
+Handle sparse_allreduce_async(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
 // Grouped: all or nothing, and fused together. Members are named "NAME.0", "NAME.1", ... The number
 // of tensors must agree between ranks. The results are in the order of the tensors.
