@@ -132,7 +132,13 @@ class DistributedOptimizer {
   torch::optim::Optimizer& inner() noexcept { return optimizer_; }
 
  private:
+  friend class GradScaler;
+
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
+  /// What step() does but for the optimizer's own step.
+  void end_step();
+  /// Multiplies final gradients. False when any of any rank was inf or nan. Collective.
+  bool unscale_gradients(double factor);
 
   torch::optim::Optimizer& optimizer_;
   const DistributedOptimizerOptions options_;
