@@ -27,10 +27,10 @@ std::string use_key(const wire::Request& request) {
 
 }  // namespace
 
-Coordinator::Coordinator(CoordinatorOptions options, const ProcessSetTable& sets)
+Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
     : options_(std::move(options)),
-      sets_(sets),
-      table_(sets, static_cast<int>(options_.host_of_rank.size())),
+      sets_(std::move(sets)),
+      table_(sets_, static_cast<int>(options_.host_of_rank.size())),
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
       last_applied_(options_.host_of_rank.size()),
@@ -54,6 +54,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
     accept_hit(rank, hit.slot, hit.ordinal, report.last_applied, now);
   for (const auto& request : report.requests) accept_request(rank, request, std::nullopt, now);
   note_activity(rank, report, now);
+  if (table_.joined() > 0) table_.refresh_join(now);
   if (report.shutdown && !shut_down_[index]) {
     shut_down_[index] = true;
     ++shut_down_count_;
@@ -103,6 +104,7 @@ Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot,
 void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal,
                              std::uint64_t last_applied, TimePoint now) {
   const SlotView view = slot_as_seen(rank, slot, last_applied);
+  if (sets_.was_removed(view.entry.request.process_set)) return;
   if (view.current && failed_uses_[static_cast<std::size_t>(rank)].empty() &&
       table_.add_hit(rank, slot))
     return;
@@ -118,8 +120,14 @@ void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal
 
 void Coordinator::accept_request(int rank, wire::Request request,
                                  const std::optional<CacheHit>& hit, TimePoint now) {
+  // The rank had not heard of the removal yet, and ends it by itself when it does.
+  if (sets_.was_removed(request.process_set)) return;
   if (belongs_to_failed_use(rank, request)) return;
+  const bool joins = request.kind == OpKind::kJoin;
   table_.add(rank, std::move(request), hit, now);
+  if (!joins) return;
+  table_.note_joined(rank);
+  last_to_join_ = rank;
 }
 
 bool Coordinator::belongs_to_failed_use(int rank, const wire::Request& request) const {
@@ -152,6 +160,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
   if (shut_down_count_ > 0) fail_for_shutdown(plan);
+  if (join_failure_) fail_what_counts_on_joined(plan);
   const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
                          table_.ready_bytes() < options_.fusion_threshold;
   if (table_.anything_ready() && !hold_back) plan_ready(plan);
@@ -174,6 +183,10 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
     failed_uses_[static_cast<std::size_t>(missing)][use_key(tensor->request)] = plan.sequence;
   }
   plan.errors.push_back(std::move(entry));
+  if (tensor->request.kind == OpKind::kJoin) {
+    table_.end_join();
+    join_failure_ = status;
+  }
   table_.fail_group(*tensor, status);
   table_.erase(tensor);
 }
@@ -196,6 +209,19 @@ void Coordinator::fail_for_shutdown(wire::Plan& plan) {
   for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
 }
 
+// Ranks that had joined have not any more, so they cannot be absent from anything.
+void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
+  const Status cause = *std::exchange(join_failure_, std::nullopt);
+  std::vector<PendingRef> ended;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
+    if (!tensor->absent.empty()) ended.push_back(tensor);
+  }
+  for (const PendingRef tensor : ended) {
+    fail(tensor, {cause.code, describe(tensor->request) + ": a rank that took no part in it had called join(), which failed: " +
+                                  cause.message, cause.rank}, plan);
+  }
+}
+
 // An operation that waits for a rank which has left will never be complete, nor will a group that
 // lacks a member.
 std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
@@ -206,7 +232,7 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
   const auto& members = sets_.ranks(tensor.request.process_set);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const auto rank = static_cast<std::size_t>(members[i]);
-    if (!shut_down_[rank] || (tensor.missing > 0 && tensor.reported[i])) continue;
+    if (!shut_down_[rank] || (tensor.missing > 0 && !table_.is_missing(tensor, i))) continue;
     return Status{StatusCode::kShutdown,
                   describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
                       options_.host_of_rank[rank] + ") has called shutdown() without submitting " +
@@ -217,13 +243,14 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
   return std::nullopt;
 }
 
-void Coordinator::plan_ready(wire::Plan& plan) {
+// What can run, in canonical order; what cannot is failed.
+std::vector<PendingRef> Coordinator::take_sound(wire::Plan& plan) {
   std::vector<PendingRef> sound;
   // Failing one tensor may make held members of its group ready, so take until nothing comes.
   while (table_.anything_ready()) {
     for (const PendingRef tensor : table_.take_ready()) {
-      if (tensor->mismatch) {
-        fail(tensor, {StatusCode::kMismatch, *tensor->mismatch}, plan);
+      if (const auto fault = fault_of(*tensor)) {
+        fail(tensor, {StatusCode::kMismatch, *fault}, plan);
       } else {
         sound.push_back(tensor);
       }
@@ -236,13 +263,60 @@ void Coordinator::plan_ready(wire::Plan& plan) {
     fail(tensor, *failure, plan);
     return true;
   });
-  std::vector<ReadyTensor> ready;
-  for (const PendingRef tensor : sound) ready.push_back({&tensor->request, batch_bytes(*tensor)});
-  for (const auto& indices : plan_fusion(ready, options_.fusion_threshold)) {
-    wire::Batch batch;
-    for (const auto index : indices) batch.tensors.push_back(plan_tensor(sound[index]));
-    plan.batches.push_back(std::move(batch));
+  return sound;
+}
+
+std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) const {
+  const wire::Request& request = tensor.request;
+  if (!tensor.mismatch && request.kind == OpKind::kRemoveProcessSet &&
+      (request.root == 0 || !sets_.contains(request.root))) {
+    return describe(request) + ": there is no process set " + std::to_string(request.root) +
+           " that could be removed";
   }
+  return tensor.mismatch;
+}
+
+void Coordinator::plan_ready(wire::Plan& plan) {
+  std::vector<PendingRef> sound = take_sound(plan);
+  // A set ends after what is ready in it.
+  const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
+    return tensor->request.kind != OpKind::kRemoveProcessSet;
+  });
+  plan_batches({sound.begin(), removals}, plan);
+  for (auto removal = removals; removal != sound.end(); ++removal) {
+    const int removed = (*removal)->request.root;
+    if (!sets_.contains(removed)) {  // asked for twice
+      fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
+      continue;
+    }
+    plan_batches({*removal}, plan);
+    end_set(removed);
+  }
+}
+
+void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Plan& plan) {
+  // Only what the same ranks are absent from can share a batch.
+  std::map<std::vector<int>, std::vector<PendingRef>> by_absent;
+  for (const PendingRef tensor : tensors)
+    by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
+  for (const auto& [absent, alike] : by_absent) {
+    std::vector<ReadyTensor> ready;
+    for (const PendingRef tensor : alike) ready.push_back({&tensor->request, batch_bytes(*tensor)});
+    for (const auto& indices : plan_fusion(ready, options_.fusion_threshold)) {
+      wire::Batch batch;
+      batch.absent = absent;
+      for (const auto index : indices) batch.tensors.push_back(plan_tensor(alike[index]));
+      plan.batches.push_back(std::move(batch));
+    }
+  }
+}
+
+void Coordinator::end_set(int process_set) {
+  table_.drop_set(process_set);
+  sets_.remove(process_set);
+  const std::string prefix = std::to_string(process_set) + '/';
+  for (auto& uses : failed_uses_)
+    std::erase_if(uses, [&](const auto& use) { return use.first.starts_with(prefix); });
 }
 
 // The slot that holds exactly what the ranks have agreed on.
@@ -262,6 +336,12 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     cache_.touch(*slot);
   } else {
     planned.request = tensor->request;
+    if (tensor->request.kind == OpKind::kJoin) {
+      planned.request.root = last_to_join_;
+      table_.end_join();
+    } else if (tensor->request.kind == OpKind::kAddProcessSet) {
+      sets_.add({tensor->request.splits.begin(), tensor->request.splits.end()});
+    }
     planned.first_dims = tensor->first_dims;
     if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {
       table_.forget_slot(displaced->slot);

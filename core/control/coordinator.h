@@ -31,7 +31,7 @@ struct CoordinatorOptions {
 /// set of ready tensors. See Note [What a slot means] in coordinator.cpp.
 class Coordinator {
  public:
-  Coordinator(CoordinatorOptions, const ProcessSetTable&);
+  Coordinator(CoordinatorOptions, ProcessSetTable);
 
   /// @throws hvd::Error when the report cannot be: the peer is broken.
   void accept(int rank, const wire::Report&, TimePoint now);
@@ -76,13 +76,18 @@ class Coordinator {
   void fail(PendingRef, const Status&, wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
+  void fail_what_counts_on_joined(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
   void plan_ready(wire::Plan&);
+  std::vector<PendingRef> take_sound(wire::Plan&);
+  void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
+  std::optional<std::string> fault_of(const PendingTensor&) const;
+  void end_set(int process_set);
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
   wire::PlannedTensor plan_tensor(PendingRef);
 
   CoordinatorOptions options_;
-  const ProcessSetTable& sets_;
+  ProcessSetTable sets_;  ///< as of the last plan decided
   ReadyTable table_;
   ResponseCache cache_;
   StallInspector stalls_;
@@ -100,6 +105,8 @@ class Coordinator {
   std::vector<bool> shut_down_;  // per rank
   std::size_t shut_down_count_ = 0;
   bool shutdown_published_ = false;
+  int last_to_join_ = 0;
+  std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now
 };
 
 }  // namespace hvd::control

@@ -12,7 +12,13 @@ namespace hvd::control {
 namespace {
 
 bool fusible(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast;
+  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast ||
+         kind == OpKind::kReducescatter;
+}
+
+// Adasum weighs each tensor by its own length.
+bool fusible(const wire::Request& request) {
+  return fusible(request.kind) && request.op != ReduceOp::kAdasum;
 }
 
 // The factors by their bits: a NaN among the keys would undo the map's order.
@@ -35,7 +41,7 @@ std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const wire::Request& request = *tensors[i].request;
     std::size_t index = units.size();
-    if (request.group_size > 0 && fusible(request.kind)) {
+    if (request.group_size > 0 && fusible(request)) {
       index =
           unit_of_group.try_emplace({request.group_key(), sort_of(request)}, index).first->second;
     }
@@ -54,7 +60,7 @@ struct OpenBatch {
 }  // namespace
 
 bool may_share_batch(const wire::Request& a, const wire::Request& b) {
-  return fusible(a.kind) && sort_of(a) == sort_of(b);
+  return fusible(a) && sort_of(a) == sort_of(b);
 }
 
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
@@ -64,7 +70,7 @@ std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> t
   for (Unit& unit : make_units(tensors)) {
     const wire::Request& request = *tensors[unit.indices.front()].request;
     const Sort sort = sort_of(request);
-    const auto found = fusible(request.kind) && threshold > 0 ? open.find(sort) : open.end();
+    const auto found = fusible(request) && threshold > 0 ? open.find(sort) : open.end();
     const std::int64_t together =
         found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
     if (found != open.end() && together <= threshold) {

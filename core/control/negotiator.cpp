@@ -1,6 +1,7 @@
 #include "control/negotiator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "control/fusion_planner.h"
 #include "control/saturating.h"
@@ -20,8 +21,8 @@ std::string key_of(int process_set, const std::string& name) {
 
 }  // namespace
 
-Negotiator::Negotiator(int rank, const ProcessSetTable& sets, std::size_t cache_capacity)
-    : rank_(rank), sets_(sets), cache_(cache_capacity) {}
+Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
+    : rank_(rank), sets_(std::move(sets)), cache_(cache_capacity) {}
 
 // A peer would take a message beyond these limits for a broken one and end the job.
 void Negotiator::check_submission(const wire::Request& request) const {
@@ -63,7 +64,9 @@ std::optional<wire::Report> Negotiator::take_report() {
   report.last_applied = last_reported_ = last_applied_;
   report.shutdown = shutdown_reported_ = shutdown_;
   for (wire::Request& request : unsent_) {
-    awaiting_[key_of(request.process_set, request.name)] = true;
+    std::string key = key_of(request.process_set, request.name);
+    awaiting_[key] = true;
+    if (request.kind == OpKind::kJoin) join_ = std::move(key);
     const auto slot = cache_.find(request);
     if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
       ++in_full_;
@@ -88,6 +91,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   }
   Applied applied;
   applied.shutdown = plan.shutdown;
+  was_joined_ = join_.has_value();
   // Errors first: the coordinator, too, decides them before it touches the cache.
   for (const auto& error : plan.errors) apply_error(error, applied);
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
@@ -96,15 +100,16 @@ Applied Negotiator::apply(const wire::Plan& plan) {
 }
 
 void Negotiator::check_planned(const wire::Request& request,
-                               const std::vector<std::int64_t>& first_dims) const {
+                               const std::vector<std::int64_t>& first_dims,
+                               const std::vector<int>& absent) const {
   if (!sets_.contains(request.process_set)) {
     throw Error("a plan names process set " + std::to_string(request.process_set) +
                 ", which does not exist");
   }
   const auto& members = sets_.ranks(request.process_set);
-  if (const auto fault = find_fault(request, members))
+  if (const auto fault = find_fault(request, members, absent))
     throw Error("a plan runs what cannot be: " + *fault);
-  if (request.kind != OpKind::kAllgather) return;
+  if (!wire::gathers(request.kind)) return;
   if (first_dims.size() != members.size()) {
     throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " +
                 describe(request) + ", expected " + std::to_string(members.size()));
@@ -116,26 +121,26 @@ void Negotiator::check_planned(const wire::Request& request,
 
 void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   AgreedBatch agreed;
+  agreed.absent = batch.absent;
+  agreed.absent_here =
+      std::find(batch.absent.begin(), batch.absent.end(), rank_) != batch.absent.end();
   for (const auto& tensor : batch.tensors) {
     if (tensor.slot && !cache_.holds(*tensor.slot)) {
       throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) +
                   ", which is empty");
     }
-    if (!tensor.slot) check_planned(tensor.request, tensor.first_dims);
+    if (!tensor.slot) check_planned(tensor.request, tensor.first_dims, batch.absent);
     const ResponseCache::Entry full{tensor.request, tensor.first_dims};
     const ResponseCache::Entry& entry = tensor.slot ? cache_.at(*tensor.slot) : full;
     const int process_set = entry.request.process_set;
-    if (const int position = sets_.position(process_set, rank_); position >= 0) {
-      AgreedOperation operation{
-          ResponseCache::expand(entry, tensor.slot ? tensor.ordinal : entry.request.ordinal,
-                                position),
-          entry.first_dims};
-      const auto found = awaiting_.find(key_of(process_set, operation.request.name));
-      if (found == awaiting_.end() || !found->second) {
-        throw Error("a plan runs " + describe(operation.request) +
-                    ", which this rank has not asked for");
-      }
-      awaiting_.erase(found);
+    if (!sets_.contains(process_set)) {
+      throw Error("a plan runs an operation of process set " + std::to_string(process_set) +
+                  ", which does not exist");
+    }
+    if (sets_.position(process_set, rank_) >= 0) {
+      agreed.members = sets_.members(process_set);
+      AgreedOperation operation = agree(tensor, entry, agreed.absent_here);
+      apply_set_change(operation, applied);
       if (!agreed.operations.empty() &&
           !may_share_batch(agreed.operations.front().request, operation.request)) {
         throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
@@ -152,6 +157,76 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
 }
 
+AgreedOperation Negotiator::agree(const wire::PlannedTensor& tensor,
+                                  const ResponseCache::Entry& entry, bool absent) {
+  const int process_set = entry.request.process_set;
+  const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : entry.request.ordinal;
+  AgreedOperation operation{
+      ResponseCache::expand(entry, ordinal, sets_.position(process_set, rank_)), entry.first_dims};
+  const auto found = awaiting_.find(key_of(process_set, operation.request.name));
+  if (absent) {
+    if (!was_joined_ || found != awaiting_.end()) {
+      throw Error("a plan counts rank " + std::to_string(rank_) + " as absent from " +
+                  describe(operation.request) + ", but it is not");
+    }
+    return operation;
+  }
+  if (found == awaiting_.end() || !found->second) {
+    throw Error("a plan runs " + describe(operation.request) +
+                ", which this rank has not asked for");
+  }
+  awaiting_.erase(found);
+  return operation;
+}
+
+// What the operation changes in this rank's view of the job.
+void Negotiator::apply_set_change(AgreedOperation& operation, Applied& applied) {
+  const wire::Request& request = operation.request;
+  if (request.kind == OpKind::kJoin) {
+    operation.result = request.root;
+    join_.reset();
+  } else if (request.kind == OpKind::kAddProcessSet) {
+    operation.result = sets_.add({request.splits.begin(), request.splits.end()});
+    applied.sets_changed = true;
+  } else if (request.kind == OpKind::kRemoveProcessSet) {
+    end_set(request.root, applied);
+  }
+}
+
+void Negotiator::end_set(int process_set, Applied& applied) {
+  if (process_set == 0 || !sets_.contains(process_set)) {
+    throw Error("a plan removes process set " + std::to_string(process_set) +
+                ", which cannot be removed");
+  }
+  const std::string prefix = std::to_string(process_set) + '/';
+  for (auto found = awaiting_.begin(); found != awaiting_.end();) {
+    if (!found->first.starts_with(prefix)) {
+      ++found;
+      continue;
+    }
+    wire::ErrorEntry error;
+    error.process_set = process_set;
+    error.name = found->first.substr(prefix.size());
+    error.code = StatusCode::kUsage;
+    error.message = "'" + error.name + "': process set " + std::to_string(process_set) +
+                    " was removed before every member had asked for it";
+    forget_unsent(process_set, error.name);
+    applied.errors.push_back(std::move(error));
+    found = awaiting_.erase(found);
+  }
+  std::erase_if(failed_in_advance_,
+                [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  sets_.remove(process_set);
+  applied.sets_changed = true;
+  applied.sets_removed.push_back(process_set);
+}
+
+void Negotiator::forget_unsent(int process_set, const std::string& name) {
+  std::erase_if(unsent_, [&](const wire::Request& request) {
+    return request.process_set == process_set && request.name == name;
+  });
+}
+
 void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
   if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
   const std::string key = key_of(error.process_set, error.name);
@@ -159,6 +234,7 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
       std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);
   if (found == awaiting_.end()) {
+    if (!missing && was_joined_) return;  // the others' affair
     if (!missing)
       throw Error("a plan ends '" + error.name +
                   "', which this rank has not asked for: " + error.message);
@@ -171,11 +247,8 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
   }
   // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator
   // knows that it belongs to the failed use.
-  if (!found->second) {
-    std::erase_if(unsent_, [&](const wire::Request& r) {
-      return r.process_set == error.process_set && r.name == error.name;
-    });
-  }
+  if (!found->second) forget_unsent(error.process_set, error.name);
+  if (join_ == key) join_.reset();
   awaiting_.erase(found);
   applied.errors.push_back(error);
 }

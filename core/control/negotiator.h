@@ -16,10 +16,16 @@ namespace hvd::control {
 /// One operation that every member has agreed to run now.
 struct AgreedOperation {
   wire::Request request = {};                 ///< as this rank asked
-  std::vector<std::int64_t> first_dims = {};  ///< allgather: per member
+  std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per member
+  /// kJoin: the last rank to join. kAddProcessSet: the new set's number.
+  std::int64_t result = -1;
 };
 struct AgreedBatch {
   std::vector<AgreedOperation> operations = {};
+  Members members = {};
+  /// Members, as world ranks, that have joined and did not ask for these; maybe this one.
+  std::vector<int> absent = {};
+  bool absent_here = false;
 };
 
 /// What a plan means for one rank.
@@ -27,13 +33,15 @@ struct Applied {
   std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
   std::vector<wire::ErrorEntry> errors = {};  ///< operations of this rank that end with an error
   bool shutdown = false;
+  bool sets_changed = false;
+  std::vector<int> sets_removed = {};
 };
 
 /// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
 /// not thread-safe.
 class Negotiator {
  public:
-  Negotiator(int rank, const ProcessSetTable&, std::size_t cache_capacity);
+  Negotiator(int rank, ProcessSetTable, std::size_t cache_capacity);
 
   /// A new use of an operation. @return the error it ends with at once, when the other ranks have
   /// given up waiting for it.
@@ -54,23 +62,31 @@ class Negotiator {
   std::size_t awaiting() const noexcept { return awaiting_.size(); }
   std::uint64_t last_applied() const noexcept { return last_applied_; }
   const ResponseCache& cache() const noexcept { return cache_; }
+  const ProcessSetTable& process_sets() const noexcept { return sets_; }
   /// Of the operations reported so far, how many went as one bit and how many in full.
   std::uint64_t reported_by_bit() const noexcept { return by_bit_; }
   std::uint64_t reported_in_full() const noexcept { return in_full_; }
 
  private:
   void check_submission(const wire::Request&) const;
-  void check_planned(const wire::Request&, const std::vector<std::int64_t>& first_dims) const;
+  void check_planned(const wire::Request&, const std::vector<std::int64_t>& first_dims,
+                     const std::vector<int>& absent) const;
   void apply_batch(const wire::Batch&, Applied&);
+  AgreedOperation agree(const wire::PlannedTensor&, const ResponseCache::Entry&, bool absent);
+  void apply_set_change(AgreedOperation&, Applied&);
+  void end_set(int process_set, Applied&);
+  void forget_unsent(int process_set, const std::string& name);
   void apply_error(const wire::ErrorEntry&, Applied&);
 
   const int rank_;
-  const ProcessSetTable& sets_;
+  ProcessSetTable sets_;  ///< as of the last plan applied
   ResponseCache cache_;
   std::uint64_t last_applied_ = 0;
   std::uint64_t last_reported_ = 0;
   bool shutdown_ = false;
   bool shutdown_reported_ = false;
+  std::optional<std::string> join_;  // set/name of this rank's join(), once it is on its way
+  bool was_joined_ = false;          // when the plan being applied was made
   std::vector<wire::Request> unsent_;               // in order of submission
   std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
   /// set/name -> how the next uses end, one entry each: the others may have given up on several

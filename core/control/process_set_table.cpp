@@ -2,17 +2,26 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace hvd::control {
 
 ProcessSetTable::ProcessSetTable(int world_size) {
   std::vector<int> all(static_cast<std::size_t>(world_size));
   std::iota(all.begin(), all.end(), 0);
-  sets_.emplace(0, std::move(all));
+  sets_.emplace(0, std::make_shared<const std::vector<int>>(std::move(all)));
 }
 
+int ProcessSetTable::add(std::vector<int> ranks) {
+  const int id = next_id_++;
+  sets_.emplace(id, std::make_shared<const std::vector<int>>(std::move(ranks)));
+  return id;
+}
+
+void ProcessSetTable::remove(int id) { sets_.erase(id); }
+
 int ProcessSetTable::position(int id, int world_rank) const {
-  const auto& members = sets_.at(id);
+  const auto& members = ranks(id);
   if (id == 0) {
     return world_rank >= 0 && static_cast<std::size_t>(world_rank) < members.size() ? world_rank
                                                                                     : -1;

@@ -1,9 +1,13 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <vector>
 
 namespace hvd::control {
+
+/// World ranks of a set, ascending; a rank's position is its rank in the set.
+using Members = std::shared_ptr<const std::vector<int>>;
 
 /// Which ranks form which set. Equal on every rank: it changes only while a plan is applied. Not
 /// thread-safe.
@@ -12,14 +16,24 @@ class ProcessSetTable {
   /// Set 0 is all ranks.
   explicit ProcessSetTable(int world_size);
 
+  /// @param ranks world ranks, ascending. @return the new set's number; numbers are not used again.
+  int add(std::vector<int> ranks);
+  /// @pre contains(id) and id > 0
+  void remove(int id);
+
   bool contains(int id) const noexcept { return sets_.contains(id); }
+  /// It existed, and was removed.
+  bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
   /// World ranks, ascending. @pre contains(id)
-  const std::vector<int>& ranks(int id) const { return sets_.at(id); }
+  const std::vector<int>& ranks(int id) const { return *sets_.at(id); }
+  /// The same, to keep. @pre contains(id)
+  const Members& members(int id) const { return sets_.at(id); }
   /// Position of a world rank in the set, or -1. @pre contains(id)
   int position(int id, int world_rank) const;
 
  private:
-  std::map<int, std::vector<int>> sets_;
+  std::map<int, Members> sets_;
+  int next_id_ = 1;
 };
 
 }  // namespace hvd::control

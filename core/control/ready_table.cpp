@@ -1,6 +1,7 @@
 #include "control/ready_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -12,7 +13,7 @@ namespace hvd::control {
 
 std::int64_t batch_bytes(const PendingTensor& tensor) {
   const wire::Request& request = tensor.request;
-  if (request.kind != OpKind::kAllgather || request.shape.empty()) {
+  if (!wire::gathers(request.kind) || request.shape.empty()) {
     return saturating_product(request.elements(),
                               static_cast<std::int64_t>(size_of(request.dtype)));
   }
@@ -20,7 +21,9 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
 }
 
 ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
-    : sets_(sets), submissions_(static_cast<std::size_t>(world_size)) {}
+    : sets_(sets),
+      submissions_(static_cast<std::size_t>(world_size)),
+      joined_(static_cast<std::size_t>(world_size)) {}
 
 PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
                            TimePoint now) {
@@ -30,9 +33,14 @@ PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<
     throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) +
                 " of process set " + std::to_string(request.process_set) + ", which it is not in");
   }
+  if (joined_[static_cast<std::size_t>(rank)]) {
+    throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) +
+                " although it has joined");
+  }
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
     const PendingRef created = create(rank, position, std::move(request), hit, now);
+    mark_joined_absent(created);
     mark(created, rank, position);
     return created;
   }
@@ -44,7 +52,7 @@ PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<
   if (tensor->cached_slot && (!hit || hit->slot != *tensor->cached_slot)) {
     forget_slot(*tensor->cached_slot);
   }
-  if (request.kind == OpKind::kAllgather && !request.shape.empty() && !tensor->first_dims.empty()) {
+  if (wire::gathers(request.kind) && !request.shape.empty() && !tensor->first_dims.empty()) {
     tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
   }
   join_group(tensor, request);
@@ -70,7 +78,8 @@ bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
   if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
   const PendingRef tensor = *by_slot_[slot];
   const int position = sets_.position(tensor->request.process_set, rank);
-  if (position < 0 || tensor->reported[static_cast<std::size_t>(position)])
+  if (position < 0 || tensor->reported[static_cast<std::size_t>(position)] ||
+      joined_[static_cast<std::size_t>(rank)])
     return false;  // add() explains
   if (rank < tensor->reference_rank) {
     tensor->reference_rank = rank;
@@ -100,11 +109,12 @@ PendingRef ReadyTable::create(int rank, int position, wire::Request&& request,
     if (by_slot_.size() <= hit->slot) by_slot_.resize(hit->slot + 1);
     by_slot_[hit->slot] = tensor;
   }
-  if (request.kind == OpKind::kAllgather && !request.shape.empty()) {
+  if (wire::gathers(request.kind) && !request.shape.empty()) {
     if (hit) tensor->first_dims = *hit->first_dims;
     tensor->first_dims.resize(members);
     tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
   }
+  if (request.kind == OpKind::kJoin) join_ = tensor;
   tensor->request = std::move(request);
   by_key_.emplace(key_of(tensor->request), tensor);
   join_group(tensor, tensor->request);
@@ -118,13 +128,68 @@ void ReadyTable::mark(PendingRef tensor, int rank, int position) {
   if (--tensor->missing == 0) complete(tensor);
 }
 
+void ReadyTable::mark_absent(PendingRef tensor, std::size_t position) {
+  if (!is_missing(*tensor, position)) return;
+  tensor->absent.resize(tensor->reported.size());
+  tensor->absent[position] = true;
+  if (!tensor->first_dims.empty()) {
+    // What the slot holds includes this member's part.
+    if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
+    tensor->first_dims[position] = 0;
+  }
+  --tensor->missing;
+}
+
+void ReadyTable::mark_joined_absent(PendingRef tensor) {
+  if (joined_count_ == 0 || tensor->request.kind == OpKind::kJoin) return;
+  const auto& members = sets_.ranks(tensor->request.process_set);
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (joined_[static_cast<std::size_t>(members[i])]) mark_absent(tensor, i);
+  }
+}
+
+void ReadyTable::note_joined(int rank) {
+  if (joined_[static_cast<std::size_t>(rank)]) return;
+  joined_[static_cast<std::size_t>(rank)] = true;
+  ++joined_count_;
+  for (PendingRef tensor = pending_.begin(); tensor != pending_.end(); ++tensor) {
+    const int position = sets_.position(tensor->request.process_set, rank);
+    if (tensor->request.kind == OpKind::kJoin || position < 0 || tensor->missing == 0) continue;
+    mark_absent(tensor, static_cast<std::size_t>(position));
+    if (tensor->missing == 0) complete(tensor);
+  }
+}
+
+void ReadyTable::refresh_join(TimePoint now) {
+  if (!join_) return;
+  (*join_)->first_seen = now;
+  (*join_)->warned = false;
+  pending_.splice(pending_.end(), pending_, *join_);  // oldest first
+}
+
+void ReadyTable::end_join() noexcept {
+  joined_.assign(joined_.size(), false);
+  joined_count_ = 0;
+}
+
+void ReadyTable::drop_set(int process_set) {
+  for (PendingRef tensor = pending_.begin(); tensor != pending_.end();) {
+    const PendingRef next = std::next(tensor);
+    if (tensor->request.process_set == process_set) erase(tensor);
+    tensor = next;
+  }
+  std::erase_if(groups_, [&](const auto& entry) {
+    return entry.first.starts_with(std::to_string(process_set) + '/');
+  });
+}
+
 void ReadyTable::complete(PendingRef tensor) {
   wire::Request& request = tensor->request;
   if (tensor->dissent) {
     tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request,
                                      tensor->dissent->rank);
   } else {
-    tensor->mismatch = find_fault(request, sets_.ranks(request.process_set));
+    tensor->mismatch = find_fault(request, sets_.ranks(request.process_set), absent_ranks(*tensor));
     // From here on the plan speaks for the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
@@ -189,6 +254,7 @@ void ReadyTable::fail_group(TensorGroup& group, const Status& reason) {
 }
 
 void ReadyTable::erase(PendingRef tensor) {
+  if (join_ == tensor) join_.reset();
   by_key_.erase(key_of(tensor->request));
   if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
   if (std::erase(ready_, tensor) > 0) {
@@ -210,13 +276,26 @@ bool ReadyTable::has_reported(const PendingTensor& tensor, int rank) const {
   return position >= 0 && tensor.reported[static_cast<std::size_t>(position)];
 }
 
+bool ReadyTable::is_missing(const PendingTensor& tensor, std::size_t position) const {
+  return !tensor.reported[position] && (tensor.absent.empty() || !tensor.absent[position]);
+}
+
 std::vector<int> ReadyTable::missing_ranks(const PendingTensor& tensor) const {
   std::vector<int> missing;
   const auto& members = sets_.ranks(tensor.request.process_set);
   for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!tensor.reported[i]) missing.push_back(members[i]);
+    if (is_missing(tensor, i)) missing.push_back(members[i]);
   }
   return missing;
+}
+
+std::vector<int> ReadyTable::absent_ranks(const PendingTensor& tensor) const {
+  std::vector<int> absent;
+  const auto& members = sets_.ranks(tensor.request.process_set);
+  for (std::size_t i = 0; i < tensor.absent.size(); ++i) {
+    if (tensor.absent[i]) absent.push_back(members[i]);
+  }
+  return absent;
 }
 
 }  // namespace hvd::control

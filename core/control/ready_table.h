@@ -29,9 +29,11 @@ struct PendingTensor {
     int rank = 0;
   };
   std::optional<Dissent> dissent = {};
-  std::vector<bool> reported = {};            ///< per position in the set
-  int missing = 0;                            ///< members that have not reported
-  std::vector<std::int64_t> first_dims = {};  ///< allgather: per position
+  std::vector<bool> reported = {};  ///< per position in the set
+  /// Per position: has joined and did not report. Empty: nobody.
+  std::vector<bool> absent = {};
+  int missing = 0;                            ///< members that neither reported nor are absent
+  std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per position
   std::optional<std::string> mismatch = {};   ///< once complete: why it cannot run
   /// Set while every report so far was a hit on this slot.
   std::optional<std::uint32_t> cached_slot = {};
@@ -84,6 +86,16 @@ class ReadyTable {
   /// The slot holds something else from now on.
   void forget_slot(std::uint32_t slot);
 
+  /// After `rank` has asked for a kJoin: what it has not asked for until end_join() does without it.
+  void note_joined(int rank);
+  /// Ranks are still at work, so those that have joined wait for good reason: they wait from now.
+  void refresh_join(TimePoint now);
+  /// The kJoin leaves the table, for good or ill.
+  void end_join() noexcept;
+  int joined() const noexcept { return joined_count_; }
+  /// Drops what is pending in a process set that is no more.
+  void drop_set(int process_set);
+
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
   /// whole group is complete or one of it has failed.
@@ -99,6 +111,8 @@ class ReadyTable {
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   std::vector<int> missing_ranks(const PendingTensor&) const;
+  std::vector<int> absent_ranks(const PendingTensor&) const;
+  bool is_missing(const PendingTensor&, std::size_t position) const;
   bool has_reported(const PendingTensor&, int rank) const;
 
  private:
@@ -112,6 +126,8 @@ class ReadyTable {
                     TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
   void mark(PendingRef, int rank, int position);
+  void mark_absent(PendingRef, std::size_t position);
+  void mark_joined_absent(PendingRef);
   void complete(PendingRef);
   void make_ready(PendingRef);
   void join_group(PendingRef, const wire::Request&);
@@ -126,6 +142,9 @@ class ReadyTable {
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
   std::vector<std::uint64_t> submissions_;  // per world rank
+  std::vector<bool> joined_;                // per world rank
+  int joined_count_ = 0;
+  std::optional<PendingRef> join_;
 };
 
 /// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they

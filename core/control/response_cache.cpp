@@ -3,7 +3,8 @@
 namespace hvd::control {
 
 bool ResponseCache::cacheable(const wire::Request& request) noexcept {
-  return request.kind != OpKind::kAlltoall && request.kind != OpKind::kJoin;
+  return request.kind != OpKind::kJoin && request.kind != OpKind::kAddProcessSet &&
+         request.kind != OpKind::kRemoveProcessSet;
 }
 
 // Named tensors are known by name. Unnamed ones have no identity of their own, so all that are
@@ -14,7 +15,7 @@ std::string ResponseCache::key_of(const wire::Request& request) {
   wire::Request alike = request;
   alike.name.clear();
   alike.ordinal = static_cast<std::uint64_t>(request.group_index);
-  if (request.kind == OpKind::kAllgather && !alike.shape.empty()) alike.shape[0] = 0;
+  if (wire::gathers(request.kind) && !alike.shape.empty()) alike.shape[0] = 0;
   wire::Report carrier;
   carrier.requests.push_back(std::move(alike));
   const wire::Bytes bytes = wire::encode(carrier);
@@ -36,7 +37,7 @@ wire::Request ResponseCache::expand(const Entry& entry, std::uint64_t ordinal, i
     request.ordinal = ordinal;
     request.name = wire::unnamed_name(request.kind, ordinal);
   }
-  if (request.kind == OpKind::kAllgather)
+  if (wire::gathers(request.kind))
     request.shape[0] = entry.first_dims[static_cast<std::size_t>(position)];
   return request;
 }

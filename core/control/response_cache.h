@@ -24,7 +24,7 @@ class ResponseCache {
     /// As the set's first member asked. For an unnamed operation the name and the ordinal mean
     /// nothing.
     wire::Request request = {};
-    std::vector<std::int64_t> first_dims = {};  ///< allgather: per member
+    std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per member
   };
   /// What a put() displaced: the entry that no longer is in `slot`.
   struct Displaced {
@@ -35,8 +35,8 @@ class ResponseCache {
   /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
   explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
-  /// Whether results of this kind are remembered at all (alltoall's splits and join's meaning
-  /// change from use to use).
+  /// Whether results of this kind are remembered at all (join and the changes of process sets are
+  /// rare, and mean something else each time).
   static bool cacheable(const wire::Request&) noexcept;
   /// The slot of this tensor, whatever its parameters are now.
   std::optional<std::uint32_t> find(const wire::Request&) const;

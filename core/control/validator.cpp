@@ -35,9 +35,20 @@ bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind:
 // Not a number is what all ranks may have agreed on.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
+bool has_root(OpKind kind) { return kind == OpKind::kBroadcast || kind == OpKind::kGather; }
+
 // Concatenating and exchanging operations agree on all dimensions but the first.
+bool first_dim_is_free(OpKind kind) { return wire::gathers(kind) || kind == OpKind::kAlltoall; }
+
+std::string shape_text(const wire::Request& request) {
+  std::string text = shape_to_string(request.shape);
+  // The rows of an alltoall are no part of the request.
+  if (request.kind != OpKind::kAlltoall || request.shape.empty()) return text;
+  return "[*" + text.substr(text.find_first_of(",]"));
+}
+
 bool shapes_agree(const wire::Request& a, const wire::Request& b) {
-  if (a.kind != OpKind::kAllgather && a.kind != OpKind::kAlltoall) return a.shape == b.shape;
+  if (!first_dim_is_free(a.kind)) return a.shape == b.shape;
   return a.shape.size() == b.shape.size() &&
          (a.shape.empty() || std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1));
 }
@@ -47,15 +58,21 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
   if (a.kind != b.kind) return Difference{"kind of operation", text(a.kind), text(b.kind)};
   if (a.dtype != b.dtype) return Difference{"dtype", text(a.dtype), text(b.dtype)};
   if (!shapes_agree(a, b))
-    return Difference{"shape", shape_to_string(a.shape), shape_to_string(b.shape)};
+    return Difference{"shape", shape_text(a), shape_text(b)};
   if (reduces(a.kind) && a.op != b.op) return Difference{"op", text(a.op), text(b.op)};
   if (!same_number(a.prescale, b.prescale))
     return Difference{"prescale factor", number(a.prescale), number(b.prescale)};
   if (!same_number(a.postscale, b.postscale))
     return Difference{"postscale factor", number(a.postscale), number(b.postscale)};
-  if (a.kind == OpKind::kBroadcast && a.root != b.root) {
-    return Difference{"root", std::to_string(a.root), std::to_string(b.root)};
+  if (has_root(a.kind) && a.root != b.root) {
+    return Difference{a.kind == OpKind::kGather ? "destination" : "root", std::to_string(a.root),
+                      std::to_string(b.root)};
   }
+  if (a.kind == OpKind::kRemoveProcessSet && a.root != b.root) {
+    return Difference{"process set", std::to_string(a.root), std::to_string(b.root)};
+  }
+  if (a.splits != b.splits)
+    return Difference{"list of ranks", shape_to_string(a.splits), shape_to_string(b.splits)};
   if (a.device != b.device) return Difference{"device", text(a.device), text(b.device)};
   if (a.group_size != b.group_size || a.group_index != b.group_index ||
       (a.group_size > 0 && a.group_key() != b.group_key())) {
@@ -83,19 +100,39 @@ std::optional<std::string> find_mismatch(const wire::Request& reference, int ref
          "; every rank must submit the same " + found->what;
 }
 
-std::optional<std::string> find_fault(const wire::Request& request,
-                                      const std::vector<int>& members) {
-  if (request.kind == OpKind::kAllgather && request.shape.empty()) {
-    return describe(request) +
-           ": a scalar has no first dimension to concatenate along; reshape it to [1]";
+namespace {
+
+// What has no meaning when a member has joined.
+std::optional<std::string> find_fault_of_joined(const wire::Request& request,
+                                                const std::vector<int>& absent) {
+  if (absent.empty()) return std::nullopt;
+  const std::string who = describe(request) + ": rank ";
+  if (has_root(request.kind) && std::binary_search(absent.begin(), absent.end(), request.root)) {
+    return who + std::to_string(request.root) + ", its " +
+           (request.kind == OpKind::kGather ? "destination" : "root") + ", has called join()";
   }
-  if (request.kind == OpKind::kBroadcast &&
-      !std::binary_search(members.begin(), members.end(), request.root)) {
+  if (request.kind == OpKind::kAlltoall || request.kind == OpKind::kAddProcessSet ||
+      request.kind == OpKind::kRemoveProcessSet) {
+    return who + std::to_string(absent.front()) + " has called join(), and " +
+           std::string(to_string(request.kind)) + " has no meaning without it";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> find_fault(const wire::Request& request, const std::vector<int>& members,
+                                      const std::vector<int>& absent) {
+  const bool cuts_rows = first_dim_is_free(request.kind) || request.kind == OpKind::kReducescatter;
+  if (cuts_rows && request.shape.empty()) {
+    return describe(request) + ": a scalar has no first dimension; reshape it to [1]";
+  }
+  if (has_root(request.kind) && !std::binary_search(members.begin(), members.end(), request.root)) {
     return describe(request) + ": root rank " + std::to_string(request.root) +
            " is not in process set " + std::to_string(request.process_set) +
            "; a root is a world rank of a member";
   }
-  return std::nullopt;
+  return find_fault_of_joined(request, absent);
 }
 
 std::int64_t gathered_bytes(const wire::Request& request,

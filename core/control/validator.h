@@ -14,10 +14,12 @@ namespace hvd::control {
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
                                          const wire::Request& other, int other_rank);
 
-/// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar), as
-/// a sentence.
+/// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar, a
+/// broadcast from a rank that has joined), as a sentence.
 /// @param members the world ranks of the request's process set, ascending.
-std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members);
+/// @param absent those of them that have joined and take no part of their own, ascending.
+std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members,
+                                      const std::vector<int>& absent);
 
 /// Size of an allgather's result; the largest number when it is more than that. @pre the shape is
 /// not empty

@@ -25,8 +25,7 @@ std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   return others;
 }
 
-std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology,
-                                                       const control::ProcessSetTable& sets) {
+std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology) {
   if (topology.rank != 0) return nullptr;
   control::CoordinatorOptions coordinator;
   coordinator.fusion_threshold = options.fusion_threshold;
@@ -34,7 +33,7 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.stall = {options.stall_warning, options.stall_shutdown};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
-  return std::make_unique<control::Coordinator>(std::move(coordinator), sets);
+  return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
 }
 
 std::string key_of(int process_set, const std::string& name) { return std::to_string(process_set) + '/' + name; }
@@ -56,11 +55,11 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       counters_(counters),
       on_end_(std::move(on_end)),
       control_(std::move(control)),
-      sets_(control_->size()),
-      negotiator_(control_->rank(), sets_, options_.cache_capacity),
-      coordinator_(make_coordinator(options_, control_->topology(), sets_)),
+      sets_(std::make_shared<control::ProcessSetTable>(control_->size())),
+      negotiator_(control_->rank(), *sets_, options_.cache_capacity),
+      coordinator_(make_coordinator(options_, control_->topology())),
       liveness_(ranks_to_ask(*control_), silence_limit(options_)),
-      executor_({control_->topology(), *control_, sets_, clock_, counters_, timeline}, std::move(backends), options_.backend,
+      executor_({control_->topology(), *control_, clock_, counters_, timeline}, std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
@@ -83,6 +82,11 @@ void Engine::fail_from_outside(Status cause) {
   const std::lock_guard lock(mutex_);
   if (!outside_failure_) outside_failure_ = std::move(cause);
   has_outside_failure_.store(true, std::memory_order_release);
+}
+
+std::shared_ptr<const control::ProcessSetTable> Engine::process_sets() const {
+  const std::lock_guard lock(mutex_);
+  return sets_;
 }
 
 Status Engine::failure() const {
@@ -189,15 +193,19 @@ void Engine::handle(const control::Message& message) {
 void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
+  if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
+    const std::lock_guard lock(mutex_);
+    sets_ = std::make_shared<control::ProcessSetTable>(negotiator_.process_sets());
+  }
   for (const auto& error : applied.errors) end_with(take_outstanding(error.process_set, error.name), error);
   for (auto& batch : applied.batches) {
-    std::vector<ExecutableOperation> executable;
-    for (auto& agreed : batch.operations) {
-      OperationPtr operation = take_outstanding(agreed.request.process_set, agreed.request.name);
-      executable.push_back({std::move(agreed), std::move(operation)});
+    std::vector<OperationPtr> operations;
+    for (const auto& agreed : batch.operations) {
+      if (!batch.absent_here) operations.push_back(take_outstanding(agreed.request.process_set, agreed.request.name));
     }
-    executor_.start(std::move(executable));
+    executor_.start(std::move(batch), std::move(operations));
   }
+  for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
 }
 

@@ -47,7 +47,7 @@ class Engine {
   Status failure() const;
   bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
-  const control::ProcessSetTable& process_sets() const noexcept { return sets_; }
+  std::shared_ptr<const control::ProcessSetTable> process_sets() const;
   const Topology& topology() const noexcept { return control_->topology(); }
 
   // --- token holder ---
@@ -88,11 +88,11 @@ class Engine {
   observe::Counters& counters_;
   const OnEnd on_end_;
   std::unique_ptr<control::ControlPlane> control_;
-  control::ProcessSetTable sets_;
 
   // Any thread.
   mutable std::mutex mutex_;
   std::vector<OperationPtr> submitted_;      // guarded by mutex_
+  std::shared_ptr<const control::ProcessSetTable> sets_;  // guarded by mutex_; as of the last plan applied
   Status failure_;                           // guarded by mutex_
   std::optional<Status> outside_failure_;    // guarded by mutex_
   std::atomic<bool> has_submissions_{false};

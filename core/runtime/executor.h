@@ -10,20 +10,15 @@
 
 #include "base/clock.h"
 #include "control/negotiator.h"
-#include "control/process_set_table.h"
 #include "fusion/fusion_buffer.h"
 #include "hvd/backend.h"
 #include "observe/counters.h"
+#include "runtime/composite_work.h"
+#include "runtime/job.h"
 #include "runtime/operation_state.h"
 #include "runtime/timeline_slot.h"
 
 namespace hvd::runtime {
-
-/// An agreed operation together with this rank's side of it.
-struct ExecutableOperation {
-  control::AgreedOperation agreed;
-  OperationPtr operation;
-};
 
 /// Runs agreed batches: packs, hands to the channel, unpacks, completes. Everything between a plan and on_done.
 ///
@@ -36,7 +31,6 @@ class Executor {
   struct Environment {
     const Topology& topology;
     Peers& peers;
-    const control::ProcessSetTable& sets;
     const Clock& clock;
     observe::Counters& counters;
     TimelineSlot& timeline;
@@ -45,7 +39,10 @@ class Executor {
   Executor(Environment, std::vector<std::shared_ptr<Backend>>, std::optional<std::string> forced_backend, Finish);
   ~Executor();
 
-  void start(std::vector<ExecutableOperation> batch);
+  /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
+  void start(control::AgreedBatch, std::vector<OperationPtr> operations);
+  /// The set is no more: its channels are closed as soon as what was started in them has ended.
+  void retire(int process_set);
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
   bool active() const noexcept { return in_flight_ > 0; }
@@ -57,22 +54,18 @@ class Executor {
   void abort(const Status&) noexcept;
 
  private:
-  struct Job;
   struct Lane {
     std::unique_ptr<Channel> channel;
     std::string backend;
-    ChannelSpec spec;
     std::deque<std::unique_ptr<Job>> queue;
+    bool retired = false;
   };
   Lane& lane_for(const Job&);
   Backend& choose_backend(const ChannelSpec&, const Collective&) const;
-  void describe(Job&) const;
   bool progress(Lane&);
   void launch(Lane&, Job&);
-  void prepare_in_place(Job&);
-  void prepare_gather(Job&);
   void complete(Lane&, Job&);
-  void unpack(Job&);
+  void record(const Lane&, const Job&);
 
   Environment environment_;
   std::vector<std::shared_ptr<Backend>> backends_;

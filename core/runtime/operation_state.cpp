@@ -10,8 +10,6 @@
 
 namespace hvd {
 namespace runtime {
-namespace {
-
 // Note [Who frees the buffer]
 // When a collective is cut off by a failure, the transport may still read its input and write its output: MPI cannot take back
 // a message that is under way. The owners of such memory move here and stay until the process ends, which after a lost peer is soon.
@@ -24,8 +22,6 @@ void keep_for_ever(std::shared_ptr<const void> owner) {
   const std::lock_guard lock(graveyard->mutex);
   graveyard->owners.push_back(std::move(owner));
 }
-
-}  // namespace
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
   const auto on_done = std::exchange(submission.on_done, nullptr);

@@ -12,6 +12,9 @@ namespace hvd::runtime {
 
 class Runtime;
 
+/// Keeps memory that the transport may still touch until the process ends. See Note [Who frees the buffer].
+void keep_for_ever(std::shared_ptr<const void> owner);
+
 /// One submitted operation, shared by the caller's handle and the engine.
 ///
 /// The engine owns everything but done() and status() until done() is true; from then on nothing changes any more.
@@ -44,7 +47,7 @@ class OperationState {
 
   const std::weak_ptr<Runtime> runtime_;
   Status status_;
-  std::int64_t result_ = 0;
+  std::int64_t result_ = -1;
   std::atomic<bool> done_{false};
 };
 

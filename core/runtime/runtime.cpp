@@ -23,6 +23,9 @@ constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
 // Ranks on other hosts cannot ring: this is how late their news may be noticed.
 constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
 
+// Unnamed operations are numbered from a multiple of this after each join, so that no number is in use twice.
+constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
+
 /// How long to sleep after this many rounds in which nothing moved; zero: only give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
   if (idle_rounds < kYieldsBeforeSleep && (engine.busy() || engine.needs_polling())) return Duration::zero();
@@ -68,9 +71,13 @@ void Runtime::check_running() const {
 }
 
 wire::Request Runtime::number(Submission& submission) {
-  wire::Request request = make_request(submission, engine_->process_sets(), topology().rank);
+  if (joined_) {
+    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name + "' on rank " + std::to_string(topology().rank) +
+                     ": this rank has called join(), so it has no more data until join() returns");
+  }
+  wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank);
   if (request.unnamed) {
-    request.ordinal = ordinals_[{request.process_set, request.kind}]++;
+    request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
     request.name = wire::unnamed_name(request.kind, request.ordinal);
   }
   return request;
@@ -109,7 +116,10 @@ std::vector<Operation> Runtime::submit(std::vector<Submission> submissions, Prog
       }
       throw;
     }
-    for (const auto& operation : operations) handles.emplace_back(operation);
+    for (const auto& operation : operations) {
+      handles.emplace_back(operation);
+      joined_ = joined_ || operation->request.kind == OpKind::kJoin;
+    }
     // Under the lock, so that operations enter the engine in the order of their numbers.
     engine_->enqueue(std::move(operations));
   }
@@ -120,6 +130,12 @@ std::vector<Operation> Runtime::submit(std::vector<Submission> submissions, Prog
 void Runtime::release_name(const OperationState& operation) {
   const std::lock_guard lock(names_mutex_);
   names_in_flight_.erase(std::to_string(operation.request.process_set) + '/' + operation.request.name);
+  if (operation.request.kind != OpKind::kJoin) return;
+  joined_ = false;
+  if (operation.result() < 0) return;
+  // The ranks have made different numbers of unnamed calls, and none is in flight: all start again.
+  ++joins_;
+  ordinals_.clear();
 }
 
 bool Runtime::try_take_token() {

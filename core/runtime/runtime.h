@@ -73,6 +73,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::mutex names_mutex_;
   std::unordered_set<std::string> names_in_flight_;             // guarded by names_mutex_; set/name
   std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_;    // guarded by names_mutex_; of unnamed operations
+  std::uint64_t joins_ = 0;                                     // guarded by names_mutex_; that have succeeded
+  bool joined_ = false;                                         // guarded by names_mutex_; a join() is in flight
 
   std::mutex token_mutex_;
   std::condition_variable token_changed_;   // the token is free, or an operation has ended

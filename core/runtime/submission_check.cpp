@@ -17,6 +17,7 @@ class Checker {
   void check() const {
     check_names();
     check_set_and_root();
+    if (agrees_on_job()) return check_job_operation();
     check_op();
     check_shape();
     check_output();
@@ -40,42 +41,65 @@ class Checker {
     if (sets_.position(submission_.process_set, rank_) < 0) {
       fail("rank " + std::to_string(rank_) + " is not in process set " + std::to_string(submission_.process_set));
     }
-    if (submission_.kind == OpKind::kBroadcast && sets_.position(submission_.process_set, submission_.root) < 0) {
-      fail("root rank " + std::to_string(submission_.root) + " is not in process set " +
+    if (has_root() && sets_.position(submission_.process_set, submission_.root) < 0) {
+      fail(std::string(submission_.kind == OpKind::kGather ? "destination" : "root") + " rank " + std::to_string(submission_.root) + " is not in process set " +
            std::to_string(submission_.process_set) + "; a root is a world rank of a member");
+    }
+  }
+
+  bool has_root() const { return submission_.kind == OpKind::kBroadcast || submission_.kind == OpKind::kGather; }
+  bool agrees_on_job() const {
+    return submission_.kind == OpKind::kJoin || submission_.kind == OpKind::kAddProcessSet || submission_.kind == OpKind::kRemoveProcessSet;
+  }
+  bool cuts_rows() const {
+    return wire::gathers(submission_.kind) || submission_.kind == OpKind::kReducescatter || submission_.kind == OpKind::kAlltoall;
+  }
+
+  void check_job_operation() const {
+    if (submission_.process_set != 0) fail("it concerns all ranks, not a process set");
+    if (submission_.kind == OpKind::kRemoveProcessSet) {
+      if (submission_.root == 0) fail("the set of all ranks cannot be removed");
+      if (!sets_.contains(submission_.root)) fail("there is no process set " + std::to_string(submission_.root));
+    }
+    if (submission_.kind == OpKind::kAddProcessSet) check_members();
+  }
+
+  void check_members() const {
+    const auto& ranks = submission_.splits;
+    const auto world = static_cast<std::int64_t>(sets_.ranks(0).size());
+    if (ranks.empty()) fail("expected at least one rank");
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (ranks[i] < 0 || ranks[i] >= world) {
+        fail("expected ranks from 0 to " + std::to_string(world - 1) + ", got " + std::to_string(ranks[i]));
+      }
+      if (i > 0 && ranks[i] == ranks[i - 1]) fail("rank " + std::to_string(ranks[i]) + " occurs twice");
+      if (i > 0 && ranks[i] < ranks[i - 1]) fail("expected ranks in ascending order");
     }
   }
 
   bool reduces() const { return submission_.kind == OpKind::kAllreduce || submission_.kind == OpKind::kReducescatter; }
 
   void check_op() const {
-    switch (submission_.kind) {
-      case OpKind::kAllreduce:
-      case OpKind::kAllgather:
-      case OpKind::kBroadcast:
-      case OpKind::kBarrier:
-        break;
-      case OpKind::kReducescatter:
-      case OpKind::kAlltoall:
-      case OpKind::kJoin:
-      case OpKind::kGather:
-      case OpKind::kAddProcessSet:
-      case OpKind::kRemoveProcessSet:
-        fail("this version does not have this operation; it has allreduce, allgather, broadcast and barrier");
-    }
     if (submission_.input.device.type != DeviceType::kCpu) {
       fail("the tensor is on " + std::string(to_string(submission_.input.device.type)) +
            "; this build has backends for cpu only");
     }
     if (!std::isfinite(submission_.prescale) || !std::isfinite(submission_.postscale)) fail("a scale factor is not finite");
     if (!reduces()) return;
-    if (submission_.op == ReduceOp::kAdasum) fail("this version does not have Adasum; use average or sum");
+    if (submission_.op == ReduceOp::kAdasum) check_adasum();
     if (submission_.op == ReduceOp::kAverage && submission_.input.dtype == DataType::kBool) {
       fail("an average of bool has no meaning; use sum (or), product (and), min or max");
     }
     if (submission_.input.dtype == DataType::kBool && (submission_.prescale != 1 || submission_.postscale != 1)) {
       fail("bool cannot be scaled; leave prescale and postscale at 1");
     }
+  }
+
+  void check_adasum() const {
+    if (submission_.kind == OpKind::kReducescatter) fail("Adasum needs whole vectors; use allreduce");
+    const DataType type = submission_.input.dtype;
+    const bool floating = type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 || type == DataType::kFloat64;
+    if (!floating) fail("Adasum is for floating types, got " + std::string(to_string(type)) + "; use sum");
   }
 
   void check_shape() const {
@@ -91,21 +115,42 @@ class Checker {
            std::to_string(input.count));
     }
     if (input.count > 0 && input.data == nullptr) fail("the input has no memory");
-    if (submission_.kind == OpKind::kAllgather && input.shape.empty()) {
-      fail("a scalar has no first dimension to concatenate along; reshape it to [1]");
+    if (cuts_rows() && input.shape.empty()) fail("a scalar has no first dimension; reshape it to [1]");
+    if (submission_.kind == OpKind::kAlltoall) check_splits();
+  }
+
+  void check_splits() const {
+    const auto& splits = submission_.splits;
+    const std::size_t members = sets_.ranks(submission_.process_set).size();
+    if (splits.size() != members) {
+      fail("expected " + std::to_string(members) + " splits, one per member, got " + std::to_string(splits.size()));
+    }
+    std::int64_t rows = 0;
+    for (const auto split : splits) {
+      if (split < 0 || __builtin_add_overflow(rows, split, &rows)) fail("bad splits " + shape_to_string(splits) + "; expected none below 0");
+    }
+    if (rows != submission_.input.shape[0]) {
+      fail("the splits " + shape_to_string(splits) + " add up to " + std::to_string(rows) + " rows, expected " +
+           std::to_string(submission_.input.shape[0]));
     }
   }
 
   void check_output() const {
-    if (submission_.kind == OpKind::kAllgather) {
+    if (submission_.kind == OpKind::kBarrier) return;
+    if (wire::gathers(submission_.kind) || submission_.kind == OpKind::kAlltoall) {
       if (!submission_.allocate_output) fail("the size of the result is not known yet: allocate_output must be set");
       return;
     }
-    if (submission_.kind != OpKind::kAllreduce && submission_.kind != OpKind::kBroadcast) return;
+    std::int64_t expected = submission_.input.count;
+    if (submission_.kind == OpKind::kReducescatter && expected > 0) {
+      const std::int64_t rows = submission_.input.shape[0];
+      const auto members = static_cast<int>(sets_.ranks(submission_.process_set).size());
+      expected = expected / rows * rows_of_member(rows, members, sets_.position(submission_.process_set, rank_));
+    }
     const TensorView& output = submission_.output;
-    if (output.count != submission_.input.count || output.dtype != submission_.input.dtype) {
+    if (output.count != expected || output.dtype != submission_.input.dtype) {
       fail("the output has " + std::to_string(output.count) + " elements of " + std::string(to_string(output.dtype)) +
-           ", expected " + std::to_string(submission_.input.count) + " of " + std::string(to_string(submission_.input.dtype)));
+           ", expected " + std::to_string(expected) + " of " + std::string(to_string(submission_.input.dtype)));
     }
     if (output.count > 0 && output.data == nullptr) fail("the output has no memory");
   }
@@ -141,11 +186,21 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   request.op = reduces ? submission.op : ReduceOp::kSum;
   request.prescale = reduces ? submission.prescale : 1.0;
   request.postscale = reduces ? submission.postscale : 1.0;
-  request.root = submission.kind == OpKind::kBroadcast ? submission.root : 0;
-  request.dtype = submission.kind == OpKind::kBarrier ? DataType::kUInt8 : submission.input.dtype;
-  request.device = submission.input.device.type;
+  const bool has_root = submission.kind == OpKind::kBroadcast || submission.kind == OpKind::kGather ||
+                        submission.kind == OpKind::kRemoveProcessSet;
+  request.root = has_root ? submission.root : 0;
+  if (submission.kind == OpKind::kAddProcessSet) request.splits = submission.splits;
   request.process_set = submission.process_set;
-  request.shape = submission.kind == OpKind::kBarrier ? std::vector<std::int64_t>{0} : submission.input.shape;
+  request.device = submission.input.device.type;
+  if (wire::only_agrees(submission.kind)) {
+    request.dtype = DataType::kUInt8;
+    request.shape = {0};
+  } else {
+    request.dtype = submission.input.dtype;
+    request.shape = submission.input.shape;
+    // Each rank sends as many rows as it likes.
+    if (submission.kind == OpKind::kAlltoall) request.shape[0] = 0;
+  }
   request.group = submission.group;
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;

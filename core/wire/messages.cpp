@@ -17,6 +17,13 @@ enum RequestFlag : std::uint8_t {
   kAllRequestFlags = 31,
 };
 
+// Bits of a plan's flag byte.
+enum PlanFlag : std::uint8_t {
+  kShutdown = 1,
+  kHasAbsent = 2,  ///< each batch ends with the list of its absent ranks
+  kAllPlanFlags = 3,
+};
+
 constexpr std::uint64_t kAnyNumber = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
@@ -181,14 +188,24 @@ PlannedTensor read_planned(Reader& in) {
   return tensor;
 }
 
+void write_ranks(Writer& out, const std::vector<int>& ranks) {
+  out.varint(ranks.size());
+  for (const int rank : ranks) out.varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> read_ranks(Reader& in, const char* field) {
+  std::vector<int> ranks(in.count(field, kMaxRanks));
+  for (auto& rank : ranks) rank = read_int(in, field);
+  return ranks;
+}
+
 void write_error(Writer& out, const ErrorEntry& error) {
   out.varint(static_cast<std::uint64_t>(error.process_set));
   out.text(error.name);
   out.u8(static_cast<std::uint8_t>(error.code));
   out.text(std::string_view(error.message).substr(0, kMaxTextBytes));
   out.zigzag(error.rank);
-  out.varint(error.missing.size());
-  for (const int rank : error.missing) out.varint(static_cast<std::uint64_t>(rank));
+  write_ranks(out, error.missing);
 }
 
 int read_rank_or_none(Reader& in) {
@@ -205,8 +222,7 @@ ErrorEntry read_error(Reader& in) {
   error.code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
   error.message = in.text("message", kMaxTextBytes);
   error.rank = read_rank_or_none(in);
-  error.missing.resize(in.count("missing ranks", kMaxRanks));
-  for (auto& rank : error.missing) rank = read_int(in, "missing rank");
+  error.missing = read_ranks(in, "missing ranks");
   return error;
 }
 
@@ -228,12 +244,14 @@ Report read_report(Reader& in) {
 Plan read_plan(Reader& in) {
   Plan plan;
   plan.sequence = in.varint("sequence", kAnyNumber);
-  plan.shutdown = read_bool(in, "shutdown");
+  const auto flags = read_enum<std::uint8_t>(in, "plan flags", kAllPlanFlags + 1);
+  plan.shutdown = (flags & kShutdown) != 0;
   const std::size_t batches = in.count("batches", kMaxTensors);
   for (std::size_t i = 0; i < batches; ++i) {
     Batch batch;
     const std::size_t tensors = in.count("tensors", kMaxTensors);
     for (std::size_t j = 0; j < tensors; ++j) batch.tensors.push_back(read_planned(in));
+    if ((flags & kHasAbsent) != 0) batch.absent = read_ranks(in, "absent ranks");
     plan.batches.push_back(std::move(batch));
   }
   const std::size_t errors = in.count("errors", kMaxTensors);
@@ -301,11 +319,14 @@ Bytes encode(const Report& report) {
 Bytes encode(const Plan& plan) {
   Writer out = start(MessageKind::kPlan);
   out.varint(plan.sequence);
-  out.u8(plan.shutdown ? 1 : 0);
+  const bool has_absent = std::any_of(plan.batches.begin(), plan.batches.end(),
+                                      [](const Batch& batch) { return !batch.absent.empty(); });
+  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0)));
   out.varint(plan.batches.size());
   for (const auto& batch : plan.batches) {
     out.varint(batch.tensors.size());
     for (const auto& tensor : batch.tensors) write_planned(out, tensor);
+    if (has_absent) write_ranks(out, batch.absent);
   }
   out.varint(plan.errors.size());
   for (const auto& error : plan.errors) write_error(out, error);

@@ -41,7 +41,8 @@ struct Request {
   DataType dtype = DataType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   int process_set = 0;
-  int root = 0;  ///< world rank
+  /// World rank: of the source or destination, or (in a plan) of the last to join. kRemoveProcessSet: the set.
+  int root = 0;
   double prescale = 1.0;
   double postscale = 1.0;
   /// Group members become ready together. group_size 0: no group. An unnamed group is known by its
@@ -50,7 +51,7 @@ struct Request {
   int group_size = 0;
   int group_index = 0;
   std::vector<std::int64_t> shape = {};
-  std::vector<std::int64_t> splits = {};  ///< alltoall: rows for each member
+  std::vector<std::int64_t> splits = {};  ///< kAddProcessSet: the set's world ranks, ascending
 
   friend bool operator==(const Request&, const Request&) = default;
 
@@ -58,6 +59,17 @@ struct Request {
   /// Identifies the group within the process set; meaningful when group_size > 0.
   std::string group_key() const;
 };
+
+/// Members' first dimensions may differ, and are agreed on.
+constexpr bool gathers(OpKind kind) noexcept {
+  return kind == OpKind::kAllgather || kind == OpKind::kGather;
+}
+
+/// Once the ranks have agreed on it, it is done: no data moves.
+constexpr bool only_agrees(OpKind kind) noexcept {
+  return kind == OpKind::kBarrier || kind == OpKind::kJoin || kind == OpKind::kAddProcessSet ||
+         kind == OpKind::kRemoveProcessSet;
+}
 
 /// The derived name of an unnamed operation, as errors show it.
 std::string unnamed_name(OpKind, std::uint64_t ordinal);
@@ -85,13 +97,15 @@ struct PlannedTensor {
   std::optional<std::uint32_t> slot = {};
   std::uint64_t ordinal = 0;
   Request request = {};                       ///< without a slot: as the set's first member asked
-  std::vector<std::int64_t> first_dims = {};  ///< without a slot, allgather: per member
+  std::vector<std::int64_t> first_dims = {};  ///< without a slot, if gathers(kind): per member
   friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
 };
 
 /// Tensors that go through the backend in one call.
 struct Batch {
   std::vector<PlannedTensor> tensors = {};
+  /// Members, as world ranks, that have joined and did not ask for it: they take part with a contribution that changes nothing.
+  std::vector<int> absent = {};
   friend bool operator==(const Batch&, const Batch&) = default;
 };
 

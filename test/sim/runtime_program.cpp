@@ -18,9 +18,28 @@ std::uint64_t data_seed(const ProgramOperation& operation, int step) {
 
 }  // namespace
 
-RandomProgram::RandomProgram(std::uint64_t seed, int ranks) : ranks_(ranks), random_(seed) {
+bool ProgramOperation::has_member(int rank) const { return std::binary_search(members.begin(), members.end(), rank); }
+
+RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
+    : shape_(shape), ranks_(ranks), random_(seed), steps_(static_cast<std::size_t>(ranks), 3) {
+  // Rank 0 always stays to the end: it is the root wherever there is one.
+  if (shape_.joins) {
+    for (int rank = 1; rank < ranks_; ++rank) steps_[static_cast<std::size_t>(rank)] = static_cast<int>(random_() % 4);
+  }
+  if (shape_.sets) add_sets();
   const int count = 4 + static_cast<int>(random_() % 12);
   for (int i = 0; i < count; ++i) add_random_operation(i);
+}
+
+void RandomProgram::add_sets() {
+  const int count = 1 + static_cast<int>(random_() % 3);
+  for (int i = 0; i < count; ++i) {
+    std::vector<int> members = {0};
+    for (int rank = 1; rank < ranks_; ++rank) {
+      if (random_() % 2 == 0) members.push_back(rank);
+    }
+    sets_.push_back(std::move(members));
+  }
 }
 
 void RandomProgram::add_random_operation(int index) {
@@ -30,29 +49,43 @@ void RandomProgram::add_random_operation(int index) {
   form.input.dtype = static_cast<DataType>(random_() % kDataTypeCount);
   form.input.shape = {static_cast<std::int64_t>(random_() % 5), static_cast<std::int64_t>(1 + random_() % 700)};
   if (random_() % 4 != 0) form.name = "tensor" + std::to_string(index);
-  switch (random_() % 8) {
-    case 0:
-      form.kind = OpKind::kBarrier;
-      operation.barrier = true;
-      break;
-    case 1:
-    case 2:
-      form.kind = OpKind::kAllgather;
-      for (int rank = 0; rank < ranks_; ++rank) operation.rows.push_back(static_cast<std::int64_t>(random_() % 4));
-      break;
-    case 3:
-      form.kind = OpKind::kBroadcast;
-      form.root = static_cast<int>(random_() % static_cast<std::uint64_t>(ranks_));
-      break;
-    default:
-      form.kind = OpKind::kAllreduce;
-      form.op = kReductions[random_() % kReductions.size()];
-      if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage) form.op = ReduceOp::kMax;
-      if (form.input.dtype == DataType::kFloat32 && random_() % 2 == 0) form.prescale = 0.5;
-      break;
+  form.process_set = static_cast<int>(random_() % (sets_.size() + 1));
+  if (form.process_set > 0) {
+    operation.members = sets_[static_cast<std::size_t>(form.process_set) - 1];
+  } else {
+    operation.members.resize(static_cast<std::size_t>(ranks_));
+    std::iota(operation.members.begin(), operation.members.end(), 0);
   }
-  if (!form.name.empty() && !operation.barrier && index % 3 == 0) form.group = "group";
+  choose_kind(operation);
+  if (!form.name.empty() && !operation.barrier && index % 3 == 0 && form.process_set == 0) form.group = "group";
   operations_.push_back(std::move(operation));
+}
+
+void RandomProgram::choose_kind(ProgramOperation& operation) {
+  Submission& form = operation.form;
+  constexpr std::array kKinds = {OpKind::kBarrier,   OpKind::kAllgather,     OpKind::kAllgather,     OpKind::kBroadcast,
+                                 OpKind::kAllreduce, OpKind::kAllreduce,     OpKind::kAllreduce,     OpKind::kAllreduce,
+                                 OpKind::kGather,    OpKind::kReducescatter, OpKind::kReducescatter, OpKind::kAlltoall};
+  form.kind = kKinds[random_() % (kKinds.size() - (shape_.joins ? 1 : 0))];
+  operation.barrier = form.kind == OpKind::kBarrier;
+  if (form.kind == OpKind::kBroadcast || form.kind == OpKind::kGather) {
+    form.root = shape_.joins ? 0 : operation.members[random_() % operation.members.size()];
+  }
+  if (wire::gathers(form.kind)) {
+    for (int rank = 0; rank < ranks_; ++rank) operation.rows.push_back(static_cast<std::int64_t>(random_() % 4));
+  }
+  if (form.kind == OpKind::kAlltoall) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      std::vector<std::int64_t> splits;
+      for (std::size_t i = 0; i < operation.members.size(); ++i) splits.push_back(static_cast<std::int64_t>(random_() % 3));
+      operation.rows.push_back(std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
+      operation.splits.push_back(std::move(splits));
+    }
+  }
+  if (form.kind != OpKind::kAllreduce && form.kind != OpKind::kReducescatter) return;
+  form.op = kReductions[random_() % kReductions.size()];
+  if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage) form.op = ReduceOp::kMax;
+  if (form.input.dtype == DataType::kFloat32 && random_() % 2 == 0) form.prescale = 0.5;
 }
 
 Bytes RandomProgram::input(const ProgramOperation& operation, int step, int rank) const {
@@ -62,24 +95,101 @@ Bytes RandomProgram::input(const ProgramOperation& operation, int step, int rank
   return make_input(elements(shape), operation.form.input.dtype, operation.form.op, rank, data_seed(operation, step));
 }
 
-Bytes RandomProgram::expected(const ProgramOperation& operation, int step) const {
-  if (operation.barrier) return {};
-  std::vector<Bytes> inputs;
-  for (int rank = 0; rank < ranks_; ++rank) inputs.push_back(input(operation, step, rank));
-  const Submission& form = operation.form;
-  if (form.kind == OpKind::kBroadcast) return inputs[static_cast<std::size_t>(form.root)];
-  if (form.kind == OpKind::kAllgather) {
-    Bytes all;
-    for (const Bytes& part : inputs) all.insert(all.end(), part.begin(), part.end());
-    return all;
+std::vector<int> RandomProgram::contributors(const ProgramOperation& operation, int step) const {
+  std::vector<int> found;
+  for (const int rank : operation.members) {
+    if (steps(rank) > step) found.push_back(rank);
   }
+  return found;
+}
+
+Bytes RandomProgram::expected_reduction(const ProgramOperation& operation, int step) const {
+  std::vector<Bytes> inputs;
+  for (const int rank : contributors(operation, step)) inputs.push_back(input(operation, step, rank));
+  const Submission& form = operation.form;
   const bool average = form.op == ReduceOp::kAverage;
   return reference_reduce(inputs, form.input.dtype, average ? ReduceOp::kSum : form.op,
-                          {form.prescale, form.postscale, average ? ranks_ : 1});
+                          {form.prescale, form.postscale, average ? static_cast<std::int64_t>(inputs.size()) : 1});
+}
+
+// Every member's block for this rank, in rank order.
+Bytes RandomProgram::expected_exchange(const ProgramOperation& operation, int step, int rank) const {
+  const auto to = std::lower_bound(operation.members.begin(), operation.members.end(), rank) - operation.members.begin();
+  const auto row = static_cast<std::size_t>(operation.form.input.shape[1]) * size_of(operation.form.input.dtype);
+  Bytes all;
+  for (const int from : operation.members) {
+    const auto& splits = operation.splits[static_cast<std::size_t>(from)];
+    const Bytes sent = input(operation, step, from);
+    const auto first = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(std::accumulate(splits.begin(), splits.begin() + to, std::int64_t{0})) * row);
+    const auto size = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(splits[static_cast<std::size_t>(to)]) * row);
+    all.insert(all.end(), sent.begin() + first, sent.begin() + first + size);
+  }
+  return all;
+}
+
+Bytes RandomProgram::expected(const ProgramOperation& operation, int step, int rank) const {
+  const Submission& form = operation.form;
+  const int members = static_cast<int>(operation.members.size());
+  switch (form.kind) {
+    case OpKind::kBroadcast: return input(operation, step, form.root);
+    case OpKind::kAllreduce: return expected_reduction(operation, step);
+    case OpKind::kAlltoall: return expected_exchange(operation, step, rank);
+    case OpKind::kReducescatter: {
+      const Bytes all = expected_reduction(operation, step);
+      const auto row = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(form.input.shape[1]) * size_of(form.input.dtype));
+      std::ptrdiff_t first = 0;
+      for (int position = 0; operation.members[static_cast<std::size_t>(position)] != rank; ++position) {
+        first += rows_of_member(form.input.shape[0], members, position) * row;
+      }
+      const auto position = std::lower_bound(operation.members.begin(), operation.members.end(), rank) - operation.members.begin();
+      return {all.begin() + first, all.begin() + first + rows_of_member(form.input.shape[0], members, static_cast<int>(position)) * row};
+    }
+    case OpKind::kAllgather:
+    case OpKind::kGather: {
+      Bytes all;
+      if (form.kind == OpKind::kGather && rank != form.root) return all;
+      for (const int from : contributors(operation, step)) {
+        const Bytes part = input(operation, step, from);
+        all.insert(all.end(), part.begin(), part.end());
+      }
+      return all;
+    }
+    default: return {};
+  }
 }
 
 ProgramRun::ProgramRun(const RandomProgram& program, runtime::Runtime& runtime, int rank, std::uint64_t seed)
     : program_(program), runtime_(runtime), rank_(rank), random_(seed * 7919 + static_cast<std::uint64_t>(rank)) {}
+
+Operation ProgramRun::submit_one(Submission submission) {
+  std::vector<Submission> one;
+  one.push_back(std::move(submission));
+  return runtime_.submit(std::move(one), Progress::kBackground).front();
+}
+
+bool ProgramRun::finished() const noexcept { return step_ + 1 >= program_.steps(rank_) + (program_.joins() ? 1 : 0); }
+
+void ProgramRun::submit_next() {
+  ++step_;
+  slots_.clear();
+  if (step_ < 0) return submit_sets();
+  step_ == program_.steps(rank_) ? submit_join() : submit_step();
+}
+
+void ProgramRun::submit_sets() {
+  for (const auto& members : program_.sets()) {
+    Submission submission;
+    submission.kind = OpKind::kAddProcessSet;
+    submission.splits.assign(members.begin(), members.end());
+    slots_.emplace_back().operation = submit_one(std::move(submission));
+  }
+}
+
+void ProgramRun::submit_join() {
+  Submission submission;
+  submission.kind = OpKind::kJoin;
+  slots_.emplace_back().operation = submit_one(std::move(submission));
+}
 
 Submission ProgramRun::make_submission(std::size_t index) {
   const ProgramOperation& operation = program_.operations()[index];
@@ -88,9 +198,10 @@ Submission ProgramRun::make_submission(std::size_t index) {
   slot.input = program_.input(operation, step_, rank_);
   if (operation.barrier) return submission;
   if (!operation.rows.empty()) submission.input.shape[0] = operation.rows[static_cast<std::size_t>(rank_)];
+  if (!operation.splits.empty()) submission.splits = operation.splits[static_cast<std::size_t>(rank_)];
   submission.input.count = elements(submission.input.shape);
   submission.input.data = slot.input.data();
-  if (submission.kind == OpKind::kAllgather) {
+  if (!operation.rows.empty()) {
     submission.allocate_output = [output = slot.output, form = submission.input](const OutputSizes& sizes) {
       TensorView view = form;
       view.shape[0] = std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0});
@@ -99,13 +210,14 @@ Submission ProgramRun::make_submission(std::size_t index) {
       view.data = output->data();
       return view;
     };
-  } else if (random_() % 2 == 0) {  // in place
+  } else if (submission.kind != OpKind::kReducescatter && random_() % 2 == 0) {  // in place
     *slot.output = slot.input;
     submission.input.data = slot.output->data();
     submission.output = submission.input;
   } else {
-    slot.output->resize(slot.input.size());
+    slot.output->resize(program_.expected(operation, step_, rank_).size());
     submission.output = submission.input;
+    submission.output.count = static_cast<std::int64_t>(slot.output->size() / size_of(submission.input.dtype));
     submission.output.data = slot.output->data();
   }
   return submission;
@@ -124,16 +236,15 @@ void ProgramRun::submit_group(const std::vector<std::size_t>& members) {
 }
 
 void ProgramRun::submit_step() {
-  ++step_;
-  slots_.clear();
   slots_.resize(program_.operations().size());
   std::vector<std::size_t> group, unnamed;
   std::vector<std::vector<std::size_t>> units;  // what is submitted at once
   for (std::size_t i = 0; i < program_.operations().size(); ++i) {
-    const Submission& form = program_.operations()[i].form;
-    if (!form.group.empty()) {
+    const ProgramOperation& operation = program_.operations()[i];
+    if (!operation.has_member(rank_)) continue;
+    if (!operation.form.group.empty()) {
       group.push_back(i);
-    } else if (form.name.empty()) {
+    } else if (operation.form.name.empty()) {
       unnamed.push_back(i);
       units.push_back({});  // the place of the next unnamed one, whichever that is
     } else {
@@ -147,29 +258,45 @@ void ProgramRun::submit_step() {
     const std::size_t index = unit.empty() ? unnamed[next_unnamed++] : unit[0];
     if (!program_.operations()[index].form.group.empty()) {
       submit_group(unit);
-      continue;
+    } else {
+      slots_[index].operation = submit_one(make_submission(index));
     }
-    std::vector<Submission> one;
-    one.push_back(make_submission(index));
-    slots_[index].operation = runtime_.submit(std::move(one), Progress::kBackground).front();
   }
 }
 
-bool ProgramRun::step_done() const {
-  return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.operation.done(); });
+bool ProgramRun::done() const {
+  return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.operation.valid() || slot.operation.done(); });
 }
 
-void ProgramRun::wait_step() const {
-  for (const Slot& slot : slots_) slot.operation.wait();
+void ProgramRun::wait() const {
+  for (const Slot& slot : slots_) {
+    if (slot.operation.valid()) slot.operation.wait();
+  }
 }
 
-std::string ProgramRun::check_step() const {
+std::string ProgramRun::check_agreed() const {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const Operation& operation = slots_[i].operation;
+    if (!operation.status().ok()) return operation.status().message;
+    if (step_ < 0 && operation.result() != static_cast<std::int64_t>(i) + 1) return "wrong number of a process set";
+    if (step_ >= 0 && (operation.result() < 0 || operation.result() >= program_.ranks())) return "wrong last rank to join";
+  }
+  return {};
+}
+
+std::string ProgramRun::check() const {
+  const std::string here = "rank " + std::to_string(rank_) + " step " + std::to_string(step_);
+  if (step_ < 0 || step_ == program_.steps(rank_)) {
+    const std::string problem = check_agreed();
+    return problem.empty() ? problem : here + ": " + problem;
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].operation.valid()) continue;
     const ProgramOperation& operation = program_.operations()[i];
-    const std::string where = "rank " + std::to_string(rank_) + " step " + std::to_string(step_) + " operation " + std::to_string(i) + ": ";
+    const std::string where = here + " operation " + std::to_string(i) + " (" + std::string(to_string(operation.form.kind)) + "): ";
     if (!slots_[i].operation.status().ok()) return where + slots_[i].operation.status().message;
     if (operation.barrier) continue;
-    const Bytes expected = program_.expected(operation, step_);
+    const Bytes expected = program_.expected(operation, step_, rank_);
     if (slots_[i].output->size() != expected.size()) return where + "wrong size";
     const auto at = first_difference(slots_[i].output->data(), expected, operation.form.input.dtype);
     if (at >= 0) return where + "element " + std::to_string(at) + " is wrong";

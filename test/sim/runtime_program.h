@@ -13,46 +13,68 @@ namespace hvd::testing {
 
 /// One operation of a random program, as all ranks know it.
 struct ProgramOperation {
-  Submission form;                    ///< without memory; name empty: unnamed
-  std::vector<std::int64_t> rows;     ///< allgather: first dimension per rank
+  Submission form;                  ///< without memory; name empty: unnamed
+  std::vector<int> members;         ///< world ranks
+  std::vector<std::int64_t> rows;   ///< allgather, gather, alltoall: first dimension per world rank
+  std::vector<std::vector<std::int64_t>> splits;  ///< alltoall: per world rank
   std::uint64_t seed = 0;
   bool barrier = false;
+
+  bool has_member(int rank) const;
+};
+
+struct ProgramShape {
+  bool joins = false;  ///< some ranks have no more data before the others
+  bool sets = false;   ///< operations of several, overlapping process sets
 };
 
 /// A training-like program: the same operations in every step, submitted in an order of its own on every rank, so that names come back
 /// and the cache is used. Unnamed operations keep their order. Every third operation belongs to a group.
 class RandomProgram {
  public:
-  RandomProgram(std::uint64_t seed, int ranks);
+  RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape = {});
 
   int ranks() const noexcept { return ranks_; }
-  int steps() const noexcept { return steps_; }
+  /// The steps this rank takes part in; all ranks join() after their last if joins().
+  int steps(int rank) const { return steps_[static_cast<std::size_t>(rank)]; }
+  bool joins() const noexcept { return shape_.joins; }
+  /// World ranks of the sets beside that of all; set i gets the number i + 1.
+  const std::vector<std::vector<int>>& sets() const noexcept { return sets_; }
   const std::vector<ProgramOperation>& operations() const noexcept { return operations_; }
-  /// What `rank` feeds into an operation in a step, and what must come out on every rank.
+  /// What `rank` feeds into an operation in a step, and what must come out there.
   Bytes input(const ProgramOperation&, int step, int rank) const;
-  Bytes expected(const ProgramOperation&, int step) const;
+  Bytes expected(const ProgramOperation&, int step, int rank) const;
 
  private:
+  void add_sets();
   void add_random_operation(int index);
+  void choose_kind(ProgramOperation&);
+  std::vector<int> contributors(const ProgramOperation&, int step) const;
+  Bytes expected_reduction(const ProgramOperation&, int step) const;
+  Bytes expected_exchange(const ProgramOperation&, int step, int rank) const;
+
+  const ProgramShape shape_;
   int ranks_;
-  int steps_ = 3;
   std::mt19937_64 random_;
+  std::vector<int> steps_;
+  std::vector<std::vector<int>> sets_;
   std::vector<ProgramOperation> operations_;
 };
 
-/// One rank's run through the program, a step at a time.
+/// One rank's run through the program: the process sets, the steps, the join.
 class ProgramRun {
  public:
   ProgramRun(const RandomProgram&, runtime::Runtime&, int rank, std::uint64_t seed);
-  /// Submits all operations of the next step, in a random order.
-  void submit_step();
-  /// Every operation of the step has ended.
-  bool step_done() const;
+  /// Submits what comes next, a step's operations in a random order. @pre !finished() and done()
+  void submit_next();
+  /// All that was submitted has ended.
+  bool done() const;
   /// Blocks until then.
-  void wait_step() const;
-  /// Names what is wrong with the results of the step; empty when nothing is.
-  std::string check_step() const;
-  int step() const noexcept { return step_; }
+  void wait() const;
+  /// Names what is wrong with the results of what is done(); empty when nothing is.
+  std::string check() const;
+  /// There is nothing left to submit.
+  bool finished() const noexcept;
 
  private:
   struct Slot {
@@ -60,14 +82,19 @@ class ProgramRun {
     std::shared_ptr<Bytes> output = std::make_shared<Bytes>();
     Operation operation;
   };
+  void submit_sets();
+  void submit_join();
+  void submit_step();
   Submission make_submission(std::size_t index);
   void submit_group(const std::vector<std::size_t>& members);
+  Operation submit_one(Submission);
+  std::string check_agreed() const;
 
   const RandomProgram& program_;
   runtime::Runtime& runtime_;
   const int rank_;
   std::mt19937_64 random_;
-  int step_ = -1;
+  int step_ = -2;  // -1: process sets; program.steps(): the join
   std::vector<Slot> slots_;
 };
 

@@ -88,7 +88,7 @@ TEST(FusionPlanner, OnlyWhatIsAlikeSharesABatch) {
 
 TEST(FusionPlanner, SomeKindsAlwaysGoAlone) {
   for (const auto kind :
-       {OpKind::kReducescatter, OpKind::kAlltoall, OpKind::kBarrier, OpKind::kJoin}) {
+       {OpKind::kGather, OpKind::kAlltoall, OpKind::kBarrier, OpKind::kJoin}) {
     wire::Request request = allreduce("a");
     request.kind = kind;
     EXPECT_FALSE(may_share_batch(request, request));
@@ -99,6 +99,13 @@ TEST(FusionPlanner, SomeKindsAlwaysGoAlone) {
                   .plan(100),
               (Batches{{0}, {1}}));
   }
+}
+
+TEST(FusionPlanner, AdasumWeighsEachTensorByItself) {
+  wire::Request request = allreduce("a");
+  request.op = ReduceOp::kAdasum;
+  EXPECT_FALSE(may_share_batch(request, request));
+  EXPECT_EQ(Tensors().add(request, 0).add(request, 0).plan(100), (Batches{{0}, {1}}));
 }
 
 TEST(FusionPlanner, AGroupStaysTogetherWhateverTheThreshold) {

@@ -107,7 +107,7 @@ TEST(ResponseCache, WithoutCapacityNothingIsRemembered) {
 }
 
 TEST(ResponseCache, WhatChangesFromUseToUseIsNotRemembered) {
-  for (const auto kind : {OpKind::kAlltoall, OpKind::kJoin}) {
+  for (const auto kind : {OpKind::kAddProcessSet, OpKind::kRemoveProcessSet, OpKind::kJoin}) {
     ResponseCache cache(4);
     wire::Request request = allreduce("a");
     request.kind = kind;

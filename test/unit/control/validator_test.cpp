@@ -90,17 +90,16 @@ TEST(Validator, AgreesOnNotANumber) {
 }
 
 TEST(Validator, FindsWhatNobodyMayAsk) {
-  EXPECT_EQ(
-      find_fault(allgather("a", {}), {0, 1}),
-      "allgather 'a': a scalar has no first dimension to concatenate along; reshape it to [1]");
+  EXPECT_EQ(find_fault(allgather("a", {}), {0, 1}, {}),
+            "allgather 'a': a scalar has no first dimension; reshape it to [1]");
   wire::Request request = allreduce("b");
   request.kind = OpKind::kBroadcast;
   request.root = 2;
   EXPECT_EQ(
-      find_fault(request, {0, 1}),
+      find_fault(request, {0, 1}, {}),
       "broadcast 'b': root rank 2 is not in process set 0; a root is a world rank of a member");
-  EXPECT_EQ(find_fault(request, {0, 2}), std::nullopt);
-  EXPECT_EQ(find_fault(allreduce("c", {}), {0, 1}), std::nullopt);
+  EXPECT_EQ(find_fault(request, {0, 2}, {}), std::nullopt);
+  EXPECT_EQ(find_fault(allreduce("c", {}), {0, 1}, {}), std::nullopt);
 }
 
 TEST(Validator, BytesOfAnAllgatherStopAtTheLargestNumber) {

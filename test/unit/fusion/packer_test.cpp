@@ -24,14 +24,5 @@ TEST(Packer, UnpackUndoesPack) {
   EXPECT_EQ(to_b, b);
 }
 
-TEST(Packer, UnpackGatheredSortsBlocksOfRanksIntoTensors) {
-  // Rank 0 gave {1, 2} and {3}; rank 1 gave {} and {4, 5}; rank 2 gave {6} and {}.
-  const Bytes gathered = bytes({1, 2, 3, 4, 5, 6});
-  Bytes first(3), second(3);
-  unpack_gathered(gathered, {{2, 0, 1}, {1, 2, 0}}, std::vector<std::span<std::byte>>{first, second});
-  EXPECT_EQ(first, bytes({1, 2, 6}));
-  EXPECT_EQ(second, bytes({3, 4, 5}));
-}
-
 }  // namespace
 }  // namespace hvd::fusion

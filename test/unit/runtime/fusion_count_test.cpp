@@ -84,6 +84,37 @@ TEST_F(FusionCountTest, RaggedAllgathersThatAreReadyTogetherMakeOneCall) {
   }
 }
 
+TEST_F(FusionCountTest, ReducescattersThatAreReadyTogetherMakeOneCall) {
+  constexpr int kTensors = 5;
+  std::vector<Gathered> data(3 * kTensors);
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<Submission> all;
+    for (int i = 0; i < kTensors; ++i) {
+      Gathered& scattered = data[static_cast<std::size_t>(rank * kTensors + i)];
+      for (int row = 0; row < 4 + i; ++row) scattered.input.push_back(static_cast<float>(100 * rank + 10 * i + row));
+      scattered.output.resize(static_cast<std::size_t>(rows_of_member(4 + i, 3, rank)));
+      Submission submission = float_operation(scattered.input, "r" + std::to_string(i), OpKind::kReducescatter);
+      submission.output.data = reinterpret_cast<std::byte*>(scattered.output.data());
+      submission.output.count = static_cast<std::int64_t>(scattered.output.size());
+      all.push_back(std::move(submission));
+    }
+    for (auto& handle : job_.rank(rank).submit(std::move(all), Progress::kBackground)) operations.push_back(handle);
+  }
+  ASSERT_TRUE(run(operations));
+  for (int i = 0; i < kTensors; ++i) {
+    float row = 0;  // the ranks' rows, one after the other
+    for (int rank = 0; rank < 3; ++rank) {
+      for (const float value : data[static_cast<std::size_t>(rank * kTensors + i)].output) {
+        EXPECT_EQ(value, 300 + 3 * (static_cast<float>(10 * i) + row)) << "rank " << rank << " tensor " << i;
+        ++row;
+      }
+    }
+    EXPECT_EQ(row, static_cast<float>(4 + i));
+  }
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job_.rank(rank).metrics().backend_calls, 1U);
+}
+
 TEST_F(FusionCountTest, ARepeatedStepTravelsAsBits) {
   std::vector<std::vector<float>> data(30, std::vector<float>(10, 1.0F));
   for (int step = 0; step < 3; ++step) {

@@ -67,6 +67,30 @@ TEST_F(SubmissionCheckTest, RefusesAScalarToGather) {
   expect_refused("a scalar has no first dimension");
 }
 
+TEST_F(SubmissionCheckTest, RefusesBadSplits) {
+  submission_.kind = OpKind::kAlltoall;
+  expect_refused("expected 4 splits, one per member, got 0");
+  submission_.splits = {1, 2, 3, 1};
+  expect_refused("the splits [1,2,3,1] add up to 7 rows, expected 6");
+  submission_.splits = {8, -2, 0, 0};
+  expect_refused("bad splits [8,-2,0,0]");
+  submission_.splits = {1, 2, 3, 0};
+  expect_refused("allocate_output must be set");
+  submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
+  EXPECT_EQ(runtime::make_request(submission_, sets_, 1).shape, (std::vector<std::int64_t>{0}));
+}
+
+TEST_F(SubmissionCheckTest, RefusesAdasumOfIntegers) {
+  submission_.op = ReduceOp::kAdasum;
+  submission_.input.dtype = submission_.output.dtype = DataType::kInt32;
+  expect_refused("Adasum is for floating types, got int32");
+}
+
+TEST_F(SubmissionCheckTest, RefusesAnOutputOfAReducescatterThatIsNotItsShare) {
+  submission_.kind = OpKind::kReducescatter;
+  expect_refused("the output has 6 elements of float32, expected 2 of float32");
+}
+
 TEST_F(SubmissionCheckTest, RefusesAShapeThatDoesNotFitTheView) {
   submission_.input.shape = {7};
   expect_refused("the shape [7] has 7 elements, the view 6");

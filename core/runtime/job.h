@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/negotiator.h"
+#include "fusion/fusion_buffer.h"
+#include "hvd/backend.h"
+#include "runtime/operation_state.h"
+
+namespace hvd::runtime {
+
+/// One agreed batch on its way through a channel: what goes in, what comes out, and where it lies meanwhile. Used by the thread that
+/// drives the engine.
+class Job {
+ public:
+  /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
+  Job(control::AgreedBatch, std::vector<OperationPtr> operations, int world_rank);
+
+  const wire::Request& request() const noexcept { return batch_.operations.front().request; }
+  const ChannelSpec& spec() const noexcept { return spec_; }
+  const Collective& collective() const noexcept { return collective_; }
+  std::span<const control::AgreedOperation> agreed() const noexcept { return batch_.operations; }
+  std::span<const OperationPtr> operations() const noexcept { return operations_; }
+  /// Every rank knows that there is nothing to move.
+  bool nothing_to_move() const noexcept { return nothing_to_move_; }
+
+  /// Asks for the outputs whose size has been agreed on, and packs what has to be. @throws hvd::Error for an output of the wrong size.
+  void prepare(fusion::FusionBufferPool&);
+  std::span<const std::byte> in() const noexcept { return in_; }
+  std::span<std::byte> out() const noexcept { return out_; }
+  /// Brings the result to where the callers want it.
+  void unpack();
+  /// The transport may still use the buffers. See Note [Who frees the buffer].
+  void abandon_buffers() noexcept;
+
+  // The executor's.
+  std::unique_ptr<Work> work = {};
+  TimePoint agreed_at = {};
+  TimePoint launched_at = {};
+
+ private:
+  int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
+  bool fused() const noexcept { return batch_.operations.size() > 1; }
+  bool in_place_kind() const noexcept;
+  bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
+  bool scales_early() const noexcept;
+  std::size_t in_bytes() const;
+  std::size_t out_bytes() const;
+  void describe();
+  void describe_rows();
+  std::vector<std::int64_t> rows_of(std::size_t tensor) const;
+  void allocate_outputs();
+  void prepare_absent(fusion::FusionBufferPool&);
+  std::vector<std::span<const std::byte>> input_pieces() const;
+  std::vector<std::span<std::byte>> output_pieces() const;
+
+  control::AgreedBatch batch_;
+  std::vector<OperationPtr> operations_;
+  ChannelSpec spec_;
+  Collective collective_;
+  std::vector<std::int64_t> counts_;           // what collective_ refers to
+  std::vector<std::int64_t> send_counts_;
+  std::vector<std::vector<std::size_t>> part_bytes_;  // [tensor][rank], of what is cut or joined by rows
+  bool nothing_to_move_ = false;
+  fusion::FusionLease input_buffer_;
+  fusion::FusionLease output_buffer_;
+  std::span<const std::byte> in_;
+  std::span<std::byte> out_;
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,261 @@
+// What the executor makes of several collectives, of process sets and of ranks that have joined; the plain operations are in the
+// simulation and in the conformance suite.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "support/job_helpers.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LocalJobOptions stepped(int ranks) {
+  LocalJobOptions options;
+  options.size = ranks;
+  options.runtime.background_thread = false;
+  return options;
+}
+
+class Ranks {
+ public:
+  explicit Ranks(int size) : job_(stepped(size), clock_) {}
+  int size() const { return job_.size(); }
+  runtime::Runtime& rank(int number) { return job_.rank(number); }
+  void submit(int number, Submission submission) {
+    operations_.push_back(submit_one(job_.rank(number), std::move(submission)));
+  }
+  /// Runs until all that was submitted has ended, and forgets it. @return the operations
+  std::vector<Operation> run() {
+    EXPECT_TRUE(job_.run_until(clock_, seconds(10), [this] {
+      return std::all_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.done(); });
+    })) << "an operation hangs";
+    return std::exchange(operations_, {});
+  }
+  void step_a_while() {
+    for (int i = 0; i < 200; ++i) job_.step_all();
+  }
+  int add_set(const std::vector<std::int64_t>& members) {
+    for (int number = 0; number < size(); ++number) {
+      Submission submission;
+      submission.kind = OpKind::kAddProcessSet;
+      submission.splits = members;
+      submit(number, std::move(submission));
+    }
+    return static_cast<int>(run().front().result());
+  }
+  void remove_set(int id) {
+    for (int number = 0; number < size(); ++number) {
+      Submission submission;
+      submission.kind = OpKind::kRemoveProcessSet;
+      submission.root = id;
+      submit(number, std::move(submission));
+    }
+    for (const Operation& operation : run()) EXPECT_TRUE(operation.status().ok());
+  }
+
+ private:
+  VirtualClock clock_;
+  LocalJob job_;
+  std::vector<Operation> operations_;
+};
+
+// The definition, pair by pair, on whole vectors.
+std::vector<double> adasum(const std::vector<double>& a, const std::vector<double>& b) {
+  const double product = std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  const double a2 = std::inner_product(a.begin(), a.end(), a.begin(), 0.0);
+  const double b2 = std::inner_product(b.begin(), b.end(), b.begin(), 0.0);
+  std::vector<double> sum(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    sum[i] = (a2 == 0 ? 1 : 1 - product / (2 * a2)) * a[i] + (b2 == 0 ? 1 : 1 - product / (2 * b2)) * b[i];
+  }
+  return sum;
+}
+
+std::vector<double> adasum_tree(std::vector<std::vector<double>> vectors) {
+  while (vectors.size() > 1) {
+    std::vector<std::vector<double>> next;
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(adasum(vectors[i], vectors[i + 1]));
+    if (vectors.size() % 2 == 1) next.push_back(vectors.back());
+    vectors = std::move(next);
+  }
+  return vectors.front();
+}
+
+class Adasum : public ::testing::TestWithParam<std::tuple<int, int>> {};
+INSTANTIATE_TEST_SUITE_P(RanksAndElements, Adasum, ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 7, 8), ::testing::Values(1, 3, 100)));
+
+TEST_P(Adasum, IsTheTreeOfPairsOnEveryRank) {
+  const auto [size, count] = GetParam();
+  Ranks ranks(size);
+  std::mt19937 random(7);
+  std::vector<std::vector<float>> data;
+  std::vector<std::vector<double>> vectors;
+  for (int rank = 0; rank < size; ++rank) {
+    data.emplace_back();
+    for (int i = 0; i < count; ++i) data.back().push_back(static_cast<float>(static_cast<int>(random() % 200) - 90 + rank) / 16);
+    vectors.emplace_back(data.back().begin(), data.back().end());
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    Submission submission = float_operation(data[static_cast<std::size_t>(rank)], "grad");
+    submission.op = ReduceOp::kAdasum;
+    submission.postscale = 2;
+    ranks.submit(rank, std::move(submission));
+  }
+  for (const Operation& operation : ranks.run()) ASSERT_TRUE(operation.status().ok()) << operation.status().message;
+  const std::vector<double> expected = adasum_tree(vectors);
+  for (int i = 0; i < count; ++i) {
+    EXPECT_NEAR(data[0][static_cast<std::size_t>(i)], 2 * expected[static_cast<std::size_t>(i)], 1e-4);
+  }
+  for (const auto& other : data) EXPECT_EQ(other, data[0]);
+}
+
+TEST(AdasumSpecialCases, OrthogonalVectorsAddUpAndEqualOnesAverage) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{3, 0, 1}, {0, 4, 0}};
+  std::vector<std::vector<float>> equal = {{3, 5}, {3, 5}};
+  std::vector<std::vector<float>> zero = {{0, 0}, {3, 5}};
+  for (int rank = 0; rank < 2; ++rank) {
+    for (auto* each : {&data, &equal, &zero}) {
+      Submission submission = float_operation((*each)[static_cast<std::size_t>(rank)], each == &data ? "a" : each == &equal ? "b" : "c");
+      submission.op = ReduceOp::kAdasum;
+      ranks.submit(rank, std::move(submission));
+    }
+  }
+  ranks.run();
+  EXPECT_THAT(data[1], ElementsAre(3, 4, 1));
+  EXPECT_THAT(equal[1], ElementsAre(3, 5));
+  EXPECT_THAT(zero[0], ElementsAre(3, 5));
+}
+
+TEST(Sets, AStalledOneDelaysNoOther) {
+  Ranks ranks(3);
+  const int left = ranks.add_set({0, 1});
+  const int right = ranks.add_set({1, 2});
+  std::vector<float> waits(4, 1);
+  Submission stalled = float_operation(waits, "x");
+  stalled.process_set = left;
+  const Operation waiting = submit_one(ranks.rank(0), std::move(stalled));  // rank 1 never asks for it
+  std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
+  for (const int rank : {1, 2}) {
+    Submission submission = float_operation(data[static_cast<std::size_t>(rank - 1)], "x");  // the same name in another set
+    submission.process_set = right;
+    ranks.submit(rank, std::move(submission));
+  }
+  ranks.run();
+  EXPECT_THAT(data[0], ElementsAre(4, 6));
+  EXPECT_FALSE(waiting.done());
+}
+
+TEST(Sets, ARemovedOneIsRefusedAndWhatWaitsInItEnds) {
+  Ranks ranks(2);
+  const int set = ranks.add_set({0, 1});
+  std::vector<float> data(4, 1);
+  Submission submission = float_operation(data, "x");
+  submission.process_set = set;
+  const Operation waiting = submit_one(ranks.rank(0), std::move(submission));
+  ranks.step_a_while();
+  ranks.remove_set(set);
+  ASSERT_TRUE(waiting.done());
+  EXPECT_EQ(waiting.status().code, StatusCode::kUsage);
+  EXPECT_THAT(waiting.status().message, HasSubstr("process set 1 was removed"));
+  Submission late = float_operation(data, "x");
+  late.process_set = set;
+  EXPECT_THROW(submit_one(ranks.rank(0), std::move(late)), UsageError);
+  // The name is free again elsewhere, and a new set gets a new number.
+  EXPECT_EQ(ranks.add_set({0}), 2);
+}
+
+TEST(Sets, BadListsAreRefused) {
+  Ranks ranks(2);
+  for (const std::vector<std::int64_t>& members : {std::vector<std::int64_t>{}, {0, 0}, {-1}, {0, 2}}) {
+    Submission submission;
+    submission.kind = OpKind::kAddProcessSet;
+    submission.splits = members;
+    EXPECT_THROW(submit_one(ranks.rank(0), std::move(submission)), UsageError);
+  }
+  Submission all;
+  all.kind = OpKind::kRemoveProcessSet;
+  EXPECT_THROW(submit_one(ranks.rank(0), std::move(all)), UsageError);
+}
+
+TEST(Join, ARankThatHasJoinedMayAskForNothing) {
+  Ranks ranks(2);
+  Submission join;
+  join.kind = OpKind::kJoin;
+  const Operation joined = submit_one(ranks.rank(0), std::move(join));
+  ranks.step_a_while();
+  std::vector<float> data(4, 1);
+  EXPECT_THROW(submit_one(ranks.rank(0), float_operation(data, "x")), UsageError);
+  Submission other;
+  other.kind = OpKind::kJoin;
+  ranks.submit(1, std::move(other));
+  EXPECT_EQ(ranks.run().front().result(), 1);
+  EXPECT_EQ(joined.result(), 1);
+}
+
+TEST(Join, UnnamedOperationsPairAgainAfterwards) {
+  Ranks ranks(2);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<float> alone(2, 5);
+    Submission join;
+    join.kind = OpKind::kJoin;
+    const Operation joined = submit_one(ranks.rank(0), std::move(join));
+    ranks.step_a_while();
+    for (int i = 0; i < 3; ++i) {  // which rank 0 does not count
+      ranks.submit(1, float_operation(alone, ""));
+      ranks.run();
+    }
+    EXPECT_THAT(alone, ElementsAre(5, 5));
+    Submission last;
+    last.kind = OpKind::kJoin;
+    ranks.submit(1, std::move(last));
+    ranks.run();
+    std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
+    for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
+    for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    EXPECT_THAT(data[0], ElementsAre(4, 6));
+  }
+}
+
+TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
+  for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kAverage}) {
+    Ranks ranks(2);
+    Submission join;
+    join.kind = OpKind::kJoin;
+    const Operation joined = submit_one(ranks.rank(0), std::move(join));
+    std::vector<float> data = {8, -2};
+    Submission submission = float_operation(data, "x");
+    submission.op = op;
+    submission.prescale = -0.25;
+    ranks.submit(1, std::move(submission));
+    ranks.run();
+    EXPECT_THAT(data, ElementsAre(-2, 0.5)) << to_string(op);
+  }
+}
+
+TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {
+  constexpr int kTensors = 10'000;
+  Ranks ranks(2);
+  std::vector<std::vector<std::vector<float>>> data(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<int> order(kTensors);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(rank)));
+    auto& mine = data[static_cast<std::size_t>(rank)];
+    for (int i = 0; i < kTensors; ++i) mine.push_back({static_cast<float>(i * (rank + 1))});
+    for (const int i : order) ranks.submit(rank, float_operation(mine[static_cast<std::size_t>(i)], "t" + std::to_string(i)));
+  }
+  for (const Operation& operation : ranks.run()) ASSERT_TRUE(operation.status().ok());
+  for (int i = 0; i < kTensors; ++i) ASSERT_EQ(data[1][static_cast<std::size_t>(i)][0], static_cast<float>(3 * i));
+}
+
+}  // namespace
+}  // namespace hvd::testing
