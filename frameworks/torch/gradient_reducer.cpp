@@ -138,8 +138,14 @@ void GradientReducer::after_accumulate(std::size_t index) {
 
 bool GradientReducer::unit_ready(const Unit& unit) const {
   return std::all_of(unit.slots.begin(), unit.slots.end(), [this](std::size_t i) {
-    return !slots_[i].active() || slots_[i].phase == Phase::kReady;
+    const Slot& slot = slots_[i];
+    return !slot.active() || (slot.phase == Phase::kReady && !waits_for_layout(slot));
   });
+}
+
+bool GradientReducer::waits_for_layout(const Slot& slot) const {
+  return how_.sparse == SparseGradients::kReduceSparse && !slot.transfer.agreed_layout() &&
+         slot.transfer.own_layout().value_or(0) > 0;
 }
 
 /// Whether no active parameter is left over once this unit is submitted: the flags can then travel
@@ -182,36 +188,38 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
   flags_submitted_ = flags_submitted_ || with_flags;
 }
 
-/// Only what the ranks agree on decides, so that all of them ask or none does.
+/// Only what the ranks have agreed on decides, so that all of them ask or none does.
 bool GradientReducer::layouts_in_doubt() const {
-  if (how_.sparse != SparseGradients::kReduceSparse) return false;
-  const auto unknown = [](const Slot& slot) {
-    return slot.active() && !slot.transfer.agreed_layout();
-  };
-  const bool new_ones = std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-    return unknown(slot) && !slot.layout_asked;
-  });
-  const bool sparse = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return slot.transfer.agreed_layout().value_or(0) > 0;
-  });
-  return new_ones || (sparse && std::any_of(slots_.begin(), slots_.end(), unknown));
+  return how_.sparse == SparseGradients::kReduceSparse &&
+         std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+           return slot.active() && !slot.transfer.agreed_layout();
+         });
 }
 
+/// A parameter that is dense anywhere is dense everywhere: it may have been submitted.
 void GradientReducer::agree_on_layouts() {
-  // 0: no gradient; otherwise one more than its number of sparse dimensions.
-  std::vector<std::int64_t> codes;
-  for (const Slot& slot : slots_) {
-    const SparseDims agreed = slot.transfer.agreed_layout();
-    const SparseDims layout = agreed ? agreed : slot.transfer.own_layout();
-    codes.push_back(layout ? *layout + 1 : 0);
+  const auto count = static_cast<std::int64_t>(slots_.size());
+  const torch::Tensor own = torch::zeros({2, count}, torch::kInt64);
+  auto codes = own.accessor<std::int64_t, 2>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const GradientTransfer& transfer = slots_[static_cast<std::size_t>(i)].transfer;
+    const SparseDims known = transfer.agreed_layout();
+    const SparseDims layout = known ? known : transfer.own_layout();
+    codes[0][i] = layout == 0 ? 1 : 0;
+    codes[1][i] = layout.value_or(0);
   }
   const torch::Tensor all = allreduce(
-      torch::tensor(codes, torch::kInt64),
-      {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
-  const auto* common = all.const_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (common[i] > 0) slots_[i].transfer.agree(common[i] - 1);
-    slots_[i].layout_asked = slots_[i].layout_asked || slots_[i].active();
+      own, {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const auto common = all.accessor<std::int64_t, 2>();
+  // Without anything sparse what is left will hardly be, and is not worth another question.
+  const bool sparse = (all[1] > 0).any().item<bool>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Slot& slot = slots_[static_cast<std::size_t>(i)];
+    if (common[0][i] > 0 || (!sparse && slot.active())) {
+      slot.transfer.agree(0);
+    } else if (common[1][i] > 0) {
+      slot.transfer.agree(common[1][i]);
+    }
   }
 }
 

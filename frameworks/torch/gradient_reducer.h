@@ -27,8 +27,9 @@ namespace hvd::libtorch {
 /// every rank submits the same set.
 ///
 /// Sparse gradients travel otherwise than dense ones, and a rank without a gradient cannot tell
-/// which the others have. So ranks tell each other in the first synchronize(), before zeros are
-/// submitted; and again as long as something is not known, if there are sparse gradients at all.
+/// which the others have. So in the first synchronize() ranks settle each parameter's layout,
+/// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
+/// sparse.
 ///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
@@ -74,7 +75,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::size_t unit = 0;
     Phase phase = Phase::kIdle;
     int passes = 0;
-    bool layout_asked = false;
     // Tensors refer to their accumulator weakly: unless somebody holds it, it goes, and the hooks
     // with it.
     Accumulator accumulator = {};
@@ -96,6 +96,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // The caller holds mutex_.
   bool unit_ready(const Unit&) const;
+  bool waits_for_layout(const Slot&) const;
   void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
   void submit_rest();
   bool layouts_in_doubt() const;

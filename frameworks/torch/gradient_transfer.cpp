@@ -45,7 +45,11 @@ void GradientTransfer::choose_layout(const Label& label, const GradientReduction
     throw UsageError(label.str() + ": expected a dense gradient, got layout " +
                      c10::str(gradient.layout()) + "; convert it with to_dense()");
   }
-  if (how.sparse == SparseGradients::kMakeDense || agreed_ == 0) gradient = gradient.to_dense();
+  if (how.sparse == SparseGradients::kMakeDense || agreed == 0) {
+    gradient = gradient.to_dense();
+  } else if (gradient.sparse_dim() != agreed) {
+    gradient = gradient.to_dense().to_sparse(agreed);
+  }
 }
 
 std::vector<Submission> GradientTransfer::prepare(const std::string& name,

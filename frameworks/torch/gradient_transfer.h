@@ -44,8 +44,7 @@ class GradientTransfer {
   bool has_gradient() const { return parameter_.grad().defined(); }
   /// Of the `.grad` that was sent, or else of the current one.
   SparseDims own_layout() const;
-  /// What all ranks keep to: a gradient of the other layout is converted. nullopt: each rank goes
-  /// by its own gradient, or sends zeros as a dense one.
+  /// What all ranks keep to; a gradient of another layout is converted. nullopt counts as dense.
   SparseDims agreed_layout() const noexcept { return agreed_; }
   void agree(SparseDims layout) { agreed_ = layout; }
 

@@ -58,7 +58,6 @@ SparseReduction::SparseReduction(const torch::Tensor& coo, AllreduceOptions opti
   if (wide == type_) own = own.coalesce();
   const torch::Tensor values = scaled(own._values().to(wide), options_.prescale_factor);
   gather(own._indices().t(), derived_name(options_.name, "indices"));
-  // Under the tensor's own name, so that a rank that sends a dense one disagrees.
   gather(values.to(wire_type(type_, options_.compression).value_or(type_)), options_.name);
   gather(torch::tensor(own.sizes().vec(), torch::kInt64).unsqueeze(0),
          derived_name(options_.name, "shape"));
