@@ -42,6 +42,8 @@ class Coordinator {
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
+  /// What is waited for, oldest first: who is missing, and what those ranks did last.
+  std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const { return stalls_.waiting_texts(table_, now, most); }
   /// When decide() or stall_warnings() may have something to say although no report comes.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.

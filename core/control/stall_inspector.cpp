@@ -68,6 +68,15 @@ std::string StallInspector::who_is_missing(const ReadyTable& table, const Pendin
   return text;
 }
 
+std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor,
+                                         TimePoint now) const {
+  const std::string text =
+      describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
+  if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
+  return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
+         " ranks: " + who_is_missing(table, tensor, now);
+}
+
 std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint now) {
   std::vector<std::string> texts;
   if (limits_.warning == Duration::zero()) return texts;
@@ -75,15 +84,17 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
     if (now - tensor.first_seen < limits_.warning) break;  // the rest is younger
     if (tensor.warned || !waits(tensor)) continue;
     tensor.warned = true;
-    std::string text =
-        describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
-    if (tensor.held) {
-      text += "the rest of " + progress_of_group(tensor);
-    } else {
-      text += std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
-              " ranks: " + who_is_missing(table, tensor, now);
-    }
-    texts.push_back(std::move(text));
+    texts.push_back(waiting_text(table, tensor, now));
+  }
+  return texts;
+}
+
+std::vector<std::string> StallInspector::waiting_texts(const ReadyTable& table, TimePoint now,
+                                                       std::size_t most) const {
+  std::vector<std::string> texts;
+  for (const PendingTensor& tensor : table.pending()) {
+    if (texts.size() == most) break;
+    if (waits(tensor)) texts.push_back(waiting_text(table, tensor, now));
   }
   return texts;
 }

@@ -24,6 +24,8 @@ class StallInspector {
   void note_activity(int rank, const std::string& name, TimePoint now);
   /// One sentence or more per operation that has newly waited for longer than the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
+  /// One sentence per operation that waits, oldest first, however short a time.
+  std::vector<std::string> waiting_texts(const ReadyTable&, TimePoint now, std::size_t most) const;
   /// Operations that have waited for ranks, or for the rest of their group, for longer than the
   /// shutdown time.
   std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
@@ -37,6 +39,7 @@ class StallInspector {
     std::string name = {};
     TimePoint when{};
   };
+  std::string waiting_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
   std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/log.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
 #include "runtime/builtin_backends.h"
+#include "runtime/dump_signal.h"
 
 namespace hvd {
 namespace runtime {
@@ -23,6 +25,7 @@ struct Context {
   std::mutex mutex;
   std::shared_ptr<Runtime> runtime;  // guarded by mutex
   std::shared_ptr<void> world;       // guarded by lifecycle; outlives the runtime
+  std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   const SteadyClock clock;
   bool exit_handler_registered = false;  // guarded by lifecycle
 };
@@ -41,6 +44,7 @@ void leave(std::optional<Duration> patience) {
   Context& process = context();
   auto runtime = runtime_or_null();
   if (!runtime) return;
+  process.dump_signal.reset();
   const bool in_order = runtime->shutdown(patience);
   if (!in_order) forget_job_peers();
   {
@@ -98,6 +102,7 @@ void init(const Options& options) {
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
                  << " of " << topology.local_size;
+  process.dump_signal.emplace(*created);
   const std::lock_guard publish(process.mutex);
   process.runtime = std::move(created);
 }

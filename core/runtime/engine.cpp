@@ -99,6 +99,7 @@ bool Engine::step() noexcept {
   try {
     if (has_outside_failure_.load(std::memory_order_acquire) && !failed()) fail(*outside_failure_, true);
     if (failed()) {
+      dump_state_if_asked();
       end_outstanding(failure());
       while (control_->poll()) moved = true;  // moves what is still being sent
       return moved;
@@ -109,6 +110,7 @@ bool Engine::step() noexcept {
     moved = coordinate() || moved;
     moved = executor_.progress() || moved;
     moved = keep_house() || moved;
+    dump_state_if_asked();
     if (shutdown_agreed_ && !executor_.active()) shut_down_.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
     if (!failed()) fail(status_of(error), true);
@@ -192,6 +194,7 @@ void Engine::handle(const control::Message& message) {
 
 void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
+  last_plan_at_ = clock_.now();
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
   if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
     const std::lock_guard lock(mutex_);

@@ -46,6 +46,8 @@ class Engine {
   /// The first cause. @pre failed()
   Status failure() const;
   bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
+  /// The next step() prints state_text() to stderr. Async-signal-safe.
+  void request_state_dump() noexcept { dump_requested_.store(true); }
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
   std::shared_ptr<const control::ProcessSetTable> process_sets() const;
   const Topology& topology() const noexcept { return control_->topology(); }
@@ -63,6 +65,8 @@ class Engine {
   Duration time_to_deadline() const noexcept;
   /// Ends what is left, after shut_down() or failed().
   void end_outstanding(const Status&) noexcept;
+  /// What this rank is doing, a line per outstanding operation; on rank 0 also who is waited for.
+  std::string state_text() const;
   /// Leaves in order, so that the silence that follows is no loss.
   void farewell() noexcept { control_->farewell(); }
 
@@ -82,6 +86,7 @@ class Engine {
   void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
   void end_with(const OperationPtr&, const wire::ErrorEntry&);
   void report(const wire::Bytes&);
+  void dump_state_if_asked() const;
 
   const RuntimeOptions options_;
   const Clock& clock_;
@@ -98,6 +103,7 @@ class Engine {
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};
+  mutable std::atomic<bool> dump_requested_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> shut_down_{false};
 
@@ -108,6 +114,7 @@ class Engine {
   Executor executor_;
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name
   bool shutdown_agreed_ = false;
+  TimePoint last_plan_at_{};
   TimePoint next_housekeeping_{};
   TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits
 };

@@ -166,6 +166,17 @@ std::string Executor::first_active() const {
   return {};
 }
 
+std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
+  std::vector<std::pair<OperationPtr, std::string>> found;
+  for (const auto& [key, lane] : lanes_) {
+    for (const auto& job : lane.queue) {
+      const std::string state = (job->work ? "runs on " : "agreed, queued for ") + lane.backend;
+      for (const OperationPtr& operation : job->operations()) found.emplace_back(operation, state);
+    }
+  }
+  return found;
+}
+
 void Executor::abort(const Status& status) noexcept {
   for (auto& [key, lane] : lanes_) {
     if (lane.channel) lane.channel->abort();

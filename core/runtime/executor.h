@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -50,6 +51,8 @@ class Executor {
   std::size_t in_flight() const noexcept { return in_flight_; }
   /// The name of an operation that runs or waits to run; empty when none does.
   std::string first_active() const;
+  /// What runs or waits to run, and which of the two.
+  std::vector<std::pair<OperationPtr, std::string>> running() const;
   /// Ends everything with this status.
   void abort(const Status&) noexcept;
 

@@ -41,6 +41,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool failed() const noexcept { return engine_->failed(); }
   Status failure() const { return engine_->failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
+  /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
+  void request_state_dump() noexcept {
+    engine_->request_state_dump();
+    engine_->doorbell().ring();
+  }
   void start_timeline(const std::string& path);
   void stop_timeline();
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -54,6 +55,38 @@ TEST(Job, RunsAgainAfterShutdown) {
     shutdown();
     EXPECT_FALSE(is_initialized());
   }
+}
+
+TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
+  init();
+  std::vector<float> data(100, 1);
+  const Operation operation = rank() == 0 ? submit(allreduce(data, "lonely")) : Operation();
+  std::string text;
+  if (rank() == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ::testing::internal::CaptureStderr();
+    ::raise(SIGUSR1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    text = ::testing::internal::GetCapturedStderr();
+  }
+  barrier();
+  const Operation other = rank() == 0 ? operation : submit(allreduce(data, "lonely"));
+  other.wait();
+  EXPECT_TRUE(other.status().ok());
+  if (rank() == 0) {
+    EXPECT_NE(text.find("hvd: rank 0 of " + std::to_string(size()) + " (host "), std::string::npos) << text;
+    if (size() > 1) {
+      EXPECT_NE(text.find("1 operations outstanding"), std::string::npos) << text;
+      EXPECT_NE(text.find("allreduce 'lonely' float32[100]: 0."), std::string::npos) << text;
+      EXPECT_NE(text.find("waits for other ranks"), std::string::npos) << text;
+      EXPECT_NE(text.find("and waits for barrier 'barrier.unnamed.0'"), std::string::npos) << text;
+    }
+  }
+  shutdown();
+  // The default action is back.
+  struct sigaction current {};
+  ASSERT_EQ(::sigaction(SIGUSR1, nullptr, &current), 0);
+  EXPECT_EQ(current.sa_handler, SIG_DFL);
 }
 
 TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {

@@ -198,7 +198,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   };
   EXPECT_EQ(failure(request("00 0161 00 01 08 00 00 01 05")), "(no error)");
   EXPECT_THAT(failure(request("20 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 32"));
-  EXPECT_THAT(failure(request("00 0161 07 01 08 00 00 01 05")), HasSubstr("kind at byte"));
+  EXPECT_THAT(failure(request("00 0161 0a 01 08 00 00 01 05")), HasSubstr("kind at byte"));
   EXPECT_THAT(failure(request("00 0161 00 06 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 08 02 00 01 05")), HasSubstr("device at byte"));
@@ -211,6 +211,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   EXPECT_THAT(failure(request("12 03 00 01 08 00 00 01 05 00 05 04")),
               HasSubstr("above the ordinal"));
   EXPECT_THAT(failure(from_hex("680101 00 02 00 00 00")), HasSubstr("shutdown at byte"));
+  EXPECT_THAT(failure(from_hex("680102 01 04 00 00")), HasSubstr("plan flags at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 07 00 00")), HasSubstr("status at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 04 00 03")), HasSubstr("rank at byte"));
 }
@@ -223,9 +224,18 @@ TEST(Messages, ForgedCountsDoNotAllocate) {
         "680101 00 00 00 00 01 00 ff1f", "680103 00 01 808004",
         "680102 01 00 01 01 00 00 0161 00 01 08 00 00 01 05 808040",
         "680102 01 00 00 01 00 0161 02 00 01 808040",
+        "680102 01 02 01 00 808040",
         "680101 00 00 00 00 01 08 0161 00 01 08 00 00 01 05 808040"}) {
     EXPECT_THAT(failure(from_hex(hex)), HasSubstr("announced")) << hex;
   }
+}
+
+TEST(Messages, AbsentRanksFollowEachBatchOfAPlanThatHasSome) {
+  Plan plan;
+  plan.sequence = 3;
+  plan.batches = {{{{.slot = 1}}, {2, 5}}, {{{.slot = 0}}, {}}};
+  EXPECT_EQ(encode(plan), from_hex("680102 03 02 02 01 0200 020205 01 0100 00 00"));
+  EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
 }
 
 TEST(Messages, UnnamedNamesAreDerived) {
