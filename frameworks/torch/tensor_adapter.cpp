@@ -180,7 +180,7 @@ torch::Tensor Handle::wait() const {
   const std::vector<torch::Tensor> results = wait_all();
   if (results.size() != 1) {
     throw UsageError("Handle::wait(): expected one result, got " + std::to_string(results.size()) +
-                     "; use wait_all() on a grouped operation");
+                     "; use wait_all() on a group or an alltoall");
   }
   return results.front();
 }
