@@ -10,7 +10,7 @@ import re
 import sys
 
 FOLDERS = ("core", "frameworks", "launcher", "examples", "test")
-CODE = {".h", ".cpp", ".cu", ".cuh"}
+CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".sh", ".cmake"}
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
@@ -82,7 +82,8 @@ CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|r
 
 # Optional parts are chosen at run time. Variants for an instruction set are not optional parts.
 OPTION_MACRO = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b.*\bHVD_(?:HAVE|WITH|BUILD)_(?!AVX|SSE|NEON|F16C)\w+", re.MULTILINE)
-CONDITIONAL = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b", re.MULTILINE)
+# Which language reads a header is no option.
+CONDITIONAL = re.compile(r"^\s*#\s*(?!ifdef\s+__cplusplus\s*$)(?:el)?if(?:n?def)?\b", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

@@ -47,6 +47,7 @@ class CheckTree(unittest.TestCase):
         self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
         self.assert_one(wire | {"core/runtime/a.cpp": '#include "backend/mpi/lane.h"\n'}, "runtime must not depend on backend")
         self.assert_one(wire | {"frameworks/torch/a.cpp": '\n#include "runtime/engine.h"\n'}, "a.cpp:2")
+        self.assert_one(wire | {"core/capi/a.cpp": '#include "runtime/engine.h"\n'}, "capi must not depend on runtime")
         self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
         self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
         self.assert_clean(wire | {"core/control/a.cpp": '#include "wire/codec.h"\n#include "hvd/error.h"\n',
@@ -75,6 +76,8 @@ class CheckTree(unittest.TestCase):
         self.assert_clean({"core/runtime/builtin_backends.cpp": code,
                            "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})
         self.assert_one({"core/include/hvd/a.h": "#if defined(__linux__)\n#endif\n"}, "must not have #if")
+        self.assert_one({"core/include/hvd/a.h": "#ifdef __cplusplus_cli\n#endif\n"}, "must not have #if")
+        self.assert_clean({"core/include/hvd/c/a.h": '#ifdef __cplusplus\nextern "C" {\n#endif\n'})
 
     def test_lengths(self):
         statement = "  x = f({1, 2}, '}', \"{\");  // {\n"

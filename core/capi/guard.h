@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "hvd/c/hvd.h"
+#include "hvd/error.h"
+
+namespace hvd::capi {
+
+/// The status that belongs to the exception in flight, whose text becomes this thread's hvd_last_error(). @pre inside a catch
+hvd_status_t record_current_exception() noexcept;
+
+/// Runs the body of a C function: nothing may be thrown into C.
+template <class Body>
+hvd_status_t guarded(Body&& body) noexcept {
+  try {
+    std::forward<Body>(body)();
+    return HVD_OK;
+  } catch (...) {
+    return record_current_exception();
+  }
+}
+
+/// @throws UsageError when an argument is NULL; `what` reads as "hvd_rank: rank".
+template <class T>
+T& required(T* argument, const char* what) {
+  if (argument == nullptr) throw UsageError(std::string(what) + " is NULL");
+  return *argument;
+}
+
+}  // namespace hvd::capi

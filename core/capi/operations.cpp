@@ -1,0 +1,332 @@
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "capi/guard.h"
+#include "capi/process_set.h"
+#include "capi/versioned.h"
+#include "hvd/collectives.h"
+
+namespace hvd::capi {
+
+// The C enumerations are casts away from the C++ ones.
+template <class C, class Cpp>
+constexpr bool same(C c, Cpp cpp) {
+  return static_cast<int>(c) == static_cast<int>(cpp);
+}
+static_assert(same(HVD_OK, StatusCode::kOk) && same(HVD_ERROR_USAGE, StatusCode::kUsage));
+static_assert(same(HVD_ERROR_MISMATCH, StatusCode::kMismatch) && same(HVD_ERROR_STALLED, StatusCode::kStalled));
+static_assert(same(HVD_ERROR_PEER_LOST, StatusCode::kPeerLost) && same(HVD_ERROR_SHUTDOWN, StatusCode::kShutdown));
+static_assert(same(HVD_ERROR_INTERNAL, StatusCode::kInternal) && HVD_ERROR_NOT_INITIALIZED == kStatusCodeCount);
+
+static_assert(same(HVD_DTYPE_UINT8, DataType::kUInt8) && same(HVD_DTYPE_INT8, DataType::kInt8));
+static_assert(same(HVD_DTYPE_INT16, DataType::kInt16) && same(HVD_DTYPE_INT32, DataType::kInt32));
+static_assert(same(HVD_DTYPE_INT64, DataType::kInt64) && same(HVD_DTYPE_BOOL, DataType::kBool));
+static_assert(same(HVD_DTYPE_FLOAT16, DataType::kFloat16) && same(HVD_DTYPE_BFLOAT16, DataType::kBFloat16));
+static_assert(same(HVD_DTYPE_FLOAT32, DataType::kFloat32) && same(HVD_DTYPE_FLOAT64, DataType::kFloat64));
+static_assert(HVD_DTYPE_FLOAT64 + 1 == kDataTypeCount);
+
+static_assert(same(HVD_OP_AVERAGE, ReduceOp::kAverage) && same(HVD_OP_SUM, ReduceOp::kSum));
+static_assert(same(HVD_OP_MIN, ReduceOp::kMin) && same(HVD_OP_MAX, ReduceOp::kMax));
+static_assert(same(HVD_OP_PRODUCT, ReduceOp::kProduct) && same(HVD_OP_ADASUM, ReduceOp::kAdasum));
+static_assert(HVD_OP_ADASUM + 1 == kReduceOpCount);
+
+static_assert(same(HVD_KIND_ALLREDUCE, OpKind::kAllreduce) && same(HVD_KIND_ALLGATHER, OpKind::kAllgather));
+static_assert(same(HVD_KIND_BROADCAST, OpKind::kBroadcast) && same(HVD_KIND_REDUCESCATTER, OpKind::kReducescatter));
+static_assert(same(HVD_KIND_ALLTOALL, OpKind::kAlltoall) && same(HVD_KIND_BARRIER, OpKind::kBarrier));
+static_assert(same(HVD_KIND_JOIN, OpKind::kJoin) && same(HVD_KIND_GATHER, OpKind::kGather));
+static_assert(HVD_KIND_GATHER + 3 == kOpKindCount, "a new kind: give it a place in hvd_kind_t and describe()");
+
+namespace {
+
+// More operations than this is a count that nobody has initialised.
+constexpr std::size_t kLargestGroup = std::size_t{1} << 20;
+
+/// What an operation gave. Written by the thread that submits, then by the one that drives the engine; read once it is done.
+struct Outcome {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  std::vector<std::int64_t> first_dims = {};
+  std::unique_ptr<std::byte[]> owned = {};
+  bool caller_had_no_memory = false;
+};
+
+}  // namespace
+}  // namespace hvd::capi
+
+struct hvd_operation {
+  hvd::Operation operation;
+  std::shared_ptr<const hvd::capi::Outcome> outcome;
+
+  void wait() const {
+    operation.wait();
+    if (!operation.done()) throw hvd::ShutdownError("hvd was shut down while this operation was outstanding");
+    raise_if_error();
+  }
+
+  /// @pre operation.done()
+  void raise_if_error() const {
+    operation.status().raise_if_error();
+    if (outcome->caller_had_no_memory) {
+      throw hvd::UsageError("allocate() gave no memory for a result of " + std::to_string(outcome->bytes) + " bytes");
+    }
+  }
+};
+
+namespace hvd::capi {
+namespace {
+
+/// Turns one hvd_submission_t into a Submission whose results arrive in an Outcome.
+class Translator {
+ public:
+  Translator(const hvd_submission_t& given, const char* function)
+      : given_(read_versioned(given, "hvd_submission_t")), function_(function) {}
+
+  std::pair<Submission, std::shared_ptr<const Outcome>> translate() {
+    if (given_.name != nullptr) submission_.name = given_.name;
+    submission_.kind = enumerator<OpKind>(given_.kind, HVD_KIND_GATHER + 1, "kind");
+    submission_.process_set = set_of(given_.process_set).id();
+    if (submission_.kind != OpKind::kBarrier && submission_.kind != OpKind::kJoin) describe();
+    return {std::move(submission_), outcome_};
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& problem) const {
+    throw UsageError(std::string(function_) + ": '" + submission_.name + "': " + problem);
+  }
+
+  template <class Enum>
+  Enum enumerator(std::int32_t value, int count, const char* field) const {
+    if (value < 0 || value >= count) {
+      fail(std::string(field) + " is " + std::to_string(value) + ", expected 0 to " + std::to_string(count - 1));
+    }
+    return static_cast<Enum>(value);
+  }
+
+  void describe() {
+    submission_.op = enumerator<ReduceOp>(given_.op, kReduceOpCount, "op");
+    if (given_.prescale == 0 || given_.postscale == 0) {
+      fail("prescale or postscale is 0; initialise the struct with HVD_SUBMISSION_INIT");
+    }
+    submission_.prescale = given_.prescale;
+    submission_.postscale = given_.postscale;
+    submission_.root = given_.root;
+    describe_input();
+    const OpKind kind = submission_.kind;
+    if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather) {
+      receive_later();
+    } else {
+      describe_output();
+    }
+    if (kind == OpKind::kAlltoall) copy_splits();
+  }
+
+  void describe_input() {
+    TensorView& input = submission_.input;
+    input.dtype = enumerator<DataType>(given_.dtype, kDataTypeCount, "dtype");
+    if (given_.ndim < 0) fail("ndim is " + std::to_string(given_.ndim));
+    if (given_.ndim > 0) input.shape.assign(&required(given_.shape, "hvd_submission_t: shape"), given_.shape + given_.ndim);
+    input.count = 1;
+    std::int64_t bytes = 0;
+    for (const std::int64_t size : input.shape) {
+      if (size < 0 || __builtin_mul_overflow(input.count, size, &input.count)) fail("bad shape " + shape_to_string(input.shape));
+    }
+    if (__builtin_mul_overflow(input.count, size_of(input.dtype), &bytes)) fail("bad shape " + shape_to_string(input.shape));
+    const bool in_place = given_.input == nullptr && submission_.kind == OpKind::kBroadcast;
+    // The core reads an input and has one type for both directions.
+    input.data = static_cast<std::byte*>(in_place ? given_.output : const_cast<void*>(given_.input));
+  }
+
+  void describe_output() {
+    TensorView& output = submission_.output;
+    output = submission_.input;
+    output.data = static_cast<std::byte*>(given_.output);
+    if (submission_.kind == OpKind::kReducescatter && !output.shape.empty() && output.count > 0) {
+      const ProcessSet set = set_of(given_.process_set);
+      // Outside the set, which the core refuses, any position does.
+      const std::int64_t rows = rows_of_member(output.shape[0], set.size(), set.rank());
+      output.count = output.count / output.shape[0] * rows;
+      output.shape[0] = rows;
+    }
+    if (output.bytes() > given_.output_bytes) {
+      fail("the result takes " + std::to_string(output.bytes()) + " bytes, output_bytes is " +
+           std::to_string(given_.output_bytes));
+    }
+    outcome_->data = given_.output;
+    outcome_->bytes = output.bytes();
+  }
+
+  void receive_later() {
+    if (given_.output != nullptr) {
+      fail("the size of the result is not known yet; leave output NULL, and set allocate or use the library's memory");
+    }
+    TensorView view = submission_.input;
+    if (view.shape.empty()) return;  // the core refuses it, with a better text
+    std::int64_t row = 1;
+    for (std::size_t i = 1; i < view.shape.size(); ++i) {
+      // With no rows the shape as a whole does not overflow, but another rank may have rows.
+      if (__builtin_mul_overflow(row, view.shape[i], &row)) fail("bad shape " + shape_to_string(view.shape));
+    }
+    submission_.allocate_output = [outcome = outcome_, view, row, allocate = given_.allocate,
+                                   user_data = given_.user_data](const OutputSizes& sizes) mutable {
+      std::int64_t rows = 0;
+      for (const std::int64_t size : sizes.first_dims) rows += size;
+      view.shape[0] = rows;
+      view.count = rows * row;
+      outcome->first_dims.assign(sizes.first_dims.begin(), sizes.first_dims.end());
+      outcome->bytes = view.bytes();
+      provide(*outcome, allocate, user_data);
+      view.data = static_cast<std::byte*>(outcome->data);
+      return view;
+    };
+    // The transport may write to memory that the operation owns after a failure, when the handle is gone.
+    submission_.keep_alive = outcome_;
+  }
+
+  /// When the caller has no memory the library takes its own, so that the failure stays with this rank.
+  static void provide(Outcome& outcome, hvd_allocate_t allocate, void* user_data) {
+    if (allocate != nullptr) {
+      const auto count = static_cast<std::int32_t>(outcome.first_dims.size());
+      outcome.data = allocate(outcome.bytes, outcome.first_dims.data(), count, user_data);
+      if (outcome.bytes == 0 || outcome.data != nullptr) return;
+      outcome.caller_had_no_memory = true;
+    }
+    if (outcome.bytes == 0) return;
+    outcome.owned = std::make_unique_for_overwrite<std::byte[]>(outcome.bytes);
+    outcome.data = outcome.owned.get();
+  }
+
+  void copy_splits() {
+    if (given_.splits_count < 0) fail("splits_count is " + std::to_string(given_.splits_count));
+    if (given_.splits_count == 0) return;
+    submission_.splits.assign(&required(given_.splits, "hvd_submission_t: splits"), given_.splits + given_.splits_count);
+  }
+
+  const hvd_submission_t given_;
+  const char* const function_;
+  Submission submission_;
+  const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
+};
+
+std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char* function, Progress progress) {
+  auto handle = std::make_unique<hvd_operation_t>();
+  auto [submission, outcome] = Translator(given, function).translate();
+  handle->outcome = std::move(outcome);
+  handle->operation = submit(std::move(submission), progress);
+  return handle;
+}
+
+/// The array's elements, which are as far apart as the caller's version of the struct is large.
+std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
+  const std::size_t stride = checked_size(*first, "hvd_submission_t");
+  if (stride % alignof(hvd_submission_t) != 0) throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride));
+  std::vector<const hvd_submission_t*> result;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto* const element = reinterpret_cast<const hvd_submission_t*>(reinterpret_cast<const char*>(first) + i * stride);
+    if (element->struct_size != stride) {
+      throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride) + " in element 0 and " +
+                       std::to_string(element->struct_size) + " in element " + std::to_string(i));
+    }
+    result.push_back(element);
+  }
+  return result;
+}
+
+void start_group(const char* name, const hvd_submission_t* given, std::size_t count, hvd_operation_t** operations) {
+  std::vector<std::unique_ptr<hvd_operation_t>> handles;
+  std::vector<Submission> submissions;
+  for (const hvd_submission_t* element : elements(given, count)) {
+    auto [submission, outcome] = Translator(*element, "hvd_submit_group").translate();
+    submission.group = name == nullptr ? "" : name;
+    submission.group_size = static_cast<int>(count);
+    submission.group_index = static_cast<int>(handles.size());
+    submissions.push_back(std::move(submission));
+    handles.push_back(std::make_unique<hvd_operation_t>());
+    handles.back()->outcome = std::move(outcome);
+  }
+  std::vector<Operation> started = submit_all(std::move(submissions));
+  for (std::size_t i = 0; i < count; ++i) {
+    handles[i]->operation = std::move(started[i]);
+    operations[i] = handles[i].release();
+  }
+}
+
+hvd_result_t result_of(const hvd_operation_t& operation) {
+  const Outcome& outcome = *operation.outcome;
+  hvd_result_t result = HVD_RESULT_INIT;
+  result.data = outcome.bytes > 0 ? outcome.data : nullptr;
+  result.bytes = outcome.bytes;
+  if (!outcome.first_dims.empty()) result.first_dims = outcome.first_dims.data();
+  result.first_dims_count = static_cast<std::int64_t>(outcome.first_dims.size());
+  result.value = operation.operation.result();
+  return result;
+}
+
+}  // namespace
+}  // namespace hvd::capi
+
+using hvd::capi::guarded;
+using hvd::capi::required;
+
+hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** operation) {
+  return guarded([&] {
+    hvd_operation_t*& handle = required(operation, "hvd_submit: operation");
+    handle = nullptr;
+    handle = hvd::capi::start(required(submission, "hvd_submit: submission"), "hvd_submit", hvd::Progress::kBackground).release();
+  });
+}
+
+hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count, hvd_operation_t** operations) {
+  return guarded([&] {
+    required(operations, "hvd_submit_group: operations");
+    if (count == 0 || count > hvd::capi::kLargestGroup) {
+      throw hvd::UsageError("hvd_submit_group: count is " + std::to_string(count) + ", expected at least 1");
+    }
+    for (std::size_t i = 0; i < count; ++i) operations[i] = nullptr;
+    required(submissions, "hvd_submit_group: submissions");
+    hvd::capi::start_group(name, submissions, count, operations);
+  });
+}
+
+hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** operation) {
+  return guarded([&] {
+    if (operation != nullptr) *operation = nullptr;
+    auto handle = hvd::capi::start(required(submission, "hvd_run: submission"), "hvd_run", hvd::Progress::kCaller);
+    handle->wait();
+    if (operation != nullptr) *operation = handle.release();
+  });
+}
+
+hvd_status_t hvd_wait(hvd_operation_t* operation) {
+  return guarded([&] { required(operation, "hvd_wait: operation").wait(); });
+}
+
+hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count) {
+  return guarded([&] {
+    if (count > 0) required(operations, "hvd_wait_all: operations");
+    for (std::size_t i = 0; i < count; ++i) required(operations[i], "hvd_wait_all: an operation");
+    for (std::size_t i = 0; i < count; ++i) operations[i]->operation.wait();
+    for (std::size_t i = 0; i < count; ++i) operations[i]->wait();
+  });
+}
+
+hvd_status_t hvd_done(const hvd_operation_t* operation, int* done) {
+  return guarded([&] {
+    const bool ended = required(operation, "hvd_done: operation").operation.done();
+    required(done, "hvd_done: done") = ended ? 1 : 0;
+  });
+}
+
+void hvd_operation_free(hvd_operation_t* operation) { delete operation; }
+
+hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t* result) {
+  return guarded([&] {
+    const hvd_operation_t& handle = required(operation, "hvd_operation_result: operation");
+    hvd_result_t& target = required(result, "hvd_operation_result: result");
+    if (!handle.operation.done()) throw hvd::UsageError("hvd_operation_result: the operation is not done; call hvd_wait() first");
+    handle.raise_if_error();
+    hvd::capi::write_versioned(target, hvd::capi::result_of(handle), "hvd_result_t");
+  });
+}

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "hvd/c/hvd.h"
+
+enum { kMostRanks = 8 };
+
+/* Who this process is, from test_start() on. */
+extern int rank;
+extern int size;
+
+/* A submission of `count` elements in place; kinds that size their result later clear output. */
+hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data, const int64_t* count, size_t bytes);
+
+/* Sums a value over the ranks: also a way to see that the runtime goes on after an error. */
+float sum_of(float value, const char* name);
+float sum_of_ranks(void);
+
+void test_operations(void);
