@@ -89,8 +89,9 @@ libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& opti
           .prescale = 1 / options.gradient_predivide_factor,
           .postscale = options.gradient_predivide_factor,
           .compression = options.compression,
-          .process_set = options.process_set.id(),
-          .sparse_as_dense = options.sparse_as_dense};
+          .process_set = options.process_set,
+          .sparse = options.sparse_as_dense ? libtorch::SparseGradients::kMakeDense
+                                            : libtorch::SparseGradients::kReduceSparse};
 }
 
 /// By name: which of the user's groups a parameter is in.
@@ -191,8 +192,7 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
     if (!skip) reducer_->synchronize();
     loss = optimizer_.step(std::move(closure));
   }
-  reducer_->begin_cycle();
-  reducer_->install_hooks();
+  end_step();
   return loss;
 }
 
@@ -207,6 +207,33 @@ torch::Tensor DistributedOptimizer::reduced_loss(const Optimizer::LossClosure& c
                    {.name = reducer_->scope() + ".loss",
                     .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
                     .process_set = options_.process_set});
+}
+
+void DistributedOptimizer::end_step() {
+  reducer_->begin_cycle();
+  reducer_->install_hooks();
+}
+
+bool DistributedOptimizer::unscale_gradients(double factor) {
+  const torch::NoGradGuard no_grad;
+  bool finite = true;
+  std::set<const c10::TensorImpl*> seen;
+  for (auto& group : optimizer_.param_groups()) {
+    for (torch::Tensor& parameter : group.params()) {
+      torch::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      // Entries of one place add up, and may overflow.
+      if (gradient.is_sparse()) gradient = gradient.coalesce();
+      const torch::Tensor values = gradient.is_sparse() ? gradient._values() : gradient.detach();
+      finite = finite && torch::isfinite(values).all().item<bool>();
+      values.mul_(factor);
+    }
+  }
+  const torch::Tensor bad =
+      allreduce(torch::full({1}, finite ? 0.0F : 1.0F), {.name = reducer_->scope() + ".found_inf",
+                                                         .op = ReduceOp::kMax,
+                                                         .process_set = options_.process_set});
+  return bad.item<float>() == 0;
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "hvd/error.h"
+#include "hvd/torch/operations.h"
 #include "tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -136,8 +138,14 @@ void GradientReducer::after_accumulate(std::size_t index) {
 
 bool GradientReducer::unit_ready(const Unit& unit) const {
   return std::all_of(unit.slots.begin(), unit.slots.end(), [this](std::size_t i) {
-    return !slots_[i].active() || slots_[i].phase == Phase::kReady;
+    const Slot& slot = slots_[i];
+    return !slot.active() || (slot.phase == Phase::kReady && !waits_for_layout(slot));
   });
+}
+
+bool GradientReducer::waits_for_layout(const Slot& slot) const {
+  return how_.sparse == SparseGradients::kReduceSparse && !slot.transfer.agreed_layout() &&
+         slot.transfer.own_layout().value_or(0) > 0;
 }
 
 /// Whether no active parameter is left over once this unit is submitted: the flags can then travel
@@ -156,7 +164,10 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
     const std::size_t first = submissions.size();
     for (const std::size_t i : units_[u].slots) {
       if (!slots_[i].active()) continue;
-      submissions.push_back(slots_[i].transfer.prepare(scope_ + "." + slots_[i].name, how_));
+      const std::string name = scope_ + "." + slots_[i].name;
+      std::vector<Submission> parts = slots_[i].transfer.prepare(name, how_);
+      if (parts.size() > 1) make_group(name, parts);
+      std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
       sent.push_back(i);
     }
     if (!units_[u].group.empty())
@@ -177,7 +188,43 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
   flags_submitted_ = flags_submitted_ || with_flags;
 }
 
+/// Only what the ranks have agreed on decides, so that all of them ask or none does.
+bool GradientReducer::layouts_in_doubt() const {
+  return how_.sparse == SparseGradients::kReduceSparse &&
+         std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+           return slot.active() && !slot.transfer.agreed_layout();
+         });
+}
+
+/// A parameter that is dense anywhere is dense everywhere: it may have been submitted.
+void GradientReducer::agree_on_layouts() {
+  const auto count = static_cast<std::int64_t>(slots_.size());
+  const torch::Tensor own = torch::zeros({2, count}, torch::kInt64);
+  auto codes = own.accessor<std::int64_t, 2>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const GradientTransfer& transfer = slots_[static_cast<std::size_t>(i)].transfer;
+    const SparseDims known = transfer.agreed_layout();
+    const SparseDims layout = known ? known : transfer.own_layout();
+    codes[0][i] = layout == 0 ? 1 : 0;
+    codes[1][i] = layout.value_or(0);
+  }
+  const torch::Tensor all = allreduce(
+      own, {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const auto common = all.accessor<std::int64_t, 2>();
+  // Without anything sparse what is left will hardly be, and is not worth another question.
+  const bool sparse = (all[1] > 0).any().item<bool>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Slot& slot = slots_[static_cast<std::size_t>(i)];
+    if (common[0][i] > 0 || (!sparse && slot.active())) {
+      slot.transfer.agree(0);
+    } else if (common[1][i] > 0) {
+      slot.transfer.agree(common[1][i]);
+    }
+  }
+}
+
 void GradientReducer::submit_rest() {
+  if (layouts_in_doubt()) agree_on_layouts();
   std::vector<std::size_t> rest;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     if (!units_[u].submitted) rest.push_back(u);
@@ -201,14 +248,14 @@ void GradientReducer::synchronize() {
     submit_rest();
     wait_all();
     for (const Operation& operation : operations_) operation.status().raise_if_error();
+    if (!slots_.empty()) {
+      const std::vector<bool> used = flags_.read();
+      for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
+    }
   } catch (...) {
     wait_all();
     reset();
     throw;
-  }
-  if (!slots_.empty()) {
-    const std::vector<bool> used = flags_.read();
-    for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
   }
   reset();
   synchronized_ = true;

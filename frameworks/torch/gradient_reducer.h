@@ -26,6 +26,11 @@ namespace hvd::libtorch {
 /// together. synchronize() submits whatever was not, with zeros for what has no gradient, so that
 /// every rank submits the same set.
 ///
+/// Sparse gradients travel otherwise than dense ones, and a rank without a gradient cannot tell
+/// which the others have. So in the first synchronize() ranks settle each parameter's layout,
+/// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
+/// sparse.
+///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
@@ -91,8 +96,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
 
   // The caller holds mutex_.
   bool unit_ready(const Unit&) const;
+  bool waits_for_layout(const Slot&) const;
   void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
   void submit_rest();
+  bool layouts_in_doubt() const;
+  void agree_on_layouts();
   bool all_ready_after(std::size_t unit) const;
   bool was_reset() const;
   void wait_all() const;

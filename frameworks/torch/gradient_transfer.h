@@ -2,13 +2,22 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "hvd/collectives.h"
 #include "hvd/process_set.h"
 #include "hvd/types.h"
+#include "sparse.h"
+#include "tensor_adapter.h"
 
 namespace hvd::libtorch {
+
+/// What becomes of sparse gradients.
+enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
 
 /// How gradients are reduced. The same for all of one optimizer.
 struct GradientReduction {
@@ -16,12 +25,16 @@ struct GradientReduction {
   double prescale = 1;
   double postscale = 1;
   Compression compression = Compression::kNone;
-  int process_set = 0;
-  bool sparse_as_dense = false;
+  ProcessSet process_set = {};
+  SparseGradients sparse = SparseGradients::kRefuse;
 };
 
-/// One parameter's gradient on its way through an allreduce: prepare(), submit what it returned,
-/// and after that is done complete(). Not thread-safe.
+/// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: not known
+/// yet.
+using SparseDims = std::optional<std::int64_t>;
+
+/// One parameter's gradient on its way through a reduction: prepare(), submit what it returned, and
+/// after that is done complete(). Not thread-safe.
 class GradientTransfer {
  public:
   GradientTransfer() = default;
@@ -29,20 +42,33 @@ class GradientTransfer {
 
   const torch::Tensor& parameter() const noexcept { return parameter_; }
   bool has_gradient() const { return parameter_.grad().defined(); }
+  /// Of the `.grad` that was sent, or else of the current one.
+  SparseDims own_layout() const;
+  /// What all ranks keep to; a gradient of another layout is converted. nullopt counts as dense.
+  SparseDims agreed_layout() const noexcept { return agreed_; }
+  void agree(SparseDims layout) { agreed_ = layout; }
 
-  /// The current `.grad`, or zeros if there is none, as an in-place reduction.
+  /// The current `.grad`, or zeros if there is none, as an in-place reduction. Several submissions
+  /// (of a sparse gradient) belong into one group.
   /// @throws UsageError for a gradient that cannot be sent.
-  Submission prepare(std::string name, const GradientReduction& how);
+  std::vector<Submission> prepare(const std::string& name, const GradientReduction& how);
   /// Makes the reduced values the parameter's gradient. `used`: some rank had one. When none had,
   /// or the gradient that was sent has been reset since, `.grad` stays as it is.
   void complete(bool used);
   /// Forgets the memory without using it.
-  void drop() { sent_ = wire_ = torch::Tensor(); }
+  void drop();
 
  private:
+  void choose_layout(const Label& label, const GradientReduction& how);
+  // Both of sent_.
+  Submission prepare_dense(const std::string& name, const GradientReduction& how);
+  std::vector<Submission> prepare_sparse(const std::string& name, const GradientReduction& how);
+
   torch::Tensor parameter_;
+  SparseDims agreed_;
   torch::Tensor sent_;  ///< `.grad` at prepare(); undefined for zeros
   torch::Tensor wire_;  ///< what is reduced; shares the memory of sent_ where it can
+  std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
 };
 
 /// Which parameters have a gradient on some rank: one number each, reduced along with the gradients

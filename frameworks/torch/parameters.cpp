@@ -5,6 +5,8 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <typeinfo>
 #include <utility>
@@ -165,7 +167,7 @@ torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_se
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
                 const ProcessSet& process_set) {
   constexpr const char* kGroup = "all_reduce";
-  const libtorch::GradientReduction how{.op = op, .process_set = process_set.id()};
+  const libtorch::GradientReduction how{.op = op, .process_set = process_set};
   std::vector<libtorch::GradientTransfer> transfers;
   std::vector<Submission> submissions;
   std::vector<bool> used;
@@ -174,8 +176,9 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
       continue;
     transfers.emplace_back(parameter);
     used.push_back(transfers.back().has_gradient());
-    submissions.push_back(
-        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(used.size() - 1), how));
+    std::vector<Submission> own =
+        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(used.size() - 1), how);
+    std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
   if (transfers.empty()) return;
   libtorch::GradientReduction flags_how = how;

@@ -103,9 +103,15 @@ std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor> tensors) {
 }
 
 Handle start(Task task, Progress progress) {
-  std::vector<Operation> operations{submit(std::move(task.submission), progress)};
-  std::vector<std::function<torch::Tensor()>> finish;
-  finish.push_back(std::move(task.finish));
+  std::vector<Submission> submissions;
+  submissions.push_back(std::move(task.submission));
+  return start(std::move(submissions), {std::move(task.finish)}, progress);
+}
+
+Handle start(std::vector<Submission> submissions,
+             std::vector<std::function<torch::Tensor()>> finish, Progress progress) {
+  std::vector<Operation> operations;
+  if (!submissions.empty()) operations = submit_all(std::move(submissions), progress);
   return Handle(std::make_shared<PendingResult>(std::move(operations), std::move(finish)));
 }
 
@@ -127,9 +133,7 @@ Handle start_group(const std::string& name, std::vector<Task> tasks, Progress pr
     finish.push_back(std::move(task.finish));
   }
   make_group(name, submissions);
-  std::vector<Operation> operations;
-  if (!submissions.empty()) operations = submit_all(std::move(submissions), progress);
-  return Handle(std::make_shared<PendingResult>(std::move(operations), std::move(finish)));
+  return start(std::move(submissions), std::move(finish), progress);
 }
 
 PendingResult::PendingResult(std::vector<Operation> operations,
@@ -176,7 +180,7 @@ torch::Tensor Handle::wait() const {
   const std::vector<torch::Tensor> results = wait_all();
   if (results.size() != 1) {
     throw UsageError("Handle::wait(): expected one result, got " + std::to_string(results.size()) +
-                     "; use wait_all() on a grouped operation");
+                     "; use wait_all() on a group or an alltoall");
   }
   return results.front();
 }

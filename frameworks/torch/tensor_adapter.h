@@ -58,6 +58,9 @@ struct Task {
 
 /// Submits. kCaller: the caller waits right away. @throws as submit().
 Handle start(Task, Progress);
+/// Submits all or none. What `finish` returns, once all succeeded, is the handle's results: any
+/// number of them.
+Handle start(std::vector<Submission>, std::vector<std::function<torch::Tensor()>> finish, Progress);
 
 /// Makes the submissions one group, in this order. An empty name: unnamed, for members that are
 /// unnamed too.

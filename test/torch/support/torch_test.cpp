@@ -75,6 +75,29 @@ torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceO
   return same_on_all_ranks(torch::cat(flat));
 }
 
+void for_each_set(const std::function<void(const ProcessSet&)>& test) {
+  test({});
+  if (size() == 1) return;
+  const ProcessSet set = add_process_set(size() == 2 ? std::vector{1} : std::vector{0, 2});
+  if (set.included()) {
+    SCOPED_TRACE("in process set " + std::to_string(set.id()));
+    // The others wait for this rank below, whatever happens.
+    try {
+      test(set);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+  remove_process_set(set);
+}
+
+std::vector<torch::Tensor> every_member(const ProcessSet& set, at::IntArrayRef shape,
+                                        torch::ScalarType type, int seed) {
+  std::vector<torch::Tensor> inputs;
+  for (const int r : set.ranks()) inputs.push_back(rank_tensor(r, shape, type, seed));
+  return inputs;
+}
+
 NetImpl::NetImpl(int width)
     : fc1(register_module("fc1", torch::nn::Linear(4, width))),
       fc2(register_module("fc2", torch::nn::Linear(width, 2))),

@@ -26,6 +26,20 @@ torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceO
 ::testing::AssertionResult same_on_all_ranks(const torch::Tensor& tensor);
 ::testing::AssertionResult same_on_all_ranks(const std::vector<torch::Tensor>& tensors);
 
+/// Runs `test` on all ranks, and then on the members of a process set that is not all of them
+/// ({0, 2}, or {1} of two ranks). Collective over all ranks.
+void for_each_set(const std::function<void(const ProcessSet&)>& test);
+
+/// This rank's among values in the order of the set.
+template <class T>
+const T& own_of(const std::vector<T>& values, const ProcessSet& set) {
+  return values[static_cast<std::size_t>(set.rank())];
+}
+
+/// rank_tensor() of each member.
+std::vector<torch::Tensor> every_member(const ProcessSet& set, at::IntArrayRef shape,
+                                        torch::ScalarType type, int seed = 0);
+
 /// What the exception says, when it is an E; otherwise the test fails.
 template <class E>
 std::string message_of(const std::function<void()>& act) {

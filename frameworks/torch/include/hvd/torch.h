@@ -1,13 +1,14 @@
 #pragma once
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer and DistributedSampler. Link `hvd::torch`. docs/torch.md is the
+/// broadcast, DistributedOptimizer, GradScaler and DistributedSampler. Link `hvd::torch`. docs/torch.md is the
 /// guide.
 
 #include <torch/torch.h>
 
 #include "hvd/hvd.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"

@@ -20,7 +20,7 @@ class GradientReducer;
 }
 
 struct DistributedOptimizerOptions {
-  /// kAverage or kSum (and kAdasum where the core has it).
+  /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
   /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype.
   Compression compression = Compression::kNone;
@@ -32,8 +32,8 @@ struct DistributedOptimizerOptions {
   /// Parameters, by name, whose gradients are reduced together. Those not named are reduced one by
   /// one, fused as they come.
   std::vector<std::vector<std::string>> groups = {};
-  /// Turns sparse gradients into dense ones before they are reduced. Without it a sparse gradient
-  /// is a UsageError.
+  /// Turns sparse gradients into dense ones before they are reduced. Without it they stay sparse
+  /// (see sparse_allreduce(); average and sum only).
   bool sparse_as_dense = false;
   /// Lets `.grad` be a view into the communication buffer. A permission: today gradients are
   /// reduced in their own memory or copied, so true and false do the same; results never depend on
@@ -132,7 +132,13 @@ class DistributedOptimizer {
   torch::optim::Optimizer& inner() noexcept { return optimizer_; }
 
  private:
+  friend class GradScaler;
+
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
+  /// What step() does but for the optimizer's own step.
+  void end_step();
+  /// Multiplies final gradients. False when any of any rank was inf or nan. Collective.
+  bool unscale_gradients(double factor);
 
   torch::optim::Optimizer& optimizer_;
   const DistributedOptimizerOptions options_;

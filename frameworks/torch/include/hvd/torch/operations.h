@@ -42,8 +42,9 @@ struct CollectiveOptions {
   ProcessSet process_set = {};
 };
 
-// Out of place. Differentiable when the tensor requires grad and grad mode is on; backward
-// communicates too, so every rank must run it. A named call's backward is called "NAME.backward".
+// Out of place. Differentiable, unless it says otherwise, when the tensor requires grad and grad
+// mode is on; backward communicates too, so every rank must run it. A named call's backward is
+// called "NAME.backward".
 
 /// Reduces over ranks; same shape and dtype as the input. Backward: the same reduction of the
 /// gradient. @throws UsageError also for min, max, product and Adasum on a tensor that requires
@@ -56,6 +57,39 @@ torch::Tensor allgather(const torch::Tensor& tensor, const CollectiveOptions& op
 /// gradient at the root, zeros elsewhere.
 torch::Tensor broadcast(const torch::Tensor& tensor, int root_rank,
                         const CollectiveOptions& options = {});
+/// Reduces over ranks and gives each its share of the rows (dimension 0), in set order: an equal
+/// number, the remainder going to the first ranks, one row each. A share may be empty. Sum and
+/// average only. Backward: an allgather of the gradient, divided by the size for an average.
+/// @throws UsageError also for another op and for a scalar.
+torch::Tensor reducescatter(const torch::Tensor& tensor, const AllreduceOptions& options = {});
+
+struct AlltoallResult {
+  torch::Tensor output;           ///< what the ranks sent here, in set order, along dimension 0
+  torch::Tensor received_splits;  ///< int64, one entry for each rank: how many rows it sent
+};
+/// Distributes the rows (dimension 0): the first splits[0] to the first rank of the set, and so on.
+/// `splits`: a CPU tensor of int32 or int64, one entry for each rank, none negative, that add up to
+/// the rows; undefined: equal shares. They may differ between ranks. Backward: the reverse
+/// exchange.
+/// @throws UsageError also for a scalar, splits that do not fit, or rows that cannot be shared
+/// equally.
+AlltoallResult alltoall(const torch::Tensor& tensor, const torch::Tensor& splits = {},
+                        const CollectiveOptions& options = {});
+/// allgather() whose result only the destination gets, a world rank; the others get an undefined
+/// tensor. Not differentiable: @throws UsageError also for a tensor that requires grad.
+torch::Tensor gather(const torch::Tensor& tensor, int dst_rank,
+                     const CollectiveOptions& options = {});
+/// allgather() along any dimension, in which sizes may differ between ranks; negative ones count
+/// from the last. Every rank passes the same `dim`. Backward: this rank's slice of the summed
+/// gradient. @throws UsageError also for a dimension that the tensor does not have.
+torch::Tensor all_gather_into_tensor(const torch::Tensor& tensor, std::int64_t dim = 0,
+                                     const CollectiveOptions& options = {});
+/// Reduces sparse COO tensors over ranks, by gathering indices and values: the result is coalesced.
+/// Sum and average only. Shape and number of sparse dimensions must agree; the number of entries
+/// may differ, and be 0. float16 and bfloat16 are added in float32 and rounded once. Not
+/// differentiable. @throws UsageError also for a dense tensor, another op, or a tensor that
+/// requires grad.
+torch::Tensor sparse_allreduce(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
 // In place; they return their argument. Autograd does not see them (the tensor's version is
 // increased, so that a backward which needed the old value throws). UsageError for a tensor whose
@@ -74,6 +108,13 @@ Handle allgather_async(const torch::Tensor& tensor, const CollectiveOptions& opt
 Handle broadcast_async(const torch::Tensor& tensor, int root_rank,
                        const CollectiveOptions& options = {});
 Handle broadcast_async_(torch::Tensor tensor, int root_rank, const CollectiveOptions& options = {});
+Handle reducescatter_async(const torch::Tensor& tensor, const AllreduceOptions& options = {});
+/// Two results: see Handle::wait_all(). They are the members of AlltoallResult.
+Handle alltoall_async(const torch::Tensor& tensor, const torch::Tensor& splits = {},
+                      const CollectiveOptions& options = {});
+Handle gather_async(const torch::Tensor& tensor, int dst_rank,
+                    const CollectiveOptions& options = {});
+Handle sparse_allreduce_async(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
 // Grouped: all or nothing, and fused together. Members are named "NAME.0", "NAME.1", ... The number
 // of tensors must agree between ranks. The results are in the order of the tensors.
@@ -83,8 +124,11 @@ std::vector<torch::Tensor> grouped_allreduce(at::TensorList tensors,
 void grouped_allreduce_(at::TensorList tensors, const AllreduceOptions& options = {});
 std::vector<torch::Tensor> grouped_allgather(at::TensorList tensors,
                                              const CollectiveOptions& options = {});
+std::vector<torch::Tensor> grouped_reducescatter(at::TensorList tensors,
+                                                 const AllreduceOptions& options = {});
 Handle grouped_allreduce_async(at::TensorList tensors, const AllreduceOptions& options = {});
 Handle grouped_allreduce_async_(at::TensorList tensors, const AllreduceOptions& options = {});
 Handle grouped_allgather_async(at::TensorList tensors, const CollectiveOptions& options = {});
+Handle grouped_reducescatter_async(at::TensorList tensors, const AllreduceOptions& options = {});
 
 }  // namespace hvd
