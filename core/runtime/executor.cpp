@@ -59,7 +59,8 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
   Backend* best = nullptr;
   int best_score = 0;
   for (const auto& backend : backends_) {
-    if (forced_backend_ && backend->name() != *forced_backend_) continue;
+    const bool forced = forced_backend_ && spec.ranks.size() > 1;  // one rank has nobody to talk to, whatever the transport
+    if (forced && backend->name() != *forced_backend_) continue;
     const int score = backend->score(environment_.topology, spec, collective);
     if (score <= best_score) continue;
     best = backend.get();

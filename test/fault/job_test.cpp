@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -31,6 +32,11 @@ float sum(float value, const std::string& name) {
   operation.wait();
   operation.status().raise_if_error();
   return data.back();
+}
+
+int size_of_job() {
+  const char* const text = std::getenv("OMPI_COMM_WORLD_SIZE");
+  return text != nullptr ? std::atoi(text) : 1;
 }
 
 double cpu_seconds() {
@@ -124,6 +130,61 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_LT(metrics().backend_calls, static_cast<std::uint64_t>(kThreads * kPerThread)) << "nothing was fused";
+  shutdown();
+}
+
+TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
+  init({.backend = size_of_job() > 1 ? std::optional<std::string>("mpi") : std::nullopt});
+  std::vector<ProcessSet> sets;
+  for (int first = 0; first < size(); ++first) {
+    std::vector<int> members;
+    for (int rank = size() - 1; rank >= first; --rank) members.push_back(rank);  // in any order
+    sets.push_back(add_process_set(members));
+    EXPECT_EQ(sets.back().id(), first + 1);
+    EXPECT_EQ(sets.back().size(), size() - first);
+    EXPECT_EQ(sets.back().rank(), rank() < first ? -1 : rank() - first);
+    EXPECT_EQ(sets.back().included(), rank() >= first);
+  }
+  std::vector<std::vector<float>> data;
+  std::vector<Operation> operations;
+  for (int first = rank(); first >= 0; --first) {
+    data.emplace_back(1000, static_cast<float>(rank() + 1));
+    Submission submission = allreduce(data.back(), "same name");
+    submission.process_set = sets[static_cast<std::size_t>(first)].id();
+    operations.push_back(submit(std::move(submission)));
+  }
+  for (const Operation& operation : operations) {
+    operation.wait();
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  }
+  const auto triangle = [](int n) { return static_cast<float>(n * (n + 1) / 2); };
+  for (int first = rank(), i = 0; first >= 0; --first, ++i) {
+    EXPECT_EQ(data[static_cast<std::size_t>(i)].back(), triangle(size()) - triangle(first)) << "first " << first;
+  }
+  for (const ProcessSet& set : sets) remove_process_set(set);
+  EXPECT_THROW(remove_process_set(sets.front()), UsageError);
+  EXPECT_THROW(barrier(sets.back()), UsageError);
+  EXPECT_THROW(add_process_set({size()}), UsageError);
+  EXPECT_EQ(add_process_set({0}).id(), size() + 1);
+  shutdown();
+}
+
+TEST(Job, RanksRunOutOfDataOneByOne) {
+  init();
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const int steps = 3 + rank();  // the last rank has the most
+    for (int step = 0; step < steps; ++step) {
+      std::vector<float> data(100, static_cast<float>(rank()));
+      Submission submission = allreduce(data, step % 2 == 0 ? "gradient" : "");
+      submission.op = ReduceOp::kAverage;
+      const Operation operation = submit(std::move(submission), Progress::kCaller);
+      operation.wait();
+      ASSERT_TRUE(operation.status().ok()) << operation.status().message;
+      const int first = std::max(0, step - 2);  // the lowest rank that still has data
+      EXPECT_EQ(data.back(), static_cast<float>(first + size() - 1) / 2) << "step " << step;
+    }
+    EXPECT_EQ(join(), size() - 1);
+  }
   shutdown();
 }
 
