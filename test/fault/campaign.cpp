@@ -32,6 +32,17 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 bool alive(pid_t pid) { return pid > 0 && ::kill(pid, 0) == 0; }
 
+std::string stacks_of(pid_t pid) {
+  const std::string command = "timeout 30 gdb -p " + std::to_string(pid) + " -batch -ex 'thread apply all bt 40' 2>&1";
+  std::FILE* const gdb = ::popen(command.c_str(), "r");
+  if (gdb == nullptr) return {};
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), gdb)) text.append(buffer.data(), size);
+  ::pclose(gdb);
+  return text;
+}
+
 struct Options {
   std::uint64_t first = 0;
   std::uint64_t seeds = 200;
@@ -118,12 +129,7 @@ void Job::end_all(const std::string& why) {
   for (const auto& [rank, witness] : run_.ranks) {
     if (!alive(witness.pid)) continue;
     run_.output += "--- rank " + std::to_string(rank) + " lives\n";
-    if (options_.stacks) {
-      std::FILE* const gdb = ::popen(("timeout 30 gdb -p " + std::to_string(witness.pid) + " -batch -ex 'thread apply all bt 40' 2>&1").c_str(), "r");
-      std::array<char, 4096> buffer;
-      while (const std::size_t size = gdb == nullptr ? 0 : std::fread(buffer.data(), 1, buffer.size(), gdb)) run_.output.append(buffer.data(), size);
-      if (gdb != nullptr) ::pclose(gdb);
-    }
+    if (options_.stacks) run_.output += stacks_of(witness.pid);
   }
   for (const auto& [rank, witness] : run_.ranks) {
     if (alive(witness.pid)) ::kill(witness.pid, SIGKILL);
@@ -166,8 +172,8 @@ void print_table(const std::map<std::pair<std::string, int>, Tally>& tallies) {
   std::printf("\n%-12s %5s %5s %9s %6s %6s  %s\n", "fault", "ranks", "runs", "happened", "right", "wrong", "slowest detection");
   Tally all;
   for (const auto& [name, tally] : tallies) {
-    std::printf("%-12s %5d %5d %9d %6d %6d  %.2f s\n", name.first.c_str(), name.second, tally.runs, tally.happened, tally.runs - tally.wrong,
-                tally.wrong, tally.slowest);
+    std::printf("%-12s %5d %5d %9d %6d %6d  %.2f s\n", name.first.c_str(), name.second, tally.runs, tally.happened,
+                tally.runs - tally.wrong, tally.wrong, tally.slowest);
     all.runs += tally.runs;
     all.happened += tally.happened;
     all.wrong += tally.wrong;

@@ -63,7 +63,9 @@ void Judge::expect_end(int rank, const std::string& end) {
 }
 
 void Judge::expect_no_failures(int rank) {
-  for (const Failure& failure : witness(rank).failures) blame(rank, "got " + failure.error + " for " + failure.key + ": " + failure.message);
+  for (const Failure& failure : witness(rank).failures) {
+    blame(rank, "got " + failure.error + " for " + failure.key + ": " + failure.message);
+  }
 }
 
 void Judge::expect_fast(int rank, const Loss& loss, double limit) {
@@ -108,7 +110,9 @@ void Judge::expect_failures(const std::string& error) {
   for (const auto& [rank, witness] : run_.ranks) {
     expect_end(rank, "done");
     for (const Failure& failure : witness.failures) {
-      if (failure.error != error) blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " + failure.message);
+      if (failure.error != error) {
+        blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " + failure.message);
+      }
       who[failure.key].insert(rank);
       members[failure.key] = failure.members;
       const double limit = plan_.fault == Fault::kLongDelay && rank != plan_.victim ? kStallShutdown : 0;

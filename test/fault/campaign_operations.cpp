@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kPeriod = 5;
 constexpr std::array kTypes = {DataType::kFloat32, DataType::kFloat64, DataType::kInt32, DataType::kInt64};
-constexpr std::array kKinds = {OpKind::kAllreduce, OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAlltoall};
+constexpr std::array kKinds = {OpKind::kAllreduce, OpKind::kAllreduce,     OpKind::kAllgather,
+                               OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAlltoall};
 
 // Small enough for every result to be exact, in whatever order it is reduced.
 double value(const Spec& spec, int rank, std::int64_t index) {
@@ -236,7 +237,9 @@ std::vector<std::size_t> order_on(int rank, const std::vector<Spec>& operations,
   std::vector<std::size_t> order(operations.size());
   std::iota(order.begin(), order.end(), 0U);
   Random random(plan.seed, static_cast<std::uint64_t>(2000 + (epoch * 50 + step) * 8 + rank));
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[static_cast<std::size_t>(random.below(static_cast<int>(i)))]);
+  for (std::size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1], order[static_cast<std::size_t>(random.below(static_cast<int>(i)))]);
+  }
   std::vector<std::size_t> unnamed;
   for (const std::size_t index : order) {
     if (operations[index].unnamed) unnamed.push_back(index);
@@ -314,7 +317,8 @@ Submission make_submission(const Spec& spec, int rank, int process_set, const st
     return submission;
   }
   const auto members = static_cast<int>(spec.members.size());
-  submission.output = view(memory->output, spec.kind == OpKind::kReducescatter ? rows_of_member(rows, members, position_in(spec, rank)) : rows);
+  const bool scatters = spec.kind == OpKind::kReducescatter;
+  submission.output = view(memory->output, scatters ? rows_of_member(rows, members, position_in(spec, rank)) : rows);
   return submission;
 }
 

@@ -12,7 +12,8 @@ constexpr std::array kFaults = {Fault::kKill, Fault::kStop,     Fault::kDisagree
                                 Fault::kThrow, Fault::kLongDelay, Fault::kWrongKind, Fault::kKill, Fault::kExit,      Fault::kPause,
                                 Fault::kStop,  Fault::kDisagree, Fault::kKill};
 
-constexpr std::array kFaultNames = {"none", "kill", "throw", "stop", "pause", "short delay", "long delay", "disagree", "wrong kind", "exit", "leave"};
+constexpr std::array kFaultNames = {"none",       "kill",     "throw",      "stop", "pause", "short delay",
+                                    "long delay", "disagree", "wrong kind", "exit", "leave"};
 constexpr std::array kMomentNames = {"before the step", "among the submissions", "before the wait", "in a large transfer", "in a callback",
                                      "any time", "in the barrier", "in join", "in init"};
 constexpr std::array kDifferenceNames = {"shape", "dtype", "op", "root", "scale", "group name", "group size", "group index", "ungrouped",

@@ -51,6 +51,8 @@ void say(const char* event, const Parts&... parts) {
   if (::write(STDOUT_FILENO, text.data(), text.size()) < 0) std::abort();
 }
 
+std::string context_of(int epoch, int step) { return "e" + std::to_string(epoch) + ".s" + std::to_string(step) + '.'; }
+
 const char* class_of(const Error& error) {
   if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return "PeerLostError";
   if (dynamic_cast<const MismatchError*>(&error) != nullptr) return "MismatchError";
@@ -202,8 +204,9 @@ void Rank::make_sets(int epoch) {
 void Rank::submit_some(const std::vector<Spec>& specs, bool with_callback) {
   std::vector<Submission> submissions;
   const std::size_t first = running_.size();
+  const bool sabotages = rank_ == plan_.victim && context_ == context_of(plan_.epoch, plan_.step);
   for (Spec spec : specs) {
-    if (rank_ == plan_.victim && context_ == "e" + std::to_string(plan_.epoch) + ".s" + std::to_string(plan_.step) + '.' && concerned(spec, plan_)) {
+    if (sabotages && concerned(spec, plan_)) {
       saboteur_.noted();
       spec = sabotaged(spec, plan_);
     }
@@ -226,7 +229,7 @@ void Rank::submit_some(const std::vector<Spec>& specs, bool with_callback) {
 }
 
 void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
-  context_ = "e" + std::to_string(epoch) + ".s" + std::to_string(step) + '.';
+  context_ = context_of(epoch, step);
   saboteur_.at(Moment::kBeforeStep, epoch, step);
   int position = 0;
   for (const std::size_t index : order_on(rank_, specs, plan_, epoch, step)) {
@@ -284,6 +287,7 @@ void Rank::join_unevenly(int epoch) {
     const int step = kSteps + extra;
     run_step(epoch, step, operations_of_extra_step(plan_, epoch, step, extra));
   }
+  context_ = "e" + std::to_string(epoch) + '.';
   saboteur_.at(Moment::kInJoin, epoch);
   attempt("join", [&] {
     const int last = join();
@@ -302,8 +306,8 @@ void Rank::run_epoch(int epoch) {
   saboteur_.at(Moment::kAnyTime, epoch);
   make_sets(epoch);
   for (int step = 0; step < kSteps; ++step) run_step(epoch, step, operations_of_step(plan_, epoch, step));
-  context_ = "e" + std::to_string(epoch) + '.';
   if (plan_.joins) join_unevenly(epoch);
+  context_ = "e" + std::to_string(epoch) + '.';
   if (epoch + 1 == kEpochs) say("FINAL");
   saboteur_.at(Moment::kInBarrier, epoch);
   attempt("barrier", [] { barrier(); });
