@@ -295,6 +295,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   }
   failed_.store(true, std::memory_order_release);
   HVD_LOG(kError) << "the runtime has failed: " << cause.message;
+  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);
