@@ -91,8 +91,8 @@ void Judge::expect_loss(int rank) {
 
 void Judge::expect_departure(int rank) {
   expect_no_failures(rank);
-  if (plan_.moment == Moment::kInInit) return expect_loss(rank);
   if (rank == plan_.victim && plan_.fault == Fault::kExit) return;
+  if (plan_.moment == Moment::kInInit) return expect_loss(rank);
   expect_end(rank, "left");
   if (rank == plan_.victim) return;
   for (const Loss& departure : witness(rank).departures) {
