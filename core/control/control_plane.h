@@ -55,6 +55,9 @@ class ControlPlane : public Peers {
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
+  /// This rank fails because it has lost `rank`: the ranks on this host learn that from check_peers(), rather than take the end of this
+  /// process for the loss.
+  virtual void accuse(int rank) noexcept = 0;
   /// This rank leaves in order: its silence from now on is no loss.
   virtual void farewell() noexcept = 0;
 };

@@ -28,6 +28,7 @@ struct alignas(128) HostBoard::Slot {
   alignas(128) Doorbell bell;
   alignas(128) std::atomic<std::int64_t> beat;
   std::atomic<std::uint32_t> left;
+  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
   ProcessIdentity process;
 };
 
@@ -151,6 +152,7 @@ void HostBoard::enter(int index, TimePoint now) noexcept {
   Slot& own = slot(index);
   own.process = current_process();
   own.left.store(0, std::memory_order_relaxed);
+  own.accused.store(0, std::memory_order_relaxed);
   own.beat.store(now.count(), std::memory_order_release);
 }
 
@@ -175,11 +177,14 @@ void HostBoard::beat(TimePoint now) noexcept { slot(own_).beat.store(now.count()
 
 void HostBoard::farewell() noexcept { slot(own_).left.store(1, std::memory_order_seq_cst); }
 
+void HostBoard::accuse(int world_rank) noexcept { slot(own_).accused.store(world_rank + 1, std::memory_order_seq_cst); }
+
 std::optional<HostBoard::Loss> HostBoard::check(TimePoint now, Duration timeout) {
   for (Watched& watched : watched_) {
     Slot& other = slot(watched.slot);
-    // The order matters: a rank says farewell before it ends, so the end must be read first.
+    // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read first.
     const bool ended = watched.process.ended();
+    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0) return Loss{watched.slot, {}, accused - 1};
     const std::int64_t beat = other.beat.load(std::memory_order_acquire);
     if (beat != watched.beat) {
       watched.beat = beat;
@@ -189,10 +194,10 @@ std::optional<HostBoard::Loss> HostBoard::check(TimePoint now, Duration timeout)
     if (!ended && silence < timeout) continue;
     if (other.left.load(std::memory_order_seq_cst) != 0) continue;
     const std::string process = "process " + std::to_string(other.process.pid);
-    if (ended) return Loss{watched.slot, process + " ended"};
+    if (ended) return Loss{watched.slot, process + " ended", {}};
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(silence).count());
-    return Loss{watched.slot, process + " gave no sign of life for " + seconds + " s"};
+    return Loss{watched.slot, process + " gave no sign of life for " + seconds + " s", {}};
   }
   return std::nullopt;
 }

@@ -11,8 +11,8 @@
 
 namespace hvd::mpi {
 
-/// What the ranks of one host tell each other without messages: a doorbell, a sign of life and a farewell for each, in one
-/// segment of shared memory.
+/// What the ranks of one host tell each other without messages: a doorbell, a sign of life, a farewell and an accusation for
+/// each, in one segment of shared memory.
 ///
 /// bell() may be used by any thread; the rest by the thread that drives the engine.
 /// The segment has a name only while the ranks map it (unlink()), so that nothing is left behind by ranks that are killed.
@@ -21,6 +21,8 @@ class HostBoard {
   struct Loss {
     int slot = 0;
     std::string cause = {};
+    /// World rank: the slot's process is not the one that was lost, it has lost this one.
+    std::optional<int> accused = {};
   };
 
   /// A board of one slot in private memory, for a rank that is alone on its host or cannot share memory.
@@ -48,7 +50,9 @@ class HostBoard {
   Doorbell& own_bell() noexcept { return bell(own_); }
   void beat(TimePoint now) noexcept;
   void farewell() noexcept;
-  /// The first slot whose process has ended or has not beaten for `timeout`, and that has not said farewell.
+  /// This process fails because it has lost a world rank, and may end at any time.
+  void accuse(int world_rank) noexcept;
+  /// The first slot whose process accuses another rank, or has ended or not beaten for `timeout` without having said farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
 
  private:

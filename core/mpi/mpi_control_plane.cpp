@@ -50,6 +50,7 @@ class MpiControlPlane final : public control::ControlPlane {
 
   void beat(TimePoint now) noexcept override { world_->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
+  void accuse(int rank) noexcept override { world_->board().accuse(rank); }
   void farewell() noexcept override { world_->farewell(); }
 
  private:
@@ -178,7 +179,9 @@ std::optional<control::PeerLoss> MpiControlPlane::check_peers(TimePoint now, Dur
   if (!loss) return std::nullopt;
   // No MPI call may wait for that rank any more, not even the last one.
   world_->mark_failed();
-  return control::PeerLoss{world_->rank_of_slot(loss->slot), std::move(loss->cause)};
+  const int rank = world_->rank_of_slot(loss->slot);
+  if (loss->accused) return control::PeerLoss{*loss->accused, "rank " + std::to_string(rank) + " has given it up"};
+  return control::PeerLoss{rank, std::move(loss->cause)};
 }
 
 }  // namespace

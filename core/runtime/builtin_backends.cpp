@@ -67,7 +67,7 @@ JobConnection join_job(const RuntimeOptions& options) {
   job.world = world;
   job.control = mpi::make_mpi_control_plane(world);
   job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
-  // For sets of one rank.
+  // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   return job;
 }

@@ -127,16 +127,28 @@ bool Engine::take_submissions() {
     taken.swap(submitted_);
     has_submissions_.store(false, std::memory_order_relaxed);
   }
-  for (auto& operation : taken) {
-    counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
-    if (const auto error = negotiator_.submit(operation->request)) {
-      end_with(operation, *error);
-      continue;
+  for (auto next = taken.begin(); next != taken.end(); ++next) {
+    try {
+      begin(*next);
+    } catch (...) {
+      enqueue({next, taken.end()});  // they end with the cause
+      throw;
     }
-    std::string key = key_of(operation->request.process_set, operation->request.name);
-    outstanding_.emplace(std::move(key), std::move(operation));
   }
   return !taken.empty();
+}
+
+void Engine::begin(const OperationPtr& operation) {
+  counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
+  std::optional<wire::ErrorEntry> error;
+  try {
+    error = negotiator_.submit(operation->request);
+  } catch (const UsageError& problem) {
+    // The process set has been removed since submit() looked.
+    return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
+  }
+  if (error) return end_with(operation, *error);
+  outstanding_.emplace(key_of(operation->request.process_set, operation->request.name), operation);
 }
 
 void Engine::report(const wire::Bytes& bytes) {
@@ -201,15 +213,26 @@ void Engine::apply(const wire::Plan& plan) {
     sets_ = std::make_shared<control::ProcessSetTable>(negotiator_.process_sets());
   }
   for (const auto& error : applied.errors) end_with(take_outstanding(error.process_set, error.name), error);
-  for (auto& batch : applied.batches) {
-    std::vector<OperationPtr> operations;
+  for (auto& batch : applied.batches) start(std::move(batch));
+  for (const int removed : applied.sets_removed) executor_.retire(removed);
+  shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
+}
+
+void Engine::start(control::AgreedBatch batch) {
+  std::vector<OperationPtr> operations;
+  try {
     for (const auto& agreed : batch.operations) {
       if (!batch.absent_here) operations.push_back(take_outstanding(agreed.request.process_set, agreed.request.name));
     }
-    executor_.start(std::move(batch), std::move(operations));
+    executor_.start(std::move(batch), operations);
+  } catch (...) {
+    // Nobody else knows them now, and they have to end with the cause.
+    for (auto& operation : operations) {
+      std::string key = key_of(operation->request.process_set, operation->request.name);
+      outstanding_.emplace(std::move(key), std::move(operation));
+    }
+    throw;
   }
-  for (const int removed : applied.sets_removed) executor_.retire(removed);
-  shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
 }
 
 bool Engine::coordinate() {
@@ -275,6 +298,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   }
   failed_.store(true, std::memory_order_release);
   HVD_LOG(kError) << "the runtime has failed: " << cause.message;
+  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);

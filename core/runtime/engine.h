@@ -72,10 +72,12 @@ class Engine {
 
  private:
   bool take_submissions();
+  void begin(const OperationPtr&);
   bool send_report();
   bool receive();
   void handle(const control::Message&);
   void apply(const wire::Plan&);
+  void start(control::AgreedBatch);
   bool coordinate();
   bool keep_house();
   void watch_peers(TimePoint now, bool waiting);

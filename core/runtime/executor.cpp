@@ -58,9 +58,10 @@ void Executor::retire(int process_set) {
 Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& collective) const {
   Backend* best = nullptr;
   int best_score = 0;
+  // A choice of transport cannot concern a rank alone: the transports leave that to the local backend.
+  const bool choice_counts = forced_backend_ && spec.ranks.size() > 1;
   for (const auto& backend : backends_) {
-    const bool forced = forced_backend_ && spec.ranks.size() > 1;  // one rank has nobody to talk to, whatever the transport
-    if (forced && backend->name() != *forced_backend_) continue;
+    if (choice_counts && backend->name() != *forced_backend_) continue;
     const int score = backend->score(environment_.topology, spec, collective);
     if (score <= best_score) continue;
     best = backend.get();
@@ -69,7 +70,7 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
   if (best == nullptr) {
     throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
                 std::string(to_string(collective.dtype)) + " on " + std::string(to_string(spec.device.type)) +
-                (forced_backend_ ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
+                (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
   }
   return *best;
 }

@@ -169,6 +169,35 @@ TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
   shutdown();
 }
 
+TEST(Job, ASetOfOneRankRunsEveryOperation) {
+  for (const char* backend : {"", "mpi"}) {
+    Options options;
+    if (*backend != '\0') options.backend = backend;
+    init(options);
+    std::vector<ProcessSet> sets;
+    for (int member = 0; member < size(); ++member) sets.push_back(add_process_set({member}));
+    const ProcessSet& own = sets[static_cast<std::size_t>(rank())];
+    for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAllgather, OpKind::kAlltoall}) {
+      std::vector<float> data(6, static_cast<float>(rank() + 1));
+      std::vector<float> result(6);
+      Submission submission = allreduce(data, "alone");
+      submission.kind = kind;
+      submission.process_set = own.id();
+      submission.root = rank();
+      submission.output.data = reinterpret_cast<std::byte*>(result.data());
+      if (kind == OpKind::kAlltoall) submission.splits = {6};
+      submission.allocate_output = [view = submission.output](const OutputSizes&) { return view; };
+      const Operation operation = submit(std::move(submission));
+      operation.wait();
+      EXPECT_TRUE(operation.status().ok()) << to_string(kind) << ": " << operation.status().message;
+      EXPECT_EQ(result, data) << to_string(kind);
+    }
+    barrier(own);
+    barrier();
+    shutdown();
+  }
+}
+
 TEST(Job, RanksRunOutOfDataOneByOne) {
   init();
   for (int epoch = 0; epoch < 2; ++epoch) {

@@ -90,6 +90,14 @@ TEST(HostBoard, LeavesNoName) {
   EXPECT_FALSE(name_exists(name)) << "the destructor removes it when a start fails half-way";
 }
 
+TEST(HostBoard, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
+  Pair pair([](HostBoard& board) { board.accuse(7); });
+  const auto loss = pair.wait_for_loss(60s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->slot, 1);
+  EXPECT_EQ(loss->accused, 7);
+}
+
 TEST(HostBoard, RefusesAMissingOrForeignSegment) {
   EXPECT_THROW(HostBoard::attach(unique_name(), 2), Error);
   const std::string name = unique_name();

@@ -14,7 +14,7 @@ LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
           {.size = options.size, .longest_delay = options.longest_delay, .seed = options.seed}, clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
-    std::vector<std::shared_ptr<Backend>> backends{std::make_shared<LocalBackend>(world)};
+    std::vector<std::shared_ptr<Backend>> backends{options.backend ? options.backend : std::make_shared<LocalBackend>(world)};
     ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank), std::move(backends), clock));
   }
 }

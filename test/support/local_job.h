@@ -23,6 +23,8 @@ struct LocalJobOptions {
   runtime::RuntimeOptions runtime = {};
   Duration longest_delay{};
   std::uint64_t seed = 0;
+  /// Instead of the local backend.
+  std::shared_ptr<Backend> backend = {};
 };
 
 /// The ranks of a job inside this process, on the local network and backend. With `runtime.background_thread` off, step_all() or

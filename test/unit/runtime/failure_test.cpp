@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
@@ -16,8 +18,9 @@ using std::chrono::seconds;
 
 class FailureTest : public ::testing::Test {
  protected:
-  void start(int size) {
+  void start(int size, std::shared_ptr<Backend> backend = {}) {
     LocalJobOptions options;
+    options.backend = std::move(backend);
     options.size = size;
     options.runtime.background_thread = false;
     options.runtime.peer_timeout = seconds(3);
@@ -132,6 +135,90 @@ TEST_F(FailureTest, ADeadCoordinatorIsNoticedByEveryRank) {
   job_->kill(0);
   ASSERT_TRUE(run(operations, seconds(1)));
   for (const auto& operation : operations) EXPECT_EQ(operation.status().rank, 0);
+}
+
+/// Has no channels: there is no memory left for one, or no more message tags.
+class ClosedBackend final : public Backend {
+ public:
+  explicit ClosedBackend(int score) : score_(score) {}
+  std::string_view name() const noexcept override { return "closed"; }
+  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override { return score_; }
+  std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override { throw Error("no channel can be opened"); }
+
+ private:
+  const int score_;
+};
+
+TEST_F(FailureTest, WhatCannotBeStartedEndsWithTheCauseAndSoDoesTheRest) {
+  for (const int score : {0, 1}) {
+    start(2, std::make_shared<ClosedBackend>(score));
+    std::vector<Operation> operations;
+    for (int rank = 0; rank < 2; ++rank) {
+      operations.push_back(allreduce(rank, "first"));
+      operations.push_back(submit_one(job_->rank(rank), float_operation(data(rank), "second", OpKind::kBroadcast)));
+    }
+    ASSERT_TRUE(run(operations, seconds(1))) << "an operation never ended";
+    const char* const cause = score > 0 ? "no channel can be opened" : "no backend can run";
+    for (const auto& operation : operations) EXPECT_THAT(operation.status().message, HasSubstr(cause));
+  }
+}
+
+/// Lets a test act inside a step, as another thread could: wherever the runtime asks for the time.
+class MeddlingClock final : public Clock {
+ public:
+  explicit MeddlingClock(const Clock& clock) : clock_(clock) {}
+  TimePoint now() const noexcept override {
+    if (const auto act = std::exchange(meddle, nullptr)) {
+      act();
+      meddle = act;
+    }
+    return clock_.now();
+  }
+  mutable std::function<void()> meddle = nullptr;
+
+ private:
+  const Clock& clock_;
+};
+
+TEST_F(FailureTest, AnOperationThatCrossesTheRemovalOfItsSetIsAUsageErrorAndTheRuntimeGoesOn) {
+  MeddlingClock clock(clock_);
+  LocalJobOptions options;
+  options.runtime.background_thread = false;
+  job_ = std::make_unique<LocalJob>(options, clock);
+  data_.assign(2, std::vector<float>(8, 1.0F));
+  const auto about_set = [&](OpKind kind, int root) {
+    std::vector<Operation> operations;
+    for (int rank = 0; rank < 2; ++rank) {
+      Submission submission;
+      submission.kind = kind;
+      submission.root = root;
+      if (kind == OpKind::kAddProcessSet) submission.splits = {0, 1};
+      operations.push_back(submit_one(job_->rank(rank), std::move(submission)));
+    }
+    return operations;
+  };
+  const auto added = about_set(OpKind::kAddProcessSet, 0);
+  ASSERT_TRUE(run(added));
+  const int set = static_cast<int>(added[0].result());
+  const auto removed = about_set(OpKind::kRemoveProcessSet, set);
+  std::vector<Operation> late;
+  clock.meddle = [&] {
+    Submission submission = float_operation(data(1), "late" + std::to_string(late.size()));
+    submission.process_set = set;
+    try {
+      late.push_back(submit_one(job_->rank(1), std::move(submission)));
+    } catch (const UsageError&) {
+      // The removal has been applied.
+    }
+  };
+  ASSERT_TRUE(run(removed));
+  clock.meddle = nullptr;
+  ASSERT_TRUE(run(late));
+  for (const auto& operation : late) EXPECT_EQ(operation.status().code, StatusCode::kUsage) << operation.status().message;
+  const std::vector<Operation> next{allreduce(0, "w"), allreduce(1, "w")};
+  ASSERT_TRUE(run(next));
+  for (const auto& operation : next) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  job_.reset();  // before the clock
 }
 
 TEST_F(FailureTest, ACorruptMessageFailsTheJobWithItsCauseEverywhere) {

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fault/campaign_plan.h"
+
+/// Reads what the ranks of a run have said, and compares it with what the plan promises.
+namespace hvd::campaign {
+
+struct Failure {  ///< of one operation; the job goes on
+  std::string error;
+  std::string key;
+  std::vector<int> members;
+  double seconds = 0;
+  std::string message;
+};
+
+/// The last thing that one rank got from hvd.
+struct Loss {
+  std::string error;
+  double time = 0;
+  bool in_init = false;
+  int rank = -1;
+  std::string message;
+};
+
+struct Witness {
+  pid_t pid = 0;
+  double fault = 0;     ///< when it went wrong; 0: it did not
+  bool final = false;   ///< it had nothing left but the last barrier and the last shutdown
+  std::vector<Failure> failures;
+  std::vector<Loss> losses;      ///< PeerLostError and the like
+  std::vector<Loss> departures;  ///< ShutdownError
+  std::vector<std::string> wrong;
+  std::vector<double> shutdowns;
+  std::string end;
+};
+
+struct Run {
+  std::string output;
+  std::map<int, Witness> ranks;
+  double seconds = 0;
+  bool cut_off = false;  ///< by the driver, because it did not end
+};
+
+void read_line(const std::string& line, std::map<int, Witness>&);
+
+struct Verdict {
+  std::vector<std::string> faults;  ///< empty: as promised
+  double slowest = 0;               ///< seconds from the fault to the last survivor that knew
+  bool happened = false;            ///< the victim did go wrong
+};
+
+Verdict judge(const Plan&, const Run&);
+
+}  // namespace hvd::campaign

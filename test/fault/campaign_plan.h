@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// What one seed of the fault campaign means. The driver and every rank derive it by themselves, so it depends on nothing but the seed.
+namespace hvd::campaign {
+
+enum class Fault {
+  kNone,
+  kKill,
+  kThrow,
+  kStop,        ///< SIGSTOP; the driver ends the process when the others have ended
+  kPause,       ///< SIGSTOP, and SIGCONT inside every deadline
+  kShortDelay,  ///< inside every deadline
+  kLongDelay,   ///< beyond stall_shutdown
+  kDisagree,
+  kWrongKind,
+  kExit,
+  kLeave,
+};
+
+enum class Moment {
+  kBeforeStep,
+  kAmongSubmits,
+  kBeforeWait,
+  kInTransfer,
+  kInCallback,
+  kAnyTime,
+  kInBarrier,
+  kInJoin,
+  kInInit,
+};
+
+/// What the victim of kDisagree does differently.
+enum class Difference { kShape, kDtype, kOp, kRoot, kScale, kGroupName, kGroupSize, kGroupIndex, kUngrouped, kOneOfGroup, kMembersOfSet };
+inline constexpr int kDifferences = 11;
+
+inline constexpr int kEpochs = 2;
+inline constexpr int kSteps = 10;
+inline constexpr double kPeerTimeout = 3;
+inline constexpr double kStallShutdown = 3;
+inline constexpr double kStartTimeout = 4;
+inline constexpr double kLongDelaySeconds = 4.5;
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). The library's distributions may differ
+/// between platforms; this does not.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) { next(); }
+  std::uint64_t next();
+  int below(int limit) { return static_cast<int>(next() % static_cast<std::uint64_t>(limit)); }
+  bool chance(int percent) { return below(100) < percent; }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct Plan {
+  std::uint64_t seed = 0;
+  int ranks = 0;
+  std::string hosts = {};  ///< as HVD_TEST_HOSTS takes them; empty: one host
+  Fault fault = Fault::kNone;
+  Moment moment = Moment::kBeforeStep;
+  Difference difference = Difference::kShape;
+  int victim = 0;
+  int epoch = 0;
+  int step = 0;
+  int position = 0;            ///< among the operations of the step
+  double delay = 0;            ///< seconds: until a timer strikes, or that a delay lasts
+  bool joins = false;          ///< epochs end with uneven steps and join()
+  std::vector<int> extra = {};  ///< per rank: how many steps it does before join()
+  std::vector<int> subset = {};    ///< the process set that takes part in the steps
+  std::vector<int> survivors = {};  ///< all but the victim
+
+  bool victim_in_subset() const;
+  /// A thread of its own strikes, at a moment that only the clock decides.
+  bool by_timer() const;
+};
+
+Plan make_plan(std::uint64_t seed);
+const char* to_string(Fault);
+std::string describe(const Plan&);
+
+}  // namespace hvd::campaign
