@@ -35,7 +35,7 @@ std::vector<Moment> moments_of(Fault fault) {
 double delay_of(const Plan& plan, Random& random) {
   if (plan.fault == Fault::kShortDelay) return 0.3 + 0.001 * random.below(1000);
   if (plan.fault == Fault::kLongDelay) return kLongDelaySeconds;
-  if (plan.moment == Moment::kAnyTime) return 0.001 * random.below(900);
+  if (plan.moment == Moment::kAnyTime) return 0.001 * random.below(500);
   return 0.00001 * random.below(1500);
 }
 
