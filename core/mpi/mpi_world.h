@@ -43,6 +43,8 @@ class MpiWorld {
   bool board_shared() const noexcept { return board_shared_; }
   /// Every rank of the job can ring this one.
   bool rung_by_all() const noexcept { return board_shared_ && topology_.local_size == topology_.size; }
+  /// Begins the names of what the ranks of this host share; no other job has the same.
+  const std::string& host_name_prefix() const noexcept { return board_name_; }
   HostBoard& board() noexcept { return *board_; }
   /// World rank of the process in a slot of the board.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/local/local_backend.h"
+#include "backend/shm/shm_backend.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
 
@@ -67,6 +68,7 @@ JobConnection join_job(const RuntimeOptions& options) {
   job.world = world;
   job.control = mpi::make_mpi_control_plane(world);
   job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
+  if (world->board_shared()) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix()));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   return job;
@@ -95,6 +97,7 @@ void forget_job_peers() noexcept {}
 std::vector<std::string_view> backend_names() {
   return {
       "local",
+      "shm",
 #if HVD_HAVE_MPI
       "mpi",
 #endif
@@ -108,7 +111,7 @@ std::vector<Component> optional_components() {
 #else
       {"MPI", false, "HVD_WITH_MPI=OFF"},
 #endif
-      {"shared memory", false, "this version has no shared-memory backend"},
+      {"shared memory", true, "POSIX shared memory; chosen with HVD_BACKEND=shm"},
       {"CUDA", false, "this version has no GPU backend"},
       {"NCCL", false, "this version has no GPU backend"},
   };

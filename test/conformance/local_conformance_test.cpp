@@ -1,104 +1,23 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <deque>
 #include <memory>
-#include <numeric>
-#include <stdexcept>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "backend/local/local_backend.h"
-#include "base/doorbell.h"
-#include "conformance/conformance_suite.h"
-#include "support/watchdog.h"
+#include "conformance/thread_ranks.h"
 
 namespace hvd::conformance {
 namespace {
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-/// The bells of all ranks. Thread-safe.
-using Bells = std::deque<Doorbell>;
-
-class BellPeers final : public Peers {
- public:
-  BellPeers(int rank, Bells& bells) : rank_(rank), bells_(bells) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return static_cast<int>(bells_.size()); }
-  void ring(int world_rank) noexcept override {
-    bells_[static_cast<std::size_t>(world_rank)].ring();
-  }
-
- private:
-  const int rank_;
-  Bells& bells_;
-};
-
-/// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
-/// sleep that was not ended.
-class ThreadHarness final : public Harness {
- public:
-  ThreadHarness(int rank, Bells& bells, const std::shared_ptr<LocalWorld>& world)
-      : bell_(bells[static_cast<std::size_t>(rank)]), peers_(rank, bells), backend_(world) {
-    channel_ = backend_.open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
-  }
-
-  int rank() const override { return peers_.rank(); }
-  int size() const override { return peers_.size(); }
-  Channel& channel() override { return *channel_; }
-
-  void run(Work& work) override {
-    started_.fetch_add(1, std::memory_order_relaxed);
-    for (;;) {
-      const std::uint32_t ticket = bell_.ticket();
-      if (work.progress()) {
-        return;
-      }
-      const TimePoint asleep_since = SteadyClock().now();
-      bell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
-      if (SteadyClock().now() - asleep_since >= kNobodyRang) {
-        throw std::runtime_error("rank " + std::to_string(rank()) + " was not woken");
-      }
-    }
-  }
-
- private:
-  static constexpr Duration kNobodyRang = std::chrono::seconds(60);
-
-  Doorbell& bell_;
-  BellPeers peers_;
-  LocalBackend backend_;
-  std::unique_ptr<Channel> channel_;
-  std::atomic<int> started_{0};
-  testing::WatchdogNote note_{[this] {
-    return "rank " + std::to_string(rank()) + ": in collective " +
-           std::to_string(started_.load(std::memory_order_relaxed));
-  }};
-};
-
-template <class Body>
-void run_threads(int size, const Body& body) {
-  Bells bells(static_cast<std::size_t>(size));
-  const auto world = std::make_shared<LocalWorld>(size);
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      ThreadHarness harness(rank, bells, world);
-      try {
-        body(harness);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
+/// The ranks of one local world.
+MakeBackend local_ranks(int size) {
+  return [world = std::make_shared<LocalWorld>(size)] {
+    return std::make_unique<LocalBackend>(world);
+  };
 }
 
 /// All ranks stepped in turn by the calling thread.
@@ -144,7 +63,7 @@ class LocalConformance : public ::testing::TestWithParam<std::tuple<OpKind, int>
 TEST_P(LocalConformance, RanksAsThreads) {
   const auto [kind, size] = GetParam();
   const std::vector<Case> cases = cases_of(kind, size);
-  run_threads(size, [&](Harness& harness) { run_cases(harness, cases); });
+  run_threads(size, local_ranks(size), [&](Harness& harness) { run_cases(harness, cases); });
 }
 
 TEST_P(LocalConformance, OneThreadStepsAllRanks) {
@@ -174,7 +93,7 @@ TEST_P(LocalConformanceMixed, BackToBack) {
   const int size = GetParam();
   const std::vector<Case> cases = mixed_cases(size);
   for (int repeat = 0; repeat < 3; ++repeat) {
-    run_threads(size, [&](Harness& harness) { run_back_to_back(harness, cases); });
+    run_threads(size, local_ranks(size), [&](Harness& harness) { run_back_to_back(harness, cases); });
   }
 }
 

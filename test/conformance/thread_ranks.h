@@ -1,0 +1,108 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/doorbell.h"
+#include "conformance/conformance_suite.h"
+#include "support/watchdog.h"
+
+/// Ranks that are threads of one process, for backends that need no more.
+namespace hvd::conformance {
+
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// The bells of all ranks. Thread-safe.
+using Bells = std::deque<Doorbell>;
+
+class BellPeers final : public Peers {
+ public:
+  BellPeers(int rank, Bells& bells) : rank_(rank), bells_(bells) {}
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return static_cast<int>(bells_.size()); }
+  void ring(int world_rank) noexcept override {
+    bells_[static_cast<std::size_t>(world_rank)].ring();
+  }
+
+ private:
+  const int rank_;
+  Bells& bells_;
+};
+
+/// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
+/// sleep that was not ended.
+class ThreadHarness final : public Harness {
+ public:
+  ThreadHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend)
+      : bell_(bells[static_cast<std::size_t>(rank)]),
+        peers_(rank, bells),
+        backend_(std::move(backend)) {
+    channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
+  }
+
+  int rank() const override { return peers_.rank(); }
+  int size() const override { return peers_.size(); }
+  Channel& channel() override { return *channel_; }
+
+  void run(Work& work) override {
+    started_.fetch_add(1, std::memory_order_relaxed);
+    for (;;) {
+      const std::uint32_t ticket = bell_.ticket();
+      if (work.progress()) {
+        return;
+      }
+      const TimePoint asleep_since = SteadyClock().now();
+      bell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
+      if (SteadyClock().now() - asleep_since >= kNobodyRang) {
+        throw std::runtime_error("rank " + std::to_string(rank()) + " was not woken");
+      }
+    }
+  }
+
+ private:
+  static constexpr Duration kNobodyRang = std::chrono::seconds(60);
+
+  Doorbell& bell_;
+  BellPeers peers_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Channel> channel_;
+  std::atomic<int> started_{0};
+  testing::WatchdogNote note_{[this] {
+    return "rank " + std::to_string(rank()) + ": in collective " +
+           std::to_string(started_.load(std::memory_order_relaxed));
+  }};
+};
+
+/// What each rank works with.
+using MakeBackend = std::function<std::unique_ptr<Backend>()>;
+
+template <class Body>
+void run_threads(int size, const MakeBackend& make_backend, const Body& body) {
+  Bells bells(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      ThreadHarness harness(rank, bells, make_backend());
+      try {
+        body(harness);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+}
+
+}  // namespace hvd::conformance
