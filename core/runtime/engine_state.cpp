@@ -21,7 +21,7 @@ std::string line_of(const OperationState& operation, const std::string& state, T
   const wire::Request& request = operation.request;
   std::string text = "  " + control::describe(request);
   if (!wire::only_agrees(request.kind)) {
-    text += " " + std::string(to_string(request.dtype)) + shape_to_string(operation.submission.input.shape);
+    text.append(" ").append(to_string(request.dtype)).append(shape_to_string(operation.submission.input.shape));
   }
   if (request.process_set != 0) text += " of process set " + std::to_string(request.process_set);
   return text + ": " + age(now - operation.submitted) + ", " + state + "\n";
