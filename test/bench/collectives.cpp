@@ -1,0 +1,210 @@
+#include "bench/collectives.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+
+#include "bench/exercise.h"
+#include "bench/peers.h"
+#include "hvd/error.h"
+
+namespace hvd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+TensorView view(std::span<float> data) {
+  const auto count = static_cast<std::int64_t>(data.size());
+  return {reinterpret_cast<std::byte*>(data.data()), count, DataType::kFloat32, {}, {count}};
+}
+
+/// The public interface as an adapter uses it: the description is made anew for every call, and its name is the same.
+class Hvd final : public Contender {
+ public:
+  Hvd(const Exercise& exercise, Progress progress)
+      : exercise_(exercise),
+        progress_(progress),
+        name_(std::string(to_string(exercise.kind())) + "." + std::to_string(exercise.bytes())) {}
+  std::string name() const override { return "hvd"; }
+
+  void run() override {
+    const Operation operation = submit(describe(), progress_);
+    operation.wait();
+    operation.status().raise_if_error();
+  }
+
+ private:
+  Submission describe() const {
+    Submission submission;
+    submission.name = name_;
+    submission.kind = exercise_.kind();
+    submission.input = view(exercise_.input());
+    const auto members = static_cast<std::size_t>(exercise_.ranks());
+    switch (exercise_.kind()) {
+      case OpKind::kAlltoall:
+        submission.splits.assign(members, static_cast<std::int64_t>(exercise_.block()));
+        [[fallthrough]];
+      case OpKind::kAllgather:
+        submission.allocate_output = [this](const OutputSizes&) { return view(exercise_.output()); };
+        break;
+      default:
+        submission.output = view(exercise_.output());
+        break;
+    }
+    return submission;
+  }
+
+  const Exercise& exercise_;
+  Progress progress_;
+  std::string name_;
+};
+
+/// All contenders at one kind and size.
+class Match {
+ public:
+  Match(const Session& session, const CollectivesOptions& options, Exercise exercise)
+      : session_(session), options_(options), exercise_(std::move(exercise)) {
+    contenders_.push_back(std::make_unique<Hvd>(exercise_, options.progress));
+    for (auto& peer : make_peers(exercise_, session.peers())) contenders_.push_back(std::move(peer));
+    samples_.resize(contenders_.size());
+  }
+
+  Json play() {
+    const bool correct = check();
+    measure();
+    return row(correct);
+  }
+
+ private:
+  bool check() {
+    bool correct = true;
+    for (const auto& contender : contenders_) {
+      if (!contender->does_the_exercise()) continue;
+      exercise_.fill();
+      exercise_.spoil();
+      session_.align();
+      contender->run();
+      const auto fault = exercise_.fault();
+      if (fault) std::cerr << "hvd-bench: " << contender->name() << ": " << *fault << std::endl;
+      correct = session_.all(!fault.has_value()) && correct;
+    }
+    return correct;
+  }
+
+  double time(Contender& contender) const {
+    exercise_.fill();
+    session_.align();
+    const auto begin = Clock::now();
+    contender.run();
+    return seconds_since(begin);
+  }
+
+  void measure() {
+    constexpr int kWarmUps = 3;
+    double round = 0;
+    for (int i = 0; i < kWarmUps; ++i) {
+      session_.align();
+      const auto begin = Clock::now();
+      for (const auto& contender : contenders_) time(*contender);
+      round = session_.slowest(seconds_since(begin));
+    }
+    repetitions_ = repetitions_for(round, options_.repetitions);
+    const std::size_t size = contenders_.size();
+    for (auto& samples : samples_) samples.reserve(static_cast<std::size_t>(repetitions_));
+    for (std::size_t repetition = 0; repetition < static_cast<std::size_t>(repetitions_); ++repetition) {
+      // Nobody comes always after the same other, whose traces in the cache might help or hurt.
+      for (std::size_t turn = 0; turn < size; ++turn) {
+        const std::size_t index = (turn + repetition) % size;
+        samples_[index].push_back(time(*contenders_[index]));
+      }
+    }
+    for (auto& samples : samples_) session_.slowest(samples);
+  }
+
+  Json row(bool correct) const {
+    Json row;
+    row["kind"] = to_string(exercise_.kind());
+    row["bytes"] = exercise_.bytes();
+    row["repetitions"] = repetitions_;
+    row["correct"] = correct;
+    const double bytes = static_cast<double>(exercise_.bytes());
+    for (std::size_t i = 0; i < contenders_.size(); ++i) {
+      const Summary summary = summarize(samples_[i]);
+      const double bandwidth = bytes / summary.p50 / 1e9;
+      Json& entry = row["contenders"][contenders_[i]->name()];
+      entry["p50_us"] = json_number(summary.p50 * 1e6);
+      entry["p95_us"] = json_number(summary.p95 * 1e6);
+      entry["p99_us"] = json_number(summary.p99 * 1e6);
+      entry["algbw_gb_per_s"] = json_number(bandwidth);
+      if (!contenders_[i]->does_the_exercise()) continue;
+      entry["busbw_gb_per_s"] = json_number(bandwidth * bus_factor(exercise_.kind(), exercise_.ranks()));
+    }
+    for (const std::string& name : peer_names()) row["ratio_to"][name] = nullptr;
+    for (std::size_t i = 1; i < contenders_.size(); ++i) {
+      row["ratio_to"][contenders_[i]->name()] = json_number(median_ratio(samples_[0], samples_[i]));
+    }
+    return row;
+  }
+
+  const Session& session_;
+  const CollectivesOptions& options_;
+  const Exercise exercise_;
+  std::vector<std::unique_ptr<Contender>> contenders_;  // hvd first
+  std::vector<std::vector<double>> samples_;            // seconds, per contender
+  int repetitions_ = 0;
+};
+
+std::string cell(const Json& object, const char* key) {
+  return object.contains(key) && object[key].is_number() ? number_text(object[key].get<double>()) : "-";
+}
+
+void print_rows(const Json& rows, std::ostream& out) {
+  std::vector<std::string> headers = {"size", "times", "p50 us", "p95 us", "p99 us", "algbw", "busbw"};
+  for (const std::string& peer : peer_names()) headers.push_back(peer + " us");
+  for (const std::string& peer : peer_names()) headers.push_back("/" + peer);
+  headers.push_back("result");
+  Table table(std::move(headers));
+  for (const Json& row : rows) {
+    const Json& all = row["contenders"];
+    const Json& own = all["hvd"];
+    std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()), std::to_string(row["repetitions"].get<int>())};
+    for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s", "busbw_gb_per_s"}) cells.push_back(cell(own, key));
+    for (const std::string& peer : peer_names()) cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
+    for (const std::string& peer : peer_names()) cells.push_back(cell(row["ratio_to"], peer.c_str()));
+    cells.push_back(row["correct"].get<bool>() ? "ok" : "WRONG");
+    table.add(std::move(cells));
+  }
+  table.print(out);
+}
+
+}  // namespace
+
+Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out) {
+  const Arena arena(Exercise::floats_needed(options.highest_bytes, session.size()));
+  Json result = {{"correct", true}, {"rows", Json::array()}};
+  for (const OpKind kind : options.kinds) {
+    Json rows = Json::array();
+    std::size_t last_bytes = 0;
+    for (const std::size_t bytes : geometric_sizes(options.lowest_bytes, options.highest_bytes, options.factor)) {
+      Exercise exercise(kind, bytes, session.rank(), session.size(), arena);
+      // Sizes below one element per rank are all rounded up to it.
+      if (exercise.bytes() == last_bytes) continue;
+      last_bytes = exercise.bytes();
+      rows.push_back(Match(session, options, std::move(exercise)).play());
+      result["correct"] = result["correct"].get<bool>() && rows.back()["correct"].get<bool>();
+    }
+    if (session.rank() == 0) {
+      out << '\n' << to_string(kind) << ", float32, bandwidths in GB/s\n";
+      print_rows(rows, out);
+    }
+    for (Json& row : rows) result["rows"].push_back(std::move(row));
+  }
+  return result;
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,227 @@
+#include "bench/control.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <ostream>
+#include <string>
+#include <thread>
+
+#include "bench/simulated_world.h"
+#include "bench/statistics.h"
+#include "hvd/collectives.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+
+namespace hvd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+enum class Names { kNew, kSame };
+enum class Waiting {
+  kDrives,  ///< the caller waits and drives the engine itself
+  kPolls,   ///< hvd's thread is woken; the caller asks again and again, giving its core away in between
+  kSleeps,  ///< hvd's thread is woken; the caller sleeps until it is told
+  kMpi,     ///< no hvd: MPI_Allreduce
+};
+
+struct Way {
+  Names names;
+  Waiting waiting;
+  const char* label;
+};
+constexpr std::array<Way, 7> kWays = {{
+    {Names::kNew, Waiting::kDrives, "new name, caller drives"},
+    {Names::kSame, Waiting::kDrives, "same name, caller drives"},
+    {Names::kNew, Waiting::kPolls, "new name, thread woken, caller polls"},
+    {Names::kSame, Waiting::kPolls, "same name, thread woken, caller polls"},
+    {Names::kNew, Waiting::kSleeps, "new name, thread woken, caller sleeps"},
+    {Names::kSame, Waiting::kSleeps, "same name, thread woken, caller sleeps"},
+    {Names::kSame, Waiting::kMpi, "MPI_Allreduce"},
+}};
+constexpr std::size_t kMpiWay = kWays.size() - 1;
+
+/// Sums of metrics over the timed operations of one way.
+struct Counts {
+  double messages_sent = 0;
+  double negotiated = 0;
+  double cached = 0;
+  double locked = 0;
+};
+
+Counts operator-(const Metrics& after, const Metrics& before) {
+  const auto difference = [](std::uint64_t a, std::uint64_t b) { return static_cast<double>(a - b); };
+  return {difference(after.control_messages_sent, before.control_messages_sent),
+          difference(after.negotiated_operations, before.negotiated_operations),
+          difference(after.cached_operations, before.cached_operations), difference(after.locked_operations, before.locked_operations)};
+}
+
+class Latency {
+ public:
+  Latency(const Session& session, const ControlOptions& options) : session_(session), options_(options) {}
+
+  /// The ways take turns in blocks, long enough for a steady state to set in within each.
+  Json measure() {
+    constexpr int kBlocks = 10;
+    const int per_block = std::max(1, options_.repetitions / kBlocks);
+    for (int block = 0; block < kBlocks; ++block) {
+      for (std::size_t turn = 0; turn < kWays.size(); ++turn) {
+        const std::size_t way = (turn + static_cast<std::size_t>(block)) % kWays.size();
+        measure_block(way, per_block);
+      }
+    }
+    for (auto& samples : samples_) session_.slowest(samples);
+    Json rows = Json::array();
+    for (std::size_t way = 0; way < kWays.size(); ++way) rows.push_back(row(way));
+    return rows;
+  }
+
+ private:
+  void measure_block(std::size_t way, int repetitions) {
+    // The schedule lock, too, wants some equal steps before it does without negotiation.
+    constexpr int kWarmUps = 10;
+    for (int i = 0; i < kWarmUps; ++i) once(kWays[way]);
+    session_.align();
+    const Metrics before = metrics();
+    for (int i = 0; i < repetitions; ++i) samples_[way].push_back(once(kWays[way]));
+    session_.align();
+    const Counts counts = metrics() - before;
+    Counts& total = counts_[way];
+    total.messages_sent += counts.messages_sent;
+    total.negotiated += counts.negotiated;
+    total.cached += counts.cached;
+    total.locked += counts.locked;
+  }
+
+  double once(const Way& way) {
+    if (way.waiting == Waiting::kPolls || way.waiting == Waiting::kSleeps) {
+      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(options_.pause_ms));
+    }
+    data_ = {static_cast<float>(session_.rank()), 1};
+    const std::string name = way.names == Names::kNew ? "control.new." + std::to_string(++names_used_) : std::string("control.same");
+    session_.align();
+    const auto begin = Clock::now();
+    run(way, name);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (data_[1] != static_cast<float>(session_.size())) throw Error("hvd-bench: an allreduce of 8 bytes gave a wrong sum");
+    return seconds;
+  }
+
+  void run(const Way& way, const std::string& name) {
+    if (way.waiting == Waiting::kMpi) {
+      MPI_Allreduce(MPI_IN_PLACE, data_.data(), static_cast<int>(data_.size()), MPI_FLOAT, MPI_SUM, session_.peers());
+      return;
+    }
+    std::atomic<bool> told{false};
+    Submission submission;
+    submission.name = name;
+    submission.input = {reinterpret_cast<std::byte*>(data_.data()), 2, DataType::kFloat32, {}, {2}};
+    submission.output = submission.input;
+    if (way.waiting == Waiting::kSleeps) {
+      submission.on_done = [&told](const Status&, const EventPtr&) {
+        told.store(true);
+        told.notify_one();
+      };
+    }
+    const bool drives = way.waiting == Waiting::kDrives;
+    const Operation operation = submit(std::move(submission), drives ? Progress::kCaller : Progress::kBackground);
+    if (drives) operation.wait();
+    if (way.waiting == Waiting::kSleeps) told.wait(false);
+    // The callback comes a little before the name is free again.
+    while (!operation.done()) sched_yield();
+    operation.status().raise_if_error();
+  }
+
+  Json row(std::size_t way) const {
+    const Summary summary = summarize(samples_[way]);
+    Json row;
+    row["way"] = kWays[way].label;
+    row["repetitions"] = summary.samples;
+    row["p50_us"] = json_number(summary.p50 * 1e6);
+    row["p95_us"] = json_number(summary.p95 * 1e6);
+    row["p99_us"] = json_number(summary.p99 * 1e6);
+    row["ratio_to_mpi"] = json_number(summary.p50 / percentile(samples_[kMpiWay], 0.5));
+    const double operations = static_cast<double>(summary.samples);
+    const Counts& counts = counts_[way];
+    // Of the whole job; the others are equal on all ranks.
+    row["control_messages_per_operation"] = session_.sum(counts.messages_sent) / operations;
+    row["negotiated_per_operation"] = counts.negotiated / operations;
+    row["cached_per_operation"] = counts.cached / operations;
+    row["locked_per_operation"] = counts.locked / operations;
+    return row;
+  }
+
+  const Session& session_;
+  const ControlOptions& options_;
+  std::array<float, 2> data_ = {};
+  int names_used_ = 0;
+  std::array<std::vector<double>, kWays.size()> samples_;  // seconds
+  std::array<Counts, kWays.size()> counts_ = {};
+};
+
+void print_latency(const Json& rows, std::ostream& out) {
+  out << "\nallreduce of 8 bytes; counts per operation, messages of all ranks together\n";
+  Table table({"way", "times", "p50 us", "p95 us", "p99 us", "/MPI", "messages", "negotiated", "cached", "locked"});
+  for (const Json& row : rows) {
+    std::vector<std::string> cells = {row["way"], std::to_string(row["repetitions"].get<int>())};
+    for (const char* key : {"p50_us", "p95_us", "p99_us", "ratio_to_mpi", "control_messages_per_operation", "negotiated_per_operation",
+                            "cached_per_operation", "locked_per_operation"}) {
+      cells.push_back(row[key].is_null() ? "-" : number_text(row[key].get<double>()));
+    }
+    table.add(std::move(cells));
+  }
+  table.print(out);
+}
+
+Json json_of(const RoundCost& cost) {
+  return {{"accept_us", cost.accept_us},       {"decide_us", cost.decide_us},   {"cpu_us", cost.accept_us + cost.decide_us},
+          {"report_bytes", cost.report_bytes}, {"plan_bytes", cost.plan_bytes}, {"rounds", cost.rounds}};
+}
+
+Json measure_worlds(const ControlOptions& options) {
+  Json worlds = Json::array();
+  for (const int ranks : options.worlds) {
+    const WorldCost cost = measure_world(ranks, options.tensors);
+    worlds.push_back({{"ranks", cost.ranks},
+                      {"tensors", cost.tensors},
+                      {"messages_received_per_round", cost.messages_received},
+                      {"first", json_of(cost.first)},
+                      {"cached", json_of(cost.cached)}});
+  }
+  return worlds;
+}
+
+void print_worlds(const Json& worlds, const ControlOptions& options, std::ostream& out) {
+  out << "\ncoordinator, " << options.tensors << " tensors per rank: CPU time of one round at rank 0, and message sizes\n";
+  Table table({"ranks", "messages in", "first us", "accept", "decide", "report B", "plan B", "cached us", "accept", "decide", "report B",
+               "plan B"});
+  for (const Json& world : worlds) {
+    std::vector<std::string> cells = {std::to_string(world["ranks"].get<int>()),
+                                      std::to_string(world["messages_received_per_round"].get<int>())};
+    for (const char* round : {"first", "cached"}) {
+      for (const char* key : {"cpu_us", "accept_us", "decide_us"}) cells.push_back(number_text(world[round][key].get<double>()));
+      for (const char* key : {"report_bytes", "plan_bytes"}) cells.push_back(std::to_string(world[round][key].get<std::size_t>()));
+    }
+    table.add(std::move(cells));
+  }
+  table.print(out);
+}
+
+}  // namespace
+
+Json run_control(const Session& session, const ControlOptions& options, std::ostream& out) {
+  Json result;
+  result["latency"] = options.repetitions > 0 ? Latency(session, options).measure() : Json::array();
+  if (session.rank() == 0 && options.repetitions > 0) print_latency(result["latency"], out);
+  result["worlds"] = session.rank() == 0 ? measure_worlds(options) : Json::array();
+  if (session.rank() == 0 && !options.worlds.empty()) print_worlds(result["worlds"], options, out);
+  // The others sleep meanwhile: hvd's barrier, unlike MPI's, leaves their cores alone.
+  barrier();
+  return result;
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,85 @@
+#include "bench/exercise.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace hvd::bench {
+namespace {
+
+// A prime, so that data which lands a whole number of chunks or blocks too far is not the expected data.
+constexpr std::size_t kPeriod = 8191;
+constexpr std::size_t kShiftPerRank = 1009;
+constexpr std::size_t kPage = 4096;
+constexpr int kRoot = 0;
+
+/// Integers small enough for exact sums over two thousand ranks.
+float element(int rank, std::size_t index) {
+  const auto shift = static_cast<std::size_t>(rank) * kShiftPerRank;
+  return static_cast<float>((index + shift) % kPeriod + static_cast<std::size_t>(rank));
+}
+
+bool divides(OpKind kind) { return kind != OpKind::kAllreduce && kind != OpKind::kBroadcast; }
+
+}  // namespace
+
+Buffer::Buffer(std::size_t floats) : size_(floats) {
+  const std::size_t bytes = (floats * sizeof(float) + kPage - 1) / kPage * kPage;
+  data_.reset(static_cast<float*>(std::aligned_alloc(kPage, std::max(bytes, kPage))));
+  if (data_ == nullptr) throw std::bad_alloc();
+  std::fill_n(data_.get(), floats, 1.0f);
+}
+
+void Buffer::Free::operator()(float* memory) const noexcept { std::free(memory); }
+
+std::size_t Exercise::floats_needed(std::size_t bytes, int ranks) {
+  return (bytes + sizeof(float) - 1) / sizeof(float) + static_cast<std::size_t>(ranks);
+}
+
+Exercise::Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena) : kind_(kind), rank_(rank), ranks_(ranks) {
+  const std::size_t owners = divides(kind) ? static_cast<std::size_t>(ranks) : 1;
+  block_ = std::max<std::size_t>(1, (bytes + sizeof(float) * owners - 1) / (sizeof(float) * owners));
+  count_ = block_ * owners;
+  input_ = {arena.input.data(), kind == OpKind::kAllgather ? block_ : count_};
+  output_ = {divides(kind) ? arena.output.data() : arena.input.data(), kind == OpKind::kReducescatter ? block_ : count_};
+  spare_ = {arena.spare.data(), count_};
+  own_pattern_.resize(kPeriod);
+  summed_pattern_.resize(kPeriod);
+  for (std::size_t i = 0; i < kPeriod; ++i) {
+    own_pattern_[i] = element(rank, i);
+    for (int other = 0; other < ranks; ++other) summed_pattern_[i] += element(other, i);
+  }
+}
+
+void Exercise::fill() const {
+  for (std::size_t first = 0; first < input_.size(); first += kPeriod) {
+    std::memcpy(input_.data() + first, own_pattern_.data(), std::min(kPeriod, input_.size() - first) * sizeof(float));
+  }
+}
+
+void Exercise::spoil() const {
+  if (output_.data() != input_.data()) std::fill(output_.begin(), output_.end(), -1.0f);
+}
+
+float Exercise::expected(std::size_t index) const {
+  const std::size_t own_offset = static_cast<std::size_t>(rank_) * block_;
+  switch (kind_) {
+    case OpKind::kAllreduce: return summed_pattern_[index % kPeriod];
+    case OpKind::kReducescatter: return summed_pattern_[(own_offset + index) % kPeriod];
+    case OpKind::kBroadcast: return element(kRoot, index);
+    case OpKind::kAllgather: return element(static_cast<int>(index / block_), index % block_);
+    default: return element(static_cast<int>(index / block_), own_offset + index % block_);
+  }
+}
+
+std::optional<std::string> Exercise::fault() const {
+  for (std::size_t i = 0; i < output_.size(); ++i) {
+    if (output_[i] == expected(i)) continue;
+    return std::string(to_string(kind_)) + " of " + std::to_string(bytes()) + " bytes on rank " + std::to_string(rank_) + ": element " +
+           std::to_string(i) + " is " + std::to_string(output_[i]) + ", expected " + std::to_string(expected(i));
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd::bench

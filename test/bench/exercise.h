@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hvd/types.h"
+
+namespace hvd::bench {
+
+/// Page-aligned memory that is written once, so that no page fault and no shared page of zeros is measured later.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t floats);
+  float* data() const noexcept { return data_.get(); }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  struct Free {
+    void operator()(float* memory) const noexcept;
+  };
+  std::size_t size_;
+  std::unique_ptr<float, Free> data_;
+};
+
+/// The memory of one rank, for all sizes.
+struct Arena {
+  explicit Arena(std::size_t floats) : input(floats), output(floats), spare(floats) {}
+  Buffer input;
+  Buffer output;
+  Buffer spare;  ///< where a plain copy goes
+};
+
+/// One operation on float32 at one size: where its data lies, what it is, and what has to come out. Inputs differ by rank and by
+/// element, and all sums are exact, so a result is right or wrong. Not thread-safe.
+///
+/// Allreduce and broadcast work in place, as on gradients and parameters; the others from one buffer to another.
+class Exercise {
+ public:
+  /// @param bytes of the larger of input and output on one rank; rounded up to whole elements for every rank.
+  Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena);
+
+  OpKind kind() const noexcept { return kind_; }
+  int rank() const noexcept { return rank_; }
+  int ranks() const noexcept { return ranks_; }
+  /// Elements of the larger of input and output.
+  std::size_t count() const noexcept { return count_; }
+  /// Elements that belong to one rank; of a kind that divides nothing, all.
+  std::size_t block() const noexcept { return block_; }
+  std::size_t bytes() const noexcept { return count_ * sizeof(float); }
+  std::span<float> input() const noexcept { return input_; }
+  std::span<float> output() const noexcept { return output_; }
+  std::span<float> spare() const noexcept { return spare_; }
+  /// The larger of input and output, for a copy of bytes().
+  std::span<const float> larger() const noexcept { return input_.size() == count_ ? input_ : output_; }
+
+  /// Writes the input, as the computation before would.
+  void fill() const;
+  /// Makes sure that a result is not the one before.
+  void spoil() const;
+  /// What is wrong with the output; nothing when it is right.
+  std::optional<std::string> fault() const;
+
+  /// The bytes that a rank needs of each buffer of its arena for an exercise of at most `bytes`.
+  static std::size_t floats_needed(std::size_t bytes, int ranks);
+
+ private:
+  float expected(std::size_t index) const;
+
+  OpKind kind_;
+  int rank_;
+  int ranks_;
+  std::size_t count_ = 0;
+  std::size_t block_ = 0;
+  std::span<float> input_;
+  std::span<float> output_;
+  std::span<float> spare_;
+  std::vector<float> own_pattern_;
+  std::vector<float> summed_pattern_;  ///< over all ranks
+};
+
+}  // namespace hvd::bench

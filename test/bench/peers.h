@@ -1,0 +1,36 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/exercise.h"
+
+namespace hvd::bench {
+
+/// One way to do an exercise; run() is what is timed.
+class Contender {
+ public:
+  virtual ~Contender() = default;
+  Contender() = default;
+  Contender(const Contender&) = delete;
+  Contender& operator=(const Contender&) = delete;
+
+  virtual std::string name() const = 0;
+  virtual void run() = 0;
+  /// Whether run() leaves the result in the exercise's output.
+  virtual bool does_the_exercise() const { return true; }
+};
+
+inline constexpr std::size_t kChunkBytes = 256 * 1024;
+
+/// Names of the peers, in the order in which they are reported.
+std::vector<std::string> peer_names();
+
+/// What hvd is compared with at this size: "mpi", one call as a program would write it; "mpi-chunked", calls of kChunkBytes on
+/// buffers that are kept, where that is more than one call; "copy", a memcpy of the exercise's bytes on every rank at once.
+std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator);
+
+}  // namespace hvd::bench

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+
+namespace hvd::bench {
+
+/// What the coordinator spends on one round in which every rank reports the same tensors. Microseconds of CPU time, medians.
+struct RoundCost {
+  double accept_us = 0;  ///< decode and take in all reports
+  double decide_us = 0;  ///< decide, and encode the plan
+  std::size_t report_bytes = 0;
+  std::size_t plan_bytes = 0;
+  int rounds = 0;
+};
+struct WorldCost {
+  int ranks = 0;
+  int tensors = 0;
+  /// The coordinator hears each rank and tells each rank, itself excepted.
+  int messages_received = 0;
+  RoundCost first = {};
+  RoundCost cached = {};
+};
+
+/// Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do the same, so one negotiator speaks for all.
+/// @throws std::runtime_error when the plans are not what they must be.
+WorldCost measure_world(int ranks, int tensors);
+
+}  // namespace hvd::bench

@@ -1,0 +1,120 @@
+// Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON can be read. No time is asserted.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace hvd::bench {
+namespace {
+
+using nlohmann::json;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output;
+  json document;
+};
+
+Outcome run(int ranks, const std::string& arguments) {
+  const auto path = std::filesystem::temp_directory_path() / ("hvd-bench-smoke." + std::to_string(::getpid()) + ".json");
+  const std::string command = "timeout -s KILL 50 " HVD_MPIEXEC " --oversubscribe --bind-to none -np " + std::to_string(ranks) + " " HVD_BENCH " " +
+                              arguments + " --json " + path.string() + " 2>&1";
+  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  Outcome outcome;
+  std::array<char, 4096> buffer;
+  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), size);
+  const int status = ::pclose(pipe);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  std::ifstream file(path);
+  outcome.document = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  std::filesystem::remove(path);
+  return outcome;
+}
+
+void expect_measured(const json& contender, const std::string& where) {
+  for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s"}) {
+    ASSERT_TRUE(contender.contains(key) && contender[key].is_number()) << where << ' ' << key;
+    EXPECT_GT(contender[key].get<double>(), 0) << where << ' ' << key;
+  }
+  EXPECT_LE(contender["p50_us"].get<double>(), contender["p99_us"].get<double>()) << where;
+}
+
+TEST(BenchSmoke, CollectivesHaveEveryRow) {
+  // The largest is more than one chunk and no whole number of them.
+  const Outcome outcome = run(2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
+  EXPECT_EQ(outcome.document["command"], "collectives");
+  EXPECT_EQ(outcome.document["environment"]["ranks"], 2);
+  EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  std::set<std::pair<std::string, int>> seen;
+  for (const json& row : outcome.document["rows"]) {
+    const std::string where = row["kind"].get<std::string>() + " of " + row["bytes"].dump();
+    EXPECT_TRUE(row["correct"].get<bool>()) << where;
+    EXPECT_GE(row["repetitions"].get<int>(), 3) << where;
+    const bool chunked = row["bytes"].get<int>() > 256 * 1024;
+    for (const char* name : {"hvd", "mpi", "copy"}) expect_measured(row["contenders"][name], where + " " + name);
+    EXPECT_EQ(row["contenders"].contains("mpi-chunked"), chunked) << where;
+    EXPECT_GT(row["ratio_to"]["mpi"].get<double>(), 0) << where;
+    EXPECT_GT(row["ratio_to"]["copy"].get<double>(), 0) << where;
+    EXPECT_EQ(row["ratio_to"]["mpi-chunked"].is_number(), chunked) << where;
+    seen.insert({row["kind"].get<std::string>(), row["bytes"].get<int>()});
+  }
+  for (const char* kind : {"allreduce", "allgather", "broadcast", "reducescatter", "alltoall"}) {
+    const bool divides = kind != std::string("allreduce") && kind != std::string("broadcast");
+    for (const int bytes : {divides ? 8 : 4, divides ? 1552 : 1548, divides ? 599080 : 599076}) {
+      EXPECT_TRUE(seen.contains({kind, bytes})) << kind << " of " << bytes << " is missing\n" << outcome.output;
+    }
+  }
+  EXPECT_EQ(seen.size(), 15u);
+  EXPECT_NE(outcome.output.find("busbw"), std::string::npos) << outcome.output;
+}
+
+TEST(BenchSmoke, ControlHasEveryRow) {
+  const Outcome outcome = run(2, "control --repetitions 20 --pause 0.1 --worlds 8,64 --tensors 7");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
+  const json& latency = outcome.document["latency"];
+  ASSERT_EQ(latency.size(), 7u);
+  for (const json& row : latency) {
+    EXPECT_EQ(row["repetitions"], 20) << row;
+    EXPECT_GT(row["p50_us"].get<double>(), 0) << row;
+    const bool mpi = row["way"] == "MPI_Allreduce";
+    const double ran = row["negotiated_per_operation"].get<double>() + row["locked_per_operation"].get<double>();
+    EXPECT_EQ(ran, mpi ? 0 : 1) << row;
+    EXPECT_EQ(row["cached_per_operation"].get<double>() + row["locked_per_operation"].get<double>(),
+              row["way"].get<std::string>().starts_with("same name") ? 1 : 0)
+        << row;
+  }
+  const json& worlds = outcome.document["worlds"];
+  ASSERT_EQ(worlds.size(), 2u);
+  EXPECT_EQ(worlds[1]["ranks"], 64);
+  for (const json& world : worlds) {
+    EXPECT_EQ(world["tensors"], 7);
+    for (const char* round : {"first", "cached"}) EXPECT_GT(world[round]["cpu_us"].get<double>(), 0) << world;
+    EXPECT_LT(world["cached"]["report_bytes"], world["first"]["report_bytes"]) << world;
+  }
+}
+
+TEST(BenchSmoke, OneRankAndPlainMpi) {
+  const Outcome outcome = run(1, "--plain-mpi --retain-heap collectives --kinds allreduce --min 1KiB --max 1KiB --budget 0.01 --least 3");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  ASSERT_EQ(outcome.document["rows"].size(), 1u) << outcome.output;
+  EXPECT_EQ(outcome.document["rows"][0]["bytes"], 1024);
+}
+
+TEST(BenchSmoke, AWrongOptionIsRefused) {
+  EXPECT_NE(run(1, "collectives --kinds carrierpigeon").exit_code, 0);
+  EXPECT_NE(run(1, "").exit_code, 0);
+}
+
+}  // namespace
+}  // namespace hvd::bench

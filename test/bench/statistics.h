@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "hvd/types.h"
+
+namespace hvd::bench {
+
+/// The smallest sample that at least `share` (0..1) of the samples do not exceed (nearest rank). NaN without samples.
+double percentile(std::span<const double> samples, double share);
+
+struct Summary {
+  double p50 = 0;
+  double p95 = 0;
+  double p99 = 0;
+  std::size_t samples = 0;
+};
+Summary summarize(std::span<const double> samples);
+
+/// Median of ours[i] / theirs[i], where both were measured one after the other. The machine's slow minutes are in both, so this is
+/// steadier than the ratio of two medians. NaN without samples.
+/// @pre equal sizes
+double median_ratio(std::span<const double> ours, std::span<const double> theirs);
+
+/// Bus bandwidth over algorithm bandwidth, as nccl-tests define it: what each link carries, whatever the number of ranks.
+double bus_factor(OpKind kind, int ranks);
+
+struct RepetitionLimits {
+  double budget_seconds = 1.0;
+  int least = 20;
+  int most = 2000;
+};
+/// As many repetitions as the budget allows, within the limits.
+int repetitions_for(double seconds_each, const RepetitionLimits& limits);
+
+/// Sizes from `lowest`, each `factor` times the one before, up to and including `highest`.
+/// @pre factor >= 2
+std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest, std::size_t factor);
+
+}  // namespace hvd::bench
