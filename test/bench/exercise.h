@@ -64,7 +64,7 @@ class Exercise {
   /// What is wrong with the output; nothing when it is right.
   std::optional<std::string> fault() const;
 
-  /// The bytes that a rank needs of each buffer of its arena for an exercise of at most `bytes`.
+  /// What each buffer of an arena has to hold for an exercise of at most `bytes`.
   static std::size_t floats_needed(std::size_t bytes, int ranks);
 
  private:

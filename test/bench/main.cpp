@@ -84,9 +84,9 @@ void declare(CLI::App& app, CommandLine& line) {
                   line.control);
 }
 
-int run(const CLI::App& app, CommandLine& line) {
-  std::erase(line.control.worlds, 0);
-  const Session session(line.session);
+int measure(const Session& session, const CLI::App& app, const CommandLine& line) {
+  // Rather now than after minutes of measuring.
+  if (session.rank() == 0 && !line.json_path.empty()) write_json(line.json_path, Json::object());
   const Json environment = session.describe();
   if (session.rank() == 0) print_description(environment, std::cout);
   const bool collectives = app.got_subcommand("collectives");
@@ -100,6 +100,19 @@ int run(const CLI::App& app, CommandLine& line) {
     if (!line.json_path.empty()) write_json(line.json_path, document);
   }
   return correct ? 0 : 1;
+}
+
+int run(const CLI::App& app, CommandLine& line) {
+  std::erase(line.control.worlds, 0);
+  const Session session(line.session);
+  try {
+    return measure(session, app, line);
+  } catch (const std::exception& error) {
+    std::cerr << "hvd-bench: " << error.what() << std::endl;
+    // The other ranks wait for this one inside MPI, which cannot be told otherwise.
+    MPI_Abort(session.peers(), 1);
+    return 1;
+  }
 }
 
 int run_main(int argc, char** argv) {

@@ -22,6 +22,8 @@ class Contender {
   virtual void run() = 0;
   /// Whether run() leaves the result in the exercise's output.
   virtual bool does_the_exercise() const { return true; }
+  /// Returns when nothing of run() is still using a core.
+  virtual void settle() {}
 };
 
 inline constexpr std::size_t kChunkBytes = 256 * 1024;

@@ -48,8 +48,6 @@ std::string number_text(double value) {
   return text.data();
 }
 
-std::string microseconds_text(double seconds) { return number_text(seconds * 1e6); }
-
 Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 void write_json(const std::string& path, const Json& document) {

@@ -27,7 +27,6 @@ class Table {
 std::string bytes_text(std::size_t bytes);
 /// Three significant digits, without an exponent: "0.183", "12.4", "128000"; "-" for NaN.
 std::string number_text(double value);
-std::string microseconds_text(double seconds);
 
 /// NaN has no JSON; it becomes null.
 Json json_number(double value);
