@@ -94,7 +94,8 @@ class Match {
       session_.align();
       contender->run();
       const auto fault = exercise_.fault();
-      if (fault) std::cerr << "hvd-bench: " << contender->name() << ": " << *fault << std::endl;
+      // In one piece: the ranks share the terminal.
+      if (fault) std::cerr << "hvd-bench: " + contender->name() + ": " + *fault + "\n";
       correct = session_.all(!fault.has_value()) && correct;
     }
     return correct;
