@@ -50,6 +50,13 @@ std::string number_text(double value) {
 
 Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+Json read_json(const std::string& path) {
+  std::ifstream file(path);
+  Json document = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!file || document.is_discarded()) throw std::runtime_error("cannot read '" + path + "' as JSON");
+  return document;
+}
+
 void write_json(const std::string& path, const Json& document) {
   std::ofstream file(path);
   file << document.dump(2) << '\n';
