@@ -12,6 +12,8 @@
 #include "bench/collectives.h"
 #include "bench/commands.h"
 #include "bench/control.h"
+#include "bench/parameter_sets.h"
+#include "bench/plot.h"
 #include "bench/report.h"
 #include "bench/session.h"
 
@@ -54,6 +56,7 @@ Command collectives_command(CLI::App& parent) {
       ->delimiter(',')
       ->transform(CLI::CheckedTransformer(kinds_by_name()));
   declare_repetitions(app, options->repetitions, "Seconds per operation and size");
+  declare_gloo(app, options->gloo_path);
   app.add_option("--progress", options->progress, "Who drives the engine: the caller, or hvd's thread until the caller waits")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Progress>{{"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
@@ -80,6 +83,27 @@ Command control_command(CLI::App& parent) {
           }};
 }
 
+Command plot_command(CLI::App& parent) {
+  struct Options {
+    std::string results;
+    std::string picture = "bandwidth.svg";
+    std::string kind = "allreduce";
+  };
+  CLI::App& app = *parent.add_subcommand("plot", "Draw bandwidth against size from what `collectives --json` wrote");
+  const auto options = std::make_shared<Options>();
+  app.add_option("results", options->results, "The JSON file")->required()->check(CLI::ExistingFile);
+  app.add_option("-o,--output", options->picture, "The SVG file")->capture_default_str();
+  app.add_option("--kind", options->kind, "Which operation")->check(CLI::IsMember(kinds_by_name()))->capture_default_str();
+  return {&app, {}, [options] { write_text(options->picture, bandwidth_svg(read_json(options->results), options->kind)); }};
+}
+
+Command shapes_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
+  const auto path = std::make_shared<std::string>("shapes.json");
+  app.add_option("-o,--output", *path, "The JSON file")->capture_default_str();
+  return {&app, {}, [path] { write_json(*path, all_parameter_sets()); }};
+}
+
 void declare(CLI::App& app, CommandLine& line) {
   app.require_subcommand(1);
   app.fallthrough();
@@ -87,7 +111,7 @@ void declare(CLI::App& app, CommandLine& line) {
   app.add_flag("--retain-heap", line.session.retain_heap, "Have malloc keep freed memory, which spares MPI's buffers page faults");
   app.add_flag("--plain-mpi", line.session.plain_mpi, "Start MPI with its own defaults instead of hvd's settings");
   app.footer("Start it under hvdrun or mpirun. docs/benchmarks.md says how to read the columns.");
-  line.commands = {collectives_command(app), control_command(app)};
+  line.commands = {collectives_command(app), control_command(app), plot_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 

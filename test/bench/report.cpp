@@ -57,11 +57,13 @@ Json read_json(const std::string& path) {
   return document;
 }
 
-void write_json(const std::string& path, const Json& document) {
+void write_text(const std::string& path, const std::string& text) {
   std::ofstream file(path);
-  file << document.dump(2) << '\n';
+  file << text;
   file.close();
   if (!file) throw std::runtime_error("cannot write '" + path + "'");
 }
+
+void write_json(const std::string& path, const Json& document) { write_text(path, document.dump(2) + "\n"); }
 
 }  // namespace hvd::bench

@@ -55,10 +55,9 @@ Json compare_steps(const std::vector<StepSamples>& samples) {
 }
 
 void add_gloo_steps(Json& row, const Json& gloo) {
-  const Json steps = gloo.value("step", Json::object());
-  const std::string key = row["set"].get<std::string>() + (row["compute"].get<bool>() ? "+compute" : "");
-  if (!steps.contains(key)) return;
-  for (const auto& [name, measured] : steps[key].items()) {
+  const Json measured_steps = gloo.value("step", Json::object()).value(row["set"].get<std::string>(), Json::object());
+  if (row["compute"].get<bool>()) return;  // which gloo_peers.py does not do
+  for (const auto& [name, measured] : measured_steps.items()) {
     Json& entry = row["contenders"][name] = measured;
     entry["not_interleaved"] = true;
     for (const auto& [ours, own] : row["contenders"].items()) {
