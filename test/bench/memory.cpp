@@ -22,13 +22,18 @@ std::size_t status_bytes(const std::string& key) {
 
 }  // namespace
 
-void PeakMemory::start() {
+PeakMemory::PeakMemory() {
+  forget();
+  before_ = status_bytes("VmRSS:");
+}
+
+void PeakMemory::forget() {
+  // Freed memory counts again when it is used again.
   malloc_trim(0);
   // proc(5): 5 sets the peak to what is resident now.
   std::ofstream reset("/proc/self/clear_refs");
   reset << "5" << std::flush;
   possible_ = reset.good();
-  before_ = status_bytes("VmRSS:");
 }
 
 std::optional<std::size_t> PeakMemory::bytes() const {

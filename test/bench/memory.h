@@ -5,14 +5,15 @@
 
 namespace hvd::bench {
 
-/// The largest resident memory of this process since start(), above what was resident then. Shared segments count once they are
-/// touched, in every process.
+/// The largest resident memory of this process above what was resident at first. Shared segments count once they are touched, in every
+/// process.
 class PeakMemory {
  public:
-  /// Gives freed memory back to the system first, so that it is counted again when it is used again.
-  void start();
-  /// Bytes; nothing where the kernel does not let a process reset its peak.
+  PeakMemory();
+  /// Bytes since the construction or the last forget(); nothing where the kernel does not let a process reset its peak.
   std::optional<std::size_t> bytes() const;
+  /// Forgets the peak, not what was resident at first.
+  void forget();
 
  private:
   std::size_t before_ = 0;

@@ -54,18 +54,24 @@ class StepMatch {
  private:
   /// Memory is measured here, when a contender makes what it keeps.
   void enter(const std::string& name) {
-    constexpr int kSteps = 3;
     PeakMemory memory;
-    memory.start();
-    Entrant entrant{workload_->contender(name), {name, {}, {}}};
-    StepContender& contender = *entrant.contender;
-    for (int i = 0; i < kSteps; ++i) {
-      if (takes_part(contender)) contender.run();
-    }
-    const std::optional<std::size_t> bytes = memory.bytes();
-    contender.rest();
-    entrant.samples.peak_bytes = session_.slowest(bytes ? static_cast<double>(*bytes) : std::numeric_limits<double>::quiet_NaN());
+    Entrant entrant{workload_->contender(name), {name, {}}};
+    run_untimed(*entrant.contender);
+    entrant.samples.first_peak_bytes = largest(memory.bytes());
+    memory.forget();
+    run_untimed(*entrant.contender);
+    entrant.samples.peak_bytes = largest(memory.bytes());
+    entrant.contender->rest();
     entrants_.push_back(std::move(entrant));
+  }
+
+  void run_untimed(StepContender& contender) const {
+    constexpr int kSteps = 3;
+    for (int i = 0; i < kSteps && takes_part(contender); ++i) contender.run();
+  }
+
+  double largest(const std::optional<std::size_t>& bytes) const {
+    return session_.slowest(bytes ? static_cast<double>(*bytes) : std::numeric_limits<double>::quiet_NaN());
   }
 
   bool takes_part(const StepContender& contender) const { return session_.rank() == 0 || !contender.on_one_rank(); }

@@ -29,7 +29,8 @@ Json summarize_step(const StepSamples& step, const StepSamples& alone) {
           {"added_p95_us", json_number(added.p95 * 1e6)},
           {"added_percent", json_number(added.p50 / percentile(alone.seconds, 0.5) * 100)},
           {"peak_bytes", json_number(step.peak_bytes)},
-          {"peak_bytes_over_alone", json_number(step.peak_bytes - alone.peak_bytes)}};
+          {"peak_bytes_over_alone", json_number(step.peak_bytes - alone.peak_bytes)},
+          {"first_peak_bytes_over_alone", json_number(step.first_peak_bytes - alone.first_peak_bytes)}};
 }
 
 std::string cell(const Json& object, const char* key, double factor = 1) {
@@ -49,6 +50,7 @@ Json compare_steps(const std::vector<StepSamples>& samples) {
     if (one != nullptr) entry["percent_over_one"] = json_number((median_ratio(step.seconds, one->seconds) - 1) * 100);
     if (ours == nullptr || &step == ours) continue;
     entry["hvd_step_ratio"] = json_number(median_ratio(ours->seconds, step.seconds));
+    if (&step == &alone || &step == one) continue;  // they exchange nothing
     entry["hvd_added_ratio"] = json_number(median_ratio_of_added(ours->seconds, step.seconds, alone.seconds));
   }
   return result;
@@ -70,15 +72,16 @@ void add_gloo_steps(Json& row, const Json& gloo) {
 }
 
 void print_step(const Json& row, std::ostream& out) {
+  constexpr double kMebibyte = 1.0 / (1 << 20);
   out << "\nstep of " << row["set"].get<std::string>() << (row["compute"].get<bool>() ? " with its computation" : "") << ": " << row["tensors"]
       << " tensors, " << row["parameters"] << " parameters, " << row["repetitions"] << " times, gradients "
       << (row["correct"].get<bool>() ? "ok" : "WRONG") << "; added: to alone\n";
-  Table table({"contender", "p50 ms", "p95 ms", "added ms", "p95", "added %", "% over one", "hvd/step", "hvd/added", "MiB over alone"});
+  Table table({"contender", "p50 ms", "p95 ms", "added ms", "p95", "added %", "% over one", "hvd/step", "hvd/added", "MiB over alone", "at first"});
   for (const auto& [name, entry] : row["contenders"].items()) {
     table.add({name, cell(entry, "p50_us", 1e-3), cell(entry, "p95_us", 1e-3), cell(entry, "added_p50_us", 1e-3),
                cell(entry, "added_p95_us", 1e-3), cell(entry, "added_percent"), cell(entry, "percent_over_one"),
                cell(entry, "hvd_step_ratio"), cell(entry, "hvd_added_ratio"),
-               cell(entry, "peak_bytes_over_alone", 1.0 / (1 << 20))});
+               cell(entry, "peak_bytes_over_alone", kMebibyte), cell(entry, "first_peak_bytes_over_alone", kMebibyte)});
   }
   table.print(out);
 }
