@@ -107,7 +107,7 @@ std::vector<at::Tensor> initial_values(const ParameterSet& set) {
 
 std::unique_ptr<Model> make_model(const WorkloadOptions& options, const std::vector<at::Tensor>& values, int rank) {
   if (!options.compute) return std::make_unique<SilentNetwork>(values, rank);
-  if (options.set.name != "mnist") throw std::invalid_argument("there is no network that computes with the parameters of " + options.set.name);
+  if (options.set.name != "mnist") throw std::invalid_argument("there is no network with the parameters of " + options.set.name);
   return std::make_unique<ConvolutionalNetwork>(values, rank, options.batch_size);
 }
 

@@ -73,10 +73,11 @@ void add_gloo_steps(Json& row, const Json& gloo) {
 
 void print_step(const Json& row, std::ostream& out) {
   constexpr double kMebibyte = 1.0 / (1 << 20);
-  out << "\nstep of " << row["set"].get<std::string>() << (row["compute"].get<bool>() ? " with its computation" : "") << ": " << row["tensors"]
-      << " tensors, " << row["parameters"] << " parameters, " << row["repetitions"] << " times, gradients "
+  out << "\nstep of " << row["set"].get<std::string>() << (row["compute"].get<bool>() ? " with its computation" : "") << ": "
+      << row["tensors"] << " tensors, " << row["parameters"] << " parameters, " << row["repetitions"] << " times, gradients "
       << (row["correct"].get<bool>() ? "ok" : "WRONG") << "; added: to alone\n";
-  Table table({"contender", "p50 ms", "p95 ms", "added ms", "p95", "added %", "% over one", "hvd/step", "hvd/added", "MiB over alone", "at first"});
+  Table table({"contender", "p50 ms", "p95 ms", "added ms", "p95", "added %", "% over one", "hvd/step", "hvd/added", "MiB over alone",
+               "at first"});
   for (const auto& [name, entry] : row["contenders"].items()) {
     table.add({name, cell(entry, "p50_us", 1e-3), cell(entry, "p95_us", 1e-3), cell(entry, "added_p50_us", 1e-3),
                cell(entry, "added_p95_us", 1e-3), cell(entry, "added_percent"), cell(entry, "percent_over_one"),
