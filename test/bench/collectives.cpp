@@ -17,6 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kGloo = "gloo";
+
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 TensorView view(std::span<float> data) {
@@ -172,10 +174,22 @@ std::string cell(const Json& object, const char* key) {
   return object.contains(key) && object[key].is_number() ? number_text(object[key].get<double>()) : "-";
 }
 
+/// Adds to a row what gloo_peers.py measured at the same size, if it did.
+void add_gloo(Json& row, const Json& gloo) {
+  const Json measured = gloo.value(row["kind"].get<std::string>(), Json::object()).value(row["bytes"].dump(), Json());
+  if (!measured.is_object()) return;
+  row["contenders"][kGloo] = measured;
+  row["contenders"][kGloo]["not_interleaved"] = true;
+  row["ratio_to"][kGloo] = json_number(row["contenders"]["hvd"]["p50_us"].get<double>() / measured["p50_us"].get<double>());
+}
+
 void print_rows(const Json& rows, std::ostream& out) {
+  std::vector<std::string> peers = peer_names();
+  const auto has_gloo = [](const Json& row) { return row["contenders"].contains(kGloo); };
+  if (std::any_of(rows.begin(), rows.end(), has_gloo)) peers.emplace_back(kGloo);
   std::vector<std::string> headers = {"size", "times", "p50 us", "p95 us", "p99 us", "algbw", "busbw"};
-  for (const std::string& peer : peer_names()) headers.push_back(peer + " us");
-  for (const std::string& peer : peer_names()) headers.push_back("/" + peer);
+  for (const std::string& peer : peers) headers.push_back(peer + " us");
+  for (const std::string& peer : peers) headers.push_back("/" + peer);
   headers.push_back("result");
   Table table(std::move(headers));
   for (const Json& row : rows) {
@@ -183,8 +197,8 @@ void print_rows(const Json& rows, std::ostream& out) {
     const Json& own = all["hvd"];
     std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()), std::to_string(row["repetitions"].get<int>())};
     for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s", "busbw_gb_per_s"}) cells.push_back(cell(own, key));
-    for (const std::string& peer : peer_names()) cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
-    for (const std::string& peer : peer_names()) cells.push_back(cell(row["ratio_to"], peer.c_str()));
+    for (const std::string& peer : peers) cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
+    for (const std::string& peer : peers) cells.push_back(cell(row["ratio_to"], peer.c_str()));
     cells.push_back(row["correct"].get<bool>() ? "ok" : "WRONG");
     table.add(std::move(cells));
   }
@@ -194,6 +208,7 @@ void print_rows(const Json& rows, std::ostream& out) {
 }  // namespace
 
 Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out) {
+  const Json gloo = options.gloo_path.empty() ? Json::object() : read_json(options.gloo_path);
   const Arena arena(Exercise::floats_needed(options.highest_bytes, session.size()));
   Json result = {{"correct", true}, {"rows", Json::array()}};
   for (const OpKind kind : options.kinds) {
@@ -205,6 +220,7 @@ Json run_collectives(const Session& session, const CollectivesOptions& options, 
       if (exercise.bytes() == last_bytes) continue;
       last_bytes = exercise.bytes();
       rows.push_back(Match(session, options, std::move(exercise)).play());
+      add_gloo(rows.back(), gloo);
       result["correct"] = result["correct"].get<bool>() && rows.back()["correct"].get<bool>();
     }
     if (session.rank() == 0) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <iosfwd>
+#include <string>
 #include <vector>
 
 #include "bench/report.h"
@@ -18,6 +19,8 @@ struct CollectivesOptions {
   std::size_t factor = 4;
   RepetitionLimits repetitions = {};
   Progress progress = Progress::kCaller;
+  /// What gloo_peers.py wrote, to be shown beside hvd; empty: nothing.
+  std::string gloo_path;
 };
 
 /// Every kind at every size, against its peers. Collective over the ranks of the session; rank 0 prints.

@@ -8,13 +8,11 @@
 namespace hvd::bench {
 namespace {
 
-// A prime, so that data which lands a whole number of chunks or blocks too far is not the expected data.
 constexpr std::size_t kPeriod = 8191;
 constexpr std::size_t kShiftPerRank = 1009;
 constexpr std::size_t kPage = 4096;
 constexpr int kRoot = 0;
 
-/// Integers small enough for exact sums over two thousand ranks.
 float element(int rank, std::size_t index) {
   const auto shift = static_cast<std::size_t>(rank) * kShiftPerRank;
   return static_cast<float>((index + shift) % kPeriod + static_cast<std::size_t>(rank));
@@ -33,6 +31,22 @@ Buffer::Buffer(std::size_t floats) : size_(floats) {
 
 void Buffer::Free::operator()(float* memory) const noexcept { std::free(memory); }
 
+std::vector<float> pattern_of(int rank) {
+  std::vector<float> pattern(kPeriod);
+  for (std::size_t i = 0; i < kPeriod; ++i) pattern[i] = element(rank, i);
+  return pattern;
+}
+
+void write_pattern(std::span<const float> pattern, std::size_t first, std::span<float> out) {
+  std::size_t from = first % pattern.size();
+  while (!out.empty()) {
+    const std::size_t count = std::min(pattern.size() - from, out.size());
+    std::memcpy(out.data(), pattern.data() + from, count * sizeof(float));
+    out = out.subspan(count);
+    from = 0;
+  }
+}
+
 std::size_t Exercise::floats_needed(std::size_t bytes, int ranks) {
   return (bytes + sizeof(float) - 1) / sizeof(float) + static_cast<std::size_t>(ranks);
 }
@@ -44,19 +58,14 @@ Exercise::Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Ar
   input_ = {arena.input.data(), kind == OpKind::kAllgather ? block_ : count_};
   output_ = {divides(kind) ? arena.output.data() : arena.input.data(), kind == OpKind::kReducescatter ? block_ : count_};
   spare_ = {arena.spare.data(), count_};
-  own_pattern_.resize(kPeriod);
+  own_pattern_ = pattern_of(rank);
   summed_pattern_.resize(kPeriod);
   for (std::size_t i = 0; i < kPeriod; ++i) {
-    own_pattern_[i] = element(rank, i);
     for (int other = 0; other < ranks; ++other) summed_pattern_[i] += element(other, i);
   }
 }
 
-void Exercise::fill() const {
-  for (std::size_t first = 0; first < input_.size(); first += kPeriod) {
-    std::memcpy(input_.data() + first, own_pattern_.data(), std::min(kPeriod, input_.size() - first) * sizeof(float));
-  }
-}
+void Exercise::fill() const { write_pattern(own_pattern_, 0, input_); }
 
 void Exercise::spoil() const {
   if (output_.data() != input_.data()) std::fill(output_.begin(), output_.end(), -1.0f);

@@ -26,6 +26,12 @@ class Buffer {
   std::unique_ptr<float, Free> data_;
 };
 
+/// What one rank contributes: integers small enough for exact sums over two thousand ranks. Its length is a prime, so data that lands a
+/// whole number of chunks or blocks too far is not the expected data.
+std::vector<float> pattern_of(int rank);
+/// Writes elements `first`, `first` + 1, ... of the endless repetition of a pattern.
+void write_pattern(std::span<const float> pattern, std::size_t first, std::span<float> out);
+
 /// The memory of one rank, for all sizes.
 struct Arena {
   explicit Arena(std::size_t floats) : input(floats), output(floats), spare(floats) {}

@@ -1,13 +1,19 @@
 // hvd-bench: what hvd costs, beside what it competes with, measured in the same processes. docs/benchmarks.md.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/collectives.h"
+#include "bench/commands.h"
 #include "bench/control.h"
+#include "bench/parameter_sets.h"
+#include "bench/plot.h"
 #include "bench/report.h"
 #include "bench/session.h"
 
@@ -16,9 +22,8 @@ namespace {
 
 struct CommandLine {
   SessionOptions session;
-  CollectivesOptions collectives;
-  ControlOptions control;
   std::string json_path;
+  std::vector<Command> commands;
 };
 
 const std::vector<OpKind> kAllKinds = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter,
@@ -33,43 +38,70 @@ const std::map<std::string, OpKind>& kinds_by_name() {
   return kinds;
 }
 
-void declare_collectives(CLI::App& app, CollectivesOptions& options) {
+Command collectives_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand("collectives", "Time, bandwidth and ratios to the peers by size");
+  const auto options = std::make_shared<CollectivesOptions>();
   const CLI::AsSizeValue size(/*kb_is_1000=*/false);
   constexpr std::size_t kLargest = std::size_t{4} << 30;  // MPI counts elements in an int
-  app.add_option("--min", options.lowest_bytes, "Smallest size, as 4 or 64KiB")->transform(size)->capture_default_str();
-  app.add_option("--max", options.highest_bytes, "Largest size")
+  app.add_option("--min", options->lowest_bytes, "Smallest size, as 4 or 64KiB")->transform(size)->capture_default_str();
+  app.add_option("--max", options->highest_bytes, "Largest size")
       ->transform(size)
       ->check(CLI::Range(std::size_t{1}, kLargest))
       ->capture_default_str();
-  app.add_option("--factor", options.factor, "From one size to the next")
+  app.add_option("--factor", options->factor, "From one size to the next")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1024}))
       ->capture_default_str();
-  options.kinds = kAllKinds;
-  app.add_option("--kinds", options.kinds, "Which operations; default: all")
+  options->kinds = kAllKinds;
+  app.add_option("--kinds", options->kinds, "Which operations; default: all")
       ->delimiter(',')
       ->transform(CLI::CheckedTransformer(kinds_by_name()));
-  app.add_option("--budget", options.repetitions.budget_seconds, "Seconds per operation and size, unless --least takes longer")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--least", options.repetitions.least, "Repetitions at least")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--most", options.repetitions.most, "Repetitions at most")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--progress", options.progress, "Who drives the engine: the caller, or hvd's thread until the caller waits")
+  declare_repetitions(app, options->repetitions, "Seconds per operation and size");
+  declare_gloo(app, options->gloo_path);
+  app.add_option("--progress", options->progress, "Who drives the engine: the caller, or hvd's thread until the caller waits")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Progress>{{"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
+  return {&app, [options](const Session& session, std::ostream& out) { return run_collectives(session, *options, out); }};
 }
 
-void declare_control(CLI::App& app, ControlOptions& options) {
-  app.add_option("--repetitions", options.repetitions, "Timed operations per way; 0: no latencies")
+Command control_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand("control", "Latency of an allreduce of 8 bytes; cost of the coordinator in large worlds");
+  const auto options = std::make_shared<ControlOptions>();
+  app.add_option("--repetitions", options->repetitions, "Timed operations per way; 0: no latencies")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--pause", options.pause_ms, "Milliseconds of rest before an operation that wakes a thread")
+  app.add_option("--pause", options->pause_ms, "Milliseconds of rest before an operation that wakes a thread")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--worlds", options.worlds, "Numbers of ranks to simulate; 0: none")
+  app.add_option("--worlds", options->worlds, "Numbers of ranks to simulate; 0: none")
       ->delimiter(',')
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--tensors", options.tensors, "Tensors per simulated rank")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--tensors", options->tensors, "Tensors per simulated rank")->check(CLI::Range(1, 1024))->capture_default_str();
+  return {&app, [options](const Session& session, std::ostream& out) {
+            std::erase(options->worlds, 0);
+            return run_control(session, *options, out);
+          }};
+}
+
+Command plot_command(CLI::App& parent) {
+  struct Options {
+    std::string results;
+    std::string picture = "bandwidth.svg";
+    std::string kind = "allreduce";
+  };
+  CLI::App& app = *parent.add_subcommand("plot", "Draw bandwidth against size from what `collectives --json` wrote");
+  const auto options = std::make_shared<Options>();
+  app.add_option("results", options->results, "The JSON file")->required()->check(CLI::ExistingFile);
+  app.add_option("-o,--output", options->picture, "The SVG file")->capture_default_str();
+  app.add_option("--kind", options->kind, "Which operation")->check(CLI::IsMember(kinds_by_name()))->capture_default_str();
+  return {&app, {}, [options] { write_text(options->picture, bandwidth_svg(read_json(options->results), options->kind)); }};
+}
+
+Command shapes_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
+  const auto path = std::make_shared<std::string>("shapes.json");
+  app.add_option("-o,--output", *path, "The JSON file")->capture_default_str();
+  return {&app, {}, [path] { write_json(*path, all_parameter_sets()); }};
 }
 
 void declare(CLI::App& app, CommandLine& line) {
@@ -79,34 +111,34 @@ void declare(CLI::App& app, CommandLine& line) {
   app.add_flag("--retain-heap", line.session.retain_heap, "Have malloc keep freed memory, which spares MPI's buffers page faults");
   app.add_flag("--plain-mpi", line.session.plain_mpi, "Start MPI with its own defaults instead of hvd's settings");
   app.footer("Start it under hvdrun or mpirun. docs/benchmarks.md says how to read the columns.");
-  declare_collectives(*app.add_subcommand("collectives", "Time, bandwidth and ratios to the peers by size"), line.collectives);
-  declare_control(*app.add_subcommand("control", "Latency of an allreduce of 8 bytes; cost of the coordinator in large worlds"),
-                  line.control);
+  line.commands = {collectives_command(app), control_command(app), plot_command(app), shapes_command(app)};
+  for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 
-int measure(const Session& session, const CLI::App& app, const CommandLine& line) {
+int measure(const Session& session, const Command& command, const std::string& json_path) {
   // Rather now than after minutes of measuring.
-  if (session.rank() == 0 && !line.json_path.empty()) write_json(line.json_path, Json::object());
+  if (session.rank() == 0 && !json_path.empty()) write_json(json_path, Json::object());
   const Json environment = session.describe();
   if (session.rank() == 0) print_description(environment, std::cout);
-  const bool collectives = app.got_subcommand("collectives");
-  Json result = collectives ? run_collectives(session, line.collectives, std::cout) : run_control(session, line.control, std::cout);
-  const bool correct = result.value("correct", true);
+  const Json result = command.measure(session, std::cout);
   if (session.rank() == 0) {
-    Json document = {{"command", collectives ? "collectives" : "control"}, {"environment", environment}};
+    Json document = {{"command", command.app->get_name()}, {"environment", environment}};
     document["load_average_after"] = session.describe()["load_average"];
     document.update(result);
     std::cout << "\n# load_average after: " << document["load_average_after"].dump() << std::endl;
-    if (!line.json_path.empty()) write_json(line.json_path, document);
+    if (!json_path.empty()) write_json(json_path, document);
   }
-  return correct ? 0 : 1;
+  return result.value("correct", true) ? 0 : 1;
 }
 
-int run(const CLI::App& app, CommandLine& line) {
-  std::erase(line.control.worlds, 0);
+int run(const Command& command, const CommandLine& line) {
+  if (command.work) {
+    command.work();
+    return 0;
+  }
   const Session session(line.session);
   try {
-    return measure(session, app, line);
+    return measure(session, command, line.json_path);
   } catch (const std::exception& error) {
     std::cerr << "hvd-bench: " << error.what() << std::endl;
     // The other ranks wait for this one inside MPI, which cannot be told otherwise.
@@ -120,8 +152,9 @@ int run_main(int argc, char** argv) {
   CommandLine line;
   declare(app, line);
   CLI11_PARSE(app, argc, argv);
+  const auto chosen = std::find_if(line.commands.begin(), line.commands.end(), [](const Command& one) { return one.app->parsed(); });
   try {
-    return run(app, line);
+    return run(*chosen, line);
   } catch (const std::exception& error) {
     std::cerr << "hvd-bench: " << error.what() << std::endl;
     return 1;
@@ -129,6 +162,19 @@ int run_main(int argc, char** argv) {
 }
 
 }  // namespace
+
+void declare_repetitions(CLI::App& app, RepetitionLimits& limits, const std::string& per) {
+  app.add_option("--budget", limits.budget_seconds, per + ", unless --least takes longer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--least", limits.least, "Repetitions at least")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--most", limits.most, "Repetitions at most")->check(CLI::PositiveNumber)->capture_default_str();
+}
+
+void declare_gloo(CLI::App& app, std::string& path) {
+  app.add_option("--gloo", path, "Show what gloo_peers.py wrote there beside the rest")->type_name("FILE")->check(CLI::ExistingFile);
+}
+
 }  // namespace hvd::bench
 
 int main(int argc, char** argv) { return hvd::bench::run_main(argc, argv); }

@@ -111,6 +111,15 @@ class Copy final : public Contender {
 
 }  // namespace
 
+void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chunk_bytes) {
+  const std::size_t most = chunk_bytes == 0 ? data.size() : chunk_bytes / sizeof(float);
+  while (!data.empty()) {
+    const std::size_t count = std::min(most, data.size());
+    MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(count), MPI_FLOAT, MPI_SUM, communicator);
+    data = data.subspan(count);
+  }
+}
+
 std::vector<std::string> peer_names() { return {"mpi", "mpi-chunked", "copy"}; }
 
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator) {

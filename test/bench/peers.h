@@ -2,7 +2,9 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,9 @@ class Contender {
 };
 
 inline constexpr std::size_t kChunkBytes = 256 * 1024;
+
+/// In place, in calls of `chunk_bytes`; 0: in one.
+void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chunk_bytes);
 
 /// Names of the peers, in the order in which they are reported.
 std::vector<std::string> peer_names();

@@ -50,11 +50,20 @@ std::string number_text(double value) {
 
 Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-void write_json(const std::string& path, const Json& document) {
+Json read_json(const std::string& path) {
+  std::ifstream file(path);
+  Json document = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!file || document.is_discarded()) throw std::runtime_error("cannot read '" + path + "' as JSON");
+  return document;
+}
+
+void write_text(const std::string& path, const std::string& text) {
   std::ofstream file(path);
-  file << document.dump(2) << '\n';
+  file << text;
   file.close();
   if (!file) throw std::runtime_error("cannot write '" + path + "'");
 }
+
+void write_json(const std::string& path, const Json& document) { write_text(path, document.dump(2) + "\n"); }
 
 }  // namespace hvd::bench

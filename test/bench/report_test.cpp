@@ -35,6 +35,7 @@ TEST(Report, JsonHasNoNaN) {
   EXPECT_TRUE(json_number(std::numeric_limits<double>::quiet_NaN()).is_null());
   EXPECT_EQ(json_number(0.5), 0.5);
   EXPECT_THROW(write_json("/nowhere/at/all.json", Json::object()), std::runtime_error);
+  EXPECT_THROW(read_json("/nowhere/at/all.json"), std::runtime_error);
 }
 
 }  // namespace

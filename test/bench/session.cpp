@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <ostream>
@@ -100,6 +101,15 @@ Session::~Session() {
 }
 
 void Session::align() const { MPI_Barrier(peers_); }
+
+void Session::align_asleep() const {
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Ibarrier(peers_, &request);
+  for (int done = 0; done == 0;) {
+    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
 
 void Session::slowest(std::vector<double>& samples) const {
   MPI_Allreduce(MPI_IN_PLACE, samples.data(), static_cast<int>(samples.size()), MPI_DOUBLE, MPI_MAX, peers_);

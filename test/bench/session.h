@@ -35,6 +35,8 @@ class Session {
 
   /// Returns when all ranks are here. It polls: for short waits between measurements only.
   void align() const;
+  /// The same for long waits: a rank that is early leaves its core to others. It does not use hvd, whose schedule it would disturb.
+  void align_asleep() const;
   /// Replaces each sample by the slowest rank's: an operation is over when it is over everywhere.
   void slowest(std::vector<double>& samples) const;
   double slowest(double sample) const;

@@ -1,43 +1,20 @@
 // Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON can be read. No time is asserted.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
+
+#include "bench/bench_process.h"
 
 namespace hvd::bench {
 namespace {
 
 using nlohmann::json;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string output;
-  json document;
-};
-
-Outcome run(int ranks, const std::string& arguments) {
-  const auto path = std::filesystem::temp_directory_path() / ("hvd-bench-smoke." + std::to_string(::getpid()) + ".json");
-  const std::string command = "timeout -s KILL 50 " HVD_MPIEXEC " --oversubscribe --bind-to none -np " + std::to_string(ranks) + " " HVD_BENCH " " +
-                              arguments + " --json " + path.string() + " 2>&1";
-  std::FILE* const pipe = ::popen(command.c_str(), "r");
-  Outcome outcome;
-  std::array<char, 4096> buffer;
-  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), size);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  std::ifstream file(path);
-  outcome.document = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  std::filesystem::remove(path);
-  return outcome;
-}
 
 void expect_measured(const json& contender, const std::string& where) {
   for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s"}) {
@@ -49,7 +26,7 @@ void expect_measured(const json& contender, const std::string& where) {
 
 TEST(BenchSmoke, CollectivesHaveEveryRow) {
   // The largest is more than one chunk and no whole number of them.
-  const Outcome outcome = run(2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
+  const Outcome outcome = run_bench(2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
   EXPECT_EQ(outcome.document["command"], "collectives");
@@ -79,7 +56,7 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
 }
 
 TEST(BenchSmoke, ControlHasEveryRow) {
-  const Outcome outcome = run(2, "control --repetitions 20 --pause 0.1 --worlds 8,64 --tensors 7");
+  const Outcome outcome = run_bench(2, "control --repetitions 20 --pause 0.1 --worlds 8,64 --tensors 7");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
   const json& latency = outcome.document["latency"];
@@ -105,15 +82,41 @@ TEST(BenchSmoke, ControlHasEveryRow) {
 }
 
 TEST(BenchSmoke, OneRankAndPlainMpi) {
-  const Outcome outcome = run(1, "--plain-mpi --retain-heap collectives --kinds allreduce --min 1KiB --max 1KiB --budget 0.01 --least 3");
+  const Outcome outcome = run_bench(1, "--plain-mpi --retain-heap collectives --kinds allreduce --min 1KiB --max 1KiB --budget 0.01 --least 3");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_EQ(outcome.document["rows"].size(), 1u) << outcome.output;
   EXPECT_EQ(outcome.document["rows"][0]["bytes"], 1024);
 }
 
+std::string contents(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+  return text.str();
+}
+
+TEST(BenchSmoke, PlotDrawsWhatWasMeasured) {
+  const std::string results = temporary_path("results.json");
+  const std::string picture = temporary_path("svg");
+  const Outcome measured = run_bench(1, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3");
+  std::ofstream(results) << measured.document;
+  const Outcome drawn = run_command(HVD_BENCH " plot " + results + " -o " + picture);
+  EXPECT_EQ(drawn.exit_code, 0) << drawn.output;
+  EXPECT_TRUE(contents(picture).starts_with("<svg "));
+  EXPECT_NE(run_command(HVD_BENCH " plot " + results + " --kind broadcast -o " + picture).exit_code, 0);
+  std::filesystem::remove(results);
+}
+
+TEST(BenchSmoke, ShapesCanBeRead) {
+  const std::string path = temporary_path("shapes.json");
+  const Outcome outcome = run_command(HVD_BENCH " shapes -o " + path);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(json::parse(contents(path))["resnet50"].size(), 161u);
+}
+
 TEST(BenchSmoke, AWrongOptionIsRefused) {
-  EXPECT_NE(run(1, "collectives --kinds carrierpigeon").exit_code, 0);
-  EXPECT_NE(run(1, "").exit_code, 0);
+  EXPECT_NE(run_bench(1, "collectives --kinds carrierpigeon").exit_code, 0);
+  EXPECT_NE(run_bench(1, "").exit_code, 0);
 }
 
 }  // namespace

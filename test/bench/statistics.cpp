@@ -36,6 +36,15 @@ double median_ratio(std::span<const double> ours, std::span<const double> theirs
   return percentile(ratios, 0.5);
 }
 
+double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs, std::span<const double> base) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    const double added = theirs[i] - base[i];
+    if (added > 0) ratios.push_back((ours[i] - base[i]) / added);
+  }
+  return percentile(ratios, 0.5);
+}
+
 double bus_factor(OpKind kind, int ranks) {
   const double n = ranks;
   switch (kind) {

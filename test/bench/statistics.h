@@ -24,6 +24,10 @@ Summary summarize(std::span<const double> samples);
 /// @pre equal sizes
 double median_ratio(std::span<const double> ours, std::span<const double> theirs);
 
+/// Median of (ours[i] - base[i]) / (theirs[i] - base[i]), of the repetitions in which they added something. NaN without any.
+/// @pre equal sizes
+double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs, std::span<const double> base);
+
 /// Bus bandwidth over algorithm bandwidth, as nccl-tests define it: what each link carries, whatever the number of ranks.
 double bus_factor(OpKind kind, int ranks);
 

@@ -50,6 +50,14 @@ TEST(Statistics, ARatioComparesWhatWasMeasuredTogether) {
   EXPECT_TRUE(std::isnan(median_ratio({}, {})));
 }
 
+TEST(Statistics, ARatioOfAddedTimesLeavesOutWhereNothingWasAdded) {
+  const std::vector<double> base = {10, 100, 10, 10};
+  const std::vector<double> ours = {12, 120, 12, 12};
+  const std::vector<double> theirs = {20, 200, 9, 10};
+  EXPECT_DOUBLE_EQ(median_ratio_of_added(ours, theirs, base), 0.2);
+  EXPECT_TRUE(std::isnan(median_ratio_of_added(ours, base, base)));
+}
+
 TEST(Statistics, BusFactorsAreThoseOfNcclTests) {
   EXPECT_DOUBLE_EQ(bus_factor(OpKind::kAllreduce, 2), 1.0);
   EXPECT_DOUBLE_EQ(bus_factor(OpKind::kAllreduce, 4), 1.5);

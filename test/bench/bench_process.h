@@ -1,0 +1,21 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace hvd::bench {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output;
+  nlohmann::json document;  ///< what --json wrote; discarded when there is none
+};
+
+/// Runs a command of the shell. A little before the test's own limit it is killed.
+Outcome run_command(const std::string& command);
+/// Runs hvd-bench under mpirun, with --json.
+Outcome run_bench(int ranks, const std::string& arguments);
+/// A path for a file of this process that nobody else uses.
+std::string temporary_path(const std::string& name);
+
+}  // namespace hvd::bench

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Measures PyTorch on gloo for hvd-bench: all_reduce by size, and a step with DistributedDataParallel.
+
+The LibTorch of the wheel has no headers of gloo, so this peer is measured through Python, in processes of its own, right before
+hvd-bench: what it writes is shown with `hvd-bench collectives --gloo FILE` and `hvd-bench step --gloo FILE`. with_gloo.sh does both.
+It needs the Python environment that LibTorch was installed into.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import tempfile
+import time
+import warnings
+
+warnings.filterwarnings("ignore", message=".*[Nn]um[Pp]y.*")
+
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+LEARNING_RATE = 1e-6
+
+
+class Network(torch.nn.Module):
+    """Its backward writes one gradient after the other into new memory, the last parameter's first, as model.cpp's does. Made of PyTorch's
+    own operations, since each of Python's would cost more than a small gradient."""
+
+    def __init__(self, values, value):
+        super().__init__()
+        # They share memory, as hvd-bench's contenders do.
+        self.registered = torch.nn.ParameterList([torch.nn.Parameter(tensor.detach()) for tensor in values])
+        self.tensors = list(self.registered)  # much faster to go through
+        self.value = value
+
+    def forward(self):
+        activation = torch.zeros(())
+        for parameter in self.tensors:
+            activation = torch.add(activation, parameter.sum(), alpha=self.value)
+        return activation
+
+
+class Contender:
+    def __init__(self, network, wrap):
+        self.tensors = network.tensors
+        self.model = wrap(network)
+        self.optimizer = torch.optim.SGD(self.tensors, lr=LEARNING_RATE)
+
+    def run(self):
+        self.optimizer.zero_grad()
+        self.model().backward()
+        self.optimizer.step()
+
+
+def percentile(samples, share):
+    """As in statistics.cpp: the nearest rank."""
+    return sorted(samples)[max(1, -int(-(share * len(samples) - 1e-9) // 1)) - 1]
+
+
+def slowest(samples):
+    """Of all ranks, per sample: seconds."""
+    times = torch.tensor(samples, dtype=torch.float64)
+    distributed.all_reduce(times, op=distributed.ReduceOp.MAX)
+    return times.tolist()
+
+
+def microseconds(samples):
+    return {name: percentile(samples, share) * 1e6 for name, share in (("p50_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99))}
+
+
+def timed(function):
+    distributed.barrier()
+    distributed.barrier()
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def repetitions_for(functions, settings):
+    """As many as the budget allows, after warming up; the same on every rank."""
+    for _ in range(3):
+        each = slowest([sum(timed(function) for function in functions)])[0]
+    return min(max(settings.least, int(settings.budget / max(each, 1e-9))), settings.most)
+
+
+def measure_all_reduce(bytes_, rank, settings):
+    data = torch.empty(max(1, bytes_ // 4))
+
+    def run():
+        distributed.all_reduce(data)
+
+    data.fill_(rank + 1)
+    run()
+    if not torch.all(data == settings.ranks * (settings.ranks + 1) / 2):
+        raise RuntimeError(f"gloo's all_reduce of {bytes_} bytes is wrong")
+    samples = []
+    for _ in range(repetitions_for([run], settings)):
+        data.fill_(rank + 1)
+        samples.append(timed(run))
+    entry = microseconds(slowest(samples))
+    entry["repetitions"] = len(samples)
+    entry["algbw_gb_per_s"] = data.nbytes / entry["p50_us"] / 1e3
+    return entry
+
+
+def measure_step(shapes, rank, settings):
+    values = [torch.rand(shape) for shape in shapes]
+    wrap = {
+        "python-alone": lambda network: network,
+        "ddp-gloo": lambda network: DistributedDataParallel(network, gradient_as_bucket_view=True),
+        "ddp-gloo-copy": lambda network: DistributedDataParallel(network, gradient_as_bucket_view=False),
+    }
+    contenders = {name: Contender(Network(values, rank + 1.0), wrapper) for name, wrapper in wrap.items()}
+    for name, contender in contenders.items():
+        contender.run()
+        expected = rank + 1 if name == "python-alone" else (settings.ranks + 1) / 2
+        if not all(torch.all(tensor.grad == expected) for tensor in contender.tensors):
+            raise RuntimeError(f"the gradients of {name} are wrong")
+
+    samples = {name: [] for name in contenders}
+    repetitions = repetitions_for([contender.run for contender in contenders.values()], settings)
+    order = random.Random(1)  # the same on every rank
+    for _ in range(repetitions):
+        for name in order.sample(list(contenders), len(contenders)):
+            contenders[name].run()  # comes back to memory that others have disturbed
+            samples[name].append(timed(contenders[name].run))
+    samples = {name: slowest(times) for name, times in samples.items()}
+    alone = samples["python-alone"]
+    result = {name: microseconds(times) for name, times in samples.items()}
+    for name, times in samples.items():
+        if name != "python-alone":
+            added = microseconds([ours - theirs for ours, theirs in zip(times, alone)])
+            result[name].update({"added_p50_us": added["p50_us"], "added_p95_us": added["p95_us"],
+                                 "added_percent": added["p50_us"] / result["python-alone"]["p50_us"] * 100,
+                                 "repetitions": repetitions})
+    return result
+
+
+def retain_heap():
+    """As `hvd-bench --retain-heap`."""
+    libc = ctypes.CDLL(None)
+    m_mmap_max, m_trim_threshold = -4, -1
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, -1)
+
+
+def run_rank(rank, settings, meeting_point):
+    if settings.retain_heap:
+        retain_heap()
+    torch.set_num_threads(max(1, os.cpu_count() // settings.ranks))
+    distributed.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=settings.ranks)
+    result = {"torch": torch.__version__, "ranks": settings.ranks, "retain_heap": settings.retain_heap, "allreduce": {}, "step": {}}
+    size = settings.min
+    while size <= settings.max:
+        result["allreduce"][str(size)] = measure_all_reduce(size, rank, settings)
+        size *= settings.factor
+    with open(settings.shapes, encoding="utf-8") as file:
+        shapes = json.load(file)
+    for name in filter(None, settings.sets.split(",")):
+        result["step"][name] = measure_step(shapes[name], rank, settings)
+    if rank == 0:
+        with open(settings.output, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", required=True, help="what `hvd-bench shapes` wrote")
+    parser.add_argument("-o", "--output", default="gloo.json")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--min", type=int, default=4, help="smallest all_reduce, bytes")
+    parser.add_argument("--max", type=int, default=256 << 20)
+    parser.add_argument("--factor", type=int, default=4)
+    parser.add_argument("--sets", default="resnet50,gpt2,small1000,mnist", help="parameter sets; empty: no steps")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds per size and parameter set, unless --least takes longer")
+    parser.add_argument("--least", type=int, default=20)
+    parser.add_argument("--most", type=int, default=2000)
+    parser.add_argument("--retain-heap", action="store_true")
+    settings = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_rank, (settings, os.path.join(folder, "meeting_point")), nprocs=settings.ranks)
+
+
+if __name__ == "__main__":
+    main()

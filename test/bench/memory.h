@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+namespace hvd::bench {
+
+/// The largest resident memory of this process above what was resident at first. Shared segments count once they are touched, in every
+/// process.
+class PeakMemory {
+ public:
+  PeakMemory();
+  /// Bytes since the construction or the last forget(); nothing where the kernel does not let a process reset its peak.
+  std::optional<std::size_t> bytes() const;
+  /// Forgets the peak, not what was resident at first.
+  void forget();
+
+ private:
+  std::size_t before_ = 0;
+  bool possible_ = false;
+};
+
+}  // namespace hvd::bench

@@ -1,0 +1,7 @@
+#include "bench/commands.h"
+
+namespace hvd::bench {
+
+std::vector<Command> torch_commands(CLI::App&) { return {}; }
+
+}  // namespace hvd::bench

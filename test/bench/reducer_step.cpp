@@ -1,0 +1,118 @@
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#include "bench/peers.h"
+#include "bench/torch_step.h"
+
+namespace hvd::bench {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Buckets = std::vector<std::vector<std::size_t>>;
+
+/// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own, as PyTorch's has, would only take
+/// one of them away.
+class PlainMpi final : public c10d::Backend {
+ public:
+  PlainMpi(const StepMaterial& material, std::size_t chunk_bytes)
+      : Backend(material.rank, material.size), communicator_(material.peers), chunk_bytes_(chunk_bytes) {}
+
+  const std::string getBackendName() const override { return "plain-mpi"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    for (at::Tensor& tensor : tensors) {
+      TORCH_CHECK(tensor.is_contiguous() && options.reduceOp == c10d::ReduceOp::SUM, "hvd-bench: only contiguous sums");
+      allreduce_sum({tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())}, communicator_, chunk_bytes_);
+    }
+    return done(tensors);
+  }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    for (at::Tensor& tensor : tensors) {
+      MPI_Bcast(tensor.mutable_data_ptr(), static_cast<int>(tensor.nbytes()), MPI_BYTE, static_cast<int>(options.rootRank), communicator_);
+    }
+    return done(tensors);
+  }
+
+ private:
+  static c10::intrusive_ptr<c10d::Work> done(const Tensors& tensors) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(tensors));
+    return c10d::Work::create_from_future(future);
+  }
+
+  MPI_Comm communicator_;
+  std::size_t chunk_bytes_;
+};
+
+Group make_group(const StepMaterial& material, std::size_t chunk_bytes) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(material.rank, material.size);
+  const c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<PlainMpi>(material, chunk_bytes);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  return group;
+}
+
+/// As DistributedDataParallel divides the parameters before the first step; after it the reducer divides them anew, by the order in
+/// which gradients came.
+Buckets first_buckets(const Tensors& parameters) {
+  const std::vector<bool> sparse(parameters.size(), false);
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      parameters, {c10d::kDefaultFirstBucketBytes, c10d::kDefaultBucketBytesCap}, sparse);
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+/// A template, because newer versions of LibTorch want more arguments, and the branch for the others must not be compiled.
+template <class Reducer>
+std::unique_ptr<Reducer> make_reducer(const Tensors& parameters, const Group& group) {
+  using Names = std::unordered_map<std::size_t, std::string>;
+  const auto make = [&](auto... newer) {
+    return std::make_unique<Reducer>(parameters, first_buckets(parameters), group, std::vector<bool>(parameters.size(), false),
+                                     std::int64_t{c10d::kDefaultBucketBytesCap}, /*find_unused_parameters=*/false,
+                                     /*gradient_as_bucket_view=*/true, Names{}, std::int64_t{c10d::kDefaultFirstBucketBytes}, newer...);
+  };
+  using Caps = std::vector<std::int64_t>;
+  if constexpr (std::is_constructible_v<Reducer, Tensors, Buckets, Group, std::vector<bool>, std::int64_t, bool, bool, Names,
+                                        std::int64_t, bool, bool, Caps>) {
+    return make(/*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, Caps{});
+  } else {
+    return make(false, false);
+  }
+}
+
+class ReducerStep final : public TorchStep {
+ public:
+  ReducerStep(std::string name, const StepMaterial& material, std::size_t chunk_bytes)
+      : TorchStep(std::move(name), material), reducer_(make_reducer<c10d::Reducer>(parameters(), make_group(material, chunk_bytes))) {}
+
+ protected:
+  Result result() const override { return Result::kMean; }
+  // LibTorch's zero_grad() refuses gradients that are views into buckets.
+  void clear() override {
+    for (const at::Tensor& parameter : parameters()) parameter.mutable_grad().reset();
+  }
+  // What DistributedDataParallel's forward does.
+  void before_backward() override {
+    reducer_->rebuild_buckets();
+    reducer_->prepare_for_backward({});
+  }
+
+ private:
+  std::unique_ptr<c10d::Reducer> reducer_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material, std::size_t chunk_bytes) {
+  return std::make_unique<ReducerStep>(std::move(name), material, chunk_bytes);
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,186 @@
+#include "bench/step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "bench/memory.h"
+#include "bench/step_report.h"
+#include "hvd/hvd.h"
+
+namespace hvd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+struct Entrant {
+  std::unique_ptr<StepContender> contender;
+  StepSamples samples;
+};
+
+/// The contenders of one parameter set. Only one of them may be hvd's: its steady state is that of a program with one optimizer.
+class StepMatch {
+ public:
+  StepMatch(const Session& session, const StepOptions& options, const ParameterSet& set, const std::vector<std::string>& names)
+      : session_(session),
+        options_(options),
+        set_(set),
+        workload_(make_workload({set, options.compute, options.update, options.batch_size}, session)) {
+    for (const std::string& name : names) enter(name);
+  }
+
+  Json play() {
+    const bool correct = check();
+    measure();
+    std::vector<StepSamples> samples;
+    for (Entrant& entrant : entrants_) {
+      session_.slowest(entrant.samples.seconds);
+      samples.push_back(std::move(entrant.samples));
+    }
+    Json row = {{"set", set_.name},           {"compute", options_.compute}, {"tensors", set_.shapes.size()},
+                {"parameters", set_.elements()}, {"correct", correct}};
+    row.update(compare_steps(samples));
+    return row;
+  }
+
+ private:
+  /// Memory is measured here, when a contender makes what it keeps.
+  void enter(const std::string& name) {
+    PeakMemory memory;
+    Entrant entrant{workload_->contender(name), {name, {}}};
+    run_untimed(*entrant.contender);
+    entrant.samples.first_peak_bytes = largest(memory.bytes());
+    memory.forget();
+    run_untimed(*entrant.contender);
+    entrant.samples.peak_bytes = largest(memory.bytes());
+    entrant.contender->rest();
+    entrants_.push_back(std::move(entrant));
+  }
+
+  void run_untimed(StepContender& contender) const {
+    constexpr int kSteps = 3;
+    for (int i = 0; i < kSteps && takes_part(contender); ++i) contender.run();
+  }
+
+  double largest(const std::optional<std::size_t>& bytes) const {
+    return session_.slowest(bytes ? static_cast<double>(*bytes) : std::numeric_limits<double>::quiet_NaN());
+  }
+
+  bool takes_part(const StepContender& contender) const { return session_.rank() == 0 || !contender.on_one_rank(); }
+
+  bool check() {
+    bool correct = true;
+    for (const Entrant& entrant : entrants_) {
+      const auto fault = entrant.contender->fault();
+      if (fault) std::cerr << "hvd-bench: " + set_.name + ", " + entrant.contender->name() + ": " + *fault + "\n";
+      correct = session_.all(!fault.has_value()) && correct;
+      entrant.contender->rest();
+    }
+    return correct;
+  }
+
+  /// The time of one step, after the untimed ones.
+  double time(StepContender& contender) const {
+    session_.align();
+    double seconds = 0;
+    if (takes_part(contender)) {
+      if (contender.on_one_rank()) let_others_sleep();
+      for (int i = 0; i < options_.lead; ++i) contender.run();
+      if (!contender.on_one_rank()) align_closely();
+      const auto begin = Clock::now();
+      contender.run();
+      seconds = seconds_since(begin);
+    }
+    if (contender.on_one_rank()) session_.align_asleep();
+    contender.rest();
+    return seconds;
+  }
+
+  void let_others_sleep() const { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+  void align_closely() const {
+    // Ranks leave the first as far apart as they came, when one of them slept; the second brings them together.
+    session_.align();
+    session_.align();
+  }
+
+  void measure() {
+    session_.align();
+    const auto begin = Clock::now();
+    for (const Entrant& entrant : entrants_) time(*entrant.contender);
+    const double round = session_.slowest(seconds_since(begin));
+    const int repetitions = repetitions_for(round, options_.repetitions);
+    std::vector<std::size_t> order(entrants_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random(1);  // the same on every rank
+    for (int repetition = 0; repetition < repetitions; ++repetition) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (const std::size_t index : order) {
+        Entrant& entrant = entrants_[index];
+        entrant.samples.seconds.push_back(time(*entrant.contender));
+      }
+    }
+  }
+
+  const Session& session_;
+  const StepOptions& options_;
+  const ParameterSet& set_;
+  const std::unique_ptr<Workload> workload_;
+  std::vector<Entrant> entrants_;
+};
+
+bool is_hvd(const std::string& name) { return name.starts_with("hvd"); }
+
+/// One list of names per match, in the order in which they are reported.
+std::vector<std::vector<std::string>> matches_of(const StepOptions& options, int ranks) {
+  std::vector<std::string> others;
+  std::vector<std::string> ours;
+  for (const std::string& name : step_contender_names()) {
+    if (std::find(options.contenders.begin(), options.contenders.end(), name) == options.contenders.end()) continue;
+    if (name == "one" && ranks == 1) continue;  // then it is "alone"
+    (is_hvd(name) ? ours : others).push_back(name);
+  }
+  // What is added is measured against it.
+  if (std::find(others.begin(), others.end(), "alone") == others.end()) others.insert(others.begin(), "alone");
+  if (ours.empty()) return {others};
+  std::vector<std::vector<std::string>> matches;
+  for (const std::string& mine : ours) {
+    matches.push_back(others);
+    matches.back().insert(std::find(matches.back().begin(), matches.back().end(), "alone") + 1, mine);
+  }
+  return matches;
+}
+
+}  // namespace
+
+Json run_step(const Session& session, const StepOptions& options, std::ostream& out) {
+  const Json gloo = options.gloo_path.empty() ? Json::object() : read_json(options.gloo_path);
+  set_torch_threads(options.threads > 0 ? options.threads
+                                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_size()));
+  Json result = describe_torch();
+  if (session.rank() == 0) print_description(result, out);
+  result["lead"] = options.lead;
+  result["correct"] = true;
+  result["rows"] = Json::array();
+  for (const std::string& name : options.sets) {
+    const ParameterSet set = parameter_set(name);
+    for (const auto& contenders : matches_of(options, session.size())) {
+      Json row = StepMatch(session, options, set, contenders).play();
+      add_gloo_steps(row, gloo);
+      if (session.rank() == 0) print_step(row, out);
+      result["correct"] = result["correct"].get<bool>() && row["correct"].get<bool>();
+      result["rows"].push_back(std::move(row));
+    }
+  }
+  return result;
+}
+
+}  // namespace hvd::bench

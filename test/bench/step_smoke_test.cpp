@@ -1,0 +1,103 @@
+// Runs the subcommands that need LibTorch: every contender's gradients are right, every figure is there. No time is asserted.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "bench/bench_process.h"
+
+namespace hvd::bench {
+namespace {
+
+using nlohmann::json;
+
+std::set<std::string> names_of(const json& row) {
+  std::set<std::string> names;
+  for (const auto& [name, entry] : row["contenders"].items()) names.insert(name);
+  return names;
+}
+
+void expect_step(const json& row, const std::set<std::string>& contenders) {
+  EXPECT_TRUE(row["correct"].get<bool>()) << row;
+  EXPECT_GE(row["repetitions"].get<int>(), 2) << row;
+  EXPECT_EQ(names_of(row), contenders) << row;
+  for (const auto& [name, entry] : row["contenders"].items()) {
+    EXPECT_GT(entry["p50_us"].get<double>(), 0) << name;
+    EXPECT_LE(entry["p50_us"].get<double>(), entry["p95_us"].get<double>()) << name;
+    EXPECT_TRUE(entry["added_p50_us"].is_number()) << name;
+    EXPECT_EQ(entry.contains("hvd_step_ratio"), !name.starts_with("hvd") && names_of(row).size() > 1) << name;
+  }
+}
+
+TEST(StepSmoke, EveryContenderHasTheRightGradients) {
+  const Outcome outcome = run_bench(
+      2, "step --sets tiny --budget 0.01 --least 2 "
+         "--contenders one,alone,hvd,hvd-copy,mpi-chunked,mpi,mpi-flat,reducer,reducer-chunked");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
+  EXPECT_EQ(outcome.document["command"], "step");
+  EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  EXPECT_TRUE(outcome.document["torch"].is_string());
+  const json& rows = outcome.document["rows"];
+  ASSERT_EQ(rows.size(), 2u) << "once with each of hvd's contenders";
+  const std::set<std::string> others = {"one", "alone", "mpi-chunked", "mpi", "mpi-flat", "reducer", "reducer-chunked"};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["set"], "tiny");
+    std::set<std::string> contenders = others;
+    contenders.insert(i == 0 ? "hvd" : "hvd-copy");
+    expect_step(rows[i], contenders);
+  }
+  EXPECT_NE(outcome.output.find("step of tiny: 5 tensors, 70025 parameters"), std::string::npos) << outcome.output;
+}
+
+TEST(StepSmoke, ManyTensorsOnThreeRanks) {
+  const Outcome outcome = run_bench(3, "step --sets tiny,small1000 --budget 0.01 --least 2 --contenders alone,hvd,reducer");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  ASSERT_EQ(outcome.document["rows"].size(), 2u) << outcome.output;
+  for (const json& row : outcome.document["rows"]) expect_step(row, {"alone", "hvd", "reducer"});
+}
+
+TEST(StepSmoke, TrainComparesWithOneProcess) {
+  const Outcome outcome = run_bench(2, "train --batch-size 2 --budget 0.01 --least 2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  const json& row = outcome.document["rows"].at(0);
+  EXPECT_EQ(row["set"], "mnist");
+  EXPECT_TRUE(row["compute"].get<bool>());
+  expect_step(row, {"one", "alone", "hvd"});
+  EXPECT_TRUE(row["contenders"]["hvd"]["percent_over_one"].is_number());
+}
+
+TEST(StepSmoke, OneRankNeedsNoOne) {
+  const Outcome outcome = run_bench(1, "train --threads 1 --batch-size 2 --budget 0.01 --least 2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  expect_step(outcome.document["rows"].at(0), {"alone", "hvd"});
+}
+
+TEST(StepSmoke, GlooIsShownBesideTheRest) {
+  const std::string path = temporary_path("gloo.json");
+  std::ofstream(path) << R"({"allreduce": {"1024": {"p50_us": 200, "p95_us": 300, "algbw_gb_per_s": 0.005}},
+                             "step": {"tiny": {"ddp-gloo": {"p50_us": 900, "p95_us": 1000, "added_p50_us": 800}}}})";
+  const Outcome step = run_bench(2, "step --sets tiny --budget 0.01 --least 2 --contenders alone,hvd --gloo " + path);
+  const Outcome allreduce = run_bench(2, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3 --gloo " + path);
+  std::filesystem::remove(path);
+  ASSERT_EQ(step.exit_code, 0) << step.output;
+  ASSERT_EQ(allreduce.exit_code, 0) << allreduce.output;
+  EXPECT_GT(step.document["rows"].at(0)["contenders"]["ddp-gloo"]["hvd_step_ratio"].get<double>(), 0);
+  EXPECT_NE(step.output.find("ddp-gloo"), std::string::npos) << step.output;
+  EXPECT_GT(allreduce.document["rows"].at(0)["ratio_to"]["gloo"].get<double>(), 0);
+  EXPECT_FALSE(allreduce.document["rows"].at(1)["contenders"].contains("gloo"));
+  EXPECT_NE(allreduce.output.find("/gloo"), std::string::npos) << allreduce.output;
+}
+
+TEST(StepSmoke, WhatIsNotThereIsRefused) {
+  EXPECT_NE(run_bench(1, "step --sets alexnet").exit_code, 0);
+  EXPECT_NE(run_bench(1, "step --sets tiny --contenders carrierpigeon").exit_code, 0);
+  const Outcome outcome = run_bench(1, "step --sets tiny --compute");
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_NE(outcome.output.find("tiny"), std::string::npos) << outcome.output;
+}
+
+}  // namespace
+}  // namespace hvd::bench
