@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "base/half.h"
 #include "base/kernels_loop.h"
@@ -72,6 +73,47 @@ struct FloatPolicy {
   }
 };
 
+/// Two bf16 side by side, each kept in its half of a 32-bit word: nothing has to be moved from lane
+/// to lane, which takes half the time of one by one.
+template <ReduceOp op, bool scaled>
+struct BFloat16PairPolicy {
+  struct Accumulator {
+    float low;
+    float high;
+  };
+  FloatPolicy<BFloat16, op, scaled> single;
+
+  HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const {
+    const auto bits = kernels::load<std::uint32_t>(source, i);
+    const auto low = std::bit_cast<float>(bits << 16);
+    const auto high = std::bit_cast<float>(bits & 0xffff0000u);
+    return scaled ? Accumulator{low * single.prescale, high * single.prescale}
+                  : Accumulator{low, high};
+  }
+  HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const {
+    return {combine_floats<op>(a.low, b.low), combine_floats<op>(a.high, b.high)};
+  }
+  HVD_INLINE std::uint32_t finish(Accumulator value) const {
+    return single.finish(value.low) | static_cast<std::uint32_t>(single.finish(value.high)) << 16;
+  }
+};
+
+/// The elements from `begin` on, where they are too few for a vector.
+template <class Policy>
+HVD_INLINE void reduce_rest(const Job& job, const Policy& policy, std::int64_t begin) {
+  const std::byte* const* const sources = job.sources.data();
+  for (std::int64_t i = begin; i < job.count; ++i) {
+    typename Policy::Accumulator sum = policy.load(sources[0], i);
+    for (std::size_t source = 1; source < job.sources.size(); ++source) {
+      sum = policy.combine(sum, policy.load(sources[source], i));
+    }
+    const auto result = policy.finish(sum);
+    for (std::byte* const destination : job.destinations) {
+      store(destination, i, result);
+    }
+  }
+}
+
 #if HVD_HAVE_AVX_VARIANTS
 
 /// Eight halves at a time, all sources in one go. The same arithmetic per element as the common
@@ -126,16 +168,7 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job,
       _mm_storeu_si128(reinterpret_cast<__m128i*>(destinations[destination] + 2 * i), halves);
     }
   }
-  for (std::int64_t i = whole; i < job.count; ++i) {
-    float sum = policy.load(sources[0], i);
-    for (std::size_t source = 1; source < source_count; ++source) {
-      sum = policy.combine(sum, policy.load(sources[source], i));
-    }
-    const std::uint16_t half = policy.finish(sum);
-    for (std::size_t destination = 0; destination < destination_count; ++destination) {
-      store(destinations[destination], i, half);
-    }
-  }
+  reduce_rest(job, policy, whole);
 }
 
 #endif
@@ -157,7 +190,14 @@ void run_float(InstructionSet instructions, const Job& job) {
     return;
   }
 #endif
-  run(instructions, job, policy);
+  if constexpr (std::is_same_v<Format, BFloat16>) {
+    Job pairs = job;
+    pairs.count = job.count / 2;
+    run(instructions, pairs, BFloat16PairPolicy<op, scaled>{policy});
+    reduce_rest(job, policy, 2 * pairs.count);
+  } else {
+    run(instructions, job, policy);
+  }
 }
 
 template <class Format>

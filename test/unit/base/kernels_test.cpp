@@ -421,6 +421,23 @@ TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
   }
 }
 
+TEST(Kernels, EveryBFloat16IsConvertedAlikeByEveryInstructionSet) {
+  std::vector<std::uint16_t> all(65537);  // twice, so that each comes at an even and an odd place
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::uint16_t>(i);
+  }
+  const std::vector<std::uint16_t> once = all;
+  all.insert(all.end(), once.begin(), once.end());
+  const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);
+  for (const InstructionSet instructions : instruction_sets()) {
+    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
+                                                   DataType::kBFloat16, ReduceOp::kSum);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(sums[i], float_to_bfloat16(bfloat16_to_float(all[i]))) << i;
+    }
+  }
+}
+
 TEST(Kernels, OneSourceIsCopiedBitByBit) {
   const std::uint16_t signalling = 0x7d01;
   EXPECT_EQ(reduce_values({signalling}, DataType::kFloat16, ReduceOp::kSum), signalling);
