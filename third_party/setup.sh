@@ -77,7 +77,7 @@ missing_packages() {
   command -v ninja >/dev/null || echo ninja-build
   local package
   for package in libopenmpi-dev openmpi-bin libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev \
-    nlohmann-json3-dev dataset-fashion-mnist; do
+    nlohmann-json3-dev spin dataset-fashion-mnist; do
     package_installed "$package" || echo "$package"
   done
   find_python >/dev/null || printf '%s\n' python3 python3-venv

@@ -1,5 +1,6 @@
 #include "base/kernels.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -9,12 +10,22 @@
 namespace hvd {
 namespace {
 
-void check_reduction(std::size_t sources, std::int64_t count, DataType dtype, ReduceOp op,
-                     const ReduceScale& scale) {
+bool combines(ReduceOp op) {
+  return op == ReduceOp::kSum || op == ReduceOp::kMin || op == ReduceOp::kMax ||
+         op == ReduceOp::kProduct;
+}
+
+// Apart from the check, which is on the path of every small operation and must not build a text.
+[[noreturn, gnu::cold]] void refuse(std::size_t sources, std::size_t destinations,
+                                    std::int64_t count, DataType dtype, ReduceOp op,
+                                    const ReduceScale& scale) {
   const std::string what =
       "reduce " + std::string(to_string(op)) + " of " + std::string(to_string(dtype)) + ": ";
   if (sources == 0) {
     throw Error(what + "no source was given; expected at least one");
+  }
+  if (destinations == 0) {
+    throw Error(what + "no destination was given; expected at least one");
   }
   if (count < 0) {
     throw Error(what + "negative count " + std::to_string(count));
@@ -22,15 +33,34 @@ void check_reduction(std::size_t sources, std::int64_t count, DataType dtype, Re
   if (size_of(dtype) == 0) {
     throw Error(what + "unknown dtype number " + std::to_string(static_cast<int>(dtype)));
   }
-  if (op != ReduceOp::kSum && op != ReduceOp::kMin && op != ReduceOp::kMax &&
-      op != ReduceOp::kProduct) {
+  if (!combines(op)) {
     throw Error(what + "expected sum, min, max or product (an average is a sum with a divisor)");
   }
   if (scale.divisor < 1) {
     throw Error(what + "expected a divisor of at least 1, got " + std::to_string(scale.divisor));
   }
-  if (dtype == DataType::kBool && !scale.identity()) {
-    throw Error(what + "a bool cannot be scaled or averaged");
+  throw Error(what + "a bool cannot be scaled or averaged");
+}
+
+void check_reduction(std::size_t sources, std::size_t destinations, std::int64_t count,
+                     DataType dtype, ReduceOp op, const ReduceScale& scale) {
+  if (sources == 0 || destinations == 0 || count < 0 || size_of(dtype) == 0 || !combines(op) ||
+      scale.divisor < 1 || (dtype == DataType::kBool && !scale.identity())) {
+    refuse(sources, destinations, count, dtype, op, scale);
+  }
+}
+
+// In blocks, so that it is read from memory once.
+void copy_to_all(const std::byte* source, std::span<std::byte* const> destinations,
+                 std::size_t size) {
+  constexpr std::size_t kBlockBytes = 8192;
+  const std::size_t step = destinations.size() == 1 ? size : kBlockBytes;
+  for (std::size_t begin = 0; begin < size; begin += step) {
+    for (std::byte* const destination : destinations) {
+      if (destination != source) {
+        std::memcpy(destination + begin, source + begin, std::min(step, size - begin));
+      }
+    }
   }
 }
 
@@ -74,14 +104,28 @@ std::uint16_t identity_of_16(ReduceOp op, std::uint16_t one, std::uint16_t infin
 
 namespace kernels {
 
-InstructionSet best_instruction_set() noexcept {
-#if HVD_HAVE_AVX2_VARIANT
-  static const bool has_avx2 =
-      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
-  return has_avx2 ? InstructionSet::kAvx2 : InstructionSet::kBaseline;
-#else
-  return InstructionSet::kBaseline;
+bool supports(InstructionSet instructions) noexcept {
+  switch (instructions) {
+    case InstructionSet::kBaseline:
+      return true;
+#if HVD_HAVE_AVX_VARIANTS
+    case InstructionSet::kAvx2:
+      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+    case InstructionSet::kAvx512:
+      return supports(InstructionSet::kAvx2) && __builtin_cpu_supports("avx512f") != 0 &&
+             __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+             __builtin_cpu_supports("avx512dq") != 0;
 #endif
+    default:
+      return false;
+  }
+}
+
+InstructionSet best_instruction_set() noexcept {
+  static const InstructionSet best = supports(InstructionSet::kAvx512) ? InstructionSet::kAvx512
+                                     : supports(InstructionSet::kAvx2) ? InstructionSet::kAvx2
+                                                                       : InstructionSet::kBaseline;
+  return best;
 }
 
 void reduce_with(InstructionSet instructions, const Job& job) {
@@ -100,20 +144,24 @@ void reduce_with(InstructionSet instructions, const Job& job) {
 
 }  // namespace kernels
 
-void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
-            DataType dtype, ReduceOp op, const ReduceScale& scale) {
-  check_reduction(sources.size(), count, dtype, op, scale);
+void reduce_to_all(std::span<const std::byte* const> sources,
+                   std::span<std::byte* const> destinations, std::int64_t count, DataType dtype,
+                   ReduceOp op, const ReduceScale& scale) {
+  check_reduction(sources.size(), destinations.size(), count, dtype, op, scale);
   if (count == 0) {
     return;
   }
   if (sources.size() == 1 && scale.identity() && dtype != DataType::kBool) {
-    if (sources[0] != destination) {
-      std::memcpy(destination, sources[0], static_cast<std::size_t>(count) * size_of(dtype));
-    }
+    copy_to_all(sources[0], destinations, static_cast<std::size_t>(count) * size_of(dtype));
     return;
   }
   kernels::reduce_with(kernels::best_instruction_set(),
-                       {sources, destination, count, dtype, op, scale});
+                       {sources, destinations, count, dtype, op, scale});
+}
+
+void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
+            DataType dtype, ReduceOp op, const ReduceScale& scale) {
+  reduce_to_all(sources, {&destination, 1}, count, dtype, op, scale);
 }
 
 void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op) {

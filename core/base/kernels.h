@@ -31,6 +31,14 @@ namespace hvd {
 void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
             DataType, ReduceOp, const ReduceScale&);
 
+/// As reduce(), and writes the result to every destination, in one pass over memory. Each may be
+/// one of the sources (sources[r] == destinations[r] is an allreduce in place on every rank);
+/// otherwise no overlap, neither with a source nor with another destination.
+/// @throws Error as reduce(), and when there is no destination.
+void reduce_to_all(std::span<const std::byte* const> sources,
+                   std::span<std::byte* const> destinations, std::int64_t count, DataType, ReduceOp,
+                   const ReduceScale&);
+
 /// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
 /// type's highest, ...).
 void fill_identity(std::byte* destination, std::int64_t count, DataType, ReduceOp);

@@ -42,9 +42,7 @@ struct PlainPolicy {
     return kernels::load<T>(source, i);
   }
   HVD_INLINE T combine(T a, T b) const { return combine_integers<op>(a, b); }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, T value) const {
-    store(destination, i, value);
-  }
+  HVD_INLINE T finish(T value) const { return value; }
 };
 
 /// Only a divisor: exact, in a type that holds every sum.
@@ -58,9 +56,7 @@ struct QuotientPolicy {
   HVD_INLINE Accumulator combine(Accumulator a, Accumulator b) const {
     return combine_integers<op>(a, b);
   }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
-    store(destination, i, static_cast<T>(value / divisor));
-  }
+  HVD_INLINE T finish(Accumulator value) const { return static_cast<T>(value / divisor); }
 };
 
 /// Any factors. On x86 a long double holds every int64 exactly.
@@ -84,7 +80,7 @@ struct ExtendedPolicy {
       return (a >= b || a != a) ? a : b;
     }
   }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, Accumulator value) const {
+  HVD_INLINE T finish(Accumulator value) const {
     constexpr T kLowest = std::numeric_limits<T>::min();
     constexpr T kHighest = std::numeric_limits<T>::max();
     const long double result = value * postscale / divisor;
@@ -96,7 +92,7 @@ struct ExtendedPolicy {
     } else if (result == result) {
       limited = static_cast<T>(result);
     }
-    store(destination, i, limited);
+    return limited;
   }
 };
 
@@ -126,9 +122,7 @@ struct BoolPolicy {
   HVD_INLINE std::uint8_t combine(std::uint8_t a, std::uint8_t b) const {
     return static_cast<std::uint8_t>(is_or ? a | b : a & b);
   }
-  HVD_INLINE void finish(std::byte* destination, std::int64_t i, std::uint8_t value) const {
-    store(destination, i, value);
-  }
+  HVD_INLINE std::uint8_t finish(std::uint8_t value) const { return value; }
 };
 
 }  // namespace

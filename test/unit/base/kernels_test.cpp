@@ -28,9 +28,12 @@ constexpr std::int64_t kCounts[] = {0, 1, 7, 1023, 65539};
 constexpr std::byte kGuard{0xa5};
 
 std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> sets = {InstructionSet::kBaseline};
-  if (kernels::best_instruction_set() != InstructionSet::kBaseline) {
-    sets.push_back(kernels::best_instruction_set());
+  std::vector<InstructionSet> sets;
+  for (const InstructionSet set :
+       {InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (kernels::supports(set)) {
+      sets.push_back(set);
+    }
   }
   return sets;
 }
@@ -84,8 +87,8 @@ void expect_reduction(InstructionSet instructions, const Reduction& r,
   Buffer separate(Bytes(expected.size(), kGuard), r.unaligned ? 3 : 0);
   Buffer& destination = r.in_place >= 0 ? buffers[static_cast<std::size_t>(r.in_place)] : separate;
   if (r.count > 0) {
-    kernels::reduce_with(instructions,
-                         {sources, destination.data(), r.count, r.dtype, r.op, r.scale});
+    std::byte* const only = destination.data();
+    kernels::reduce_with(instructions, {sources, {&only, 1}, r.count, r.dtype, r.op, r.scale});
   }
   ASSERT_EQ(first_difference(destination.data(), expected, r.dtype), -1) << describe(r);
   ASSERT_TRUE(destination.guard_intact()) << describe(r);
@@ -131,6 +134,86 @@ TEST_P(KernelsTest, EqualTheReference) {
         }
         expect_reduction(kernels::best_instruction_set(),
                          {dtype, op, sources, count, scale, -1, false}, inputs, expected);
+      }
+    }
+  }
+}
+
+enum class Placement { kSeparate, kInPlace, kInPlaceRotated, kFirstInPlace };
+
+// The buffer of destination d: that of a source or one of its own behind them.
+std::size_t place(Placement placement, std::size_t d, std::size_t sources) {
+  switch (placement) {
+    case Placement::kInPlace:
+      return d;  // past the last source: separate
+    case Placement::kInPlaceRotated:
+      return d < sources ? (d + 1) % sources : d;
+    case Placement::kFirstInPlace:
+      return d == 0 ? sources - 1 : sources + d;
+    default:
+      return sources + d;
+  }
+}
+
+void expect_reduction_to_all(InstructionSet instructions, const Reduction& r,
+                             std::size_t destination_count, Placement placement,
+                             const std::vector<Bytes>& inputs, const Bytes& expected) {
+  std::vector<Buffer> buffers;
+  std::vector<const std::byte*> sources;
+  buffers.reserve(inputs.size() + destination_count);
+  for (std::size_t i = 0; i < inputs.size() + destination_count; ++i) {
+    const bool is_source = i < inputs.size();
+    buffers.emplace_back(is_source ? inputs[i] : Bytes(expected.size(), kGuard),
+                         r.unaligned ? (1 + 2 * i) % 16 : 0);
+    if (is_source) {
+      sources.push_back(buffers.back().data());
+    }
+  }
+  std::vector<std::byte*> destinations;
+  std::vector<Bytes> wanted(inputs);
+  wanted.resize(buffers.size(), Bytes(expected.size(), kGuard));
+  for (std::size_t d = 0; d < destination_count; ++d) {
+    const std::size_t index = place(placement, d, inputs.size());
+    destinations.push_back(buffers[index].data());
+    wanted[index] = expected;
+  }
+  if (r.count > 0) {
+    kernels::reduce_with(instructions, {sources, destinations, r.count, r.dtype, r.op, r.scale});
+  }
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    ASSERT_TRUE(std::equal(wanted[i].begin(), wanted[i].end(), buffers[i].data()))
+        << "buffer " << i << " of " << destination_count << " destinations placed "
+        << static_cast<int>(placement) << ", instruction set " << static_cast<int>(instructions)
+        << ": " << describe(r);
+    ASSERT_TRUE(buffers[i].guard_intact()) << i << ": " << describe(r);
+  }
+}
+
+TEST_P(KernelsTest, EveryDestinationGetsTheResult) {
+  const auto [dtype, op] = GetParam();
+  for (const ReduceScale& scale : {ReduceScale{}, ReduceScale{1.25, 0.3, 7}}) {
+    if (!scale.identity() && (dtype == DataType::kBool || op != ReduceOp::kSum)) {
+      continue;
+    }
+    for (const std::int64_t count : {0, 1, 7, 33, 1023, 2501}) {
+      std::vector<Bytes> inputs;
+      for (int sources = 1; sources <= 4; ++sources) {
+        inputs.push_back(make_input(count, dtype, op, sources, 23));
+        const Bytes expected = reference_reduce(inputs, dtype, op, scale);
+        for (const std::size_t destinations : {1, 2, 4}) {
+          for (const Placement placement : {Placement::kSeparate, Placement::kInPlace,
+                                            Placement::kInPlaceRotated, Placement::kFirstInPlace}) {
+            const bool unaligned = (count + sources + static_cast<int>(placement)) % 2 != 0;
+            for (const InstructionSet instructions : instruction_sets()) {
+              expect_reduction_to_all(instructions,
+                                      {dtype, op, sources, count, scale, -1, unaligned},
+                                      destinations, placement, inputs, expected);
+              if (HasFatalFailure()) {
+                return;
+              }
+            }
+          }
+        }
       }
     }
   }
@@ -278,12 +361,10 @@ std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std:
     sources.push_back(reinterpret_cast<const std::byte*>(array.data()));
   }
   std::vector<T> result(arrays[0].size());
-  kernels::reduce_with(instructions, {sources,
-                                      reinterpret_cast<std::byte*>(result.data()),
-                                      static_cast<std::int64_t>(result.size()),
-                                      dtype,
-                                      op,
-                                      {}});
+  auto* const destination = reinterpret_cast<std::byte*>(result.data());
+  kernels::reduce_with(
+      instructions,
+      {sources, {&destination, 1}, static_cast<std::int64_t>(result.size()), dtype, op, {}});
   return result;
 }
 
@@ -340,9 +421,53 @@ TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
   }
 }
 
+TEST(Kernels, EveryBFloat16IsConvertedAlikeByEveryInstructionSet) {
+  std::vector<std::uint16_t> all(65537);  // twice, so that each comes at an even and an odd place
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::uint16_t>(i);
+  }
+  const std::vector<std::uint16_t> once = all;
+  all.insert(all.end(), once.begin(), once.end());
+  const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);
+  for (const InstructionSet instructions : instruction_sets()) {
+    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
+                                                   DataType::kBFloat16, ReduceOp::kSum);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(sums[i], float_to_bfloat16(bfloat16_to_float(all[i]))) << i;
+    }
+  }
+}
+
 TEST(Kernels, OneSourceIsCopiedBitByBit) {
   const std::uint16_t signalling = 0x7d01;
   EXPECT_EQ(reduce_values({signalling}, DataType::kFloat16, ReduceOp::kSum), signalling);
+}
+
+TEST(Kernels, OneSourceIsCopiedToEveryDestination) {
+  for (const std::size_t count : {1, 4095, 20000}) {
+    std::vector<std::uint16_t> source(count, 0x7d01);
+    std::vector<std::uint16_t> other(count);
+    std::vector<std::uint16_t> third(count);
+    const auto* const from = reinterpret_cast<const std::byte*>(source.data());
+    std::byte* const to[] = {reinterpret_cast<std::byte*>(other.data()),
+                             reinterpret_cast<std::byte*>(source.data()),
+                             reinterpret_cast<std::byte*>(third.data())};
+    reduce_to_all({&from, 1}, to, static_cast<std::int64_t>(count), DataType::kFloat16,
+                  ReduceOp::kSum, {});
+    EXPECT_EQ(other, source);
+    EXPECT_EQ(third, source);
+  }
+}
+
+TEST(Kernels, ReducesInPlaceOnEveryRank) {
+  std::vector<float> first = {1, 2, 3};
+  std::vector<float> second = {10, 20, 30};
+  std::byte* const data[] = {reinterpret_cast<std::byte*>(first.data()),
+                             reinterpret_cast<std::byte*>(second.data())};
+  const std::byte* const sources[] = {data[0], data[1]};
+  reduce_to_all(sources, data, 3, DataType::kFloat32, ReduceOp::kSum, divide_by(2));
+  EXPECT_EQ(first, (std::vector<float>{5.5, 11, 16.5}));
+  EXPECT_EQ(second, first);
 }
 
 TEST(Kernels, RefusesWhatItCannotDo) {
@@ -360,7 +485,23 @@ TEST(Kernels, RefusesWhatItCannotDo) {
                Error);
   EXPECT_THROW(reduce(source, destination, 1, static_cast<DataType>(77), ReduceOp::kSum, {}),
                Error);
+  EXPECT_THROW(reduce_to_all(source, {}, 1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
   EXPECT_EQ(result, 0);
+}
+
+TEST(Kernels, ARefusalSaysWhatWasAsked) {
+  const float value = 1;
+  float result = 0;
+  const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};
+  try {
+    reduce(source, reinterpret_cast<std::byte*>(&result), 1, DataType::kFloat32, ReduceOp::kAverage,
+           {});
+    FAIL() << "an average was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "reduce average of float32: expected sum, min, max or product (an average is a sum "
+              "with a divisor)");
+  }
 }
 
 }  // namespace
