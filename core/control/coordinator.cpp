@@ -19,8 +19,6 @@ namespace {
 // acknowledgement, no second round. Ranks with nothing to say acknowledge now and then
 // (Negotiator), so that this memory is bounded.
 
-constexpr std::size_t kBusyBatches = 2;
-
 std::string use_key(const wire::Request& request) {
   return std::to_string(request.process_set) + '/' + request.name;
 }
@@ -41,6 +39,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
     throw Error("a report came from rank " + std::to_string(rank) + ", which does not exist");
   }
+  spread_whole(now);
   const RankRange one{rank, rank};
   const Source source{{&one, 1}, report.last_applied, now};
   check_applied(source.ranks, report.last_applied);
@@ -204,6 +203,7 @@ std::size_t Coordinator::failed_uses() const noexcept {
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
+  if (const auto repeated = repeat_plan(now, in_flight)) return std::get<wire::Plan>(wire::decode(*repeated));
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
@@ -211,7 +211,9 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   if (join_failure_) fail_what_counts_on_joined(plan);
   const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
                          table_.ready_bytes() < options_.fusion_threshold;
+  const std::int64_t ready_bytes = table_.ready_bytes();
   if (table_.anything_ready() && !hold_back) plan_ready(plan);
+  if (learning_) learn_repeat(plan, ready_bytes);
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
@@ -375,10 +377,12 @@ std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tenso
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   wire::PlannedTensor planned;
   if (const auto slot = agreed_slot(*tensor)) {
+    if (repeat_) repeat_->just_used = false;
     planned.slot = *slot;
     planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
     cache_.touch(*slot);
   } else {
+    repeat_.reset();
     planned.request = tensor->request;
     if (tensor->request.kind == OpKind::kJoin) {
       planned.request.root = last_to_join_;

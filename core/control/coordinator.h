@@ -19,6 +19,9 @@
 
 namespace hvd::control {
 
+/// With as many batches under way, less than a full one is held back.
+inline constexpr std::size_t kBusyBatches = 2;
+
 struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
   std::size_t cache_capacity = 1024;
@@ -45,6 +48,9 @@ class Coordinator {
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
 
+  /// The same, encoded, which is cheaper where a plan repeats.
+  std::optional<wire::Bytes> decide_encoded(TimePoint now, std::size_t in_flight);
+
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
   /// What is waited for, oldest first: who is missing, and what those ranks did last.
@@ -52,7 +58,7 @@ class Coordinator {
   /// When decide() or stall_warnings() may have something to say although no report comes.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
-  bool waiting() const noexcept { return !table_.pending().empty(); }
+  bool waiting() const noexcept { return !table_.pending().empty() || whole_; }
   bool all_shut_down() const noexcept { return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
@@ -85,6 +91,19 @@ class Coordinator {
     RankSet ranks = {};
   };
 
+  /// A plan for slots that the whole world has asked for at once, to be repeated as long as the cache
+  /// is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
+  struct Repeat {
+    wire::SlotSet slots = {};
+    wire::Bytes plan = {};   ///< encoded, with the sequence 0
+    std::int64_t bytes = 0;  ///< that it moves
+    bool just_used = false;  ///< the cache's order is what this plan makes of it
+  };
+
+  bool take_whole(const wire::MergedReport&);
+  void spread_whole(TimePoint now);
+  std::optional<wire::Bytes> repeat_plan(TimePoint now, std::size_t in_flight);
+  void learn_repeat(wire::Plan, std::int64_t bytes);
   void check_applied(RankSpan ranks, std::uint64_t sequence) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request, const std::optional<CacheHit>&);
@@ -124,6 +143,9 @@ class Coordinator {
   std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
   RankSet shut_down_;
+  std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
+  std::optional<wire::SlotSet> learning_;   ///< asked for by all with nothing else pending: what comes of it is worth keeping
+  std::optional<Repeat> repeat_;
   bool shutdown_published_ = false;
   int last_to_join_ = 0;
   std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now

@@ -339,6 +339,14 @@ Bytes encode(const Plan& plan) {
   return std::move(out).take();
 }
 
+Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence) {
+  constexpr std::size_t kHeader = 3;
+  Writer out = start(MessageKind::kPlan);
+  out.varint(sequence);
+  out.raw(plan.subspan(kHeader + 1));
+  return std::move(out).take();
+}
+
 Bytes encode(const Abort& abort) {
   Writer out = start(MessageKind::kAbort);
   out.varint(static_cast<std::uint64_t>(abort.origin));

@@ -218,6 +218,8 @@ Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const MergedReport&);
+/// What encode() gives for the plan under another number. @param plan an encoded plan with the sequence 0
+Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
 /// message's size.
 AnyMessage decode(std::span<const std::byte>);
