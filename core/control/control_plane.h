@@ -37,8 +37,10 @@ class ControlPlane : public Peers {
   virtual void report(std::span<const std::byte> message) = 0;
   /// Rank 0 only: sends to every rank, itself included.
   virtual void publish(std::span<const std::byte> message) = 0;
-  /// Rank 0 only: sends to one rank.
+  /// Sends to one rank, which may be this one.
   virtual void send(int rank, std::span<const std::byte> message) = 0;
+  /// Sends to each of `ranks`, which are others.
+  virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
   /// The next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
 

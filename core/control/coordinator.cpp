@@ -19,8 +19,6 @@ namespace {
 // acknowledgement, no second round. Ranks with nothing to say acknowledge now and then
 // (Negotiator), so that this memory is bounded.
 
-constexpr std::size_t kBusyBatches = 2;
-
 std::string use_key(const wire::Request& request) {
   return std::to_string(request.process_set) + '/' + request.name;
 }
@@ -35,104 +33,151 @@ Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
       stalls_(options_.stall, options_.host_of_rank),
       last_applied_(options_.host_of_rank.size()),
       ranks_at_lowest_(options_.host_of_rank.size()),
-      failed_uses_(options_.host_of_rank.size()),
-      shut_down_(options_.host_of_rank.size()) {}
+      reports_(options_.host_of_rank.size()) {}
 
 void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
-  if (rank < 0 || static_cast<std::size_t>(rank) >= last_applied_.size()) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
     throw Error("a report came from rank " + std::to_string(rank) + ", which does not exist");
   }
-  const auto index = static_cast<std::size_t>(rank);
-  if (report.last_applied < last_applied_[index] || report.last_applied > sequence_) {
-    throw Error("rank " + std::to_string(rank) + " says it applied plan " +
-                std::to_string(report.last_applied) + "; expected " +
-                std::to_string(last_applied_[index]) + " to " + std::to_string(sequence_));
+  spread_whole(now);
+  const RankRange one{rank, rank};
+  const Source source{{&one, 1}, report.last_applied, now};
+  check_applied(source.ranks, report.last_applied);
+  note_applied(source.ranks, report.last_applied);
+  const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
+  for (const auto slot : report.cached) accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
+  for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
+    const wire::UnnamedHit& hit = report.cached_unnamed[i];
+    accept_hit(source, hit.slot, hit.ordinal, wire::stamp_of_unnamed_hit(number, i));
   }
-  note_applied(rank, report.last_applied);
-  for (const auto slot : report.cached) accept_hit(rank, slot, 0, report.last_applied, now);
-  for (const auto& hit : report.cached_unnamed)
-    accept_hit(rank, hit.slot, hit.ordinal, report.last_applied, now);
-  for (const auto& request : report.requests) accept_request(rank, request, std::nullopt, now);
+  for (std::size_t i = 0; i < report.requests.size(); ++i) {
+    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i], std::nullopt);
+  }
   note_activity(rank, report, now);
-  if (table_.joined() > 0) table_.refresh_join(now);
-  if (report.shutdown && !shut_down_[index]) {
-    shut_down_[index] = true;
-    ++shut_down_count_;
-  }
+  if (table_.anyone_joined()) table_.refresh_join(now);
+  if (report.shutdown) shut_down_.add(source.ranks);
 }
 
-void Coordinator::note_applied(int rank, std::uint64_t sequence) {
-  const auto index = static_cast<std::size_t>(rank);
-  const std::uint64_t before = std::exchange(last_applied_[index], sequence);
-  if (sequence == before) return;
-  std::erase_if(failed_uses_[index], [&](const auto& use) { return use.second <= sequence; });
-  if (before != applied_by_all_ || --ranks_at_lowest_ > 0) return;
-  applied_by_all_ = *std::min_element(last_applied_.begin(), last_applied_.end());
-  ranks_at_lowest_ = static_cast<std::size_t>(
-      std::count(last_applied_.begin(), last_applied_.end(), applied_by_all_));
+void Coordinator::check_applied(RankSpan ranks, std::uint64_t sequence) const {
+  last_applied_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
+    if (sequence >= before && sequence <= sequence_) return;
+    throw Error("rank " + std::to_string(range.first) + " says it applied plan " +
+                std::to_string(sequence) + "; expected " + std::to_string(before) + " to " +
+                std::to_string(sequence_));
+  });
+}
+
+void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
+  std::size_t left_lowest = 0;
+  last_applied_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
+    if (before == applied_by_all_ && sequence > before) left_lowest += static_cast<std::size_t>(count({&range, 1}));
+  });
+  last_applied_.assign(ranks, sequence);
+  for (auto& [key, uses] : failed_uses_) {
+    for (FailedUse& use : uses) {
+      if (use.plan <= sequence) use.ranks.remove(ranks);
+    }
+    std::erase_if(uses, [](const FailedUse& use) { return use.ranks.empty(); });
+  }
+  std::erase_if(failed_uses_, [](const auto& uses) { return uses.second.empty(); });
+  ranks_at_lowest_ -= left_lowest;
+  if (left_lowest == 0 || ranks_at_lowest_ > 0) return;
+  applied_by_all_ = sequence;
+  for (const auto& entry : last_applied_.entries()) applied_by_all_ = std::min(applied_by_all_, entry.value);
+  for (const auto& entry : last_applied_.entries()) {
+    if (entry.value == applied_by_all_) ranks_at_lowest_ += static_cast<std::size_t>(count({&entry.ranks, 1}));
+  }
   forget_displaced(applied_by_all_);
 }
 
 void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint now) {
+  const RankRange one{rank, rank};
+  const Source source{{&one, 1}, report.last_applied, now};
   if (!report.requests.empty()) {
-    stalls_.note_activity(rank, report.requests.back().name, now);
+    stalls_.note_activity(source.ranks, report.requests.back().name, now);
   } else if (!report.cached_unnamed.empty()) {
     const wire::UnnamedHit& hit = report.cached_unnamed.back();
-    const SlotView view = slot_as_seen(rank, hit.slot, report.last_applied);
-    stalls_.note_activity(rank, wire::unnamed_name(view.entry.request.kind, hit.ordinal), now);
+    const SlotView view = slot_as_seen(source, hit.slot);
+    stalls_.note_activity(source.ranks, wire::unnamed_name(view.entry.request.kind, hit.ordinal), now);
   } else if (!report.cached.empty()) {
-    stalls_.note_activity(
-        rank, slot_as_seen(rank, report.cached.back(), report.last_applied).entry.request.name,
-        now);
+    stalls_.note_activity(source.ranks, slot_as_seen(source, report.cached.back()).entry.request.name, now);
   }
 }
 
-Coordinator::SlotView Coordinator::slot_as_seen(int rank, std::uint32_t slot,
-                                                std::uint64_t last_applied) const {
+Coordinator::SlotView Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
   if (const auto history = displaced_.find(slot); history != displaced_.end()) {
     for (const Displaced& earlier : history->second) {
-      if (earlier.until > last_applied) return {earlier.entry, false};
+      if (earlier.until > source.as_of) return {earlier.entry, false};
     }
   }
   if (!cache_.holds(slot)) {
-    throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) +
-                ", which is empty");
+    throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
+                std::to_string(slot) + ", which is empty");
   }
   return {cache_.at(slot), true};
 }
 
-void Coordinator::accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal,
-                             std::uint64_t last_applied, TimePoint now) {
-  const SlotView view = slot_as_seen(rank, slot, last_applied);
-  if (sets_.was_removed(view.entry.request.process_set)) return;
-  if (view.current && failed_uses_[static_cast<std::size_t>(rank)].empty() &&
-      table_.add_hit(rank, slot))
-    return;
-  const int position = sets_.position(view.entry.request.process_set, rank);
-  if (position < 0) {
-    throw Error("rank " + std::to_string(rank) + " refers to cache slot " + std::to_string(slot) +
+void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
+                             wire::Stamp stamp) {
+  const SlotView view = slot_as_seen(source, slot);
+  const int process_set = view.entry.request.process_set;
+  if (sets_.was_removed(process_set)) return;
+  Askers askers{source.ranks, stamp, {}, &view.entry.first_dims};
+  if (view.current && failed_uses_.empty() && table_.add_hit(askers, slot)) return;
+  const int lowest = source.ranks.front().first;
+  const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
+  if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
+    throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
                 " of a process set it is not in");
   }
   const std::optional<CacheHit> hit =
       view.current ? std::optional(CacheHit{slot, &view.entry.first_dims}) : std::nullopt;
-  accept_request(rank, ResponseCache::expand(view.entry, ordinal, position), hit, now);
+  accept_request(source, askers, ResponseCache::expand(view.entry, ordinal, position), hit);
 }
 
-void Coordinator::accept_request(int rank, wire::Request request,
-                                 const std::optional<CacheHit>& hit, TimePoint now) {
-  // The rank had not heard of the removal yet, and ends it by itself when it does.
+void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request,
+                                 const std::optional<CacheHit>& hit) {
+  // The ranks had not heard of the removal yet, and end it by themselves when they do.
   if (sets_.was_removed(request.process_set)) return;
-  if (belongs_to_failed_use(rank, request)) return;
+  RankSet fresh;
+  std::vector<wire::DimRun> dims;
+  if (const RankSet stale = of_failed_use(source, request); !stale.empty()) {
+    fresh = difference(source.ranks, stale);
+    if (fresh.empty()) return;
+    // What is left of the first dimensions, rank by rank: rare enough.
+    if (!askers.first_dims.empty()) {
+      std::vector<std::int64_t> each;
+      for (const auto& run : askers.first_dims) each.insert(each.end(), static_cast<std::size_t>(run.ranks), run.dim);
+      std::size_t next = 0;
+      for_each_rank(source.ranks, [&](int rank) {
+        if (contains(fresh, rank)) dims.push_back({each[next], 1});
+        ++next;
+      });
+      request.shape[0] = dims.front().dim;
+      askers.first_dims = dims;
+    } else if (askers.first_dims_of_members != nullptr && wire::gathers(request.kind)) {
+      const int position = sets_.position(request.process_set, fresh.lowest());
+      request.shape[0] = (*askers.first_dims_of_members)[static_cast<std::size_t>(position)];
+    }
+    askers.ranks = fresh;
+  }
   const bool joins = request.kind == OpKind::kJoin;
-  table_.add(rank, std::move(request), hit, now);
+  table_.add(askers, std::move(request), hit, source.now);
   if (!joins) return;
-  table_.note_joined(rank);
-  last_to_join_ = rank;
+  table_.note_joined(askers.ranks);
+  last_to_join_ = askers.ranks.back().last;
 }
 
-bool Coordinator::belongs_to_failed_use(int rank, const wire::Request& request) const {
-  const auto& uses = failed_uses_[static_cast<std::size_t>(rank)];
-  return !uses.empty() && uses.contains(use_key(request));
+// Which of the ranks mean a use that has ended with an error before their report came.
+RankSet Coordinator::of_failed_use(const Source& source, const wire::Request& request) const {
+  RankSet stale;
+  if (failed_uses_.empty()) return stale;
+  const auto uses = failed_uses_.find(use_key(request));
+  if (uses == failed_uses_.end()) return stale;
+  for (const FailedUse& use : uses->second) {
+    if (use.plan > source.as_of) stale.add(intersection(use.ranks, source.ranks));
+  }
+  return stale;
 }
 
 void Coordinator::forget_displaced(std::uint64_t applied_by_all) {
@@ -151,19 +196,24 @@ std::size_t Coordinator::displaced_entries() const noexcept {
 
 std::size_t Coordinator::failed_uses() const noexcept {
   std::size_t uses = 0;
-  for (const auto& of_rank : failed_uses_) uses += of_rank.size();
+  for (const auto& [key, failed] : failed_uses_) {
+    for (const FailedUse& use : failed) uses += static_cast<std::size_t>(count(use.ranks));
+  }
   return uses;
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
+  if (const auto repeated = repeat_plan(now, in_flight)) return std::get<wire::Plan>(wire::decode(*repeated));
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
-  if (shut_down_count_ > 0) fail_for_shutdown(plan);
+  if (!shut_down_.empty()) fail_for_shutdown(plan);
   if (join_failure_) fail_what_counts_on_joined(plan);
   const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
                          table_.ready_bytes() < options_.fusion_threshold;
+  const std::int64_t ready_bytes = table_.ready_bytes();
   if (table_.anything_ready() && !hold_back) plan_ready(plan);
+  if (learning_) learn_repeat(plan, ready_bytes);
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
@@ -178,10 +228,9 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
   entry.code = status.code;
   entry.message = status.message;
   entry.rank = status.rank;
-  entry.missing = table_.missing_ranks(*tensor);
-  for (const int missing : entry.missing) {
-    failed_uses_[static_cast<std::size_t>(missing)][use_key(tensor->request)] = plan.sequence;
-  }
+  RankSet missing = table_.missing(*tensor);
+  entry.missing = missing.to_vector();
+  if (!missing.empty()) failed_uses_[use_key(tensor->request)].push_back({plan.sequence, std::move(missing)});
   plan.errors.push_back(std::move(entry));
   if (tensor->request.kind == OpKind::kJoin) {
     table_.end_join();
@@ -229,18 +278,16 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
       tensor.held &&
       tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
   if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
-  const auto& members = sets_.ranks(tensor.request.process_set);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    const auto rank = static_cast<std::size_t>(members[i]);
-    if (!shut_down_[rank] || (tensor.missing > 0 && !table_.is_missing(tensor, i))) continue;
-    return Status{StatusCode::kShutdown,
-                  describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
-                      options_.host_of_rank[rank] + ") has called shutdown() without submitting " +
-                      (tensor.missing > 0 ? "it" : "the rest of its group") +
-                      "; every rank must submit the same operations before it leaves",
-                  members[i]};
-  }
-  return std::nullopt;
+  const RankSet gone = intersection(
+      shut_down_, tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
+  if (gone.empty()) return std::nullopt;
+  const int rank = gone.lowest();
+  return Status{StatusCode::kShutdown,
+                describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
+                    options_.host_of_rank[static_cast<std::size_t>(rank)] + ") has called shutdown() without submitting " +
+                    (tensor.missing > 0 ? "it" : "the rest of its group") +
+                    "; every rank must submit the same operations before it leaves",
+                rank};
 }
 
 // What can run, in canonical order; what cannot is failed.
@@ -315,8 +362,7 @@ void Coordinator::end_set(int process_set) {
   table_.drop_set(process_set);
   sets_.remove(process_set);
   const std::string prefix = std::to_string(process_set) + '/';
-  for (auto& uses : failed_uses_)
-    std::erase_if(uses, [&](const auto& use) { return use.first.starts_with(prefix); });
+  std::erase_if(failed_uses_, [&](const auto& uses) { return uses.first.starts_with(prefix); });
 }
 
 // The slot that holds exactly what the ranks have agreed on.
@@ -331,10 +377,12 @@ std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tenso
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   wire::PlannedTensor planned;
   if (const auto slot = agreed_slot(*tensor)) {
+    if (repeat_) repeat_->just_used = false;
     planned.slot = *slot;
     planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
     cache_.touch(*slot);
   } else {
+    repeat_.reset();
     planned.request = tensor->request;
     if (tensor->request.kind == OpKind::kJoin) {
       planned.request.root = last_to_join_;

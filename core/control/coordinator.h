@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/rank_map.h"
+#include "base/rank_set.h"
 #include "control/process_set_table.h"
 #include "control/ready_table.h"
 #include "control/response_cache.h"
@@ -16,6 +18,9 @@
 #include "wire/messages.h"
 
 namespace hvd::control {
+
+/// With as many batches under way, less than a full one is held back.
+inline constexpr std::size_t kBusyBatches = 2;
 
 struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
@@ -35,10 +40,16 @@ class Coordinator {
 
   /// @throws hvd::Error when the report cannot be: the peer is broken.
   void accept(int rank, const wire::Report&, TimePoint now);
+  /// What an aggregation tree brings. Costs by what was asked for and the ranges of ranks, not by
+  /// the ranks. Reports of one rank come either way, not both.
+  void accept(const wire::MergedReport&, TimePoint now);
 
   /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
+
+  /// The same, encoded, which is cheaper where a plan repeats.
+  std::optional<wire::Bytes> decide_encoded(TimePoint now, std::size_t in_flight);
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
@@ -47,8 +58,8 @@ class Coordinator {
   /// When decide() or stall_warnings() may have something to say although no report comes.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
-  bool waiting() const noexcept { return !table_.pending().empty(); }
-  bool all_shut_down() const noexcept { return shut_down_count_ == options_.host_of_rank.size(); }
+  bool waiting() const noexcept { return !table_.pending().empty() || whole_; }
+  bool all_shut_down() const noexcept { return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
   std::size_t displaced_entries() const noexcept;
@@ -66,13 +77,42 @@ class Coordinator {
     bool current = false;
   };
 
-  void accept_hit(int rank, std::uint32_t slot, std::uint64_t ordinal, std::uint64_t last_applied,
-                  TimePoint now);
-  void accept_request(int rank, wire::Request, const std::optional<CacheHit>&, TimePoint now);
-  SlotView slot_as_seen(int rank, std::uint32_t slot, std::uint64_t last_applied) const;
-  bool belongs_to_failed_use(int rank, const wire::Request&) const;
+  /// Ranks that report the same, and what slots mean to them.
+  struct Source {
+    RankSpan ranks = {};
+    std::uint64_t as_of = 0;
+    TimePoint now{};
+  };
+  /// A use that ended with an error before these ranks had asked, and when it did. Forgotten once
+  /// they have applied that plan: what they asked for before belongs to the failed use, and what
+  /// they ask for afterwards does not.
+  struct FailedUse {
+    std::uint64_t plan = 0;
+    RankSet ranks = {};
+  };
+
+  /// A plan for slots that the whole world has asked for at once, to be repeated as long as the cache
+  /// is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
+  struct Repeat {
+    wire::SlotSet slots = {};
+    wire::Bytes plan = {};   ///< encoded, with the sequence 0
+    std::int64_t bytes = 0;  ///< that it moves
+    bool just_used = false;  ///< the cache's order is what this plan makes of it
+  };
+
+  bool take_whole(const wire::MergedReport&);
+  void spread_whole(TimePoint now);
+  std::optional<wire::Bytes> repeat_plan(TimePoint now, std::size_t in_flight);
+  void learn_repeat(wire::Plan, std::int64_t bytes);
+  void check_applied(RankSpan ranks, std::uint64_t sequence) const;
+  void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
+  void accept_request(const Source&, Askers, wire::Request, const std::optional<CacheHit>&);
+  void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
+  SlotView slot_as_seen(const Source&, std::uint32_t slot) const;
+  RankSet of_failed_use(const Source&, const wire::Request&) const;
   void note_activity(int rank, const wire::Report&, TimePoint now);
-  void note_applied(int rank, std::uint64_t sequence);
+  void note_activity(const wire::MergedReport::Section&, TimePoint now);
+  void note_applied(RankSpan ranks, std::uint64_t sequence);
   void forget_displaced(std::uint64_t applied_by_all);
 
   void fail(PendingRef, const Status&, wire::Plan&);
@@ -95,17 +135,17 @@ class Coordinator {
   StallInspector stalls_;
   std::uint64_t sequence_ = 0;
 
-  std::vector<std::uint64_t> last_applied_;  // per rank
+  RankMap<std::uint64_t> last_applied_;
   std::uint64_t applied_by_all_ = 0;         // the lowest of them
   std::size_t ranks_at_lowest_ = 0;
   std::map<std::uint32_t, std::deque<Displaced>> displaced_;
-  /// Per rank, uses that ended with an error before that rank had asked: set/name -> the last plan
-  /// that said so. Forgotten once the rank has applied it: what the rank asked for before belongs
-  /// to the failed use, and what it asks for afterwards does not.
-  std::vector<std::unordered_map<std::string, std::uint64_t>> failed_uses_;
+  std::unordered_map<std::string, std::vector<FailedUse>> failed_uses_;  // by set/name
+  std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
-  std::vector<bool> shut_down_;  // per rank
-  std::size_t shut_down_count_ = 0;
+  RankSet shut_down_;
+  std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
+  std::optional<wire::SlotSet> learning_;   ///< asked for by all with nothing else pending: what comes of it is worth keeping
+  std::optional<Repeat> repeat_;
   bool shutdown_published_ = false;
   int last_to_join_ = 0;
   std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now

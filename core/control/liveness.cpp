@@ -1,16 +1,21 @@
 #include "control/liveness.h"
 
+#include <algorithm>
+
 namespace hvd::control {
 
 Liveness::Liveness(std::vector<int> watched, Duration timeout) : timeout_(timeout) {
   for (const int rank : watched) peers_.push_back({.rank = rank});
 }
 
-void Liveness::heard(int rank, TimePoint now) {
-  for (Peer& peer : peers_) {
-    if (peer.rank != rank) continue;
-    peer.last_heard = now;
-    peer.unanswered_since.reset();
+void Liveness::heard(RankSpan ranks, TimePoint now) {
+  if (peers_.empty()) return;
+  for (const RankRange range : ranks) {
+    auto peer = std::partition_point(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank < range.first; });
+    for (; peer != peers_.end() && peer->rank <= range.last; ++peer) {
+      peer->last_heard = now;
+      peer->unanswered_since.reset();
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/rank_set.h"
 
 namespace hvd::control {
 
@@ -13,9 +14,11 @@ namespace hvd::control {
 /// Pure; not thread-safe.
 class Liveness {
  public:
+  /// @param watched ascending
   Liveness(std::vector<int> watched, Duration timeout);
 
-  void heard(int rank, TimePoint now);
+  void heard(int rank, TimePoint now) { heard(RankSet(rank), now); }
+  void heard(RankSpan ranks, TimePoint now);
 
   struct Actions {
     std::vector<int> ping = {};

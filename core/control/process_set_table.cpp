@@ -9,12 +9,14 @@ namespace hvd::control {
 ProcessSetTable::ProcessSetTable(int world_size) {
   std::vector<int> all(static_cast<std::size_t>(world_size));
   std::iota(all.begin(), all.end(), 0);
-  sets_.emplace(0, std::make_shared<const std::vector<int>>(std::move(all)));
+  RankSet ranks = RankSet::of(all);
+  sets_.emplace(0, Set{std::make_shared<const std::vector<int>>(std::move(all)), std::move(ranks)});
 }
 
 int ProcessSetTable::add(std::vector<int> ranks) {
   const int id = next_id_++;
-  sets_.emplace(id, std::make_shared<const std::vector<int>>(std::move(ranks)));
+  RankSet set = RankSet::of(ranks);
+  sets_.emplace(id, Set{std::make_shared<const std::vector<int>>(std::move(ranks)), std::move(set)});
   return id;
 }
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/rank_set.h"
+
 namespace hvd::control {
 
 /// World ranks of a set, ascending; a rank's position is its rank in the set.
@@ -25,14 +27,20 @@ class ProcessSetTable {
   /// It existed, and was removed.
   bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
   /// World ranks, ascending. @pre contains(id)
-  const std::vector<int>& ranks(int id) const { return *sets_.at(id); }
+  const std::vector<int>& ranks(int id) const { return *sets_.at(id).members; }
   /// The same, to keep. @pre contains(id)
-  const Members& members(int id) const { return sets_.at(id); }
+  const Members& members(int id) const { return sets_.at(id).members; }
+  /// The same as a set. @pre contains(id)
+  const RankSet& rank_set(int id) const { return sets_.at(id).ranks; }
   /// Position of a world rank in the set, or -1. @pre contains(id)
   int position(int id, int world_rank) const;
 
  private:
-  std::map<int, Members> sets_;
+  struct Set {
+    Members members = {};
+    RankSet ranks = {};
+  };
+  std::map<int, Set> sets_;
   int next_id_ = 1;
 };
 

@@ -21,44 +21,81 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
 }
 
 ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
-    : sets_(sets),
-      submissions_(static_cast<std::size_t>(world_size)),
-      joined_(static_cast<std::size_t>(world_size)) {}
+    : sets_(sets), submissions_(static_cast<std::size_t>(world_size)) {}
+
+void ReadyTable::check(const Askers& askers, const wire::Request& request) const {
+  const auto lowest_of = [](const RankSet& ranks) { return "rank " + std::to_string(ranks.lowest()); };
+  const bool known = sets_.contains(request.process_set);
+  if (!known || !hvd::contains(sets_.rank_set(request.process_set), askers.ranks)) {
+    const RankSet all(askers.ranks);
+    throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) + " asked for " +
+                describe(request) + " of process set " + std::to_string(request.process_set) + ", which it is not in");
+  }
+  if (intersects(joined_, askers.ranks)) {
+    throw Error(lowest_of(intersection(joined_, askers.ranks)) + " asked for " + describe(request) +
+                " although it has joined");
+  }
+}
 
 PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
                            TimePoint now) {
-  const int position =
-      sets_.contains(request.process_set) ? sets_.position(request.process_set, rank) : -1;
-  if (position < 0) {
-    throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) +
-                " of process set " + std::to_string(request.process_set) + ", which it is not in");
-  }
-  if (joined_[static_cast<std::size_t>(rank)]) {
-    throw Error("rank " + std::to_string(rank) + " asked for " + describe(request) +
-                " although it has joined");
-  }
+  const RankRange one{rank, rank};
+  Askers askers{{&one, 1}, ++submissions_[static_cast<std::size_t>(rank)]};
+  if (hit) askers.first_dims_of_members = hit->first_dims;
+  return add(askers, std::move(request), hit, now);
+}
+
+PendingRef ReadyTable::add(const Askers& askers, wire::Request request,
+                           const std::optional<CacheHit>& hit, TimePoint now) {
+  check(askers, request);
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
-    const PendingRef created = create(rank, position, std::move(request), hit, now);
-    mark_joined_absent(created);
-    mark(created, rank, position);
+    const PendingRef created = create(askers, std::move(request), hit, now);
+    if (!joined_.empty() && created->request.kind != OpKind::kJoin)
+      mark_absent(created, intersection(sets_.rank_set(created->request.process_set), joined_));
+    mark(created, askers);
     return created;
   }
   const PendingRef tensor = found->second;
-  if (tensor->reported[static_cast<std::size_t>(position)]) {
-    throw Error("rank " + std::to_string(rank) + " asked twice for " + describe(request) +
-                " before it was done");
+  if (intersects(tensor->reported, askers.ranks)) {
+    throw Error("rank " + std::to_string(intersection(tensor->reported, askers.ranks).lowest()) +
+                " asked twice for " + describe(request) + " before it was done");
   }
   if (tensor->cached_slot && (!hit || hit->slot != *tensor->cached_slot)) {
     forget_slot(*tensor->cached_slot);
   }
   if (wire::gathers(request.kind) && !request.shape.empty() && !tensor->first_dims.empty()) {
-    tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
+    fill_first_dims(*tensor, askers, request.shape[0]);
   }
   join_group(tensor, request);
-  compare(*tensor, rank, std::move(request));
-  mark(tensor, rank, position);
+  compare(*tensor, askers.ranks.front().first, std::move(request));
+  mark(tensor, askers);
   return tensor;
+}
+
+// In set 0 a rank is its own position.
+std::size_t ReadyTable::position_of(const PendingTensor& tensor, int rank) const {
+  return static_cast<std::size_t>(sets_.position(tensor.request.process_set, rank));
+}
+
+void ReadyTable::fill_first_dims(PendingTensor& tensor, const Askers& askers,
+                                 std::int64_t of_request) const {
+  std::span<const wire::DimRun> runs = askers.first_dims;
+  int left = runs.empty() ? 0 : runs.front().ranks;
+  for_each_rank(askers.ranks, [&](int rank) {
+    const std::size_t position = position_of(tensor, rank);
+    std::int64_t& dim = tensor.first_dims[position];
+    if (askers.first_dims_of_members != nullptr) {
+      dim = (*askers.first_dims_of_members)[position];
+    } else if (runs.empty()) {
+      dim = of_request;
+    } else {
+      dim = runs.front().dim;
+      if (--left > 0) return;
+      runs = runs.subspan(1);
+      left = runs.empty() ? 0 : runs.front().ranks;
+    }
+  });
 }
 
 // Keeps the lowest rank's request and that of the lowest rank that disagrees with it: so what is
@@ -76,17 +113,24 @@ void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& reques
 
 bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
   if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
+  const RankRange one{rank, rank};
+  return add_hit({{&one, 1}, submissions_[static_cast<std::size_t>(rank)] + 1}, slot) &&
+         ++submissions_[static_cast<std::size_t>(rank)] > 0;
+}
+
+bool ReadyTable::add_hit(const Askers& askers, std::uint32_t slot) {
+  if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
   const PendingRef tensor = *by_slot_[slot];
-  const int position = sets_.position(tensor->request.process_set, rank);
-  if (position < 0 || tensor->reported[static_cast<std::size_t>(position)] ||
-      joined_[static_cast<std::size_t>(rank)])
+  if (!hvd::contains(sets_.rank_set(tensor->request.process_set), askers.ranks) ||
+      intersects(tensor->reported, askers.ranks) || intersects(joined_, askers.ranks))
     return false;  // add() explains
-  if (rank < tensor->reference_rank) {
-    tensor->reference_rank = rank;
+  const int lowest = askers.ranks.front().first;
+  if (lowest < tensor->reference_rank) {
+    tensor->reference_rank = lowest;
     if (!tensor->first_dims.empty())
-      tensor->request.shape[0] = tensor->first_dims[static_cast<std::size_t>(position)];
+      tensor->request.shape[0] = tensor->first_dims[position_of(*tensor, lowest)];
   }
-  mark(tensor, rank, position);
+  mark(tensor, askers);
   return true;
 }
 
@@ -96,67 +140,59 @@ void ReadyTable::forget_slot(std::uint32_t slot) {
   by_slot_[slot].reset();
 }
 
-PendingRef ReadyTable::create(int rank, int position, wire::Request&& request,
+PendingRef ReadyTable::create(const Askers& askers, wire::Request&& request,
                               const std::optional<CacheHit>& hit, TimePoint now) {
   const auto members = sets_.ranks(request.process_set).size();
   const PendingRef tensor = pending_.emplace(pending_.end());
-  tensor->reference_rank = rank;
-  tensor->reported.resize(members);
-  tensor->missing = static_cast<int>(members);
+  tensor->reference_rank = askers.ranks.front().first;
+  tensor->members = tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
   if (hit && !request.unnamed) {
     tensor->cached_slot = hit->slot;
     if (by_slot_.size() <= hit->slot) by_slot_.resize(hit->slot + 1);
     by_slot_[hit->slot] = tensor;
   }
-  if (wire::gathers(request.kind) && !request.shape.empty()) {
-    if (hit) tensor->first_dims = *hit->first_dims;
-    tensor->first_dims.resize(members);
-    tensor->first_dims[static_cast<std::size_t>(position)] = request.shape[0];
-  }
+  const bool gathers = wire::gathers(request.kind) && !request.shape.empty();
   if (request.kind == OpKind::kJoin) join_ = tensor;
   tensor->request = std::move(request);
+  if (gathers) {
+    if (hit) tensor->first_dims = *hit->first_dims;
+    tensor->first_dims.resize(members);
+    if (!hit) fill_first_dims(*tensor, askers, tensor->request.shape[0]);
+  }
   by_key_.emplace(key_of(tensor->request), tensor);
   join_group(tensor, tensor->request);
   return tensor;
 }
 
-void ReadyTable::mark(PendingRef tensor, int rank, int position) {
-  const std::uint64_t stamp = ++submissions_[static_cast<std::size_t>(rank)];
-  if (rank == tensor->reference_rank) tensor->order = stamp;
-  tensor->reported[static_cast<std::size_t>(position)] = true;
-  if (--tensor->missing == 0) complete(tensor);
+void ReadyTable::mark(PendingRef tensor, const Askers& askers) {
+  if (askers.ranks.front().first == tensor->reference_rank) tensor->order = askers.stamp;
+  tensor->reported.add(askers.ranks);
+  tensor->missing -= count(askers.ranks);
+  if (tensor->missing == 0) complete(tensor);
 }
 
-void ReadyTable::mark_absent(PendingRef tensor, std::size_t position) {
-  if (!is_missing(*tensor, position)) return;
-  tensor->absent.resize(tensor->reported.size());
-  tensor->absent[position] = true;
+void ReadyTable::mark_absent(PendingRef tensor, const RankSet& ranks) {
+  const RankSet gone = intersection(ranks, missing(*tensor));
+  if (gone.empty()) return;
+  tensor->absent.add(gone);
   if (!tensor->first_dims.empty()) {
-    // What the slot holds includes this member's part.
+    // What the slot holds includes these members' parts.
     if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
-    tensor->first_dims[position] = 0;
+    for_each_rank(gone, [&](int rank) { tensor->first_dims[position_of(*tensor, rank)] = 0; });
   }
-  --tensor->missing;
+  tensor->missing -= count(gone);
 }
 
-void ReadyTable::mark_joined_absent(PendingRef tensor) {
-  if (joined_count_ == 0 || tensor->request.kind == OpKind::kJoin) return;
-  const auto& members = sets_.ranks(tensor->request.process_set);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (joined_[static_cast<std::size_t>(members[i])]) mark_absent(tensor, i);
-  }
-}
-
-void ReadyTable::note_joined(int rank) {
-  if (joined_[static_cast<std::size_t>(rank)]) return;
-  joined_[static_cast<std::size_t>(rank)] = true;
-  ++joined_count_;
+void ReadyTable::note_joined(RankSpan ranks) {
+  const RankSet joining = difference(ranks, joined_);
+  if (joining.empty()) return;
+  joined_.add(joining);
   for (PendingRef tensor = pending_.begin(); tensor != pending_.end(); ++tensor) {
-    const int position = sets_.position(tensor->request.process_set, rank);
-    if (tensor->request.kind == OpKind::kJoin || position < 0 || tensor->missing == 0) continue;
-    mark_absent(tensor, static_cast<std::size_t>(position));
-    if (tensor->missing == 0) complete(tensor);
+    if (tensor->request.kind == OpKind::kJoin || tensor->missing == 0) continue;
+    const int missing_before = tensor->missing;
+    mark_absent(tensor, joining);
+    if (tensor->missing == 0 && missing_before > 0) complete(tensor);
   }
 }
 
@@ -167,10 +203,7 @@ void ReadyTable::refresh_join(TimePoint now) {
   pending_.splice(pending_.end(), pending_, *join_);  // oldest first
 }
 
-void ReadyTable::end_join() noexcept {
-  joined_.assign(joined_.size(), false);
-  joined_count_ = 0;
-}
+void ReadyTable::end_join() noexcept { joined_.clear(); }
 
 void ReadyTable::drop_set(int process_set) {
   for (PendingRef tensor = pending_.begin(); tensor != pending_.end();) {
@@ -271,31 +304,10 @@ void ReadyTable::erase(PendingRef tensor) {
   pending_.erase(tensor);
 }
 
-bool ReadyTable::has_reported(const PendingTensor& tensor, int rank) const {
-  const int position = sets_.position(tensor.request.process_set, rank);
-  return position >= 0 && tensor.reported[static_cast<std::size_t>(position)];
-}
-
-bool ReadyTable::is_missing(const PendingTensor& tensor, std::size_t position) const {
-  return !tensor.reported[position] && (tensor.absent.empty() || !tensor.absent[position]);
-}
-
-std::vector<int> ReadyTable::missing_ranks(const PendingTensor& tensor) const {
-  std::vector<int> missing;
-  const auto& members = sets_.ranks(tensor.request.process_set);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (is_missing(tensor, i)) missing.push_back(members[i]);
-  }
+RankSet ReadyTable::missing(const PendingTensor& tensor) const {
+  RankSet missing = difference(sets_.rank_set(tensor.request.process_set), tensor.reported);
+  missing.remove(tensor.absent);
   return missing;
-}
-
-std::vector<int> ReadyTable::absent_ranks(const PendingTensor& tensor) const {
-  std::vector<int> absent;
-  const auto& members = sets_.ranks(tensor.request.process_set);
-  for (std::size_t i = 0; i < tensor.absent.size(); ++i) {
-    if (tensor.absent[i]) absent.push_back(members[i]);
-  }
-  return absent;
 }
 
 }  // namespace hvd::control

@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/rank_set.h"
 #include "control/process_set_table.h"
 #include "hvd/status.h"
 #include "wire/messages.h"
@@ -29,9 +31,9 @@ struct PendingTensor {
     int rank = 0;
   };
   std::optional<Dissent> dissent = {};
-  std::vector<bool> reported = {};  ///< per position in the set
-  /// Per position: has joined and did not report. Empty: nobody.
-  std::vector<bool> absent = {};
+  int members = 0;        ///< of the set
+  RankSet reported = {};
+  RankSet absent = {};    ///< have joined and did not report
   int missing = 0;                            ///< members that neither reported nor are absent
   std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per position
   std::optional<std::string> mismatch = {};   ///< once complete: why it cannot run
@@ -43,7 +45,7 @@ struct PendingTensor {
   TimePoint first_seen{};
   /// When the lowest-ranked member that has reported did so, counted in that rank's own
   /// submissions: equal in every run, whatever the ranks' relative speed.
-  std::uint64_t order = 0;
+  wire::Stamp order = 0;
   bool warned = false;
 };
 
@@ -52,6 +54,15 @@ struct CacheHit {
   std::uint32_t slot = 0;
   /// The entry's: what every rank that hits means.
   const std::vector<std::int64_t>* first_dims = nullptr;
+};
+
+/// Who asks for something, all of them for the same but for the first dimensions of a gathering one.
+struct Askers {
+  RankSpan ranks = {};    ///< not empty
+  wire::Stamp stamp = 0;  ///< of the lowest of them
+  /// Of `ranks`, ascending; empty: what the request says, or if given what each member has here.
+  std::span<const wire::DimRun> first_dims = {};
+  const std::vector<std::int64_t>* first_dims_of_members = nullptr;
 };
 
 using PendingList = std::list<PendingTensor>;  // oldest first
@@ -74,25 +85,30 @@ class ReadyTable {
  public:
   explicit ReadyTable(const ProcessSetTable& sets, int world_size);
 
-  /// Notes that `rank` asks for `request`. Asking twice for a name that is still pending is a
-  /// broken peer: throws hvd::Error.
+  /// Notes who asks for `request`, as the lowest of them asks. Asking twice for a name that is
+  /// still pending is a broken peer: throws hvd::Error.
   /// @return the tensor, which may now be complete
+  PendingRef add(const Askers&, wire::Request request, const std::optional<CacheHit>& hit,
+                 TimePoint now);
+  /// One rank, which asks in the order of the calls.
   PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
                  TimePoint now);
-  /// The cheap way for a hit on a slot whose tensor is already pending by hits only; false when it
+  /// The cheap way for hits on a slot whose tensor is already pending by hits only; false when it
   /// is not so and add() has to do it.
+  bool add_hit(const Askers&, std::uint32_t slot);
   bool add_hit(int rank, std::uint32_t slot);
 
   /// The slot holds something else from now on.
   void forget_slot(std::uint32_t slot);
 
-  /// After `rank` has asked for a kJoin: what it has not asked for until end_join() does without it.
-  void note_joined(int rank);
+  /// After they have asked for a kJoin: what they have not asked for until end_join() does without
+  /// them.
+  void note_joined(RankSpan ranks);
   /// Ranks are still at work, so those that have joined wait for good reason: they wait from now.
   void refresh_join(TimePoint now);
   /// The kJoin leaves the table, for good or ill.
   void end_join() noexcept;
-  int joined() const noexcept { return joined_count_; }
+  bool anyone_joined() const noexcept { return !joined_.empty(); }
   /// Drops what is pending in a process set that is no more.
   void drop_set(int process_set);
 
@@ -110,10 +126,10 @@ class ReadyTable {
 
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
-  std::vector<int> missing_ranks(const PendingTensor&) const;
-  std::vector<int> absent_ranks(const PendingTensor&) const;
-  bool is_missing(const PendingTensor&, std::size_t position) const;
-  bool has_reported(const PendingTensor&, int rank) const;
+  RankSet missing(const PendingTensor&) const;
+  std::vector<int> missing_ranks(const PendingTensor& tensor) const { return missing(tensor).to_vector(); }
+  std::vector<int> absent_ranks(const PendingTensor& tensor) const { return tensor.absent.to_vector(); }
+  bool has_reported(const PendingTensor& tensor, int rank) const { return hvd::contains(tensor.reported, rank); }
 
  private:
   static std::string key_of(const wire::Request& r) {
@@ -122,12 +138,13 @@ class ReadyTable {
   static std::string group_of(const wire::Request& r) {
     return std::to_string(r.process_set) + '/' + r.group_key();
   }
-  PendingRef create(int rank, int position, wire::Request&&, const std::optional<CacheHit>&,
-                    TimePoint now);
+  void check(const Askers&, const wire::Request&) const;
+  PendingRef create(const Askers&, wire::Request&&, const std::optional<CacheHit>&, TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
-  void mark(PendingRef, int rank, int position);
-  void mark_absent(PendingRef, std::size_t position);
-  void mark_joined_absent(PendingRef);
+  void mark(PendingRef, const Askers&);
+  void fill_first_dims(PendingTensor&, const Askers&, std::int64_t of_request) const;
+  std::size_t position_of(const PendingTensor&, int rank) const;
+  void mark_absent(PendingRef, const RankSet& ranks);
   void complete(PendingRef);
   void make_ready(PendingRef);
   void join_group(PendingRef, const wire::Request&);
@@ -141,9 +158,8 @@ class ReadyTable {
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
-  std::vector<std::uint64_t> submissions_;  // per world rank
-  std::vector<bool> joined_;                // per world rank
-  int joined_count_ = 0;
+  std::vector<wire::Stamp> submissions_;  // per world rank, of those that are added one by one
+  RankSet joined_;
   std::optional<PendingRef> join_;
 };
 

@@ -47,8 +47,10 @@ std::string waits_for(const ReadyTable& table, int rank) {
 StallInspector::StallInspector(StallLimits limits, std::vector<std::string> host_of_rank)
     : limits_(limits), hosts_(std::move(host_of_rank)), last_(hosts_.size()) {}
 
-void StallInspector::note_activity(int rank, const std::string& name, TimePoint now) {
-  last_[static_cast<std::size_t>(rank)] = {name, now};
+void StallInspector::note_activity(RankSpan ranks, const std::string& name, TimePoint now) {
+  // Ranks that do the same share the entry, whose pointer tells that they do.
+  if (!latest_ || *latest_ != name) latest_ = std::make_shared<const std::string>(name);
+  last_.assign(ranks, {latest_, now});
 }
 
 std::string StallInspector::who_is_missing(const ReadyTable& table, const PendingTensor& tensor,
@@ -57,12 +59,12 @@ std::string StallInspector::who_is_missing(const ReadyTable& table, const Pendin
   std::string text;
   for (std::size_t i = 0; i < missing.size(); ++i) {
     if (i == kMostRanksTold) return text + "; and " + std::to_string(missing.size() - i) + " more";
-    const Activity& activity = last_[static_cast<std::size_t>(missing[i])];
+    const Activity& activity = last_.at(missing[i]);
     text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
             hosts_[static_cast<std::size_t>(missing[i])] + ") ";
-    text += activity.name.empty()
+    text += !activity.name
                 ? "has submitted nothing yet"
-                : "last submitted '" + activity.name + "' " + seconds(now - activity.when) + " ago";
+                : "last submitted '" + *activity.name + "' " + seconds(now - activity.when) + " ago";
     text += " and " + waits_for(table, missing[i]);
   }
   return text;
@@ -73,7 +75,7 @@ std::string StallInspector::waiting_text(const ReadyTable& table, const PendingT
   const std::string text =
       describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
   if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
-  return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.reported.size()) +
+  return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.members) +
          " ranks: " + who_is_missing(table, tensor, now);
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/rank_map.h"
 #include "control/ready_table.h"
 
 namespace hvd::control {
@@ -20,8 +22,9 @@ class StallInspector {
  public:
   StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
 
-  /// `rank` asked for something, last of all for `name`.
-  void note_activity(int rank, const std::string& name, TimePoint now);
+  /// These ranks asked for something, last of all for `name`.
+  void note_activity(RankSpan ranks, const std::string& name, TimePoint now);
+  void note_activity(int rank, const std::string& name, TimePoint now) { note_activity(RankSet(rank), name, now); }
   /// One sentence or more per operation that has newly waited for longer than the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
   /// One sentence per operation that waits, oldest first, however short a time.
@@ -36,15 +39,17 @@ class StallInspector {
 
  private:
   struct Activity {
-    std::string name = {};
+    std::shared_ptr<const std::string> name = {};
     TimePoint when{};
+    friend bool operator==(const Activity&, const Activity&) = default;
   };
   std::string waiting_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
   std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;
   std::vector<std::string> hosts_;
-  std::vector<Activity> last_;  // per rank
+  RankMap<Activity> last_;
+  std::shared_ptr<const std::string> latest_;
 };
 
 }  // namespace hvd::control

@@ -18,6 +18,9 @@ class LocalControlPlane final : public control::ControlPlane {
 
   void report(std::span<const std::byte> message) override { network_->deliver(rank(), 0, message); }
   void send(int to, std::span<const std::byte> message) override { network_->deliver(rank(), to, message); }
+  void send(std::span<const int> ranks, std::span<const std::byte> message) override {
+    for (const int to : ranks) network_->deliver(rank(), to, message);
+  }
   void publish(std::span<const std::byte> message) override {
     for (int to = 0; to < size(); ++to) network_->deliver(rank(), to, message);
   }

@@ -43,6 +43,7 @@ class MpiControlPlane final : public control::ControlPlane {
   void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
   void publish(std::span<const std::byte> message) override;
   void send(int rank, std::span<const std::byte> message) override;
+  void send(std::span<const int> ranks, std::span<const std::byte> message) override;
   std::optional<control::Message> poll() override;
 
   bool busy() const noexcept override { return receiving_ != nullptr || !sends_.empty() || !loopback_.empty(); }
@@ -62,7 +63,6 @@ class MpiControlPlane final : public control::ControlPlane {
   };
 
   void deliver(int rank, std::span<const std::byte> message);
-  void require_coordinator(const char* what) const;
   void retire_sends();
   bool start_receive();
 
@@ -96,12 +96,6 @@ MpiControlPlane::~MpiControlPlane() {
   static_cast<void>(receiving_.release());
 }
 
-void MpiControlPlane::require_coordinator(const char* what) const {
-  if (rank() != kCoordinator) {
-    throw Error(std::string(what) + ": only rank 0 may call it, this is rank " + std::to_string(rank()));
-  }
-}
-
 void MpiControlPlane::deliver(int to, std::span<const std::byte> message) {
   require_within_limit(message.size(), "sending to", to);
   if (to == rank()) {
@@ -113,15 +107,18 @@ void MpiControlPlane::deliver(int to, std::span<const std::byte> message) {
 }
 
 void MpiControlPlane::publish(std::span<const std::byte> message) {
-  require_coordinator("publish");
-  require_within_limit(message.size(), "publishing from", rank());
-  sends_.send(message, others_, kTag);
-  for (const int other : others_) ring(other);
+  if (rank() != kCoordinator) throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
+  send(others_, message);
   loopback_.push_back({rank(), {message.begin(), message.end()}});
 }
 
+void MpiControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
+  require_within_limit(message.size(), "sending from", rank());
+  sends_.send(message, ranks, kTag);
+  for (const int to : ranks) ring(to);
+}
+
 void MpiControlPlane::send(int to, std::span<const std::byte> message) {
-  require_coordinator("send");
   if (to < 0 || to >= size()) {
     throw Error("send: there is no rank " + std::to_string(to) + " among " + std::to_string(size()));
   }

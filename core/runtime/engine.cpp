@@ -36,6 +36,20 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
 }
 
+control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
+  if (!control::needs_tree(topology, options.control_radix)) return {};
+  return control::place_in_tree(topology, topology.rank, options.control_radix);
+}
+
+// The coordinator learns of a stall only from what it has been told, so in good time before it says something.
+Duration longest_hold(const RuntimeOptions& options) {
+  Duration longest = std::chrono::seconds(1);
+  for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
+    if (limit > Duration::zero()) longest = std::min(longest, limit / 8);
+  }
+  return longest;
+}
+
 std::string key_of(int process_set, const std::string& name) { return std::to_string(process_set) + '/' + name; }
 
 Status status_of(const std::exception& error) {
@@ -58,11 +72,13 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       sets_(std::make_shared<control::ProcessSetTable>(control_->size())),
       negotiator_(control_->rank(), *sets_, options_.cache_capacity),
       coordinator_(make_coordinator(options_, control_->topology())),
+      place_(find_place(options_, control_->topology())),
       liveness_(ranks_to_ask(*control_), silence_limit(options_)),
       executor_({control_->topology(), *control_, clock_, counters_, timeline}, std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
+  if (!place_.children.empty()) aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
   control_->beat(clock_.now());
 }
 
@@ -107,6 +123,7 @@ bool Engine::step() noexcept {
     moved = take_submissions() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
+    moved = pass_on() || moved;
     moved = coordinate() || moved;
     moved = executor_.progress() || moved;
     moved = keep_house() || moved;
@@ -151,17 +168,21 @@ void Engine::begin(const OperationPtr& operation) {
   outstanding_.emplace(key_of(operation->request.process_set, operation->request.name), operation);
 }
 
-void Engine::report(const wire::Bytes& bytes) {
+void Engine::send(int rank, const wire::Bytes& bytes) {
   counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
-  control_->report(bytes);
+  control_->send(rank, bytes);
 }
 
 bool Engine::send_report() {
   if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown();
   const auto news = negotiator_.take_report();
   if (!news) return false;
-  report(wire::encode(*news));
+  if (aggregator_) {
+    aggregator_->accept(control_->rank(), *news, clock_.now());
+  } else {
+    send(std::max(place_.parent, 0), wire::encode(*news));
+  }
   counters_.negotiated_operations.store(negotiator_.reported_in_full() + negotiator_.reported_by_bit(),
                                         std::memory_order_relaxed);
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
@@ -190,23 +211,66 @@ void Engine::handle(const control::Message& message) {
     }
   }();
   liveness_.heard(source, clock_.now());
-  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
-  if (const auto* report_in = std::get_if<wire::Report>(&decoded)) {
-    if (!coordinator_) throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
-    return coordinator_->accept(source, *report_in, clock_.now());
+  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) {
+    if (aggregator_ && !coordinator_) publish(message.bytes);
+    return apply(*plan);
   }
+  if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
+  if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
   if (std::holds_alternative<wire::Ping>(decoded)) {
     // A rank asks only while it waits, so the coordinator has to look after the others for it.
     if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
     const wire::Bytes pong = wire::encode(wire::Pong{});
-    return coordinator_ ? control_->send(source, pong) : report(pong);
+    send(source, pong);
   }
+}
+
+void Engine::take_in(int source, const wire::Report& report) {
+  if (aggregator_) {
+    aggregator_->accept(source, report, clock_.now());
+  } else if (coordinator_) {
+    coordinator_->accept(source, report, clock_.now());
+  } else {
+    throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
+  }
+}
+
+void Engine::take_in(int source, const wire::MergedReport& report) {
+  if (!aggregator_) {
+    throw Error("rank " + std::to_string(source) + " sent merged reports to rank " + std::to_string(control_->rank()) +
+                ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
+  }
+  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, clock_.now());
+  aggregator_->accept(report, clock_.now());
+}
+
+// What has come from below and is not held back goes on towards the coordinator.
+bool Engine::pass_on() {
+  if (!aggregator_) return false;
+  const auto merged = aggregator_->take(clock_.now());
+  if (!merged) return false;
+  if (coordinator_) {
+    coordinator_->accept(*merged, clock_.now());
+  } else {
+    send(place_.parent, wire::encode(*merged));
+  }
+  return true;
+}
+
+// A plan goes to the ranks below, and without a tree to all.
+void Engine::publish(const wire::Bytes& plan) {
+  const std::size_t receivers = aggregator_ ? place_.children.size() : static_cast<std::size_t>(control_->size());
+  counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
+  counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
+  aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
 }
 
 void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
+  liveness_.heard(0, last_plan_at_);  // whoever has passed it on
+  if (aggregator_) aggregator_->note_plan(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
   if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
     const std::lock_guard lock(mutex_);
@@ -237,17 +301,16 @@ void Engine::start(control::AgreedBatch batch) {
 
 bool Engine::coordinate() {
   if (!coordinator_) return false;
-  const auto plan = coordinator_->decide(clock_.now(), executor_.in_flight());
+  const auto plan = coordinator_->decide_encoded(clock_.now(), executor_.in_flight());
   if (!plan) return false;
-  const wire::Bytes bytes = wire::encode(*plan);
-  counters_.control_messages_sent.fetch_add(static_cast<std::uint64_t>(control_->size()), std::memory_order_relaxed);
-  counters_.control_bytes_sent.fetch_add(bytes.size() * static_cast<std::uint64_t>(control_->size()), std::memory_order_relaxed);
-  control_->publish(bytes);
+  publish(*plan);
+  if (aggregator_) send(control_->rank(), *plan);
   return true;
 }
 
 bool Engine::waiting(TimePoint now) const noexcept {
-  return busy() || (coordinator_ && (coordinator_->waiting() || now < others_wait_until_));
+  return busy() || (aggregator_ && aggregator_->holds_anything()) ||
+         (coordinator_ && (coordinator_->waiting() || now < others_wait_until_));
 }
 
 // What happens by the clock: signs of life, looking after peers, stalls.
@@ -274,7 +337,7 @@ void Engine::watch_peers(TimePoint now, bool is_waiting) {
   }
   const auto actions = liveness_.check(now, is_waiting);
   const wire::Bytes ping = wire::encode(wire::Ping{});
-  for (const int rank : actions.ping) coordinator_ ? control_->send(rank, ping) : report(ping);
+  for (const int rank : actions.ping) send(rank, ping);
   if (actions.lost) {
     const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(silence_limit(options_));
     lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
@@ -351,6 +414,9 @@ Duration Engine::time_to_deadline() const noexcept {
   TimePoint next = next_housekeeping_;
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
+  }
+  if (aggregator_) {
+    if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);
   }
   return std::max(next - now, Duration::zero());
 }

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "control/aggregator.h"
 #include "control/control_plane.h"
 #include "control/coordinator.h"
 #include "control/liveness.h"
 #include "control/negotiator.h"
+#include "control/tree.h"
 #include "runtime/executor.h"
 #include "runtime/operation_state.h"
 #include "runtime/runtime_options.h"
@@ -76,6 +78,10 @@ class Engine {
   bool send_report();
   bool receive();
   void handle(const control::Message&);
+  void take_in(int source, const wire::Report&);
+  void take_in(int source, const wire::MergedReport&);
+  bool pass_on();
+  void publish(const wire::Bytes&);
   void apply(const wire::Plan&);
   void start(control::AgreedBatch);
   bool coordinate();
@@ -87,7 +93,7 @@ class Engine {
   OperationPtr take_outstanding(int process_set, const std::string& name);
   void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
   void end_with(const OperationPtr&, const wire::ErrorEntry&);
-  void report(const wire::Bytes&);
+  void send(int rank, const wire::Bytes&);
   void dump_state_if_asked() const;
 
   const RuntimeOptions options_;
@@ -112,6 +118,9 @@ class Engine {
   // Token holder only.
   control::Negotiator negotiator_;
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
+  /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
+  const control::TreePlace place_;
+  std::optional<control::Aggregator> aggregator_;  // inner ranks of a tree
   control::Liveness liveness_;
   Executor executor_;
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name

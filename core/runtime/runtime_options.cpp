@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
 constexpr std::chrono::seconds kLongestTime{1'000'000'000};  // as in the environment; inside 63 bits of nanoseconds
+constexpr std::int64_t kMostControlRadix = 1 << 20;  // wire::kMaxRanks
 constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
 
 std::int64_t choose(const std::optional<std::int64_t>& option, const char* option_name, const char* variable,
@@ -43,6 +44,7 @@ RuntimeOptions resolve(const Options& options) {
   resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);
   resolved.start_timeout = choose(std::nullopt, "start_timeout", "START_TIMEOUT", resolved.start_timeout);
+  resolved.control_radix = static_cast<int>(choose(std::nullopt, "control_radix", "CONTROL_RADIX", kMostControlRadix, resolved.control_radix));
   if (resolved.peer_timeout == Duration::zero()) {
     throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
   }

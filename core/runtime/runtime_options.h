@@ -18,6 +18,9 @@ struct RuntimeOptions {
   Duration stall_shutdown = std::chrono::minutes(10);
   Duration peer_timeout = std::chrono::seconds(30);
   Duration start_timeout = std::chrono::minutes(5);
+  /// Reports are merged on their way in jobs of several hosts and more than one rank above this many; nobody hears more ranks than
+  /// this. Less than 2: never.
+  int control_radix = 32;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
   /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).

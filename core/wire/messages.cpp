@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "wire/fields.h"
+
 namespace hvd::wire {
 namespace {
 
@@ -24,17 +26,7 @@ enum PlanFlag : std::uint8_t {
   kAllPlanFlags = 3,
 };
 
-constexpr std::uint64_t kAnyNumber = std::numeric_limits<std::uint64_t>::max();
-constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
-
-Writer start(MessageKind kind) {
-  Writer out;
-  out.u8(kMagic);
-  out.u8(kVersion);
-  out.u8(static_cast<std::uint8_t>(kind));
-  return out;
-}
 
 template <class Enum>
 Enum read_enum(Reader& in, const char* field, int count) {
@@ -60,6 +52,28 @@ std::vector<std::int64_t> read_sizes(Reader& in, const char* field, std::size_t 
   std::vector<std::int64_t> sizes(in.count(field, most));
   for (auto& size : sizes) size = static_cast<std::int64_t>(in.varint(field, kMaxSize));
   return sizes;
+}
+
+void check_element_count(const Reader& in, const Request& request) {
+  std::int64_t elements = 1;
+  for (const auto size : request.shape) {
+    if (__builtin_mul_overflow(elements, size, &elements))
+      in.fail("shape", "more than 2^63 elements");
+  }
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(request.dtype)), &bytes)) {
+    in.fail("shape", "more than 2^63 bytes");
+  }
+}
+
+}  // namespace
+
+Writer start(MessageKind kind) {
+  Writer out;
+  out.u8(kMagic);
+  out.u8(kVersion);
+  out.u8(static_cast<std::uint8_t>(kind));
+  return out;
 }
 
 void write_request(Writer& out, const Request& request) {
@@ -90,18 +104,6 @@ void write_request(Writer& out, const Request& request) {
     out.varint(static_cast<std::uint64_t>(request.group_index));
   }
   if (!request.splits.empty()) write_sizes(out, request.splits);
-}
-
-void check_element_count(const Reader& in, const Request& request) {
-  std::int64_t elements = 1;
-  for (const auto size : request.shape) {
-    if (__builtin_mul_overflow(elements, size, &elements))
-      in.fail("shape", "more than 2^63 elements");
-  }
-  std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(request.dtype)), &bytes)) {
-    in.fail("shape", "more than 2^63 bytes");
-  }
 }
 
 Request read_request(Reader& in) {
@@ -141,6 +143,8 @@ Request read_request(Reader& in) {
   if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
   return request;
 }
+
+namespace {
 
 // A bit per slot, lowest first, without trailing zero bytes.
 void write_bits(Writer& out, const std::vector<std::uint32_t>& slots) {
@@ -280,6 +284,8 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return Ping{};
     case MessageKind::kPong:
       return Pong{};
+    case MessageKind::kMergedReport:
+      return read_merged_report(in);
   }
   in.fail("message kind", "unknown, got " + std::to_string(kind));
 }
@@ -330,6 +336,14 @@ Bytes encode(const Plan& plan) {
   }
   out.varint(plan.errors.size());
   for (const auto& error : plan.errors) write_error(out, error);
+  return std::move(out).take();
+}
+
+Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence) {
+  constexpr std::size_t kHeader = 3;
+  Writer out = start(MessageKind::kPlan);
+  out.varint(sequence);
+  out.raw(plan.subspan(kHeader + 1));
   return std::move(out).take();
 }
 

@@ -7,9 +7,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/rank_set.h"
 #include "hvd/status.h"
 #include "hvd/types.h"
 #include "wire/codec.h"
+#include "wire/slot_set.h"
 
 /// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin
 /// the bytes.
@@ -27,7 +29,7 @@ inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
 /// Append only.
-enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5 };
+enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6 };
 
 /// What one rank wants done: everything that ranks have to agree on.
 struct Request {
@@ -91,6 +93,74 @@ struct Report {
   friend bool operator==(const Report&, const Report&) = default;
 };
 
+/// When a rank asked for something, counted in its own reports and, within one, in the order that a
+/// plan keeps: hits by slot, unnamed hits, requests.
+using Stamp = std::uint64_t;
+inline constexpr int kStampReportShift = 22;
+inline constexpr Stamp kHighestReportNumber = (Stamp{1} << (64 - kStampReportShift)) - 1;
+constexpr Stamp stamp_of_hit(std::uint64_t report, std::uint32_t slot) noexcept { return (report << kStampReportShift) + slot; }
+constexpr Stamp stamp_of_unnamed_hit(std::uint64_t report, std::size_t index) noexcept {
+  return (report << kStampReportShift) + kMaxSlots + index;
+}
+constexpr Stamp stamp_of_request(std::uint64_t report, std::size_t index) noexcept {
+  return (report << kStampReportShift) + kMaxSlots + kMaxTensors + index;
+}
+
+/// That many neighbours in a list of ranks have the same first dimension.
+struct DimRun {
+  std::int64_t dim = 0;
+  int ranks = 0;
+  friend bool operator==(const DimRun&, const DimRun&) = default;
+};
+
+struct StampedHits {
+  std::uint64_t report_number = 0;
+  SlotSet slots = {};
+  friend bool operator==(const StampedHits&, const StampedHits&) = default;
+};
+struct StampedUnnamedHit {
+  Stamp stamp = 0;
+  UnnamedHit hit = {};
+  friend bool operator==(const StampedUnnamedHit&, const StampedUnnamedHit&) = default;
+};
+struct StampedRequest {
+  Stamp stamp = 0;
+  Request request = {};                  ///< as the lowest rank asked
+  std::vector<DimRun> first_dims = {};  ///< if gathers(kind) and there is one: rank by rank
+  friend bool operator==(const StampedRequest&, const StampedRequest&) = default;
+};
+
+/// Reports of several ranks as one message: each thing that was asked for once, with who did.
+struct MergedReport {
+  /// As Report::last_applied, in the newest report of each rank.
+  struct Applied {
+    std::uint64_t last_applied = 0;
+    RankSet ranks = {};
+    friend bool operator==(const Applied&, const Applied&) = default;
+  };
+  /// What these ranks asked for alike. Stamps and report numbers are those of the lowest of them.
+  struct Group {
+    RankSet ranks = {};
+    std::vector<StampedHits> hits = {};
+    std::vector<StampedUnnamedHit> unnamed_hits = {};
+    std::vector<StampedRequest> requests = {};
+    friend bool operator==(const Group&, const Group&) = default;
+  };
+  /// What means what it means after plan `as_of`. A rank asks for nothing twice within one, so the
+  /// order within a section is free, but that joins come last.
+  struct Section {
+    std::uint64_t as_of = 0;
+    std::vector<Group> groups = {};
+    friend bool operator==(const Section&, const Section&) = default;
+  };
+  /// Somewhere below this was held back for too long: whoever merges it with more passes it on.
+  bool overdue = false;
+  std::vector<Applied> applied = {};  ///< each rank at most once
+  RankSet leaving = {};
+  std::vector<Section> sections = {};  ///< ascending
+  friend bool operator==(const MergedReport&, const MergedReport&) = default;
+};
+
 /// One tensor of a batch: a cache slot (with the ordinal when the slot holds an unnamed one), or
 /// the request in full.
 struct PlannedTensor {
@@ -140,13 +210,16 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
-using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong>;
+using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
 Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
+Bytes encode(const MergedReport&);
+/// What encode() gives for the plan under another number. @param plan an encoded plan with the sequence 0
+Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
 /// message's size.
 AnyMessage decode(std::span<const std::byte>);

@@ -182,25 +182,33 @@ Json json_of(const RoundCost& cost) {
           {"report_bytes", cost.report_bytes}, {"plan_bytes", cost.plan_bytes}, {"rounds", cost.rounds}};
 }
 
+constexpr int kMostWithoutTree = 33;
+
 Json measure_worlds(const ControlOptions& options) {
   Json worlds = Json::array();
   for (const int ranks : options.worlds) {
-    const WorldCost cost = measure_world(ranks, options.tensors);
-    worlds.push_back({{"ranks", cost.ranks},
-                      {"tensors", cost.tensors},
-                      {"messages_received_per_round", cost.messages_received},
-                      {"first", json_of(cost.first)},
-                      {"cached", json_of(cost.cached)}});
+    std::vector<WorldCost> costs = {measure_world(ranks, options.tensors)};
+    if (ranks > kMostWithoutTree) costs.push_back(measure_tree_world(ranks, options.tensors));
+    for (const WorldCost& cost : costs) {
+      worlds.push_back({{"ranks", cost.ranks},
+                        {"tensors", cost.tensors},
+                        {"tree_depth", cost.depth},
+                        {"messages_received_per_round", cost.messages_received},
+                        {"most_received_per_rank_and_round", cost.most_received},
+                        {"first", json_of(cost.first)},
+                        {"cached", json_of(cost.cached)}});
+    }
   }
   return worlds;
 }
 
 void print_worlds(const Json& worlds, const ControlOptions& options, std::ostream& out) {
   out << "\ncoordinator, " << options.tensors << " tensors per rank: CPU time of one round at rank 0, and message sizes\n";
-  Table table({"ranks", "messages in", "first us", "accept", "decide", "report B", "plan B", "cached us", "accept", "decide", "report B",
+  Table table({"ranks", "tree", "messages in", "first us", "accept", "decide", "report B", "plan B", "cached us", "accept", "decide", "report B",
                "plan B"});
   for (const Json& world : worlds) {
-    std::vector<std::string> cells = {std::to_string(world["ranks"].get<int>()),
+    const int depth = world["tree_depth"].get<int>();
+    std::vector<std::string> cells = {std::to_string(world["ranks"].get<int>()), depth == 0 ? "-" : std::to_string(depth),
                                       std::to_string(world["messages_received_per_round"].get<int>())};
     for (const char* round : {"first", "cached"}) {
       for (const char* key : {"cpu_us", "accept_us", "decide_us"}) cells.push_back(number_text(world[round][key].get<double>()));

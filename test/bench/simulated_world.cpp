@@ -10,6 +10,7 @@
 #include "bench/statistics.h"
 #include "control/coordinator.h"
 #include "control/negotiator.h"
+#include "sim/tree_world.h"
 
 namespace hvd::bench {
 namespace {
@@ -95,12 +96,43 @@ RoundCost summarize_rounds(const std::vector<Sample>& samples) {
           static_cast<int>(samples.size())};
 }
 
+// The first negotiation costs by rank and tensor; so does the number of times that it is worth waiting for.
+int worlds_to_measure(int ranks, int tensors) {
+  return static_cast<int>(std::clamp<std::int64_t>(2'000'000 / (std::int64_t{ranks} * tensors), 3, 20));
+}
+constexpr int kCachedRounds = 20;
+
+class MeasuredTree {
+ public:
+  MeasuredTree(int ranks, int tensors) : world_(ranks, kRanksPerHost, kRadix, tensors) {}
+
+  Sample round() {
+    Sample sample;
+    double begun = 0;
+    double accepted = 0;
+    sim::TreeWorld::Watch watch;
+    watch.begin = [&] { begun = cpu_seconds(); };
+    watch.accepted = [&] { accepted = cpu_seconds(); };
+    watch.decided = [&] { sample.decide = cpu_seconds() - accepted; };
+    round_ = world_.round(watch);
+    sample.accept = accepted - begun;
+    sample.report_bytes = round_.merged_bytes;
+    sample.plan_bytes = round_.plan_bytes;
+    return sample;
+  }
+  const sim::TreeWorld::Round& last() const noexcept { return round_; }
+
+ private:
+  static constexpr int kRanksPerHost = 8;
+  static constexpr int kRadix = 32;
+  sim::TreeWorld world_;
+  sim::TreeWorld::Round round_;
+};
+
 }  // namespace
 
 WorldCost measure_world(int ranks, int tensors) {
-  // The first negotiation costs by rank and tensor; so does the number of times that it is worth waiting for.
-  const int worlds = static_cast<int>(std::clamp<std::int64_t>(2'000'000 / (std::int64_t{ranks} * tensors), 3, 20));
-  constexpr int kCachedRounds = 20;
+  const int worlds = worlds_to_measure(ranks, tensors);
   std::vector<Sample> first;
   std::vector<Sample> cached;
   for (int i = 0; i < worlds; ++i) {
@@ -110,7 +142,27 @@ WorldCost measure_world(int ranks, int tensors) {
     world.round();  // the first to use what the caches hold
     for (int round = 0; round < kCachedRounds; ++round) cached.push_back(world.round());
   }
-  return {ranks, tensors, ranks - 1, summarize_rounds(first), summarize_rounds(cached)};
+  return {ranks, tensors, 0, ranks - 1, ranks, summarize_rounds(first), summarize_rounds(cached)};
+}
+
+WorldCost measure_tree_world(int ranks, int tensors) {
+  const int worlds = worlds_to_measure(ranks, tensors);
+  std::vector<Sample> first;
+  std::vector<Sample> cached;
+  WorldCost cost{.ranks = ranks, .tensors = tensors};
+  for (int i = 0; i < worlds; ++i) {
+    MeasuredTree tree(ranks, tensors);
+    first.push_back(tree.round());
+    cost.depth = tree.last().depth;
+    cost.messages_received = static_cast<int>(tree.last().root_received) - 1;
+    cost.most_received = static_cast<int>(tree.last().most_received);
+    if (i + 1 < worlds) continue;
+    tree.round();
+    for (int round = 0; round < kCachedRounds; ++round) cached.push_back(tree.round());
+  }
+  cost.first = summarize_rounds(first);
+  cost.cached = summarize_rounds(cached);
+  return cost;
 }
 
 }  // namespace hvd::bench

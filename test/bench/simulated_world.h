@@ -15,14 +15,20 @@ struct RoundCost {
 struct WorldCost {
   int ranks = 0;
   int tensors = 0;
-  /// The coordinator hears each rank and tells each rank, itself excepted.
+  /// Levels of the tree below rank 0; 0: none, rank 0 hears each rank and tells each rank.
+  int depth = 0;
+  /// By rank 0, from others, in one round.
   int messages_received = 0;
+  /// By the rank that receives most, its own report included.
+  int most_received = 0;
   RoundCost first = {};
   RoundCost cached = {};
 };
 
-/// Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do the same, so one negotiator speaks for all.
+/// No tree. Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do the same, so one negotiator speaks for all.
 /// @throws std::runtime_error when the plans are not what they must be.
 WorldCost measure_world(int ranks, int tensors);
+/// The same over an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a host.
+WorldCost measure_tree_world(int ranks, int tensors);
 
 }  // namespace hvd::bench

@@ -72,8 +72,12 @@ TEST(BenchSmoke, ControlHasEveryRow) {
         << row;
   }
   const json& worlds = outcome.document["worlds"];
-  ASSERT_EQ(worlds.size(), 2u);
+  ASSERT_EQ(worlds.size(), 3u);  // 8, 64, and 64 over a tree
   EXPECT_EQ(worlds[1]["ranks"], 64);
+  EXPECT_EQ(worlds[2]["ranks"], 64);
+  EXPECT_EQ(worlds[1]["tree_depth"], 0);
+  EXPECT_GT(worlds[2]["tree_depth"], 0);
+  EXPECT_LE(worlds[2]["most_received_per_rank_and_round"], 33);
   for (const json& world : worlds) {
     EXPECT_EQ(world["tensors"], 7);
     for (const char* round : {"first", "cached"}) EXPECT_GT(world[round]["cpu_us"].get<double>(), 0) << world;

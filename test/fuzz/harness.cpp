@@ -72,6 +72,7 @@ class Job {
   void report(int rank, const wire::Report& report) {
     coordinator_.accept(rank % kRanks, report, now_);
   }
+  void report(const wire::MergedReport& report) { coordinator_.accept(report, now_); }
   void plan(int rank, const wire::Plan& plan) {
     ranks_[static_cast<std::size_t>(rank % kRanks)]->apply(plan);
   }
@@ -118,6 +119,12 @@ void feed_message(std::span<const std::byte> input) {
   if (const auto* report = std::get_if<wire::Report>(&message)) {
     job.report(1, *report);
     job.report(2, *report);
+    job.decide(0);
+    job.publish();
+    job.decide(10);
+    job.publish();
+  } else if (const auto* merged = std::get_if<wire::MergedReport>(&message)) {
+    job.report(*merged);
     job.decide(0);
     job.publish();
     job.decide(10);

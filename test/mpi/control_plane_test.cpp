@@ -100,16 +100,24 @@ TEST_P(MpiControlPlaneTest, CarriesEmptyAndLargeMessages) {
   EXPECT_TRUE(testing::receive(*plane_).bytes.empty());
 }
 
+TEST_P(MpiControlPlaneTest, AnyRankSendsToSome) {
+  std::vector<int> others;
+  for (int peer = 0; peer < mpi_size(); ++peer) {
+    if (peer != mpi_rank()) others.push_back(peer);
+  }
+  plane_->send(others, make_message(mpi_rank(), 100));
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    const control::Message message = testing::receive(*plane_);
+    EXPECT_EQ(message.bytes, make_message(message.source, 100));
+  }
+}
+
 TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
   const Bytes too_large((std::size_t{256} << 20) + 1);
   EXPECT_THROW(plane_->report(too_large), Error);
-  if (mpi_rank() == 0) {
-    EXPECT_THROW(plane_->publish(too_large), Error);
-    EXPECT_THROW(plane_->send(mpi_size(), {}), Error);
-  } else {
-    EXPECT_THROW(plane_->publish({}), Error);
-    EXPECT_THROW(plane_->send(0, {}), Error);
-  }
+  EXPECT_THROW(plane_->send(mpi_size(), {}), Error);
+  EXPECT_THROW(plane_->send(-1, {}), Error);
+  EXPECT_THROW(plane_->publish(mpi_rank() == 0 ? std::span<const std::byte>(too_large) : std::span<const std::byte>()), Error);
   EXPECT_FALSE(plane_->poll().has_value());
 }
 

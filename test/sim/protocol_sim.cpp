@@ -14,6 +14,13 @@ namespace {
 // latest.
 constexpr Duration kLongestRun = std::chrono::minutes(10);
 
+// Two ranks to a host, so that there are leaders.
+Topology topology_for(const Scenario& scenario) {
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < scenario.ranks; ++rank) hosts.push_back("host" + std::to_string(rank / 2));
+  return make_topology(0, hosts);
+}
+
 control::CoordinatorOptions options_for(const Scenario& scenario) {
   control::CoordinatorOptions options;
   options.fusion_threshold = scenario.fusion_threshold;
@@ -68,6 +75,10 @@ ProtocolSim::ProtocolSim(const Scenario& scenario)
       coordinator_(options_for(scenario), sets_) {
   for (int rank = 0; rank < scenario.ranks; ++rank) {
     ranks_.push_back(std::make_unique<Rank>(rank, sets_, scenario.cache_capacity));
+    if (scenario.tree_radix == 0) continue;
+    Rank& self = *ranks_.back();
+    self.place = control::place_in_tree(topology_for(scenario), rank, scenario.tree_radix);
+    if (!self.place.children.empty()) self.aggregator.emplace(self.place.subtree, self.negotiator, scenario.longest_hold);
   }
 }
 
@@ -180,9 +191,38 @@ void ProtocolSim::submit_one(int rank, wire::Request request) {
 }
 
 void ProtocolSim::send_report(int rank) {
-  const auto report = ranks_[static_cast<std::size_t>(rank)]->negotiator.take_report();
+  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  const auto report = self.negotiator.take_report();
   if (!report) return;
-  deliver(rank, 0, wire::encode(*report));
+  if (!self.aggregator) return deliver(rank, std::max(self.place.parent, 0), wire::encode(*report));
+  self.aggregator->accept(rank, *report, loop_.now());
+  pass_on(rank);
+}
+
+// What an inner rank of the tree has merged goes on as soon as there is something to pass on.
+void ProtocolSim::pass_on(int rank) {
+  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  if (const auto merged = self.aggregator->take(loop_.now())) {
+    outcome_.merged += merged->applied.empty() || count(merged->applied.front().ranks) > 1 ? 1 : 0;
+    outcome_.overdue += merged->overdue ? 1 : 0;
+    if (rank != 0) {
+      deliver(rank, self.place.parent, wire::encode(*merged));
+    } else {
+      coordinator_.accept(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), loop_.now());
+      coordinate();
+    }
+  }
+  const auto deadline = self.aggregator->deadline();
+  if (!deadline) return;
+  loop_.at(*deadline, [this, rank] {
+    const auto due = ranks_[static_cast<std::size_t>(rank)]->aggregator->deadline();
+    if (due && *due <= loop_.now()) pass_on(rank);
+  });
+}
+
+void ProtocolSim::publish(const wire::Bytes& plan) {
+  if (scenario_.tree_radix > 0) return deliver(0, 0, plan);
+  for (int rank = 0; rank < scenario_.ranks; ++rank) deliver(0, rank, plan);
 }
 
 void ProtocolSim::end_use(int rank, const std::string& name, StatusCode code,
@@ -216,8 +256,17 @@ void ProtocolSim::receive(int from, int to, const wire::Bytes& bytes) {
   try {
     const wire::AnyMessage message = wire::decode(bytes);
     if (const auto* plan = std::get_if<wire::Plan>(&message)) return apply(to, *plan);
+    auto& aggregator = ranks_[static_cast<std::size_t>(to)]->aggregator;
+    if (const auto* merged = std::get_if<wire::MergedReport>(&message)) {
+      aggregator.value().accept(*merged, loop_.now());
+      return pass_on(to);
+    }
     const auto& report = std::get<wire::Report>(message);
     if (report.last_applied < latest_plan_) ++outcome_.stale_reports;
+    if (aggregator) {
+      aggregator->accept(from, report, loop_.now());
+      return pass_on(to);
+    }
     coordinator_.accept(from, report, loop_.now());
     coordinate();
   } catch (const std::exception& error) {
@@ -231,8 +280,7 @@ void ProtocolSim::coordinate() {
     ++outcome_.plans;
     latest_plan_ = plan->sequence;
     for (const auto& batch : plan->batches) outcome_.fused += batch.tensors.size() > 1 ? 1 : 0;
-    const wire::Bytes bytes = wire::encode(*plan);
-    for (int rank = 0; rank < scenario_.ranks; ++rank) deliver(0, rank, bytes);
+    publish(wire::encode(*plan));
   }
   outcome_.most_displaced = std::max(outcome_.most_displaced, coordinator_.displaced_entries());
   watch_deadline();
@@ -252,7 +300,12 @@ void ProtocolSim::watch_deadline() {
 
 void ProtocolSim::apply(int rank, const wire::Plan& plan) {
   Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  for (const int child : self.place.children) deliver(rank, child, wire::encode(plan));
   const control::Applied applied = self.negotiator.apply(plan);
+  if (self.aggregator) {
+    self.aggregator->note_plan(plan);
+    pass_on(rank);
+  }
   compare_with_others(rank, plan.sequence, applied);
   for (const auto& error : applied.errors) end_use(rank, error.name, error.code, error.message);
   for (const auto& batch : applied.batches) execute(rank, batch);

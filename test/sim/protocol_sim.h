@@ -11,8 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "control/aggregator.h"
 #include "control/coordinator.h"
 #include "control/negotiator.h"
+#include "control/tree.h"
 #include "sim/scenario.h"
 
 /// N ranks that negotiate over a simulated network in virtual time, in one thread: the real
@@ -65,6 +67,8 @@ struct Outcome {
   std::uint64_t stale_reports = 0;  ///< that a plan overtook
   std::uint64_t fused = 0;          ///< batches of more than one operation
   std::size_t most_displaced = 0;
+  std::uint64_t merged = 0;         ///< messages that spoke for several ranks
+  std::uint64_t overdue = 0;        ///< messages that had waited in vain
   std::size_t displaced_at_end = 0;
   std::size_t failed_uses_at_end = 0;
 };
@@ -79,6 +83,8 @@ class ProtocolSim {
     explicit Rank(int number, const control::ProcessSetTable& sets, std::size_t capacity)
         : negotiator(number, sets, capacity) {}
     control::Negotiator negotiator;
+    control::TreePlace place = {};
+    std::optional<control::Aggregator> aggregator = {};  ///< of inner ranks of a tree
     std::size_t step = 0;
     std::size_t outstanding =
         0;  ///< uses of this step that have not ended, or that wait for their turn
@@ -102,6 +108,8 @@ class ProtocolSim {
 
   void deliver(int from, int to, wire::Bytes bytes);
   void receive(int from, int to, const wire::Bytes& bytes);
+  void pass_on(int rank);
+  void publish(const wire::Bytes& plan);
   void coordinate();
   void watch_deadline();
   void apply(int rank, const wire::Plan& plan);

@@ -38,7 +38,7 @@ struct Totals {
   std::map<StatusCode, std::uint64_t> ended = {};
   std::uint64_t plans = 0, messages = 0, by_bit = 0, tombstones = 0, warnings = 0,
                 stale_reports = 0, fused = 0;
-  std::uint64_t displaced = 0, seeds_with_groups_split = 0;
+  std::uint64_t displaced = 0, seeds_with_groups_split = 0, merged = 0, overdue = 0;
 };
 
 /// Judges one use of one operation by how it ended on every rank that submitted it.
@@ -137,16 +137,21 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
   totals.stale_reports += outcome.stale_reports;
   totals.fused += outcome.fused;
   totals.displaced += outcome.most_displaced;
+  totals.merged += outcome.merged;
+  totals.overdue += outcome.overdue;
 }
 
-TEST(ProtocolSim, EveryRankAppliesTheSamePlansAndEveryUseEndsOnceWithTheRightClass) {
+// @param radix of the tree that reports and plans travel through; 0: none
+Totals simulate(int radix, Duration longest_hold = kStallWarning / 8) {
   Totals totals;
   std::uint64_t current = 0;
   const auto start = std::chrono::steady_clock::now();
-  for (std::uint64_t seed = 0; seed < seeds() && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < seeds() && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     current = seed;
-    const Scenario scenario = make_scenario(seed);
+    Scenario scenario = make_scenario(seed);
+    scenario.tree_radix = radix;
+    scenario.longest_hold = longest_hold;
     judge(scenario, ProtocolSim(scenario).run(), totals);
   }
   const double seconds =
@@ -170,7 +175,7 @@ TEST(ProtocolSim, EveryRankAppliesTheSamePlansAndEveryUseEndsOnceWithTheRightCla
       static_cast<unsigned long long>(totals.stale_reports),
       static_cast<unsigned long long>(totals.fused),
       static_cast<unsigned long long>(totals.displaced));
-  if (seeds() < 100) return;
+  if (seeds() < 100) return totals;
   // The scenarios reach what they are meant to reach.
   for (const auto code :
        {StatusCode::kOk, StatusCode::kMismatch, StatusCode::kStalled, StatusCode::kShutdown}) {
@@ -180,6 +185,31 @@ TEST(ProtocolSim, EveryRankAppliesTheSamePlansAndEveryUseEndsOnceWithTheRightCla
                            totals.fused, totals.displaced}) {
     EXPECT_GT(count, 20u);
   }
+  return totals;
+}
+
+TEST(ProtocolSim, EveryRankAppliesTheSamePlansAndEveryUseEndsOnceWithTheRightClass) {
+  const Totals totals = simulate(0);
+  EXPECT_EQ(totals.merged, 0u);
+}
+
+TEST(ProtocolSim, OverADeepTreeToo) {
+  const Totals totals = simulate(2);
+  if (seeds() < 100) return;
+  EXPECT_GT(totals.merged, 20u);
+  EXPECT_GT(totals.overdue, 20u);
+}
+
+// Whatever all have asked for goes on without the help of any clock: where nobody is late, nothing stalls.
+TEST(ProtocolSim, OverADeepTreeThatHoldsBackWithoutLimit) {
+  const Totals totals = simulate(2, 10 * kStallShutdown);
+  EXPECT_EQ(totals.overdue, 0u);
+}
+
+TEST(ProtocolSim, OverATreeOfFourToo) {
+  const Totals totals = simulate(4);
+  if (seeds() < 100) return;
+  EXPECT_GT(totals.merged, 20u);
 }
 
 }  // namespace

@@ -37,13 +37,26 @@ runtime::RuntimeOptions options_for(std::uint64_t seed) {
 
 ProgramShape shape_for(std::uint64_t seed) { return {.joins = seed / 2 % 3 == 1, .sets = seed / 2 % 2 == 1}; }
 
-TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) {
+// Hosts of one, two or three ranks in turn, so that a tree of radix 2 or 3 is deep and uneven.
+std::vector<std::string> many_hosts(int ranks) {
+  std::vector<std::string> hosts;
+  for (int host = 0; static_cast<int>(hosts.size()) < ranks; ++host) {
+    for (int i = 0; i <= host % 3 && static_cast<int>(hosts.size()) < ranks; ++i) hosts.push_back("host" + std::to_string(host));
+  }
+  return hosts;
+}
+
+void run_any_order_and_delay(bool tree) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
     const int ranks = ranks_for(seed);
     VirtualClock clock;
-    LocalJob job({.size = ranks, .runtime = options_for(seed), .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
-                  .seed = seed},
-                 clock);
+    LocalJobOptions job_options{.size = ranks, .runtime = options_for(seed),
+                                .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed};
+    if (tree) {
+      job_options.hosts = many_hosts(ranks);
+      job_options.runtime.control_radix = 2 + static_cast<int>(seed % 2);
+    }
+    LocalJob job(job_options, clock);
     const RandomProgram program(seed, ranks, shape_for(seed));
     std::vector<ProgramRun> runs;
     for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
@@ -69,9 +82,13 @@ TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) {
       if (!program.sets().empty()) continue;  // the calls of other sets
       EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls) << "seed " << seed;
     }
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
+
+TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) { run_any_order_and_delay(false); }
+
+TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "local/local_network.h"
@@ -23,6 +24,8 @@ struct LocalJobOptions {
   runtime::RuntimeOptions runtime = {};
   Duration longest_delay{};
   std::uint64_t seed = 0;
+  /// Per rank; default: all on one.
+  std::vector<std::string> hosts = {};
   /// Instead of the local backend.
   std::shared_ptr<Backend> backend = {};
 };

@@ -39,7 +39,7 @@ TEST(ProtocolDoc, ShowsGoldenMessages) {
     pinned[name] = golden::to_hex(golden::from_hex(hex));
   }
   const auto shown = blocks();
-  EXPECT_EQ(shown.size(), 7u);
+  EXPECT_EQ(shown.size(), 8u);
   for (const auto& [name, hex] : shown) EXPECT_EQ(hex, pinned[name]) << name;
 }
 

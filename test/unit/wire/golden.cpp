@@ -82,6 +82,21 @@ Plan plan_of_everything() {
   return plan;
 }
 
+MergedReport merged_report_of_everything() {
+  MergedReport report;
+  report.overdue = true;
+  report.applied = {{300, RankSet(4, 9)}, {299, RankSet(200)}};
+  report.leaving = RankSet(5);
+  MergedReport::Group all{RankSet(4, 9)};
+  all.ranks.add(RankSet(200));
+  all.hits = {{7, SlotSet({0, 2, 9})}};
+  all.unnamed_hits = {{stamp_of_unnamed_hit(7, 0), {4, 7}}};
+  MergedReport::Group some{RankSet(4, 6)};
+  some.requests = {{stamp_of_request(8, 1), unnamed_gather(), {{2, 1}, {0, 2}}}, {stamp_of_request(8, 0), everything()}};
+  report.sections = {{298, {all}}, {300, {some}}};
+  return report;
+}
+
 PlannedTensor from_cache(std::uint32_t slot) {
   PlannedTensor planned;
   planned.slot = slot;
@@ -120,6 +135,13 @@ Report cached_report() {
   Report report;
   report.last_applied = 1;
   report.cached = {0, 1};
+  return report;
+}
+
+MergedReport cached_merged_report() {
+  MergedReport report;
+  report.applied = {{1, RankSet(8, 15)}};
+  report.sections = {{1, {{RankSet(8, 15), {{2, SlotSet({0, 1})}}}}}};
   return report;
 }
 
@@ -170,6 +192,14 @@ std::vector<Golden> messages() {
        "02 0178 05 046c656674 0a 00"},
       {"abort", Abort{3, {StatusCode::kPeerLost, "lost rank 2", 2}},
        "680103 03 04 0b6c6f73742072616e6b2032 04"},
+      {"merged_report_cached", cached_merged_report(), "680106 00 01 01 01 08 07 00 01 01 01 01 08 07 01 02 01 03 00 00"},
+      {"merged_report_everything", merged_report_of_everything(),
+       "680106 01 02 ac02 01 04 05 ab02 01 c801 00 01 05 00 02"
+       "aa02 01 02 04 05 bd01 00 01 07 02 0502 01 8080c00e 04 07 00"
+       "ac02 01 01 04 02 00 00 02"
+       "81808011 10 05 01 01 04 00 00 02 02 03 02 02 01 00 02"
+       "80808011 0f 086c617965722fc3a9 04 05 09 01 ac02 03 06 00 808080808020 02 000000000000e03f "
+       "00000000000000c0 05626c6f636b 03 01 03 01 02 03 00"},
       {"ping", Ping{}, "680104"},
       {"pong", Pong{}, "680105"},
   };

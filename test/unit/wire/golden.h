@@ -25,6 +25,7 @@ Report first_report_of_rank_0();
 Report first_report_of_rank_1();
 Plan first_plan();
 Report cached_report();
+MergedReport cached_merged_report();
 Plan cached_plan();
 
 Bytes encode(const AnyMessage&);

@@ -50,6 +50,9 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* plan = std::get_if<Plan>(&message)) {
       EXPECT_EQ(std::get<Plan>(decoded), *plan);
     }
+    if (const auto* merged = std::get_if<MergedReport>(&message)) {
+      EXPECT_EQ(std::get<MergedReport>(decoded), *merged);
+    }
     if (const auto* abort = std::get_if<Abort>(&message)) {
       EXPECT_EQ(std::get<Abort>(decoded).origin, abort->origin);
       EXPECT_EQ(std::get<Abort>(decoded).cause.code, abort->cause.code);
@@ -98,8 +101,8 @@ TEST(Messages, MagicVersionAndKindErrorsAreReadable) {
   EXPECT_EQ(failure(from_hex("680204")),
             "control message: version at byte 2 of 3: this rank speaks version 1, got 2; run the "
             "same hvd on every rank");
-  EXPECT_EQ(failure(from_hex("680106")),
-            "control message: message kind at byte 3 of 3: unknown, got 6");
+  EXPECT_EQ(failure(from_hex("680107")),
+            "control message: message kind at byte 3 of 3: unknown, got 7");
   EXPECT_EQ(failure(from_hex("680100")),
             "control message: message kind at byte 3 of 3: unknown, got 0");
 }
@@ -302,6 +305,27 @@ TEST(Messages, RandomMessagesComeBack) {
     EXPECT_EQ(round_trip(report), report);
     EXPECT_EQ(round_trip(plan), plan);
   }
+}
+
+TEST(Messages, AMergedReportThatCannotBeIsRefused) {
+  const struct {
+    const char* hex;
+    const char* why;
+  } cases[] = {
+      {"680106 00 00 00 01 00 01 00", "expected at least one rank"},
+      {"680106 00 01 05 00", "expected at least one rank"},
+      {"680106 00 02 05 01 00 03 06 01 02 00 00 00", "a rank is named twice"},
+      {"680106 00 00 01 ffff3f 01 00", "there is no rank 1048576"},
+      {"680106 00 00 00 02 05 00 05 00", "not ascending"},
+      {"680106 00 00 00 01 00 01 01 00 00 01 01 00 00 00", "expected at least one"},
+      {"680106 00 00 00 01 00 01 01 00 01 00 00 01 00 00 0167 01 00 08 00 00 01 05 01 05 01 00",
+       "expected those of 2 ranks, got 1"},
+      {"680106 00 00 00 01 00 01 01 00 01 00 00 01 00 00 0167 01 00 08 00 00 01 05 01 06 02 00",
+       "the lowest rank's is not that of the request"},
+      {"680106 00 00 00 01 00 01 01 00 01 00 00 01 00 00 0172 00 00 08 00 00 01 05 01 05 02 00",
+       "expected those of 0 ranks, got 2"},
+  };
+  for (const auto& [hex, why] : cases) EXPECT_THAT(failure(from_hex(hex)), HasSubstr(why)) << hex;
 }
 
 }  // namespace

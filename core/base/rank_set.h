@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace hvd {
+
+/// first to last, both included.
+struct RankRange {
+  int first = 0;
+  int last = 0;
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
+
+/// A set of ranks as ranges: ascending, disjoint, and not adjacent to each other.
+using RankSpan = std::span<const RankRange>;
+
+int count(RankSpan) noexcept;
+bool contains(RankSpan set, int rank) noexcept;
+bool contains(RankSpan set, RankSpan part) noexcept;
+bool intersects(RankSpan, RankSpan) noexcept;
+
+template <class Visit>
+void for_each_rank(RankSpan set, Visit&& visit) {
+  for (const RankRange range : set) {
+    for (int rank = range.first; rank <= range.last; ++rank) visit(rank);
+  }
+}
+
+/// Ranks by the range, so that what concerns ten thousand of them costs as much as what concerns
+/// one, as long as they are neighbours. Every operation is linear in the ranges, not the ranks.
+class RankSet {
+ public:
+  RankSet() = default;
+  explicit RankSet(int rank) : ranges_{{rank, rank}} {}
+  RankSet(int first, int last) : ranges_{{first, last}} {}
+  explicit RankSet(RankSpan ranges) : ranges_(ranges.begin(), ranges.end()) {}
+  /// @param ranks ascending, each once
+  static RankSet of(std::span<const int> ranks);
+
+  // NOLINTNEXTLINE(google-explicit-constructor): a set is its ranges
+  operator RankSpan() const noexcept { return ranges_; }
+  const std::vector<RankRange>& ranges() const noexcept { return ranges_; }
+  bool empty() const noexcept { return ranges_.empty(); }
+  /// @pre !empty()
+  int lowest() const noexcept { return ranges_.front().first; }
+  int highest() const noexcept { return ranges_.back().last; }
+  std::vector<int> to_vector() const;
+
+  /// Above all that it holds, which need not be ascending ranges' neighbours: adjacent ones are joined.
+  void append(RankRange range);
+  void add(RankSpan);
+  void remove(RankSpan);
+  void clear() noexcept { ranges_.clear(); }
+  friend bool operator==(const RankSet&, const RankSet&) = default;
+
+ private:
+  std::vector<RankRange> ranges_;
+};
+
+RankSet intersection(RankSpan, RankSpan);
+RankSet difference(RankSpan, RankSpan);
+
+}  // namespace hvd
