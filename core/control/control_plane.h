@@ -5,10 +5,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/lock_words.h"
 #include "hvd/backend.h"
 #include "hvd/topology.h"
 
@@ -22,6 +24,7 @@ struct Message {
 struct PeerLoss {
   int rank = 0;
   std::string cause = {};  ///< "process 4711 ended", "no sign of life for 3.0 s"
+  bool known = false;      ///< another rank noticed it first, and `cause` is the whole of what it says
 };
 
 /// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
@@ -52,14 +55,17 @@ class ControlPlane : public Peers {
   /// This rank's bell.
   virtual Doorbell& doorbell() noexcept = 0;
 
+  /// A rank's words for the schedule lock, in memory shared by all ranks of the job. Null when there is none.
+  virtual LockWords* lock_words(int rank) noexcept = 0;
+
   /// Tells the ranks on this host that this one lives.
   virtual void beat(TimePoint now) noexcept = 0;
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
   /// This rank fails because it has lost `rank`: the ranks on this host learn that from check_peers(), rather than take the end of this
-  /// process for the loss.
-  virtual void accuse(int rank) noexcept = 0;
+  /// process for the loss, with what it says of it.
+  virtual void accuse(int rank, std::string_view cause) noexcept = 0;
   /// This rank leaves in order: its silence from now on is no loss.
   virtual void farewell() noexcept = 0;
 };

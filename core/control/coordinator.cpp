@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "control/fusion_planner.h"
@@ -44,6 +45,8 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   const Source source{{&one, 1}, report.last_applied, now};
   check_applied(source.ranks, report.last_applied);
   note_applied(source.ranks, report.last_applied);
+  // The rank takes all this back when it comes to the lock: See ScheduleLock.
+  if (report.last_applied < locked_at_) return;
   const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
   for (const auto slot : report.cached) accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
   for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
@@ -216,9 +219,24 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   if (learning_) learn_repeat(plan, ready_bytes);
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
+  if (options_.schedule_lock) lock_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
   return plan;
+}
+
+// What ranks have asked for early, of the next step, they ask for again under the lock. What is not of the schedule would end it at once.
+void Coordinator::lock_if_steady(wire::Plan& plan) {
+  if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
+  if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !shut_down_.empty()) return;
+  std::set<std::uint32_t> slots;
+  for (const auto& batch : learner_.schedule()) slots.insert(batch.begin(), batch.end());
+  for (const PendingTensor& tensor : table_.pending()) {
+    if (!tensor.cached_slot || !slots.contains(*tensor.cached_slot)) return;
+  }
+  plan.lock = learner_.schedule();
+  locked_at_ = plan.sequence;
+  table_.clear();
 }
 
 void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan) {

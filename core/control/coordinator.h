@@ -14,6 +14,7 @@
 #include "control/process_set_table.h"
 #include "control/ready_table.h"
 #include "control/response_cache.h"
+#include "control/schedule_lock.h"
 #include "control/stall_inspector.h"
 #include "wire/messages.h"
 
@@ -25,6 +26,7 @@ inline constexpr std::size_t kBusyBatches = 2;
 struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
   std::size_t cache_capacity = 1024;
+  bool schedule_lock = false;
   StallLimits stall = {};
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
@@ -48,6 +50,8 @@ class Coordinator {
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
 
+  /// The ranks have left the lock that the last plan with one began.
+  void note_lock_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
   /// The same, encoded, which is cheaper where a plan repeats.
   std::optional<wire::Bytes> decide_encoded(TimePoint now, std::size_t in_flight);
 
@@ -125,6 +129,7 @@ class Coordinator {
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
   void end_set(int process_set);
+  void lock_if_steady(wire::Plan&);
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
   wire::PlannedTensor plan_tensor(PendingRef);
 
@@ -133,6 +138,8 @@ class Coordinator {
   ReadyTable table_;
   ResponseCache cache_;
   StallInspector stalls_;
+  StepLearner learner_;
+  std::uint64_t locked_at_ = 0;  ///< the last plan with a lock
   std::uint64_t sequence_ = 0;
 
   RankMap<std::uint64_t> last_applied_;

@@ -18,7 +18,7 @@ bool fusible(OpKind kind) {
 
 // Adasum weighs each tensor by its own length.
 bool fusible(const wire::Request& request) {
-  return fusible(request.kind) && request.op != ReduceOp::kAdasum;
+  return fusible(request.kind) && request.op != ReduceOp::kAdasum && !request.alone;
 }
 
 // The factors by their bits: a NaN among the keys would undo the map's order.
@@ -78,7 +78,7 @@ std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> t
       batch.insert(batch.end(), unit.indices.begin(), unit.indices.end());
       found->second.bytes = together;
     } else {
-      open.insert_or_assign(sort, OpenBatch{batches.size(), unit.bytes});
+      if (fusible(request)) open.insert_or_assign(sort, OpenBatch{batches.size(), unit.bytes});
       batches.push_back(std::move(unit.indices));
     }
   }

@@ -1,6 +1,7 @@
 #include "control/negotiator.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "control/fusion_planner.h"
@@ -42,18 +43,23 @@ void Negotiator::check_submission(const wire::Request& request) const {
 
 std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
   check_submission(request);
+  if (auto error = take_failure(request)) return error;
   std::string key = key_of(request.process_set, request.name);
-  if (const auto found = failed_in_advance_.find(key); found != failed_in_advance_.end()) {
-    wire::ErrorEntry error = std::move(found->second.front());
-    found->second.pop_front();
-    if (found->second.empty()) failed_in_advance_.erase(found);
-    return error;
-  }
   if (!awaiting_.emplace(std::move(key), false).second) {
     throw Error(describe(request) + " was submitted while it is in flight");
   }
   unsent_.push_back(std::move(request));
   return std::nullopt;
+}
+
+std::optional<wire::ErrorEntry> Negotiator::take_failure(const wire::Request& request) {
+  if (failed_in_advance_.empty()) return std::nullopt;
+  const auto found = failed_in_advance_.find(key_of(request.process_set, request.name));
+  if (found == failed_in_advance_.end()) return std::nullopt;
+  wire::ErrorEntry error = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) failed_in_advance_.erase(found);
+  return error;
 }
 
 std::optional<wire::Report> Negotiator::take_report() {
@@ -95,6 +101,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   // Errors first: the coordinator, too, decides them before it touches the cache.
   for (const auto& error : plan.errors) apply_error(error, applied);
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
+  if (!plan.lock.empty()) applied.lock = apply_lock(plan.lock);
   last_applied_ = plan.sequence;
   return applied;
 }
@@ -155,6 +162,35 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
     }
   }
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
+}
+
+// The coordinator forgets what has been asked for, too: reports from before this plan no longer count.
+std::vector<AgreedBatch> Negotiator::apply_lock(const std::vector<std::vector<std::uint32_t>>& schedule) {
+  std::vector<AgreedBatch> batches;
+  std::set<std::uint32_t> seen;
+  for (const auto& slots : schedule) {
+    AgreedBatch batch;
+    batch.members = sets_.members(0);
+    for (const std::uint32_t slot : slots) {
+      if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 || !seen.insert(slot).second) {
+        throw Error("a plan locks cache slot " + std::to_string(slot) + ", which is empty, of a process set, or locked twice");
+      }
+      const ResponseCache::Entry& entry = cache_.at(slot);
+      AgreedOperation operation{cache_.expand(slot, 0, rank_), entry.first_dims};
+      if (!batch.operations.empty() && !may_share_batch(batch.operations.front().request, operation.request)) {
+        throw Error("a plan locks " + describe(batch.operations.front().request) + " and " + describe(operation.request) +
+                    " in one batch");
+      }
+      batch.operations.push_back(std::move(operation));
+    }
+    if (batch.operations.empty()) throw Error("a plan locks an empty batch");
+    batches.push_back(std::move(batch));
+  }
+  awaiting_.clear();
+  unsent_.clear();
+  join_.reset();
+  shutdown_reported_ = false;
+  return batches;
 }
 
 AgreedOperation Negotiator::agree(const wire::PlannedTensor& tensor,

@@ -205,6 +205,11 @@ void ReadyTable::refresh_join(TimePoint now) {
 
 void ReadyTable::end_join() noexcept { joined_.clear(); }
 
+void ReadyTable::clear() {
+  while (!pending_.empty()) erase(pending_.begin());
+  groups_.clear();
+}
+
 void ReadyTable::drop_set(int process_set) {
   for (PendingRef tensor = pending_.begin(); tensor != pending_.end();) {
     const PendingRef next = std::next(tensor);

@@ -1,18 +1,15 @@
 #include "fusion/fusion_buffer.h"
 
 #include <algorithm>
-#include <new>
+#include <mutex>
 #include <utility>
 
 namespace hvd::fusion {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
 constexpr std::size_t kMostFree = 2;
 
 }  // namespace
-
-void FusionLease::Free::operator()(std::byte* memory) const noexcept { ::operator delete(memory, kAlignment); }
 
 FusionLease::FusionLease(FusionLease&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)),
@@ -34,7 +31,11 @@ FusionLease::~FusionLease() {
 }
 
 void FusionLease::abandon() noexcept {
-  static_cast<void>(memory_.release());
+  if (!memory_) return;
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<Memory>;  // never destroyed
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory_));
   pool_ = nullptr;
   size_ = capacity_ = 0;
 }
@@ -53,7 +54,7 @@ FusionLease FusionBufferPool::lease(std::size_t size) {
     free_.erase(best);
   } else {
     if (free_.size() == kMostFree) free_.pop_back();
-    lease.memory_.reset(static_cast<std::byte*>(::operator new(std::max<std::size_t>(size, 64), kAlignment)));
+    lease.memory_ = allocate_shared(arena_, std::max<std::size_t>(size, 64), true);
     lease.capacity_ = std::max<std::size_t>(size, 64);
   }
   lease.size_ = size;

@@ -3,7 +3,10 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
+
+#include "base/shared_arena.h"
 
 namespace hvd::fusion {
 
@@ -23,10 +26,7 @@ class FusionLease {
 
  private:
   friend class FusionBufferPool;
-  struct Free {
-    void operator()(std::byte*) const noexcept;
-  };
-  using Memory = std::unique_ptr<std::byte, Free>;
+  using Memory = std::shared_ptr<std::byte>;
 
   FusionBufferPool* pool_ = nullptr;
   Memory memory_;
@@ -34,10 +34,11 @@ class FusionLease {
   std::size_t capacity_ = 0;
 };
 
-/// Keeps the memory of fused batches between uses, since mapping fresh pages costs more than the copy. Grows to what is asked for;
+/// Keeps the memory of fused batches between uses, since mapping fresh pages costs more than the copy, in the arena if there is one. Grows to what is asked for;
 /// holds at most two free buffers. Used by the thread that drives the engine; outlives its leases.
 class FusionBufferPool {
  public:
+  explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr) : arena_(std::move(arena)) {}
   /// At least `size` bytes, 64-byte aligned, contents arbitrary. @throws std::bad_alloc
   FusionLease lease(std::size_t size);
   std::size_t free_buffers() const noexcept { return free_.size(); }
@@ -50,6 +51,7 @@ class FusionBufferPool {
   };
   void give_back(Buffer) noexcept;
 
+  const std::shared_ptr<SharedArena> arena_;
   std::vector<Buffer> free_;
 };
 

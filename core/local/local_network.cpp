@@ -46,6 +46,8 @@ class LocalControlPlane final : public control::ControlPlane {
   bool rung_by_all() const noexcept override { return true; }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
 
+  LockWords* lock_words(int rank) noexcept override { return &mailbox(rank).lock; }
+
   void beat(TimePoint now) noexcept override { mailbox(rank()).beat.store(now.count(), std::memory_order_relaxed); }
 
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {
@@ -59,7 +61,7 @@ class LocalControlPlane final : public control::ControlPlane {
     return std::nullopt;
   }
 
-  void accuse(int) noexcept override {}  // the ranks of one process do not end one by one
+  void accuse(int, std::string_view) noexcept override {}  // the ranks of one process do not end one by one
   void farewell() noexcept override { mailbox(rank()).left.store(true); }
 
  private:

@@ -51,6 +51,7 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     std::atomic<bool> left{false};
     std::atomic<TimePoint::rep> beat{0};     // 0: has not beaten yet
     Doorbell bell;
+    LockWords lock{};
   };
 
   LocalNetwork(NetworkOptions options, const Clock& clock);

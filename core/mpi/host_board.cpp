@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -26,10 +27,12 @@ struct alignas(64) HostBoard::Header {
 
 struct alignas(128) HostBoard::Slot {
   alignas(128) Doorbell bell;
+  alignas(128) LockWords lock;
   alignas(128) std::atomic<std::int64_t> beat;
   std::atomic<std::uint32_t> left;
   std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
   ProcessIdentity process;
+  char cause[512];  ///< of the accusation; zero-terminated
 };
 
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "beats are shared between processes");
@@ -147,6 +150,8 @@ HostBoard::~HostBoard() {
 
 Doorbell& HostBoard::bell(int index) noexcept { return slot(index).bell; }
 
+LockWords& HostBoard::lock_words(int index) noexcept { return slot(index).lock; }
+
 void HostBoard::enter(int index, TimePoint now) noexcept {
   own_ = index;
   Slot& own = slot(index);
@@ -177,14 +182,21 @@ void HostBoard::beat(TimePoint now) noexcept { slot(own_).beat.store(now.count()
 
 void HostBoard::farewell() noexcept { slot(own_).left.store(1, std::memory_order_seq_cst); }
 
-void HostBoard::accuse(int world_rank) noexcept { slot(own_).accused.store(world_rank + 1, std::memory_order_seq_cst); }
+void HostBoard::accuse(int world_rank, std::string_view cause) noexcept {
+  Slot& own = slot(own_);
+  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // others may be reading the text
+  const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
+  std::memcpy(own.cause, cause.data(), length);
+  own.cause[length] = '\0';
+  own.accused.store(world_rank + 1, std::memory_order_seq_cst);
+}
 
 std::optional<HostBoard::Loss> HostBoard::check(TimePoint now, Duration timeout) {
   for (Watched& watched : watched_) {
     Slot& other = slot(watched.slot);
     // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read first.
     const bool ended = watched.process.ended();
-    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0) return Loss{watched.slot, {}, accused - 1};
+    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0) return Loss{watched.slot, other.cause, accused - 1};
     const std::int64_t beat = other.beat.load(std::memory_order_acquire);
     if (beat != watched.beat) {
       watched.beat = beat;

@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/lock_words.h"
 #include "mpi/process_watch.h"
 
 namespace hvd::mpi {
@@ -21,7 +23,7 @@ class HostBoard {
   struct Loss {
     int slot = 0;
     std::string cause = {};
-    /// World rank: the slot's process is not the one that was lost, it has lost this one.
+    /// World rank: the slot's process has failed because it lost this one (maybe itself); `cause` is then what it says of that.
     std::optional<int> accused = {};
   };
 
@@ -47,11 +49,12 @@ class HostBoard {
 
   int slots() const noexcept { return slots_; }
   Doorbell& bell(int slot) noexcept;
+  LockWords& lock_words(int slot) noexcept;
   Doorbell& own_bell() noexcept { return bell(own_); }
   void beat(TimePoint now) noexcept;
   void farewell() noexcept;
-  /// This process fails because it has lost a world rank, and may end at any time.
-  void accuse(int world_rank) noexcept;
+  /// This process fails because it has lost a world rank, and may end at any time. The text is cut off after some hundred bytes.
+  void accuse(int world_rank, std::string_view cause) noexcept;
   /// The first slot whose process accuses another rank, or has ended or not beaten for `timeout` without having said farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
 

@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "hvd/error.h"
@@ -49,9 +50,11 @@ class MpiControlPlane final : public control::ControlPlane {
   bool busy() const noexcept override { return receiving_ != nullptr || !sends_.empty() || !loopback_.empty(); }
   bool rung_by_all() const noexcept override { return world_->rung_by_all(); }
 
+  LockWords* lock_words(int rank) noexcept override { return world_->lock_words(rank); }
+
   void beat(TimePoint now) noexcept override { world_->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
-  void accuse(int rank) noexcept override { world_->board().accuse(rank); }
+  void accuse(int rank, std::string_view cause) noexcept override { world_->board().accuse(rank, cause); }
   void farewell() noexcept override { world_->farewell(); }
 
  private:
@@ -177,8 +180,8 @@ std::optional<control::PeerLoss> MpiControlPlane::check_peers(TimePoint now, Dur
   // No MPI call may wait for that rank any more, not even the last one.
   world_->mark_failed();
   const int rank = world_->rank_of_slot(loss->slot);
-  if (loss->accused) return control::PeerLoss{*loss->accused, "rank " + std::to_string(rank) + " has given it up"};
-  return control::PeerLoss{rank, std::move(loss->cause)};
+  if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};
+  return control::PeerLoss{rank, std::move(loss->cause), false};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "mpi/mpi_world.h"
 
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,7 +31,13 @@ struct Introduction {
 
 struct BoardReport {
   char failure[192];  ///< empty: fine
+  std::uint64_t free_bytes;  ///< of /dev/shm
 };
+
+std::uint64_t free_shared_memory() {
+  struct statvfs info = {};
+  return ::statvfs("/dev/shm", &info) == 0 ? std::uint64_t{info.f_bavail} * info.f_frsize : 0;
+}
 
 template <std::size_t kSize>
 void copy_text(const std::string& text, char (&to)[kSize]) {
@@ -151,6 +158,7 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
     }
   };
   if (!options.host_board) copy_text("switched off", own.failure);
+  own.free_bytes = free_shared_memory();
 
   // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map, remove the name.
   std::vector<BoardReport> all(static_cast<std::size_t>(topology_.size));
@@ -159,6 +167,7 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
   if (wanted && slot == 0) try_board(HostBoard::create);
   exchange();
   const BoardReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
+  shared_memory_free_ = makers.free_bytes;
   if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(HostBoard::attach);
   exchange();
   if (board != nullptr) board->unlink();
@@ -187,6 +196,10 @@ void MpiWorld::ring(int world_rank) noexcept {
   if (!board_shared_ || world_rank < 0 || world_rank >= topology_.size) return;
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
   if (slot >= 0) board_->bell(slot).ring();
+}
+
+LockWords* MpiWorld::lock_words(int world_rank) noexcept {
+  return rung_by_all() ? &board_->lock_words(slot_of_rank_[static_cast<std::size_t>(world_rank)]) : nullptr;
 }
 
 void MpiWorld::farewell() noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -41,11 +42,15 @@ class MpiWorld {
 
   /// All ranks of this host share the board. When false they poll: see rung_by_all().
   bool board_shared() const noexcept { return board_shared_; }
+  /// Room in the /dev/shm of this host when the job began, in bytes, as its first rank found it.
+  std::uint64_t shared_memory_free() const noexcept { return shared_memory_free_; }
   /// Every rank of the job can ring this one.
   bool rung_by_all() const noexcept { return board_shared_ && topology_.local_size == topology_.size; }
   /// Begins the names of what the ranks of this host share; no other job has the same.
   const std::string& host_name_prefix() const noexcept { return board_name_; }
   HostBoard& board() noexcept { return *board_; }
+  /// Null unless all ranks of the job share the board.
+  LockWords* lock_words(int world_rank) noexcept;
   /// World rank of the process in a slot of the board.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
   /// Wakes a rank of this host; no effect on others.
@@ -71,6 +76,7 @@ class MpiWorld {
   std::string board_name_;          ///< agreed by the ranks of this host
   std::unique_ptr<HostBoard> board_;
   bool board_shared_ = false;
+  std::uint64_t shared_memory_free_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
 };

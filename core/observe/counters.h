@@ -14,6 +14,7 @@ struct Counters {
   std::atomic<std::uint64_t> control_bytes_sent{0};
   std::atomic<std::uint64_t> negotiated_operations{0};
   std::atomic<std::uint64_t> cached_operations{0};
+  std::atomic<std::uint64_t> locked_operations{0};
   std::atomic<std::uint64_t> completed_operations{0};
   std::atomic<std::uint64_t> failed_operations{0};
   std::atomic<std::uint64_t> backend_calls{0};

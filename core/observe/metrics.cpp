@@ -56,6 +56,7 @@ Metrics Counters::snapshot() const {
   metrics.control_bytes_sent = control_bytes_sent.load();
   metrics.negotiated_operations = negotiated_operations.load();
   metrics.cached_operations = cached_operations.load();
+  metrics.locked_operations = locked_operations.load();
   metrics.completed_operations = completed_operations.load();
   metrics.failed_operations = failed_operations.load();
   metrics.backend_calls = backend_calls.load();

@@ -3,9 +3,11 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "backend/local/local_backend.h"
 #include "backend/shm/shm_backend.h"
+#include "base/log.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
 
@@ -56,7 +58,23 @@ JobConnection job_of_one() {
 
 #if HVD_HAVE_MPI
 
-JobConnection join_job(const RuntimeOptions& options) {
+namespace {
+
+/// The ranks of a host decide the same, as they look at the same numbers.
+bool room_for_shm(const mpi::MpiWorld& world) {
+  const Topology& topology = world.topology();
+  const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
+  if (topology.local_size < 2 || world.shared_memory_free() >= wanted) return true;
+  if (topology.local_rank == 0) {
+    HVD_LOG(kWarning) << "/dev/shm has " << world.shared_memory_free() << " bytes left, expected " << wanted
+                      << " for the shm backend; using MPI between the ranks of this host, which is slower (docker: --shm-size)";
+  }
+  return false;
+}
+
+}  // namespace
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
   if (!mpi::is_active() && mpi_launcher_variable() == nullptr) {
     refuse_ranks_without_mpi();
     return job_of_one();
@@ -68,7 +86,7 @@ JobConnection join_job(const RuntimeOptions& options) {
   job.world = world;
   job.control = mpi::make_mpi_control_plane(world);
   job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
-  if (world->board_shared()) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix()));
+  if (world->board_shared() && room_for_shm(*world)) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   return job;
@@ -80,7 +98,7 @@ void forget_job_peers() noexcept { mpi::mark_failed(); }
 
 #else
 
-JobConnection join_job(const RuntimeOptions&) {
+JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena>) {
   if (const char* name = mpi_launcher_variable()) {
     throw UsageError(std::string("hvd::init: ") + name + " is set, so an MPI launcher started this process, but this hvd was built "
                      "without MPI (HVD_WITH_MPI=OFF)");
@@ -111,7 +129,7 @@ std::vector<Component> optional_components() {
 #else
       {"MPI", false, "HVD_WITH_MPI=OFF"},
 #endif
-      {"shared memory", true, "POSIX shared memory; chosen with HVD_BACKEND=shm"},
+      {"shared memory", true, "POSIX shared memory"},
       {"CUDA", false, "this version has no GPU backend"},
       {"NCCL", false, "this version has no GPU backend"},
   };

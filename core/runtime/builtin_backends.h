@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/shared_arena.h"
 #include "control/control_plane.h"
 #include "hvd/backend.h"
 #include "runtime/runtime_options.h"
@@ -19,8 +20,9 @@ struct JobConnection {
 };
 
 /// Joins the job this process was launched into, or makes a job of one. Collective.
+/// @param arena of this process; may be null
 /// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
-JobConnection join_job(const RuntimeOptions&);
+JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
 /// The names that a backend can be chosen by.
 std::vector<std::string_view> backend_names();

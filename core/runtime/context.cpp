@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
+#include "hvd/memory.h"
 #include "runtime/builtin_backends.h"
 #include "runtime/dump_signal.h"
 #include "runtime/last_words.h"
@@ -29,12 +30,19 @@ struct Context {
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   std::optional<LastWords> last_words;    // guarded by lifecycle
   const SteadyClock clock;
+  std::once_flag arena_made;
+  std::shared_ptr<SharedArena> arena;     // once arena_made; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
 };
 
 Context& context() {
   static Context* const instance = new Context;
   return *instance;
+}
+
+const std::shared_ptr<SharedArena>& process_arena() {
+  std::call_once(context().arena_made, [] { context().arena = SharedArena::create(); });
+  return context().arena;
 }
 
 std::shared_ptr<Runtime> runtime_or_null() {
@@ -94,11 +102,12 @@ void init(const Options& options) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::check_backend_name(resolved);
-  runtime::JobConnection job = runtime::join_job(resolved);
+  runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);
-  auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock);
+  auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock,
+                                          runtime::process_arena());
   if (!process.exit_handler_registered) {
     process.exit_handler_registered = true;
     std::atexit(runtime::leave_at_exit);
@@ -114,6 +123,15 @@ void init(const Options& options) {
 void shutdown() {
   const std::lock_guard lock(runtime::context().lifecycle);
   runtime::leave(std::nullopt);
+}
+
+std::shared_ptr<std::byte> allocate_shared(std::size_t bytes, ReleasedPages released) {
+  return allocate_shared(runtime::process_arena(), bytes, released == ReleasedPages::kReturned);
+}
+
+bool is_shared(const void* memory, std::size_t bytes) noexcept {
+  const auto& arena = runtime::process_arena();
+  return arena && arena->offset_of(memory, bytes).has_value();
 }
 
 bool is_initialized() noexcept { return runtime::runtime_or_null() != nullptr; }

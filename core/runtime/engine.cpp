@@ -11,6 +11,7 @@
 namespace hvd::runtime {
 namespace {
 
+constexpr unsigned kRoundsAfterSending = 16;
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
 // How long silence lasts before it is a loss: so much less than the time promised that noticing and telling fit into the rest.
@@ -25,15 +26,38 @@ std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   return others;
 }
 
-std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology) {
+std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology, bool lock_available) {
   if (topology.rank != 0) return nullptr;
   control::CoordinatorOptions coordinator;
   coordinator.fusion_threshold = options.fusion_threshold;
   coordinator.cache_capacity = options.cache_capacity;
+  coordinator.schedule_lock = lock_available;
   coordinator.stall = {options.stall_warning, options.stall_shutdown};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
   return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
+}
+
+/// None when the lock is switched off, or some rank cannot see another's. Nor where reports are merged on a tree, as the coordinator could
+/// not tell which are from before a lock; a job on one host has none.
+std::vector<LockWords*> lock_words(const RuntimeOptions& options, control::ControlPlane& control) {
+  std::vector<LockWords*> words;
+  if (control::needs_tree(control.topology(), options.control_radix)) return words;
+  for (int rank = 0; options.schedule_lock && rank < control.size(); ++rank) {
+    words.push_back(control.lock_words(rank));
+    if (words.back() == nullptr) return {};
+  }
+  return words;
+}
+
+/// How long a locked rank waits before it, or those it waits for, go back to negotiating, which finds out and tells who is missing:
+/// short beside the times after which stalls are told.
+Duration lock_patience(const RuntimeOptions& options) {
+  Duration patience = std::chrono::seconds(1);
+  for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
+    if (limit > Duration::zero()) patience = std::min(patience, limit / 10);
+  }
+  return patience;
 }
 
 control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
@@ -63,7 +87,7 @@ Status status_of(const std::exception& error) {
 
 Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
                std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, observe::Counters& counters,
-               TimelineSlot& timeline, OnEnd on_end)
+               TimelineSlot& timeline, std::shared_ptr<SharedArena> arena, OnEnd on_end)
     : options_(options),
       clock_(clock),
       counters_(counters),
@@ -71,10 +95,11 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       control_(std::move(control)),
       sets_(std::make_shared<control::ProcessSetTable>(control_->size())),
       negotiator_(control_->rank(), *sets_, options_.cache_capacity),
-      coordinator_(make_coordinator(options_, control_->topology())),
       place_(find_place(options_, control_->topology())),
+      lock_(lock_words(options_, *control_), control_->rank()),
+      coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
       liveness_(ranks_to_ask(*control_), silence_limit(options_)),
-      executor_({control_->topology(), *control_, clock_, counters_, timeline}, std::move(backends), options_.backend,
+      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena)}, std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
@@ -121,6 +146,7 @@ bool Engine::step() noexcept {
       return moved;
     }
     moved = take_submissions() || moved;
+    moved = run_locked() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
     moved = pass_on() || moved;
@@ -157,14 +183,19 @@ bool Engine::take_submissions() {
 
 void Engine::begin(const OperationPtr& operation) {
   counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
+  operation->order = begun_++;
   std::optional<wire::ErrorEntry> error;
   try {
-    error = negotiator_.submit(operation->request);
+    error = lock_.locked() ? negotiator_.take_failure(operation->request) : negotiator_.submit(operation->request);
   } catch (const UsageError& problem) {
     // The process set has been removed since submit() looked.
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
+  if (lock_.locked()) {
+    lock_.offer(operation->request);
+    lock_moved_at_ = clock_.now();
+  }
   outstanding_.emplace(key_of(operation->request.process_set, operation->request.name), operation);
 }
 
@@ -172,9 +203,80 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
   counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
   control_->send(rank, bytes);
+  rounds_to_poll_ = kRoundsAfterSending;
+}
+
+bool Engine::run_locked() {
+  if (!lock_.locked()) return false;
+  if (shutdown_requested_.load(std::memory_order_relaxed)) lock_.leave_soon();
+  bool moved = false;
+  while (lock_.locked()) {
+    const control::ScheduleLock::Advance next = lock_.advance();
+    if (next.ring) ring_others();
+    if (next.outcome == control::ScheduleLock::Outcome::kNothing) break;
+    moved = true;
+    lock_moved_at_ = clock_.now();
+    if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
+      leave_lock();
+    } else {
+      counters_.locked_operations.fetch_add(next.batch->operations.size(), std::memory_order_relaxed);
+      start(*next.batch);
+    }
+  }
+  return moved;
+}
+
+void Engine::enter_lock(std::vector<control::AgreedBatch> schedule) {
+  HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
+  lock_.enter(std::move(schedule));
+  lock_moved_at_ = clock_.now();
+  for (const OperationPtr& operation : outstanding_in_order()) lock_.offer(operation->request);
+}
+
+// What has not run is negotiated as if it had been submitted just now.
+void Engine::leave_lock() {
+  HVD_LOG(kDebug) << "left the lock after " << lock_.batches_run() << " batches";
+  if (coordinator_) coordinator_->note_lock_left(lock_.batches_run());
+  for (const OperationPtr& operation : outstanding_in_order()) {
+    const auto error = negotiator_.submit(operation->request);
+    if (error) end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);
+  }
+}
+
+std::vector<OperationPtr> Engine::outstanding_in_order() const {
+  std::vector<OperationPtr> operations;
+  for (const auto& [key, operation] : outstanding_) operations.push_back(operation);
+  std::sort(operations.begin(), operations.end(), [](const auto& a, const auto& b) { return a->order < b->order; });
+  return operations;
+}
+
+void Engine::ring_others() noexcept {
+  for (int rank = 0; rank < control_->size(); ++rank) {
+    if (rank != control_->rank()) control_->ring(rank);
+  }
+}
+
+// Another thread of the program might be about to submit what is missing; then a few steps are negotiated for nothing.
+bool Engine::note_blocked() noexcept {
+  if (!lock_.lacks_own() || outstanding_.empty() || executor_.active()) return false;
+  lock_.leave_soon();
+  return true;
+}
+
+bool Engine::watch_lock(TimePoint now) {
+  if (!lock_.locked() || outstanding_.empty() || now - lock_moved_at_ < lock_patience(options_)) return false;
+  lock_moved_at_ = now;
+  if (lock_.lacks_own()) {
+    lock_.leave_soon();
+    return true;
+  }
+  lock_.ask_others_to_leave();
+  ring_others();
+  return false;
 }
 
 bool Engine::send_report() {
+  if (lock_.locked()) return false;
   if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown();
   const auto news = negotiator_.take_report();
   if (!news) return false;
@@ -189,7 +291,23 @@ bool Engine::send_report() {
   return true;
 }
 
+// Looking for messages costs more than all the rest of an idle round, so it is done when the bell has rung; and now and then all the same,
+// for a transport that delivers after it rings, and for some rounds after something was sent, for one that goes on sending when it is asked.
+bool Engine::worth_polling() noexcept {
+  constexpr unsigned kRoundsWithoutPolling = 8;
+  const std::uint32_t ticket = control_->doorbell().ticket();
+  if (rounds_to_poll_ > 0) {
+    --rounds_to_poll_;
+  } else if (control_->rung_by_all() && ticket == polled_ticket_ && !control_->busy() && ++rounds_not_polled_ < kRoundsWithoutPolling) {
+    return false;
+  }
+  polled_ticket_ = ticket;
+  rounds_not_polled_ = 0;
+  return true;
+}
+
 bool Engine::receive() {
+  if (!worth_polling()) return false;
   bool moved = false;
   while (const auto message = control_->poll()) {
     counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
@@ -264,9 +382,13 @@ void Engine::publish(const wire::Bytes& plan) {
   counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
   aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
+  rounds_to_poll_ = kRoundsAfterSending;
 }
 
 void Engine::apply(const wire::Plan& plan) {
+  // Whoever made it has left the lock, so this rank can see that it was left.
+  run_locked();
+  if (lock_.locked()) throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
   liveness_.heard(0, last_plan_at_);  // whoever has passed it on
@@ -280,6 +402,11 @@ void Engine::apply(const wire::Plan& plan) {
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
+  if (!applied.lock.empty() && !lock_.available()) {
+    throw Error("rank 0 repeats a schedule, which is switched off on rank " + std::to_string(control_->rank()) +
+                "; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
+  }
+  if (!applied.lock.empty()) enter_lock(std::move(applied.lock));
 }
 
 void Engine::start(control::AgreedBatch batch) {
@@ -316,24 +443,28 @@ bool Engine::waiting(TimePoint now) const noexcept {
 // What happens by the clock: signs of life, looking after peers, stalls.
 bool Engine::keep_house() {
   const TimePoint now = clock_.now();
+  const bool leaves = watch_lock(now);
   const bool is_waiting = waiting(now);
   const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
   if (next_housekeeping_ > now + interval) next_housekeeping_ = now + interval;  // an idle rank has got work
-  if (now < next_housekeeping_) return false;
+  if (now < next_housekeeping_) return leaves;
   next_housekeeping_ = now + interval;
   control_->beat(now);
   watch_peers(now, is_waiting);
-  if (!coordinator_) return false;
+  if (!coordinator_) return leaves;
   for (const auto& text : coordinator_->stall_warnings(now)) {
     counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
-  return false;
+  return leaves;
 }
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {
   if (is_waiting) {
-    if (const auto loss = control_->check_peers(now, silence_limit(options_))) lose(loss->rank, loss->cause);
+    if (const auto loss = control_->check_peers(now, silence_limit(options_))) {
+      if (loss->known) throw PeerLostError(loss->cause, loss->rank);
+      lose(loss->rank, loss->cause);
+    }
   }
   const auto actions = liveness_.check(now, is_waiting);
   const wire::Bytes ping = wire::encode(wire::Ping{});
@@ -361,7 +492,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   }
   failed_.store(true, std::memory_order_release);
   HVD_LOG(kError) << "the runtime has failed: " << cause.message;
-  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank);
+  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank, cause.message);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);
@@ -369,8 +500,12 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
   }
-  executor_.abort(cause);
-  end_outstanding(cause);
+  give_up(cause);
+}
+
+void Engine::give_up(const Status& status) noexcept {
+  executor_.abort(status);
+  end_outstanding(status);
 }
 
 void Engine::end_outstanding(const Status& status) noexcept {
@@ -412,6 +547,7 @@ bool Engine::needs_polling() const noexcept {
 Duration Engine::time_to_deadline() const noexcept {
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
+  if (lock_.locked() && !outstanding_.empty()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
   }

@@ -15,6 +15,7 @@
 #include "control/coordinator.h"
 #include "control/liveness.h"
 #include "control/negotiator.h"
+#include "control/schedule_lock.h"
 #include "control/tree.h"
 #include "runtime/executor.h"
 #include "runtime/operation_state.h"
@@ -36,7 +37,7 @@ class Engine {
   using OnEnd = std::function<void(const OperationState&)>;
 
   Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
-         observe::Counters&, TimelineSlot&, OnEnd);
+         observe::Counters&, TimelineSlot&, std::shared_ptr<SharedArena>, OnEnd);
   ~Engine();
 
   // --- any thread ---
@@ -57,6 +58,8 @@ class Engine {
   // --- token holder ---
   /// Does all that can be done now. True when something moved.
   bool step() noexcept;
+  /// A thread waits for an operation and is about to sleep. True when that has changed something, and step() has work.
+  bool note_blocked() noexcept;
   /// Something is under way that no doorbell announces.
   bool needs_polling() const noexcept;
   /// Data or control messages are being moved right now.
@@ -67,6 +70,8 @@ class Engine {
   Duration time_to_deadline() const noexcept;
   /// Ends what is left, after shut_down() or failed().
   void end_outstanding(const Status&) noexcept;
+  /// Ends everything; what the transport or a peer may still use is kept until the process ends.
+  void give_up(const Status&) noexcept;
   /// What this rank is doing, a line per outstanding operation; on rank 0 also who is waited for.
   std::string state_text() const;
   /// Leaves in order, so that the silence that follows is no loss.
@@ -75,7 +80,15 @@ class Engine {
  private:
   bool take_submissions();
   void begin(const OperationPtr&);
+  bool run_locked();
+  void enter_lock(std::vector<control::AgreedBatch> schedule);
+  void leave_lock();
+  /// True when this rank now leaves the lock.
+  bool watch_lock(TimePoint now);
+  void ring_others() noexcept;
+  std::vector<OperationPtr> outstanding_in_order() const;
   bool send_report();
+  bool worth_polling() noexcept;
   bool receive();
   void handle(const control::Message&);
   void take_in(int source, const wire::Report&);
@@ -117,14 +130,20 @@ class Engine {
 
   // Token holder only.
   control::Negotiator negotiator_;
-  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
+  control::ScheduleLock lock_;
+  TimePoint lock_moved_at_{};  // when the lock last ran a batch or was offered an operation
+  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   std::optional<control::Aggregator> aggregator_;  // inner ranks of a tree
   control::Liveness liveness_;
   Executor executor_;
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name
+  std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
+  std::uint32_t polled_ticket_ = 0;  // of the bell, when messages were looked for last
+  unsigned rounds_not_polled_ = 0;
+  unsigned rounds_to_poll_ = 0;
   TimePoint last_plan_at_{};
   TimePoint next_housekeeping_{};
   TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits

@@ -48,6 +48,7 @@ std::string Engine::state_text() const {
   text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host " << control_->topology().host_name(control_->rank())
        << "): " << (failed() ? "failed: " + failure().message : shut_down() ? "shut down" : shutdown_requested_ ? "shutting down" : "running")
        << ", " << told.size() << " operations outstanding, last plan applied " << negotiator_.last_applied();
+  if (lock_.locked()) text << ", repeating a locked schedule of " << lock_.batches() << " batches";
   if (negotiator_.last_applied() > 0) text << ", " << age(now - last_plan_at_) << " ago";
   text << "\n";
   for (std::size_t i = 0; i < told.size(); ++i) {

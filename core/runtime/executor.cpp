@@ -31,7 +31,8 @@ Executor::Executor(Environment environment, std::vector<std::shared_ptr<Backend>
     : environment_(environment),
       backends_(std::move(backends)),
       forced_backend_(std::move(forced_backend)),
-      finish_(std::move(finish)) {}
+      finish_(std::move(finish)),
+      buffers_(environment_.arena) {}
 
 Executor::~Executor() = default;
 
@@ -108,7 +109,7 @@ bool Executor::progress(Lane& lane) {
         launch(lane, job);
         moved = true;
       }
-      if (job.work && !job.work->progress()) return moved;
+      if (job.work && !job.work->progress()) return moved || job.work->moved();
       complete(lane, job);
     } catch (const PeerLostError& error) {
       throw PeerLostError(control::describe(job.request()) + ": " + error.what(), error.rank());

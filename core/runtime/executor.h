@@ -35,6 +35,7 @@ class Executor {
     const Clock& clock;
     observe::Counters& counters;
     TimelineSlot& timeline;
+    std::shared_ptr<SharedArena> arena = nullptr;  ///< of this rank
   };
 
   Executor(Environment, std::vector<std::shared_ptr<Backend>>, std::optional<std::string> forced_backend, Finish);
@@ -70,7 +71,7 @@ class Executor {
   void complete(Lane&, Job&);
   void record(const Lane&, const Job&);
 
-  Environment environment_;
+  const Environment environment_;
   std::vector<std::shared_ptr<Backend>> backends_;
   std::optional<std::string> forced_backend_;
   Finish finish_;

@@ -41,6 +41,7 @@ class OperationState {
   Submission submission;
   const wire::Request request;
   const TimePoint submitted;
+  std::uint64_t order = 0;  ///< engine only: in which it was begun
 
  private:
   void call_back(const Status&, const EventPtr&);

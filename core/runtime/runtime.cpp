@@ -39,8 +39,9 @@ Duration pause_after(int idle_rounds, const Engine& engine) {
 }  // namespace
 
 std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-                                         std::vector<std::shared_ptr<Backend>> backends, const Clock& clock) {
-  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends), clock));
+                                         std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
+                                         std::shared_ptr<SharedArena> arena) {
+  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends), clock, std::move(arena)));
   if (options.background_thread) {
     runtime->thread_ = std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
     pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
@@ -49,9 +50,9 @@ std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::uni
 }
 
 Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock)
+                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, std::shared_ptr<SharedArena> arena)
     : options_(options), clock_(clock) {
-  engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_,
+  engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_, std::move(arena),
                                      [this](const OperationState& operation) { release_name(operation); });
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
@@ -214,9 +215,14 @@ void Runtime::drive_until(const Done& done) {
     const Duration pause = pause_after(++idle_rounds, *engine_);
     if (pause == Duration::zero()) {
       sched_yield();
-    } else {
+    } else if (!engine_->note_blocked()) {
       bell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
+  }
+  // What rang meanwhile was mostly about what is done by now; looking costs less than waking the coordinator thread to look.
+  for (int looks = 0; looks < 4 && bell.ticket() != ticket; ++looks) {
+    ticket = bell.ticket();
+    if (engine_->step()) tell_waiters();
   }
   const bool work_left = engine_->busy() || engine_->needs_polling();
   give_token();
@@ -264,7 +270,8 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
   engine_->doorbell().ring();
   if (thread_.joinable()) thread_.join();
   take_token();
-  engine_->end_outstanding({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  // In order nothing is under way; else a peer may still be at work on this rank's memory.
+  engine_->give_up({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
   if (!engine_->failed()) engine_->farewell();
   give_token();
   stop_timeline();

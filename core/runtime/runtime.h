@@ -21,7 +21,8 @@ namespace hvd::runtime {
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   static std::shared_ptr<Runtime> create(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
-                                         std::vector<std::shared_ptr<Backend>>, const Clock&);
+                                         std::vector<std::shared_ptr<Backend>>, const Clock&,
+                                         std::shared_ptr<SharedArena> = nullptr);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
   /// Not collective. Operations still outstanding end with ShutdownError.
@@ -56,7 +57,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool step();
 
  private:
-  Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&);
+  Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
+          std::shared_ptr<SharedArena>);
   void run(std::stop_token);
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the token, or stop.
   void drive_standby(const std::stop_token&);

@@ -40,6 +40,7 @@ RuntimeOptions resolve(const Options& options) {
   resolved.cache_capacity = static_cast<std::size_t>(
       choose(options.cache_capacity, "cache_capacity", "CACHE_CAPACITY", kMostCacheEntries,
              static_cast<std::int64_t>(resolved.cache_capacity)));
+  resolved.schedule_lock = options.schedule_lock ? *options.schedule_lock : env_int("SCHEDULE_LOCK", 0, 1).value_or(1) == 1;
   resolved.stall_warning = choose(options.stall_warning, "stall_warning", "STALL_WARNING", resolved.stall_warning);
   resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);

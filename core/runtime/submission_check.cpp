@@ -204,6 +204,7 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
     // Each rank sends as many rows as it likes.
     if (submission.kind == OpKind::kAlltoall) request.shape[0] = 0;
   }
+  request.alone = submission.alone;
   request.group = submission.group;
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;

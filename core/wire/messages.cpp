@@ -16,14 +16,16 @@ enum RequestFlag : std::uint8_t {
   kHasRoot = 4,
   kHasSplits = 8,
   kUnnamed = 16,
-  kAllRequestFlags = 31,
+  kAlone = 32,
+  kAllRequestFlags = 63,
 };
 
 // Bits of a plan's flag byte.
 enum PlanFlag : std::uint8_t {
   kShutdown = 1,
   kHasAbsent = 2,  ///< each batch ends with the list of its absent ranks
-  kAllPlanFlags = 3,
+  kHasLock = 4,    ///< the schedule to repeat follows the errors
+  kAllPlanFlags = 7,
 };
 
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
@@ -81,7 +83,7 @@ void write_request(Writer& out, const Request& request) {
   out.u8(static_cast<std::uint8_t>(
       (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
       (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
-      (request.unnamed ? kUnnamed : 0)));
+      (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0)));
   if (request.unnamed) {
     out.varint(request.ordinal);
   } else {
@@ -112,6 +114,7 @@ Request read_request(Reader& in) {
   if (flags > kAllRequestFlags)
     in.fail("request flags", "unknown flag, got " + std::to_string(flags));
   request.unnamed = (flags & kUnnamed) != 0;
+  request.alone = (flags & kAlone) != 0;
   if (request.unnamed) {
     request.ordinal = in.varint("ordinal", kAnyNumber);
   } else {
@@ -260,6 +263,12 @@ Plan read_plan(Reader& in) {
   }
   const std::size_t errors = in.count("errors", kMaxTensors);
   for (std::size_t i = 0; i < errors; ++i) plan.errors.push_back(read_error(in));
+  if ((flags & kHasLock) == 0) return plan;
+  plan.lock.resize(in.count("locked batches", kMaxTensors));
+  for (auto& batch : plan.lock) {
+    batch.resize(in.count("locked tensors", kMaxTensors));
+    for (auto& slot : batch) slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
+  }
   return plan;
 }
 
@@ -327,7 +336,7 @@ Bytes encode(const Plan& plan) {
   out.varint(plan.sequence);
   const bool has_absent = std::any_of(plan.batches.begin(), plan.batches.end(),
                                       [](const Batch& batch) { return !batch.absent.empty(); });
-  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0)));
+  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0) | (plan.lock.empty() ? 0 : kHasLock)));
   out.varint(plan.batches.size());
   for (const auto& batch : plan.batches) {
     out.varint(batch.tensors.size());
@@ -336,6 +345,12 @@ Bytes encode(const Plan& plan) {
   }
   out.varint(plan.errors.size());
   for (const auto& error : plan.errors) write_error(out, error);
+  if (plan.lock.empty()) return std::move(out).take();
+  out.varint(plan.lock.size());
+  for (const auto& batch : plan.lock) {
+    out.varint(batch.size());
+    for (const auto slot : batch) out.varint(slot);
+  }
   return std::move(out).take();
 }
 

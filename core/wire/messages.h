@@ -52,6 +52,7 @@ struct Request {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
+  bool alone = false;  ///< not to be fused with others
   std::vector<std::int64_t> shape = {};
   std::vector<std::int64_t> splits = {};  ///< kAddProcessSet: the set's world ranks, ascending
 
@@ -197,6 +198,8 @@ struct Plan {
   bool shutdown = false;
   std::vector<Batch> batches = {};
   std::vector<ErrorEntry> errors = {};
+  /// Unless empty: from here on every rank repeats these batches, of cache slots as they are after this plan, without being told.
+  std::vector<std::vector<std::uint32_t>> lock = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 

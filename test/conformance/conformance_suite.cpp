@@ -190,8 +190,9 @@ bool Run::View::surroundings_intact() const {
          std::all_of(first + static_cast<std::ptrdiff_t>(size), memory.end(), is_guard);
 }
 
-Run::Run(const Case& one, int rank, int size, std::uint64_t seed)
-    : case_(one), rank_(rank), size_(size), seed_(seed) {
+Run::Run(const Case& one, int rank, int size, std::uint64_t seed,
+         std::pmr::memory_resource& memory)
+    : case_(one), rank_(rank), size_(size), seed_(seed), input_(memory), output_(memory) {
   switch (case_.kind) {
     case OpKind::kAllreduce:
     case OpKind::kReducescatter:
@@ -320,7 +321,7 @@ void Run::check() const {
 void run_cases(Harness& harness, const std::vector<Case>& cases) {
   std::uint64_t seed = 0;
   for (const Case& one : cases) {
-    Run run(one, harness.rank(), harness.size(), ++seed);
+    Run run(one, harness.rank(), harness.size(), ++seed, harness.memory());
     const std::unique_ptr<Work> work = run.launch(harness.channel());
     harness.run(*work);
     run.check();
@@ -330,7 +331,7 @@ void run_cases(Harness& harness, const std::vector<Case>& cases) {
 void run_back_to_back(Harness& harness, const std::vector<Case>& cases) {
   std::deque<Run> runs;  // a Run does not move
   for (const Case& one : cases) {
-    runs.emplace_back(one, harness.rank(), harness.size(), runs.size() + 1);
+    runs.emplace_back(one, harness.rank(), harness.size(), runs.size() + 1, harness.memory());
   }
   for (Run& run : runs) {
     const std::unique_ptr<Work> work = run.launch(harness.channel());

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,8 @@ class Harness {
   /// Calls progress() until it is true, sleeping in between as it likes. Must give up in bounded
   /// time.
   virtual void run(Work&) = 0;
+  /// Where tensors lie.
+  virtual std::pmr::memory_resource& memory() { return *std::pmr::get_default_resource(); }
 };
 
 /// One rank's part of one case: its memory, arguments and expected result. Used by one thread at a
@@ -73,7 +76,8 @@ class Harness {
 class Run {
  public:
   /// Ranks give the same `seed`; different cases should not.
-  Run(const Case&, int rank, int size, std::uint64_t seed);
+  Run(const Case&, int rank, int size, std::uint64_t seed,
+      std::pmr::memory_resource& = *std::pmr::get_default_resource());
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
@@ -86,11 +90,12 @@ class Run {
  private:
   /// A view into a larger piece of memory filled with a guard pattern.
   struct View {
+    explicit View(std::pmr::memory_resource& resource) : memory(&resource) {}
     void allocate(const Bytes& content, std::size_t shift);
     std::byte* data() { return memory.data() + begin; }
     const std::byte* data() const { return memory.data() + begin; }
     bool surroundings_intact() const;
-    Bytes memory;
+    std::pmr::vector<std::byte> memory;
     std::size_t begin = 0;
     std::size_t size = 0;
   };

@@ -14,9 +14,9 @@ namespace hvd::conformance {
 namespace {
 
 /// The ranks of one local world.
-MakeBackend local_ranks(int size) {
-  return [world = std::make_shared<LocalWorld>(size)] {
-    return std::make_unique<LocalBackend>(world);
+MakeParts local_ranks(int size) {
+  return [world = std::make_shared<LocalWorld>(size)] () -> RankParts {
+    return {std::make_unique<LocalBackend>(world)};
   };
 }
 

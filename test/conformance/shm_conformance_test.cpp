@@ -2,9 +2,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <memory>
+#include <memory_resource>
+#include <new>
 #include <string>
 #include <tuple>
-#include <vector>
+#include <utility>
 
 #include "backend/shm/shm_backend.h"
 #include "conformance/thread_ranks.h"
@@ -14,42 +17,84 @@
 namespace hvd::conformance {
 namespace {
 
+enum class Where { kElsewhere, kInArena, kAnyhow };
+
 struct Setting {
   const char* name = "";
+  int ranks = 2;
   shm::ShmTuning tuning = {};
+  Where tensors = Where::kElsewhere;
 };
 // With small slots every tensor takes many rounds, and the last rounds are ragged.
-constexpr Setting kSettings[] = {{"Default", {}}, {"SmallSlots", {.slot_bytes = 1024, .direct_bytes = 128}}};
+constexpr shm::ShmTuning kSmallSlots{.slot_bytes = 1024, .small_bytes = 128};
+constexpr Setting kSettings[] = {{"Default", 2},
+                                 {"Default", 4},
+                                 {"SmallSlots", 3, kSmallSlots},
+                                 {"InArena", 3, {.small_bytes = 0}, Where::kInArena},
+                                 {"Anyhow", 3, kSmallSlots, Where::kAnyhow},
+                                 {"Anyhow", 2, {}, Where::kAnyhow}};
 
-MakeBackend shm_ranks(const shm::ShmTuning& tuning) {
+/// Memory of an arena, or by turns of the arena and of the heap, at a pace of each rank's own.
+class ArenaMemory final : public std::pmr::memory_resource {
+ public:
+  ArenaMemory(std::shared_ptr<SharedArena> arena, int every) : arena_(std::move(arena)), every_(every) {}
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (allocations_++ % every_ != 0) return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    std::byte* const memory = arena_->allocate(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    if (!arena_->offset_of(memory, bytes)) return std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    arena_->deallocate(static_cast<std::byte*>(memory), false);
+  }
+  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+  const std::shared_ptr<SharedArena> arena_;
+  const int every_;
+  int allocations_ = 0;
+};
+
+MakeParts shm_ranks(const Setting& setting) {
   static std::atomic<int> jobs{0};
   const std::string name = "/hvd-test-" + std::to_string(::getpid()) + "-" + std::to_string(++jobs);
-  return [name, tuning] { return std::make_unique<ShmBackend>(name, tuning); };
+  const auto ranks = std::make_shared<std::atomic<int>>(0);
+  return [name, setting, ranks]() -> RankParts {
+    if (setting.tensors == Where::kElsewhere) return {std::make_unique<ShmBackend>(name, nullptr, setting.tuning)};
+    std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{1} << 30);
+    const int every = setting.tensors == Where::kInArena ? 1 : 1 + ranks->fetch_add(1) % 3;
+    auto memory = std::make_unique<ArenaMemory>(arena, every);
+    return {std::make_unique<ShmBackend>(name, arena, setting.tuning), std::move(memory)};
+  };
 }
 
-using Parameter = std::tuple<Setting, OpKind, int>;
-class ShmConformance : public ::testing::TestWithParam<Parameter> {};
+class ShmConformance : public ::testing::TestWithParam<std::tuple<Setting, OpKind>> {};
 
 TEST_P(ShmConformance, RanksAsThreads) {
-  const auto& [setting, kind, size] = GetParam();
-  run_threads(size, shm_ranks(setting.tuning), [&, kind = kind, size = size](Harness& harness) { run_cases(harness, cases_of(kind, size)); });
+  const auto& [setting, kind] = GetParam();
+  run_threads(setting.ranks, shm_ranks(setting),
+              [kind = kind](Harness& harness) { run_cases(harness, cases_of(kind, harness.size())); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ShmConformance,
-                         ::testing::Combine(::testing::ValuesIn(kSettings), ::testing::ValuesIn(kKinds), ::testing::Values(2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(Every, ShmConformance, ::testing::Combine(::testing::ValuesIn(kSettings), ::testing::ValuesIn(kKinds)),
                          [](const auto& test) {
-                           return std::string(std::get<0>(test.param).name) + "_" + std::string(to_string(std::get<1>(test.param))) + "_" +
-                                  std::to_string(std::get<2>(test.param));
+                           const Setting& setting = std::get<0>(test.param);
+                           return std::string(setting.name) + std::to_string(setting.ranks) + "_" +
+                                  std::string(to_string(std::get<1>(test.param)));
                          });
 
-class ShmConformanceMixed : public ::testing::TestWithParam<std::tuple<Setting, int>> {};
+class ShmConformanceMixed : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(ShmConformanceMixed, BackToBack) {
-  const auto& [setting, size] = GetParam();
-  run_threads(size, shm_ranks(setting.tuning), [size = size](Harness& harness) { run_back_to_back(harness, mixed_cases(size)); });
+  run_threads(GetParam().ranks, shm_ranks(GetParam()),
+              [](Harness& harness) { run_back_to_back(harness, mixed_cases(harness.size())); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ShmConformanceMixed, ::testing::Combine(::testing::ValuesIn(kSettings), ::testing::Values(2, 3, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(Every, ShmConformanceMixed, ::testing::ValuesIn(kSettings), [](const auto& test) {
+  return std::string(test.param.name) + std::to_string(test.param.ranks);
+});
 
 }  // namespace
 }  // namespace hvd::conformance

@@ -42,20 +42,30 @@ class BellPeers final : public Peers {
   Bells& bells_;
 };
 
+/// What a rank works with.
+struct RankParts {
+  std::unique_ptr<Backend> backend = {};
+  std::unique_ptr<std::pmr::memory_resource> memory = {};  ///< null: the usual
+};
+/// Called by each rank's thread.
+using MakeParts = std::function<RankParts()>;
+
 /// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
 /// sleep that was not ended.
 class ThreadHarness final : public Harness {
  public:
-  ThreadHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend)
-      : bell_(bells[static_cast<std::size_t>(rank)]),
+  ThreadHarness(int rank, Bells& bells, RankParts parts)
+      : memory_(std::move(parts.memory)),
+        bell_(bells[static_cast<std::size_t>(rank)]),
         peers_(rank, bells),
-        backend_(std::move(backend)) {
+        backend_(std::move(parts.backend)) {
     channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
   }
 
   int rank() const override { return peers_.rank(); }
   int size() const override { return peers_.size(); }
   Channel& channel() override { return *channel_; }
+  std::pmr::memory_resource& memory() override { return memory_ ? *memory_ : Harness::memory(); }
 
   void run(Work& work) override {
     started_.fetch_add(1, std::memory_order_relaxed);
@@ -75,6 +85,8 @@ class ThreadHarness final : public Harness {
  private:
   static constexpr Duration kNobodyRang = std::chrono::seconds(60);
 
+  std::unique_ptr<std::pmr::memory_resource> memory_;
+
   Doorbell& bell_;
   BellPeers peers_;
   std::unique_ptr<Backend> backend_;
@@ -86,16 +98,13 @@ class ThreadHarness final : public Harness {
   }};
 };
 
-/// What each rank works with.
-using MakeBackend = std::function<std::unique_ptr<Backend>()>;
-
 template <class Body>
-void run_threads(int size, const MakeBackend& make_backend, const Body& body) {
+void run_threads(int size, const MakeParts& make_parts, const Body& body) {
   Bells bells(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      ThreadHarness harness(rank, bells, make_backend());
+      ThreadHarness harness(rank, bells, make_parts());
       try {
         body(harness);
       } catch (const std::exception& error) {

@@ -91,11 +91,12 @@ TEST(HostBoard, LeavesNoName) {
 }
 
 TEST(HostBoard, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
-  Pair pair([](HostBoard& board) { board.accuse(7); });
+  Pair pair([](HostBoard& board) { board.accuse(7, "lost rank 7: it ended"); });
   const auto loss = pair.wait_for_loss(60s, 5s);
   ASSERT_TRUE(loss.has_value());
   EXPECT_EQ(loss->slot, 1);
   EXPECT_EQ(loss->accused, 7);
+  EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
 TEST(HostBoard, RefusesAMissingOrForeignSegment) {

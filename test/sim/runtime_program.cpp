@@ -21,13 +21,15 @@ std::uint64_t data_seed(const ProgramOperation& operation, int step) {
 bool ProgramOperation::has_member(int rank) const { return std::binary_search(members.begin(), members.end(), rank); }
 
 RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
-    : shape_(shape), ranks_(ranks), random_(seed), steps_(static_cast<std::size_t>(ranks), 3) {
+    : shape_(shape), ranks_(ranks), random_(seed), steps_(static_cast<std::size_t>(ranks), shape.steady ? 16 : 3) {
   // Rank 0 always stays to the end: it is the root wherever there is one.
   if (shape_.joins) {
-    for (int rank = 1; rank < ranks_; ++rank) steps_[static_cast<std::size_t>(rank)] = static_cast<int>(random_() % 4);
+    for (int rank = 1; rank < ranks_; ++rank) {
+      steps_[static_cast<std::size_t>(rank)] = shape_.steady ? 6 + static_cast<int>(random_() % 11) : static_cast<int>(random_() % 4);
+    }
   }
   if (shape_.sets) add_sets();
-  const int count = 4 + static_cast<int>(random_() % 12);
+  const int count = shape_.steady ? 2 + static_cast<int>(random_() % 6) : 4 + static_cast<int>(random_() % 12);
   for (int i = 0; i < count; ++i) add_random_operation(i);
 }
 
@@ -48,7 +50,8 @@ void RandomProgram::add_random_operation(int index) {
   operation.seed = random_();
   form.input.dtype = static_cast<DataType>(random_() % kDataTypeCount);
   form.input.shape = {static_cast<std::int64_t>(random_() % 5), static_cast<std::int64_t>(1 + random_() % 700)};
-  if (random_() % 4 != 0) form.name = "tensor" + std::to_string(index);
+  if (shape_.steady && index > 1 && random_() % 4 == 0) operation.every = 2 + static_cast<int>(random_() % 7);
+  if (random_() % 4 != 0 || (shape_.steady && operation.every == 1)) form.name = "tensor" + std::to_string(index);
   form.process_set = static_cast<int>(random_() % (sets_.size() + 1));
   if (form.process_set > 0) {
     operation.members = sets_[static_cast<std::size_t>(form.process_set) - 1];
@@ -57,7 +60,7 @@ void RandomProgram::add_random_operation(int index) {
     std::iota(operation.members.begin(), operation.members.end(), 0);
   }
   choose_kind(operation);
-  if (!form.name.empty() && !operation.barrier && index % 3 == 0 && form.process_set == 0) form.group = "group";
+  if (!form.name.empty() && !operation.barrier && index % 3 == 0 && form.process_set == 0 && operation.every == 1) form.group = "group";
   operations_.push_back(std::move(operation));
 }
 
@@ -241,7 +244,7 @@ void ProgramRun::submit_step() {
   std::vector<std::vector<std::size_t>> units;  // what is submitted at once
   for (std::size_t i = 0; i < program_.operations().size(); ++i) {
     const ProgramOperation& operation = program_.operations()[i];
-    if (!operation.has_member(rank_)) continue;
+    if (!operation.has_member(rank_) || !operation.is_in(step_)) continue;
     if (!operation.form.group.empty()) {
       group.push_back(i);
     } else if (operation.form.name.empty()) {

@@ -19,13 +19,16 @@ struct ProgramOperation {
   std::vector<std::vector<std::int64_t>> splits;  ///< alltoall: per world rank
   std::uint64_t seed = 0;
   bool barrier = false;
+  int every = 1;                    ///< it is part of each so manieth step
 
   bool has_member(int rank) const;
+  bool is_in(int step) const { return step % every == every - 1; }
 };
 
 struct ProgramShape {
   bool joins = false;  ///< some ranks have no more data before the others
   bool sets = false;   ///< operations of several, overlapping process sets
+  bool steady = false; ///< many steps of named operations of all ranks, with others in between now and then
 };
 
 /// A training-like program: the same operations in every step, submitted in an order of its own on every rank, so that names come back

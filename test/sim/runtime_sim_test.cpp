@@ -90,6 +90,43 @@ TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) { run_an
 
 TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
+// The schedule lock: steps that repeat, with deviations (operations that are not in every step, joins, other orders) at random moments.
+TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
+  std::uint64_t locked = 0, negotiated = 0;
+  for (std::uint64_t seed = 0; seed < seeds(1000); ++seed) {
+    const int ranks = 2 + static_cast<int>(seed % 4);
+    VirtualClock clock;
+    runtime::RuntimeOptions options = options_for(seed);
+    options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
+    LocalJob job({.size = ranks, .runtime = options, .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed},
+                 clock);
+    const RandomProgram program(seed, ranks, {.joins = seed % 3 == 1, .steady = true});
+    std::vector<ProgramRun> runs;
+    for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
+    const bool finished = job.run_until(clock, seconds(60), [&] {
+      bool all = true;
+      for (ProgramRun& run : runs) {
+        if (run.done() && !run.finished()) {
+          EXPECT_EQ(run.check(), "") << "seed " << seed;
+          run.submit_next();
+        }
+        all = all && run.done() && run.finished();
+      }
+      return all;
+    });
+    ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(runs[static_cast<std::size_t>(rank)].check(), "") << "seed " << seed;
+      if (program.joins()) continue;  // a rank that has joined is absent from some
+      EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations) << "seed " << seed;
+    }
+    locked += job.rank(0).metrics().locked_operations;
+    negotiated += job.rank(0).metrics().negotiated_operations;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
+}
+
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 4);
@@ -98,7 +135,7 @@ TEST(RuntimeSimulation, RanksAsThreads) {
     options.background_thread = true;
     LocalJob job({.size = ranks, .runtime = options, .longest_delay = seed % 2 == 0 ? Duration(0) : Duration(microseconds(300)), .seed = seed},
                  clock);
-    const RandomProgram program(seed, ranks, shape_for(seed));
+    const RandomProgram program(seed, ranks, seed % 2 == 0 ? shape_for(seed) : ProgramShape{.joins = seed % 3 == 1, .steady = true});
     std::vector<std::string> problems(static_cast<std::size_t>(ranks));
     {
       std::vector<std::jthread> threads;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,28 +49,72 @@ class AllreduceWork final : public RoundWork {
   AllreduceWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), all_{0, in.size()}, step_(lane().tuning().slot_bytes) {
     rounds_ = all_.rounds(step_);
-    takes_ = in.size() > lane().tuning().direct_bytes;
+    takes_ = in.size() > lane().tuning().small_bytes;
+    if (takes_) offer({lane().offset_of(in.data(), in.size()), lane().offset_of(out.data(), out.size())});
   }
 
  private:
-  void fill(std::uint64_t round) override { move_bytes(slot(round, lane().rank()), in_.data() + all_.offset(round, step_), all_.size(round, step_)); }
-
-  void process(std::uint64_t round) override {
-    const std::size_t bytes = all_.size(round, step_);
-    if (!takes_) return reduce_part(round, 0, bytes, out_.data() + all_.offset(round, step_));
-    // Slices of whole cache lines, so that no two members write to one.
-    const std::size_t lines = (bytes + kLine - 1) / kLine;
-    const auto edge = [&](int member) { return std::min(bytes, lines * static_cast<std::size_t>(member) / static_cast<std::size_t>(lane().size()) * kLine); };
-    const std::size_t begin = edge(lane().rank());
-    reduce_part(round, begin, edge(lane().rank() + 1) - begin, result(round) + begin);
+  // What this member reduces itself it reads from where it is, and needs no slot; only the rest is copied in and out.
+  void fill(std::uint64_t round) override {
+    const Part part = part_of(round);
+    const std::byte* const from = in_.data() + part.begin;
+    std::byte* const to = slot(round, lane().rank());
+    if (!takes_) return move_bytes(to, from, part.bytes);
+    move_bytes(to, from, part.own_begin);
+    move_bytes(to + part.own_end, from + part.own_end, part.bytes - part.own_end);
   }
 
-  void take(std::uint64_t round) override { move_bytes(out_.data() + all_.offset(round, step_), result(round), all_.size(round, step_)); }
-
-  void reduce_part(std::uint64_t round, std::size_t begin, std::size_t bytes, std::byte* to) {
+  void process(std::uint64_t round) override {
+    const Part part = part_of(round);
+    const std::size_t begin = takes_ ? part.own_begin : 0;
+    const std::size_t bytes = (takes_ ? part.own_end : part.bytes) - begin;
     if (bytes == 0) return;
-    for (int member = 0; member < lane().size(); ++member) lane().sources[static_cast<std::size_t>(member)] = slot(round, member) + begin;
-    reduce(lane().sources, to, static_cast<std::int64_t>(bytes / element()), collective_.dtype, collective_.op, collective_.scale);
+    for (int member = 0; member < lane().size(); ++member) lane().sources[index(member)] = slot(round, member) + begin;
+    lane().sources[index(lane().rank())] = in_.data() + part.begin + begin;
+    std::byte* const to[] = {out_.data() + part.begin + begin, result(round) + begin};
+    reduce_to_all(lane().sources, std::span(to).first(takes_ ? 2 : 1), static_cast<std::int64_t>(bytes / element()), collective_.dtype,
+                  collective_.op, collective_.scale);
+  }
+
+  void take(std::uint64_t round) override {
+    const Part part = part_of(round);
+    std::byte* const to = out_.data() + part.begin;
+    const std::byte* const from = result(round);
+    move_bytes(to, from, part.own_begin);
+    move_bytes(to + part.own_end, from + part.own_end, part.bytes - part.own_end);
+  }
+
+  void work_in_place() override {
+    const auto [begin, end] = own_slice(in_.size());
+    if (begin == end) return;
+    for (int member = 0; member < lane().size(); ++member) {
+      const bool own = member == lane().rank();
+      lane().sources[index(member)] = (own ? in_.data() : input_of(member)) + begin;
+      lane().destinations[index(member)] = (own ? out_.data() : output_of(member)) + begin;
+    }
+    reduce_to_all(lane().sources, lane().destinations, static_cast<std::int64_t>((end - begin) / element()), collective_.dtype,
+                  collective_.op, collective_.scale);
+  }
+
+  static std::size_t index(int member) noexcept { return static_cast<std::size_t>(member); }
+
+  // Slices of whole cache lines, so that no two members write to one.
+  std::pair<std::size_t, std::size_t> own_slice(std::size_t bytes) noexcept {
+    const std::size_t lines = (bytes + kLine - 1) / kLine;
+    const auto edge = [&](int member) { return std::min(bytes, lines * index(member) / index(lane().size()) * kLine); };
+    return {edge(lane().rank()), edge(lane().rank() + 1)};
+  }
+
+  struct Part {
+    std::size_t begin = 0;      ///< in the tensor
+    std::size_t bytes = 0;
+    std::size_t own_begin = 0;  ///< in the part: this member's slice
+    std::size_t own_end = 0;
+  };
+  Part part_of(std::uint64_t round) noexcept {
+    Part part{all_.offset(round, step_), all_.size(round, step_), 0, 0};
+    std::tie(part.own_begin, part.own_end) = own_slice(part.bytes);
+    return part;
   }
 
   const Stretch all_;
@@ -81,6 +126,7 @@ class BroadcastWork final : public RoundWork {
   BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), all_{0, out.size()}, step_(lane().tuning().slot_bytes) {
     rounds_ = all_.rounds(step_);
+    if (out.size() > lane().tuning().small_bytes) offer({at_root() ? lane().offset_of(in.data(), in.size()) : kUnused, kUnused});
   }
 
  private:
@@ -92,6 +138,7 @@ class BroadcastWork final : public RoundWork {
     const std::size_t offset = all_.offset(round, step_);
     move_bytes(out_.data() + offset, at_root() ? in_.data() + offset : slot(round, collective_.root), all_.size(round, step_));
   }
+  void work_in_place() override { move_bytes(out_.data(), at_root() ? in_.data() : input_of(collective_.root), out_.size()); }
 
   const Stretch all_;
   const std::size_t step_;
@@ -102,6 +149,7 @@ class AllgatherWork final : public RoundWork {
   AllgatherWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), parts_(blocks(collective.counts, element())), step_(lane().tuning().slot_bytes) {
     rounds_ = most_rounds(parts_, step_);
+    if (out.size() > lane().tuning().small_bytes) offer({in.empty() ? kUnused : lane().offset_of(in.data(), in.size()), kUnused});
   }
 
  private:
@@ -113,6 +161,12 @@ class AllgatherWork final : public RoundWork {
     for (int member = 0; member < lane().size(); ++member) {
       const Stretch& part = parts_[static_cast<std::size_t>(member)];
       move_bytes(out_.data() + part.offset(round, step_), slot(round, member), part.size(round, step_));
+    }
+  }
+  void work_in_place() override {
+    for (int member = 0; member < lane().size(); ++member) {
+      const Stretch& part = parts_[static_cast<std::size_t>(member)];
+      move_bytes(out_.data() + part.begin, member == lane().rank() ? in_.data() : input_of(member), part.bytes);
     }
   }
 
@@ -147,6 +201,7 @@ class ReducescatterWork final : public ExchangeWork {
   ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : ExchangeWork(std::move(shared), collective, in, out, collective.counts) {
     rounds_ = most_rounds(sent_, step_);
+    if (in.size() > lane().tuning().small_bytes) offer({lane().offset_of(in.data(), in.size()), kUnused});
   }
 
  private:
@@ -159,6 +214,15 @@ class ReducescatterWork final : public ExchangeWork {
     }
     reduce(lane().sources, out_.data() + own.offset(round, step_), static_cast<std::int64_t>(bytes / element()), collective_.dtype,
            collective_.op, collective_.scale);
+  }
+  void work_in_place() override {
+    if (out_.empty()) return;
+    const std::size_t begin = sent_[static_cast<std::size_t>(lane().rank())].begin;
+    for (int member = 0; member < lane().size(); ++member) {
+      lane().sources[static_cast<std::size_t>(member)] = (member == lane().rank() ? in_.data() : input_of(member)) + begin;
+    }
+    reduce(lane().sources, out_.data(), static_cast<std::int64_t>(out_.size() / element()), collective_.dtype, collective_.op,
+           collective_.scale);
   }
 };
 
@@ -190,34 +254,79 @@ class AlltoallWork final : public ExchangeWork {
 
 }  // namespace
 
+void RoundWork::offer(Lane::Place place) {
+  offers_ = true;
+  place_ = place;
+}
+
+bool RoundWork::offered_by(int member) noexcept {
+  const Lane::Place& place = place_of(member);
+  return place.in >= 0 && place.out >= 0 && lane_->party(member).reaches_all;
+}
+
+// All members have filled the first round and have said where their tensors lie.
+void RoundWork::settle() {
+  settled_ = true;
+  int offers = 0;
+  for (int member = 0; member < lane_->size(); ++member) offers += offered_by(member) ? 1 : 0;
+  in_place_ = offers == lane_->size();
+  if (in_place_) {
+    rounds_ = 1;
+    takes_ = true;  // others may still work on this member's tensors
+  } else if (offers > 0) {
+    skipped_ = 1;
+    ++rounds_;
+  }
+}
+
 bool RoundWork::progress() {
   if (!lane_->ready()) return false;
-  bool moved = false;
-  while (step()) moved = true;
+  moved_ = false;
+  while (step()) moved_ = true;
   const bool done = taken_ == rounds_;
   if (done) lane_->next_round = base_ + rounds_;
-  if (moved) lane_->ring_others();
+  if (std::exchange(awaited_, false)) lane_->ring_others();
   return done;
+}
+
+// Tells the others how far this member has got. They can only be waiting for it if it is the last: all of them need all members. (Its
+// being done with a slot is also waited for by a member that is two rounds ahead.) Every access is sequentially consistent: either this
+// member sees that the others wait, or they see what it has done before they sleep.
+void RoundWork::reach(std::atomic<std::uint64_t> Lane::Party::*stage, std::uint64_t rounds) noexcept {
+  (lane_->own().*stage).store(base_ + rounds, std::memory_order_seq_cst);
+  const bool frees_slot = stage == &Lane::Party::taken;
+  awaited_ = awaited_ || (frees_slot ? lane_->any_reached(&Lane::Party::filled, base_ + rounds + 1) : lane_->all_reached(stage, base_ + rounds));
 }
 
 // The last stage first: it frees what the others wait for.
 bool RoundWork::step() {
-  Lane::Party& own = lane_->own();
   if (takes_ && taken_ < processed_ && lane_->all_reached(&Lane::Party::processed, base_ + taken_ + 1)) {
-    take(taken_);
-    own.taken.store(base_ + ++taken_, std::memory_order_release);
+    if (!in_place_ && taken_ >= skipped_) take(taken_ - skipped_);
+    reach(&Lane::Party::taken, ++taken_);
     return true;
   }
   if (processed_ < filled_ && lane_->all_reached(&Lane::Party::filled, base_ + processed_ + 1)) {
-    process(processed_);
-    own.processed.store(base_ + ++processed_, std::memory_order_release);
-    if (!takes_) own.taken.store(base_ + (taken_ = processed_), std::memory_order_release);
+    if (offers_ && !settled_) settle();
+    if (in_place_) {
+      work_in_place();
+    } else if (processed_ >= skipped_) {
+      process(processed_ - skipped_);
+    }
+    ++processed_;
+    if (takes_) {
+      reach(&Lane::Party::processed, processed_);
+    } else {
+      reach(&Lane::Party::taken, taken_ = processed_);
+    }
     return true;
   }
   const std::uint64_t round = base_ + filled_;
-  if (filled_ < rounds_ && filled_ < taken_ + 2 && (round < 2 || lane_->all_reached(&Lane::Party::taken, round - 1))) {
-    fill(filled_);
-    own.filled.store(base_ + ++filled_, std::memory_order_release);
+  // How the later rounds are counted is not known before the first is settled.
+  const std::uint64_t known = offers_ && !settled_ ? 1 : rounds_;
+  if (filled_ < known && filled_ < taken_ + 2 && (round < 2 || lane_->all_reached(&Lane::Party::taken, round - 1))) {
+    if (offers_ && filled_ == 0) lane_->own().place[base_ % 2] = place_;
+    if (!offers_ || filled_ > 0 || !offered_by(lane_->rank())) fill(filled_ - skipped_);
+    reach(&Lane::Party::filled, ++filled_);
     return true;
   }
   return false;

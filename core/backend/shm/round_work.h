@@ -1,7 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "backend/shm/shm_lane.h"
 
@@ -15,23 +18,38 @@ namespace hvd::shm {
 ///
 /// Two buffers let a member fill one round while others still work on the one before. The numbers of rounds go on from one collective to
 /// the next, so nothing is ever reset.
+///
+/// Before the first round is processed every member says where its tensors lie. If all of them lie in arenas that all can reach, the
+/// first round is the last: process() is replaced by work_in_place(), and nothing is copied into slots. If only some do, those have not
+/// filled their slots, and the rounds begin anew behind the first. Everybody sees the same places and so decides the same.
 class RoundWork : public Work {
  public:
   RoundWork(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : collective_(collective), in_(in), out_(out), lane_(std::move(lane)), base_(lane_->next_round) {}
   bool progress() final;
+  bool moved() const noexcept final { return moved_; }
 
  protected:
   virtual void fill(std::uint64_t round) = 0;
   virtual void process(std::uint64_t round) = 0;
   virtual void take(std::uint64_t /*round*/) {}
+  /// From and to the members' arenas.
+  virtual void work_in_place() {}
+
+  /// For offer(): of memory that other members do not look at.
+  static constexpr std::int64_t kUnused = 0;
+  /// To be called in the constructor, by all members or none: where the others find what they need of this member.
+  void offer(Lane::Place place);
 
   Lane& lane() noexcept { return *lane_; }
-  std::byte* slot(std::uint64_t round, int member) noexcept { return lane_->slot(base_ + round, member); }
-  std::byte* result(std::uint64_t round) noexcept { return lane_->result(base_ + round); }
+  std::byte* slot(std::uint64_t round, int member) noexcept { return lane_->slot(base_ + skipped_ + round, member); }
+  std::byte* result(std::uint64_t round) noexcept { return lane_->result(base_ + skipped_ + round); }
   /// The number that the lane gives to round 0.
   std::uint64_t first_round() const noexcept { return base_; }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
+  /// A member's tensors. @pre in work_in_place(), and the member's place has them
+  std::byte* input_of(int member) noexcept { return lane_->in_arena(member, place_of(member).in); }
+  std::byte* output_of(int member) noexcept { return lane_->in_arena(member, place_of(member).out); }
 
   const Collective collective_;
   const std::span<const std::byte> in_;
@@ -41,9 +59,21 @@ class RoundWork : public Work {
 
  private:
   bool step();
+  void reach(std::atomic<std::uint64_t> Lane::Party::*stage, std::uint64_t rounds) noexcept;
+  void settle();
+  const Lane::Place& place_of(int member) noexcept { return lane_->party(member).place[base_ % 2]; }
+  /// It counts on work in place and has not filled its slot.
+  bool offered_by(int member) noexcept;
 
   const std::shared_ptr<Lane> lane_;
   const std::uint64_t base_;
+  Lane::Place place_ = {};
+  bool offers_ = false;
+  bool settled_ = false;       ///< or nothing was to be settled
+  bool in_place_ = false;
+  bool moved_ = false;         ///< by the last progress()
+  bool awaited_ = false;       ///< others may wait for what this member has just done
+  std::uint64_t skipped_ = 0;  ///< rounds without data
   std::uint64_t filled_ = 0;
   std::uint64_t processed_ = 0;
   std::uint64_t taken_ = 0;

@@ -4,27 +4,34 @@
 #include <memory>
 #include <string>
 
+#include "base/shared_arena.h"
 #include "hvd/backend.h"
 
 namespace hvd::shm {
 
 struct ShmTuning {
   /// Of each member's part of the segment, of which there are two. A multiple of 64.
-  std::size_t slot_bytes = 256 << 10;
+  std::size_t slot_bytes = 128 << 10;
   /// Up to this size every rank reduces all of an allreduce by itself, which saves a meeting.
-  std::size_t direct_bytes = 4 << 10;
+  std::size_t small_bytes = 4 << 10;
 };
+
+class PeerArenas;
 
 }  // namespace hvd::shm
 
 namespace hvd {
 
-/// Collectives of ranks that share a host, through memory that they share: copy in, reduce one's slice from all, copy out. See
-/// docs/decisions/0009-shared-memory-rounds.md.
+/// Collectives of ranks that share a host: each reduces its slice from all. Tensors that lie in the ranks' arenas are read and written
+/// where they are; others are copied through slots in shared memory. See docs/decisions/0009-shared-memory-rounds.md.
 class ShmBackend final : public Backend {
  public:
   /// @param name begins the names of segments; the same on every rank of this host and of no other job: "/hvd-4711-d6c1"
-  explicit ShmBackend(std::string name, const shm::ShmTuning& tuning = {});
+  /// @param arena this rank's; may be null
+  explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr, const shm::ShmTuning& tuning = {});
+  ~ShmBackend() override;
+  /// What the channels of a job of this many local ranks take of /dev/shm, with room for some process sets.
+  static std::size_t wanted_shared_memory(int local_size) noexcept;
   std::string_view name() const noexcept override { return "shm"; }
   /// All members share a host, and there are two or more.
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
@@ -33,6 +40,7 @@ class ShmBackend final : public Backend {
  private:
   const std::string name_;
   const shm::ShmTuning tuning_;
+  const std::shared_ptr<shm::PeerArenas> arenas_;
 };
 
 }  // namespace hvd

@@ -6,27 +6,51 @@ namespace hvd::shm {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "rounds are shared between processes");
 
-Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers, const ShmTuning& tuning)
+Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers, std::shared_ptr<PeerArenas> arenas, const ShmTuning& tuning)
     : ranks_(spec.ranks),
       rank_(spec.set_rank),
       peers_(peers),
       tuning_(tuning),
-      name_(prefix + "-" + std::to_string(spec.process_set)) {
+      name_(prefix + "-" + std::to_string(spec.process_set)),
+      arenas_(std::move(arenas)) {
   sources.resize(ranks_.size());
-  if (rank_ == 0) adopt(Segment::create(name_, segment_bytes()));
+  destinations.resize(ranks_.size());
+  if (rank_ != 0) return;
+  adopt(Segment::create(name_, segment_bytes()));
+  ring_others();
 }
 
-std::size_t Lane::segment_bytes() const noexcept {
-  const auto members = ranks_.size();
-  return sizeof(Header) + members * sizeof(Party) + 2 * (members + 1) * tuning_.slot_bytes;
+std::size_t Lane::segment_bytes(std::size_t members, const ShmTuning& tuning) noexcept {
+  return sizeof(Header) + members * sizeof(Party) + 2 * (members + 1) * tuning.slot_bytes;
 }
 
 bool Lane::ready() {
-  if (segment_) return true;
-  auto found = Segment::attach(name_, segment_bytes());
-  if (!found) return false;
-  adopt(std::move(found));
+  if (ready_) return true;
+  if (!segment_) {
+    auto found = Segment::attach(name_, segment_bytes());
+    if (!found) return false;
+    adopt(std::move(found));
+    ring_others();
+  }
+  if (header_->attached.load() < ranks_.size()) return false;
+  own().reaches_all = map_arenas();
+  return ready_ = true;
+}
+
+bool Lane::map_arenas() {
+  for (int member = 0; member < size(); ++member) {
+    mapped_.push_back(arenas_->map(party(member).arena));
+    if (!mapped_.back()) return false;
+  }
   return true;
+}
+
+bool Lane::arenas_shared() noexcept {
+  if (arenas_shared_) return true;
+  for (int member = 0; member < size(); ++member) {
+    if (!party(member).reaches_all) return false;
+  }
+  return arenas_shared_ = true;
 }
 
 void Lane::adopt(std::unique_ptr<Segment> segment) noexcept {
@@ -34,6 +58,7 @@ void Lane::adopt(std::unique_ptr<Segment> segment) noexcept {
   header_ = reinterpret_cast<Header*>(segment_->data());
   parties_ = reinterpret_cast<Party*>(segment_->data() + sizeof(Header));
   slots_ = segment_->data() + sizeof(Header) + ranks_.size() * sizeof(Party);
+  own().arena = arenas_->own_address();
   // The last to arrive removes the name, so nothing is left behind from then on.
   if (header_->attached.fetch_add(1) + 1 == ranks_.size()) segment_->unlink();
 }
@@ -45,9 +70,16 @@ std::byte* Lane::slot(std::uint64_t round, int member) noexcept {
 
 bool Lane::all_reached(std::atomic<std::uint64_t> Party::*stage, std::uint64_t rounds) noexcept {
   for (int member = 0; member < size(); ++member) {
-    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_acquire) < rounds) return false;
+    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) < rounds) return false;
   }
   return true;
+}
+
+bool Lane::any_reached(std::atomic<std::uint64_t> Party::*stage, std::uint64_t rounds) noexcept {
+  for (int member = 0; member < size(); ++member) {
+    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) >= rounds) return true;
+  }
+  return false;
 }
 
 void Lane::ring_others() noexcept {

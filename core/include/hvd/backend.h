@@ -65,6 +65,8 @@ class Work {
   /// Does what can be done without blocking. True once the result is complete (or queued on the device: see
   /// output_ready). Throws hvd::Error when the transport fails. Not called again after true or a throw.
   virtual bool progress() = 0;
+  /// Whether the last call of progress() got on, though not to the end: it will then be called again at once.
+  virtual bool moved() const noexcept { return false; }
   /// The point in the device's queue after which the output may be read; null: already.
   virtual EventPtr output_ready() const { return nullptr; }
 };

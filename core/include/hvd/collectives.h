@@ -47,6 +47,8 @@ struct Submission {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
+  /// Not to be fused with others: it is large, and lies where it need not be copied (see hvd::allocate_shared()).
+  bool alone = false;
   /// Null: the input may be read at once.
   EventPtr input_ready = {};
   /// Keeps the memory alive until the operation is done (longer when it failed in flight).

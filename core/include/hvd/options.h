@@ -14,6 +14,8 @@ struct Options {
   std::optional<std::int64_t> fusion_threshold_bytes = {};
   /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it off.
   std::optional<std::int64_t> cache_capacity = {};
+  /// On one host, steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
+  std::optional<bool> schedule_lock = {};
   /// An operation that some ranks have not submitted is reported after this long.
   /// HVD_STALL_WARNING (seconds); default 30 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_warning = {};

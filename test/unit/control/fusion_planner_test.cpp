@@ -53,6 +53,12 @@ TEST(FusionPlanner, ATensorAboveTheThresholdGoesAlone) {
       (Batches{{0}, {1}, {2}}));
 }
 
+TEST(FusionPlanner, WhatRunsAloneIsNotFused) {
+  wire::Request bucket = allreduce("bucket");
+  bucket.alone = true;
+  EXPECT_EQ(Tensors().add(allreduce("a"), 10).add(bucket, 10).add(allreduce("b"), 10).plan(100), (Batches{{0, 2}, {1}}));
+}
+
 TEST(FusionPlanner, AThresholdOfZeroFusesNothingNotEvenNothing) {
   EXPECT_EQ(Tensors().add(allreduce("a"), 0).add(allreduce("b"), 0).plan(0), (Batches{{0}, {1}}));
   EXPECT_EQ(Tensors().add(allreduce("a"), 0).add(allreduce("b"), 0).plan(1), (Batches{{0, 1}}));

@@ -199,6 +199,7 @@ TEST_F(FailureTest, AnOperationThatCrossesTheRemovalOfItsSetIsAUsageErrorAndTheR
   };
   const auto added = about_set(OpKind::kAddProcessSet, 0);
   ASSERT_TRUE(run(added));
+  ASSERT_TRUE(added[0].status().ok()) << added[0].status().message;
   const int set = static_cast<int>(added[0].result());
   const auto removed = about_set(OpKind::kRemoveProcessSet, set);
   std::vector<Operation> late;

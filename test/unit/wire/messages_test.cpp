@@ -200,7 +200,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
     return from_hex("680101 00 00 00 00 01" + fields);
   };
   EXPECT_EQ(failure(request("00 0161 00 01 08 00 00 01 05")), "(no error)");
-  EXPECT_THAT(failure(request("20 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 32"));
+  EXPECT_THAT(failure(request("40 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 64"));
   EXPECT_THAT(failure(request("00 0161 0a 01 08 00 00 01 05")), HasSubstr("kind at byte"));
   EXPECT_THAT(failure(request("00 0161 00 06 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));
@@ -214,7 +214,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   EXPECT_THAT(failure(request("12 03 00 01 08 00 00 01 05 00 05 04")),
               HasSubstr("above the ordinal"));
   EXPECT_THAT(failure(from_hex("680101 00 02 00 00 00")), HasSubstr("shutdown at byte"));
-  EXPECT_THAT(failure(from_hex("680102 01 04 00 00")), HasSubstr("plan flags at byte"));
+  EXPECT_THAT(failure(from_hex("680102 01 08 00 00")), HasSubstr("plan flags at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 07 00 00")), HasSubstr("status at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 04 00 03")), HasSubstr("rank at byte"));
 }
@@ -239,6 +239,28 @@ TEST(Messages, AbsentRanksFollowEachBatchOfAPlanThatHasSome) {
   plan.batches = {{{{.slot = 1}}, {2, 5}}, {{{.slot = 0}}, {}}};
   EXPECT_EQ(encode(plan), from_hex("680102 03 02 02 01 0200 020205 01 0100 00 00"));
   EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
+}
+
+TEST(Messages, TheScheduleToRepeatEndsAPlan) {
+  Plan plan;
+  plan.sequence = 5;
+  const std::size_t without = encode(plan).size();
+  plan.lock = {{3, 1}, {0}};
+  EXPECT_EQ(encode(plan).size(), without + 6);
+  EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
+  Bytes cut = encode(plan);
+  cut.pop_back();
+  EXPECT_THROW(decode(cut), WireError);
+}
+
+TEST(Messages, AnOperationThatRunsAloneSaysSo) {
+  Report report;
+  report.requests.emplace_back().name = "bucket";
+  report.requests.back().shape = {4};
+  const std::size_t without = encode(report).size();
+  report.requests.back().alone = true;
+  EXPECT_EQ(encode(report).size(), without);
+  EXPECT_EQ(std::get<Report>(decode(encode(report))), report);
 }
 
 TEST(Messages, UnnamedNamesAreDerived) {

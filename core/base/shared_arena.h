@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace hvd {
+
+/// Where the processes of this host find an arena. Plain data, for shared memory.
+struct ArenaAddress {
+  std::int32_t process = 0;     ///< 0: there is no arena
+  std::int32_t descriptor = -1;
+  std::uint64_t capacity = 0;
+  std::uint64_t identity = 0;   ///< of the file behind the descriptor, since numbers of both are used again
+};
+
+/// Memory of this process that other processes of the host can map: what lies in it can be reduced by peers where it lies.
+///
+/// Thread-safe. The file is sparse and has no name: pages exist once they are written to, and nothing is left behind when the processes
+/// end. A child made by fork() does not inherit the memory, since it would share it.
+class SharedArena {
+ public:
+  /// As much as there is memory, within limits. Null, with a reason in the log, where the system does not let us.
+  static std::shared_ptr<SharedArena> create();
+  static std::shared_ptr<SharedArena> create(std::size_t capacity);
+  SharedArena(const SharedArena&) = delete;
+  SharedArena& operator=(const SharedArena&) = delete;
+  ~SharedArena();
+
+  /// 64-byte aligned, from 4 KiB on page-aligned; contents arbitrary. Null when the arena is full.
+  std::byte* allocate(std::size_t bytes);
+  /// @param returns_pages gives the memory back to the system. @pre `memory` comes from allocate()
+  void deallocate(std::byte* memory, bool returns_pages) noexcept;
+  /// Where in the arena all of this lies; nothing when it does not.
+  std::optional<std::uint64_t> offset_of(const void* memory, std::size_t bytes) const noexcept;
+  const ArenaAddress& address() const noexcept { return address_; }
+  std::size_t used() const;
+
+ private:
+  using Block = std::pair<std::size_t, std::size_t>;  // size, offset
+
+  SharedArena(std::byte* base, const ArenaAddress&);
+
+  std::byte* const base_;
+  const ArenaAddress address_;
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::map<std::size_t, std::size_t> free_;   // offset -> size
+  std::set<Block> by_size_;                   // the same blocks
+  std::map<std::size_t, std::size_t> taken_;  // offset -> size
+  std::size_t used_ = 0;
+};
+
+/// 64-byte aligned memory of the arena, whose pages go back to the system at the end if `returns_pages`; of the heap when there is no arena or it is full. The owner
+/// keeps the arena alive. @throws std::bad_alloc
+std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>&, std::size_t bytes, bool returns_pages);
+
+/// Another process's arena, mapped here.
+class PeerArena {
+ public:
+  /// Null when it cannot be reached (another user's, another namespace of processes, ...).
+  static std::unique_ptr<PeerArena> map(const ArenaAddress&);
+  PeerArena(const PeerArena&) = delete;
+  PeerArena& operator=(const PeerArena&) = delete;
+  ~PeerArena();
+
+  std::byte* at(std::uint64_t offset) const noexcept { return base_ + offset; }
+
+ private:
+  PeerArena(std::byte* base, std::size_t capacity) : base_(base), capacity_(capacity) {}
+
+  std::byte* const base_;
+  const std::size_t capacity_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,157 @@
+#include "control/schedule_lock.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd::control {
+namespace {
+
+constexpr std::uint64_t kStepsToLearn = 2;
+constexpr std::uint64_t kShortLock = 4;  // steps
+constexpr std::uint64_t kMostPatience = 1024;
+
+bool lockable(const wire::Request& request) {
+  return request.process_set == 0 && !request.unnamed && request.kind != OpKind::kJoin && request.kind != OpKind::kAddProcessSet &&
+         request.kind != OpKind::kRemoveProcessSet;
+}
+
+}  // namespace
+
+void ScheduleLock::enter(std::vector<AgreedBatch> schedule) {
+  batches_.clear();
+  places_.clear();
+  for (AgreedBatch& agreed : schedule) {
+    for (std::size_t i = 0; i < agreed.operations.size(); ++i) {
+      places_.insert_or_assign(agreed.operations[i].request.name, Place{batches_.size(), i});
+    }
+    const std::size_t operations = agreed.operations.size();
+    batches_.push_back({std::move(agreed), std::vector<bool>(operations), operations});
+  }
+  locked_ = true;
+  arrived_ = leaving_ = false;
+  head_ = 0;
+  batches_run_ = 0;
+  ++position_;
+}
+
+void ScheduleLock::offer(const wire::Request& request) {
+  const auto place = request.process_set == 0 ? places_.find(request.name) : places_.end();
+  if (place == places_.end()) return leave_soon();
+  Batch& batch = batches_[place->second.batch];
+  if (batch.offered[place->second.index] || !(batch.agreed.operations[place->second.index].request == request)) return leave_soon();
+  batch.offered[place->second.index] = true;
+  --batch.missing;
+}
+
+void ScheduleLock::arrive(bool leaving) noexcept {
+  arrived_ = true;
+  words_[rank_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
+}
+
+bool ScheduleLock::asked_to_leave() const noexcept {
+  return std::any_of(words_.begin(), words_.end(),
+                     [this](const LockWords* words) { return words->asked.load(std::memory_order_acquire) == position_; });
+}
+
+ScheduleLock::Advance ScheduleLock::advance() {
+  if (!locked_) return {};
+  const bool arrives = !arrived_;
+  if (!arrived_) {
+    leaving_ = leaving_ || asked_to_leave();
+    if (leaving_ || batches_[head_].missing == 0) arrive(leaving_);
+  }
+  bool all_here = arrived_;
+  bool somebody_leaves = arrived_ && arrives && leaving_;
+  for (const LockWords* const words : words_) {
+    // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one sees both, and rings.
+    const std::uint64_t word = words->arrived.load(std::memory_order_seq_cst);
+    if (word / 2 < position_) all_here = false;
+    if (word == position_ * 2 + 1) somebody_leaves = true;
+  }
+  const bool ring = arrives && arrived_ && (all_here || somebody_leaves);
+  if (somebody_leaves) {
+    locked_ = false;
+    return {Outcome::kLeft, nullptr, ring};
+  }
+  if (!all_here) return {Outcome::kNothing, nullptr, ring};
+  Batch& batch = batches_[head_];
+  batch.offered.assign(batch.offered.size(), false);
+  batch.missing = batch.offered.size();
+  head_ = head_ + 1 == batches_.size() ? 0 : head_ + 1;
+  ++position_;
+  ++batches_run_;
+  arrived_ = false;
+  return {Outcome::kRun, &batch.agreed, ring};
+}
+
+void ScheduleLock::ask_others_to_leave() noexcept { words_[rank_]->asked.store(position_, std::memory_order_release); }
+
+bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
+  if (plan.shutdown || !plan.errors.empty()) return false;
+  return std::all_of(plan.batches.begin(), plan.batches.end(), [&](const wire::Batch& batch) {
+    return batch.absent.empty() && std::all_of(batch.tensors.begin(), batch.tensors.end(), [&](const wire::PlannedTensor& tensor) {
+             return tensor.slot && cache.holds(*tensor.slot) && lockable(cache.at(*tensor.slot).request);
+           });
+  });
+}
+
+std::vector<std::uint32_t> StepLearner::sorted(std::vector<std::uint32_t> slots) {
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+void StepLearner::begin_step() {
+  for (const std::uint32_t slot : current_.slots) seen_[slot] = false;
+  current_ = {};
+}
+
+void StepLearner::close_step() {
+  std::vector<std::uint32_t> slots = sorted(current_.slots);
+  equal_steps_ = slots == previous_ ? equal_steps_ + 1 : 1;
+  previous_ = std::move(slots);
+  begin_step();
+}
+
+void StepLearner::add(const wire::Batch& batch) {
+  std::vector<std::uint32_t> slots;
+  for (const wire::PlannedTensor& tensor : batch.tensors) slots.push_back(*tensor.slot);
+  if (std::any_of(slots.begin(), slots.end(), [this](std::uint32_t slot) { return in_current(slot); })) close_step();
+  for (const std::uint32_t slot : slots) {
+    if (slot >= seen_.size()) seen_.resize(slot + 1);
+    seen_[slot] = true;
+  }
+  current_.slots.insert(current_.slots.end(), slots.begin(), slots.end());
+  current_.batches.push_back(std::move(slots));
+}
+
+void StepLearner::forget() {
+  begin_step();
+  previous_.clear();
+  equal_steps_ = 0;
+}
+
+bool StepLearner::observe(const wire::Plan& plan, const ResponseCache& cache) {
+  if (!learnable(plan, cache)) {
+    forget();
+    return false;
+  }
+  for (const wire::Batch& batch : plan.batches) add(batch);
+  const std::size_t size = current_.slots.size();
+  if (size == 0 || (size != previous_.size() && size != locked_.size())) return false;
+  const std::vector<std::uint32_t> slots = sorted(current_.slots);
+  const bool again = slots == previous_;
+  const bool known = slots == locked_;
+  const std::uint64_t steps = 1 + (again ? equal_steps_ : 0);
+  if ((!known && !again) || steps < std::max(patience_, known ? 1 : kStepsToLearn)) return false;
+  locked_ = slots;
+  locked_batches_ = current_.batches.size();
+  return true;
+}
+
+void StepLearner::note_left(std::uint64_t batches_run) {
+  const bool short_lived = batches_run < kShortLock * locked_batches_;
+  patience_ = short_lived ? std::min(std::max<std::uint64_t>(2 * patience_, 1), kMostPatience) : 0;
+  forget();
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/lock_words.h"
+#include "control/negotiator.h"
+#include "wire/messages.h"
+
+namespace hvd::control {
+
+/// The steady state: all ranks repeat the batches that they have agreed on once, without negotiating. One rank's side.
+///
+/// Positions count batches, from 1, through all locks of a job. At each position a rank arrives: ready, when all operations of the batch
+/// are there; or leaving, when it has something that is not in the schedule, or has been asked to. Nobody touches the data of a position
+/// before every rank has arrived there ready. If one arrives leaving, all leave at that position, as nobody can have passed it; what they
+/// had offered is negotiated in the ordinary way. So every rank runs the same batches, and nothing is lost or done twice.
+/// See docs/decisions/0010-schedule-lock.md.
+///
+///   open --enter()--> locked --somebody arrives leaving--> open
+///
+/// Not thread-safe: the thread that drives the engine.
+class ScheduleLock {
+ public:
+  enum class Outcome { kNothing, kRun, kLeft };
+  struct Advance {
+    Outcome outcome = Outcome::kNothing;
+    const AgreedBatch* batch = nullptr;  ///< kRun: what all ranks run now
+    bool ring = false;                   ///< the others have something to do
+  };
+
+  /// @param words of every rank, or none where ranks do not share memory: there is no lock then
+  ScheduleLock(std::vector<LockWords*> words, int rank) : words_(std::move(words)), rank_(static_cast<std::size_t>(rank)) {}
+
+  bool available() const noexcept { return !words_.empty(); }
+  bool locked() const noexcept { return locked_; }
+  /// All ranks repeat these from now on. @pre !locked(), and nothing is in a batch twice
+  void enter(std::vector<AgreedBatch> schedule);
+  /// An operation has been submitted. If it is not what comes in this schedule, this rank leaves.
+  void offer(const wire::Request&);
+  /// This rank leaves at the next position at which it has not arrived.
+  void leave_soon() noexcept { leaving_ = true; }
+  /// This rank waits for what it has not offered itself.
+  bool lacks_own() const noexcept { return locked_ && !arrived_; }
+  /// To be called again as long as something comes of it.
+  Advance advance();
+  /// This rank has arrived and the others do not come: they are to leave. They have to be rung.
+  void ask_others_to_leave() noexcept;
+  /// Batches run in this lock or, if it has been left, in the last one.
+  std::uint64_t batches_run() const noexcept { return batches_run_; }
+  std::size_t batches() const noexcept { return batches_.size(); }
+
+ private:
+  struct Batch {
+    AgreedBatch agreed = {};
+    std::vector<bool> offered = {};
+    std::size_t missing = 0;
+  };
+  struct Place {
+    std::size_t batch = 0;
+    std::size_t index = 0;
+  };
+  void arrive(bool leaving) noexcept;
+  bool asked_to_leave() const noexcept;
+
+  const std::vector<LockWords*> words_;
+  const std::size_t rank_;
+  bool locked_ = false;
+  bool arrived_ = false;
+  bool leaving_ = false;
+  std::uint64_t position_ = 0;
+  std::uint64_t batches_run_ = 0;
+  std::size_t head_ = 0;
+  std::vector<Batch> batches_;
+  std::unordered_map<std::string, Place> places_;  // by name
+};
+
+/// When to lock, decided by the coordinator. A schedule is what the plans between two uses of the same name have brought.
+///
+/// Locks after two equal steps, or one of the schedule that was locked last; later and later when locks do not last.
+class StepLearner {
+ public:
+  /// @return whether the plan completes a step after which to lock
+  bool observe(const wire::Plan&, const ResponseCache&);
+  /// The batches of that step, by cache slot.
+  const std::vector<std::vector<std::uint32_t>>& schedule() const noexcept { return current_.batches; }
+  /// The lock has been left after so many batches.
+  void note_left(std::uint64_t batches_run);
+
+ private:
+  struct Step {
+    std::vector<std::vector<std::uint32_t>> batches = {};
+    std::vector<std::uint32_t> slots = {};
+  };
+  bool learnable(const wire::Plan&, const ResponseCache&) const;
+  bool in_current(std::uint32_t slot) const noexcept { return slot < seen_.size() && seen_[slot]; }
+  void add(const wire::Batch&);
+  void begin_step();
+  void forget();
+  void close_step();
+  static std::vector<std::uint32_t> sorted(std::vector<std::uint32_t>);
+
+  Step current_;
+  std::vector<bool> seen_;               // by slot: is in the current step
+  std::vector<std::uint32_t> previous_;  // slots, ascending
+  std::vector<std::uint32_t> locked_;    // slots of the schedule locked last, ascending
+  std::size_t locked_batches_ = 0;
+  std::uint64_t equal_steps_ = 0;        // before the current one, equal to `previous_`
+  std::uint64_t patience_ = 0;           // equal steps to wait for after locks that did not last
+};
+
+}  // namespace hvd::control

@@ -1,0 +1,181 @@
+// The steady state of real jobs: nothing is negotiated, and whatever deviates from it comes out right.
+#include <gtest/gtest.h>
+#include <hvd/collectives.h>
+#include <hvd/hvd.h>
+#include <hvd/memory.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace hvd::testing {
+namespace {
+
+/// Longer than ranks wait before they ask the others to leave the lock.
+constexpr std::chrono::milliseconds kLonger{1300};
+
+/// A tensor whose values differ by rank, and the sum over all ranks; exact.
+struct Tensor {
+  std::string name;
+  std::vector<float> memory;
+  Operation operation = {};
+
+  Tensor(std::string called, std::size_t elements) : name(std::move(called)), memory(elements) {}
+
+  void submit(int step, Progress progress = Progress::kCaller) {
+    for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>((rank() + 1) * (static_cast<int>(i % 7) + step % 5));
+    Submission submission;
+    submission.name = name;
+    submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+                        {static_cast<std::int64_t>(memory.size())}};
+    submission.output = submission.input;
+    operation = hvd::submit(std::move(submission), progress);
+  }
+  void check(int step) {
+    operation.wait();
+    ASSERT_TRUE(operation.status().ok()) << operation.status().message;
+    const int ranks = size() * (size() + 1) / 2;
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < memory.size(); ++i) wrong += memory[i] != static_cast<float>(ranks * (static_cast<int>(i % 7) + step % 5)) ? 1 : 0;
+    ASSERT_EQ(wrong, 0U) << name << " step " << step;
+  }
+};
+
+class Steady : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    init();
+    one_host_ = local_size() == size();
+  }
+  void TearDown() override { shutdown(); }
+
+  void steps(int first, int last) {
+    for (int step = first; step < last; ++step) {
+      for (Tensor& tensor : tensors_) tensor.submit(step);
+      for (Tensor& tensor : tensors_) tensor.check(step);
+    }
+  }
+  static std::uint64_t locked() { return metrics().locked_operations; }
+
+  bool one_host_ = false;
+  std::vector<Tensor> tensors_{{"a", 10}, {"b", 3000}, {"c", 40001}};
+};
+
+TEST_F(Steady, NoMessageIsSent) {
+  steps(0, 30);
+  if (!one_host_) return;
+  // What was on its way when the lock began arrives some time.
+  std::this_thread::sleep_for(kLonger);
+  steps(30, 130);
+  const Metrics before = metrics();
+  EXPECT_GT(before.locked_operations, 0U);
+  steps(130, 180);
+  const Metrics after = metrics();
+  std::this_thread::sleep_for(kLonger);  // or the first to leave would be heard by one that has not looked yet
+  EXPECT_EQ(after.locked_operations - before.locked_operations, 150U);
+  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+  EXPECT_EQ(after.control_messages_received, before.control_messages_received);
+  EXPECT_EQ(after.plans_applied, before.plans_applied);
+}
+
+TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
+  Tensor extra("extra", 50);
+  for (int round = 0; round < 5; ++round) {
+    steps(0, 12);
+    extra.submit(round);
+    extra.check(round);
+  }
+  if (one_host_) { EXPECT_GT(locked(), 4U * 8U * 3U); }
+}
+
+TEST_F(Steady, RanksMaySubmitInAnyOrder) {
+  for (int step = 0; step < 30; ++step) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      tensors_[(i + static_cast<std::size_t>(rank() * step)) % tensors_.size()].submit(step, Progress::kBackground);
+    }
+    for (Tensor& tensor : tensors_) tensor.check(step);
+  }
+  if (one_host_) { EXPECT_GT(locked(), 50U); }
+}
+
+TEST_F(Steady, AProgramThatBeginsToWaitInBetweenDoesNotHang) {
+  steps(0, 10);
+  for (int step = 10; step < 20; ++step) {
+    for (Tensor& tensor : tensors_) {  // those that shared a batch
+      tensor.submit(step);
+      tensor.check(step);
+    }
+  }
+  steps(20, 30);
+}
+
+TEST_F(Steady, ATensorThatOneRankSubmitsLateIsWaitedFor) {
+  steps(0, 10);
+  for (int late = 0; late < size(); ++late) {
+    tensors_[0].submit(late);
+    if (rank() == late) std::this_thread::sleep_for(kLonger);
+    tensors_[1].submit(late);
+    tensors_[2].submit(late);
+    for (Tensor& tensor : tensors_) tensor.check(late);
+    steps(0, 4);
+  }
+}
+
+TEST_F(Steady, AStepThatEachRankLeavesOutOnceIsMadeUpForLater) {
+  steps(0, 10);
+  // Each rank evaluates alone for a while, in which the others are a step ahead.
+  for (int idle = 0; idle < size(); ++idle) {
+    if (rank() == idle) std::this_thread::sleep_for(kLonger);
+    steps(10, 13);
+  }
+}
+
+TEST_F(Steady, AChangedShapeIsNoticedByAll) {
+  steps(0, 10);
+  tensors_[1].memory.resize(40);
+  steps(10, 20);
+  tensors_[1].memory.resize(rank() == 0 ? 41 : 40);
+  if (size() == 1) return;
+  for (Tensor& tensor : tensors_) tensor.submit(20);
+  tensors_[1].operation.wait();
+  EXPECT_EQ(tensors_[1].operation.status().code, StatusCode::kMismatch);
+  tensors_[0].check(20);
+  tensors_[2].check(20);
+  tensors_[1].memory.resize(40);
+  steps(21, 25);
+}
+
+TEST_F(Steady, JoinAndBarrierComeThrough) {
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    steps(0, 10);
+    barrier();
+    join();
+  }
+}
+
+TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
+  for (const std::int64_t elements : {1, 1000, 1025, 70001, 300'003}) {
+    const auto memory = allocate_shared(static_cast<std::size_t>(elements) * sizeof(float));
+    auto* const values = reinterpret_cast<float*>(memory.get());
+    for (int step = 0; step < 6; ++step) {
+      for (std::int64_t i = 0; i < elements; ++i) values[i] = static_cast<float>((rank() + 1) * (i % 13 + step));
+      Submission submission;
+      submission.name = "shared" + std::to_string(elements);
+      submission.op = ReduceOp::kAverage;
+      submission.input = {memory.get(), elements, DataType::kFloat32, {}, {elements}};
+      submission.output = submission.input;
+      submission.alone = true;
+      submission.keep_alive = memory;
+      const Operation operation = submit(std::move(submission), Progress::kCaller);
+      operation.wait();
+      ASSERT_TRUE(operation.status().ok());
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < elements; ++i) wrong += values[i] != static_cast<float>((i % 13 + step) * (size() + 1)) / 2 ? 1 : 0;
+      ASSERT_EQ(wrong, 0) << elements << " elements, step " << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hvd::testing

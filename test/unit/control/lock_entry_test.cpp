@@ -1,0 +1,159 @@
+// How negotiators and a coordinator come to lock a schedule. ScheduleLock itself: schedule_lock_test.cpp.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "unit/control/cluster.h"
+#include "hvd/error.h"
+
+namespace hvd::control {
+namespace {
+
+using ::testing::HasSubstr;
+
+CoordinatorOptions locking() {
+  CoordinatorOptions options;
+  options.schedule_lock = true;
+  return options;
+}
+
+std::vector<std::string> names_of(const std::vector<AgreedBatch>& schedule) {
+  std::vector<std::string> names;
+  for (const AgreedBatch& batch : schedule) {
+    for (const AgreedOperation& operation : batch.operations) names.push_back(operation.request.name);
+  }
+  return names;
+}
+
+/// Steps of "a" and an allgather "b", until the next would be locked.
+void learn(Cluster& cluster) {
+  for (int step = 0; step < 2; ++step) {
+    for (int rank = 0; rank < cluster.size(); ++rank) {
+      cluster.submit(rank, allreduce("a"));
+      cluster.submit(rank, allgather("b", {rank + 1, 2}));
+    }
+    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.lock.empty());
+  }
+}
+
+void submit_step(Cluster& cluster, int rank) {
+  cluster.submit(rank, allreduce("a"));
+  cluster.submit(rank, allgather("b", {rank + 1, 2}));
+}
+
+TEST(LockEntry, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  const auto applied = cluster.exchange();
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& schedule = applied[static_cast<std::size_t>(rank)].lock;
+    EXPECT_EQ(names_of(schedule), (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(schedule.back().operations.front().request.shape[0], rank + 1);
+    EXPECT_EQ(schedule.back().operations.front().first_dims, (std::vector<std::int64_t>{1, 2}));
+  }
+}
+
+TEST(LockEntry, WhatWasAskedForEarlyCountsForTheLockOnly) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  cluster.report_all();
+  // The first rank cannot have got its results yet; but another name of the schedule may be reused early.
+  ASSERT_TRUE(cluster.decide().has_value());
+  cluster.apply(0);
+  const Applied second = cluster.apply(1);
+  ASSERT_FALSE(second.lock.empty());
+  EXPECT_EQ(cluster.rank(1).awaiting(), 0U);
+  EXPECT_FALSE(cluster.rank(1).take_report().has_value());
+}
+
+TEST(LockEntry, AReportFromBeforeTheLockIsIgnored) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  cluster.report_all();
+  cluster.submit(1, allreduce("extra"));
+  const wire::Bytes late = cluster.send(1);
+  ASSERT_FALSE(cluster.decide()->lock.empty());
+  cluster.arrive(1, late);
+  EXPECT_FALSE(cluster.coordinator().waiting());
+  cluster.apply_everywhere();
+  // After the lock the rank asks again, and that counts.
+  cluster.coordinator().note_lock_left(0);
+  cluster.submit_everywhere(allreduce("extra"));
+  const auto applied = cluster.exchange();
+  for (const Applied& one : applied) EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+}
+
+TEST(LockEntry, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  cluster.submit(0, allreduce("extra"));
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.lock.empty());
+}
+
+TEST(LockEntry, ARankThatLeavesOrHasJoinedPreventsTheLock) {
+  for (const bool leaves : {true, false}) {
+    Cluster cluster(2, locking());
+    learn(cluster);
+    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+    if (leaves) {
+      cluster.rank(1).request_shutdown();
+    } else {
+      wire::Request join = unnamed(OpKind::kJoin, 0, {0});
+      join.dtype = DataType::kUInt8;
+      cluster.submit(1, join);
+    }
+    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.lock.empty()) << leaves;
+  }
+}
+
+TEST(LockEntry, NothingIsLockedUnlessAskedFor) {
+  Cluster cluster(2);
+  for (int step = 0; step < 6; ++step) {
+    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.lock.empty());
+  }
+}
+
+TEST(LockEntry, OperationsThatTheCacheDoesNotHoldAreNotLocked) {
+  CoordinatorOptions options = locking();
+  options.cache_capacity = 1;
+  Cluster cluster(2, options);
+  for (int step = 0; step < 6; ++step) {
+    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.lock.empty());
+  }
+}
+
+TEST(LockEntry, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  cluster.report_all();
+  cluster.rank(1).request_shutdown();
+  const wire::Bytes late = cluster.send(1);
+  ASSERT_FALSE(cluster.decide()->lock.empty());
+  cluster.arrive(1, late);
+  cluster.apply_everywhere();
+  const auto again = cluster.rank(1).take_report();
+  ASSERT_TRUE(again.has_value());
+  EXPECT_TRUE(again->shutdown);
+}
+
+TEST(LockEntry, ANegotiatorRefusesALockThatCannotBe) {
+  for (const std::vector<std::vector<std::uint32_t>>& schedule :
+       std::vector<std::vector<std::vector<std::uint32_t>>>{{{7}}, {{0}, {0}}, {{}}, {{0, 1}}}) {
+    Cluster cluster(2);
+    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+    cluster.exchange();
+    wire::Plan plan;
+    plan.sequence = 2;
+    plan.lock = schedule;
+    EXPECT_THROW(cluster.rank(0).apply(plan), Error);
+  }
+}
+
+}  // namespace
+}  // namespace hvd::control
