@@ -91,7 +91,8 @@ libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& opti
           .compression = options.compression,
           .process_set = options.process_set,
           .sparse = options.sparse_as_dense ? libtorch::SparseGradients::kMakeDense
-                                            : libtorch::SparseGradients::kReduceSparse};
+                                            : libtorch::SparseGradients::kReduceSparse,
+          .bucket_views = options.gradient_as_bucket_view};
 }
 
 /// By name: which of the user's groups a parameter is in.

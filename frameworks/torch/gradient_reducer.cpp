@@ -40,26 +40,36 @@ void delete_post_hook(Node& node, std::uintptr_t key) {
 GradientReducer::GradientReducer(std::string scope, std::vector<Parameter> parameters,
                                  GradientReduction how, int passes_per_step)
     : scope_(std::move(scope)), how_(how), passes_per_step_(passes_per_step) {
-  std::map<int, std::size_t> unit_of_group;
   for (Parameter& parameter : parameters) {
-    const auto [known, added] = unit_of_group.try_emplace(parameter.group, units_.size());
-    const bool alone = parameter.group < 0;
-    const std::size_t unit = alone ? units_.size() : known->second;
-    if (alone || added) {
-      units_.push_back(
-          {.group = alone ? "" : scope_ + ".group" + std::to_string(parameter.group), .slots = {}});
-    }
-    units_[unit].slots.push_back(slots_.size());
     Slot slot;
     slot.name = std::move(parameter.name);
     slot.transfer = GradientTransfer(std::move(parameter.tensor));
-    slot.unit = unit;
+    slot.group = parameter.group;
     slots_.push_back(std::move(slot));
+  }
+  make_units();
+}
+
+/// As the user has grouped the parameters.
+void GradientReducer::make_units() {
+  units_.clear();
+  std::map<int, std::size_t> unit_of_group;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const int group = slots_[i].group;
+    const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
+    const bool alone = group < 0;
+    slots_[i].unit = alone ? units_.size() : known->second;
+    if (alone || added) {
+      units_.push_back(
+          {.group = alone ? "" : scope_ + ".group" + std::to_string(group), .slots = {}});
+    }
+    units_[slots_[i].unit].slots.push_back(i);
   }
 }
 
 void GradientReducer::install_hooks() {
   const std::lock_guard lock(mutex_);
+  if (buckets_ == Buckets::kUsed && !buckets_fit()) forget_buckets();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (!slot.active()) continue;
@@ -126,9 +136,11 @@ void GradientReducer::after_accumulate(std::size_t index) {
   if (no_sync_depth_->load() > 0) return;
   Slot& slot = slots_[index];
   if (++slot.passes < passes_per_step_) return;
-  slot.phase = Phase::kReady;
-  if (!unit_ready(units_[slot.unit])) return;
   try {
+    if (slot.transfer.view().defined()) slot.transfer.place(scope_ + "." + slot.name, how_);
+    slot.phase = Phase::kReady;
+    if (!first_ready_) first_ready_ = index;
+    if (!unit_ready(units_[slot.unit])) return;
     submit_units({slot.unit}, all_ready_after(slot.unit), Progress::kBackground);
   } catch (...) {
     slot.phase = Phase::kIdle;
@@ -160,19 +172,7 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
                                    Progress progress) {
   std::vector<Submission> submissions;
   std::vector<std::size_t> sent;
-  for (const std::size_t u : units) {
-    const std::size_t first = submissions.size();
-    for (const std::size_t i : units_[u].slots) {
-      if (!slots_[i].active()) continue;
-      const std::string name = scope_ + "." + slots_[i].name;
-      std::vector<Submission> parts = slots_[i].transfer.prepare(name, how_);
-      if (parts.size() > 1) make_group(name, parts);
-      std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
-      sent.push_back(i);
-    }
-    if (!units_[u].group.empty())
-      make_group(units_[u].group, std::span(submissions).subspan(first));
-  }
+  for (const std::size_t u : units) add_submissions(u, submissions, sent);
   if (with_flags) {
     std::vector<bool> used;
     for (const Slot& slot : slots_) used.push_back(slot.transfer.has_gradient());
@@ -188,6 +188,27 @@ void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool w
   flags_submitted_ = flags_submitted_ || with_flags;
 }
 
+void GradientReducer::add_submissions(std::size_t unit, std::vector<Submission>& submissions,
+                                      std::vector<std::size_t>& sent) {
+  const std::size_t first = submissions.size();
+  for (const std::size_t i : units_[unit].slots) {
+    Slot& slot = slots_[i];
+    if (!slot.active()) continue;
+    sent.push_back(i);
+    const std::string name = scope_ + "." + slot.name;
+    if (units_[unit].bucket) {
+      if (slot.phase != Phase::kReady) slot.transfer.place(name, how_);
+      continue;
+    }
+    std::vector<Submission> parts = slot.transfer.prepare(name, how_);
+    if (parts.size() > 1) make_group(name, parts);
+    std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
+  }
+  if (units_[unit].bucket) submissions.push_back(units_[unit].bucket->submission(how_));
+  if (!units_[unit].group.empty())
+    make_group(units_[unit].group, std::span(submissions).subspan(first));
+}
+
 /// Only what the ranks have agreed on decides, so that all of them ask or none does.
 bool GradientReducer::layouts_in_doubt() const {
   return how_.sparse == SparseGradients::kReduceSparse &&
@@ -199,7 +220,11 @@ bool GradientReducer::layouts_in_doubt() const {
 /// A parameter that is dense anywhere is dense everywhere: it may have been submitted.
 void GradientReducer::agree_on_layouts() {
   const auto count = static_cast<std::int64_t>(slots_.size());
-  const torch::Tensor own = torch::zeros({2, count}, torch::kInt64);
+  const std::int64_t members = how_.process_set.size();
+  // Behind the layouts each rank has a place: one that has joined is absent, and would not learn what the others agree on.
+  const torch::Tensor message = torch::zeros({2 * count + members}, torch::kInt64);
+  message[2 * count + how_.process_set.rank()] = 1;
+  const torch::Tensor own = message.narrow(0, 0, 2 * count).view({2, count});
   auto codes = own.accessor<std::int64_t, 2>();
   for (std::int64_t i = 0; i < count; ++i) {
     const GradientTransfer& transfer = slots_[static_cast<std::size_t>(i)].transfer;
@@ -208,13 +233,16 @@ void GradientReducer::agree_on_layouts() {
     codes[0][i] = layout == 0 ? 1 : 0;
     codes[1][i] = layout.value_or(0);
   }
-  const torch::Tensor all = allreduce(
-      own, {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const torch::Tensor reply = allreduce(
+      message, {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const bool everybody = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
+  const torch::Tensor all = reply.narrow(0, 0, 2 * count).view({2, count});
   const auto common = all.accessor<std::int64_t, 2>();
   // Without anything sparse what is left will hardly be, and is not worth another question.
   const bool sparse = (all[1] > 0).any().item<bool>();
   for (std::int64_t i = 0; i < count; ++i) {
     Slot& slot = slots_[static_cast<std::size_t>(i)];
+    if (!everybody && !slot.transfer.agreed_layout()) provisional_layouts_.push_back(static_cast<std::size_t>(i));
     if (common[0][i] > 0 || (!sparse && slot.active())) {
       slot.transfer.agree(0);
     } else if (common[1][i] > 0) {
@@ -224,6 +252,7 @@ void GradientReducer::agree_on_layouts() {
 }
 
 void GradientReducer::submit_rest() {
+  if (buckets_ == Buckets::kUsed && !in_cycle() && !buckets_fit()) forget_buckets();
   if (layouts_in_doubt()) agree_on_layouts();
   std::vector<std::size_t> rest;
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -234,7 +263,7 @@ void GradientReducer::submit_rest() {
 
 bool GradientReducer::was_reset() const {
   // Whoever resets gradients resets all, so one stands for them.
-  return !submitted_.empty() && !slots_[submitted_.front()].transfer.has_gradient();
+  return first_ready_ && !slots_[*first_ready_].transfer.has_gradient();
 }
 
 void GradientReducer::wait_all() const {
@@ -257,8 +286,11 @@ void GradientReducer::synchronize() {
     reset();
     throw;
   }
+  const std::vector<std::size_t> order = submitted_;
   reset();
+  // Whatever becomes of the buckets: gradients must not be reduced twice.
   synchronized_ = true;
+  if (buckets_ == Buckets::kUnknown && !order.empty()) learn_buckets(order);
 }
 
 void GradientReducer::begin_cycle() {
@@ -282,9 +314,12 @@ void GradientReducer::abandon() {
 
 void GradientReducer::discard() {
   const std::lock_guard lock(mutex_);
-  if (!submitted_.empty()) abandon();
+  if (in_cycle()) abandon();
   reset();
 }
+
+/// A gradient has been handed over, though its unit may not be complete.
+bool GradientReducer::in_cycle() const { return first_ready_ || !submitted_.empty(); }
 
 void GradientReducer::reset() {
   for (Slot& slot : slots_) {
@@ -293,15 +328,18 @@ void GradientReducer::reset() {
     slot.transfer.drop();
   }
   for (Unit& unit : units_) unit.submitted = false;
+  for (const std::size_t i : provisional_layouts_) slots_[i].transfer.agree(std::nullopt);
+  provisional_layouts_.clear();
   operations_.clear();
   submitted_.clear();
+  first_ready_.reset();
   flags_submitted_ = false;
   synchronized_ = false;
 }
 
 bool GradientReducer::in_flight() const {
   const std::lock_guard lock(mutex_);
-  return !submitted_.empty();
+  return in_cycle();
 }
 
 void GradientReducer::set_passes_per_step(int passes) {

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "gradient_bucket.h"
 #include "gradient_transfer.h"
 #include "hvd/collectives.h"
 
@@ -29,7 +31,11 @@ namespace hvd::libtorch {
 /// Sparse gradients travel otherwise than dense ones, and a rank without a gradient cannot tell
 /// which the others have. So in the first synchronize() ranks settle each parameter's layout,
 /// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
-/// sparse.
+/// sparse, or a rank was absent (see join()).
+///
+/// In the first cycle gradients travel one by one, and the ranks learn in which order they become ready (that of the set's first rank).
+/// From then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a bucket: `.grad` is a view into
+/// memory that is reduced as one tensor. When the set of active parameters changes, learning begins again.
 ///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
@@ -72,6 +78,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   struct Slot {
     std::string name;
     GradientTransfer transfer;
+    int group = -1;  ///< the user's
     std::size_t unit = 0;
     Phase phase = Phase::kIdle;
     int passes = 0;
@@ -87,6 +94,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::string group;  ///< its name; empty for a parameter alone
     std::vector<std::size_t> slots;
     bool submitted = false;
+    std::shared_ptr<const GradientBucket> bucket = {};
   };
 
   void before_accumulate(std::size_t index);
@@ -95,6 +103,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void unhook(Slot&) noexcept;
 
   // The caller holds mutex_.
+  void make_units();
+  bool may_use_buckets() const;
+  bool buckets_fit() const;
+  void learn_buckets(const std::vector<std::size_t>& submitted);
+  std::vector<std::size_t> agree_on_order(const std::vector<std::size_t>& submitted);
+  void use_buckets(const std::vector<std::size_t>& order);
+  void forget_buckets();
+  void add_submissions(std::size_t unit, std::vector<Submission>& submissions, std::vector<std::size_t>& sent);
   bool unit_ready(const Unit&) const;
   bool waits_for_layout(const Slot&) const;
   void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
@@ -102,6 +118,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool layouts_in_doubt() const;
   void agree_on_layouts();
   bool all_ready_after(std::size_t unit) const;
+  bool in_cycle() const;
   bool was_reset() const;
   void wait_all() const;
   void abandon();
@@ -118,6 +135,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<Unit> units_;
   std::vector<Operation> operations_;
   std::vector<std::size_t> submitted_;  ///< slots, in order of submission
+  std::optional<std::size_t> first_ready_;  ///< of this cycle
+  std::vector<std::size_t> provisional_layouts_;  ///< agreed on for this cycle only
+  enum class Buckets { kUnknown, kUsed, kRefused };
+  Buckets buckets_ = Buckets::kUnknown;
   UsedFlags flags_;
   bool flags_submitted_ = false;
   bool synchronized_ = false;

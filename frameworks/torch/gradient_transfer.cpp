@@ -4,19 +4,26 @@
 #include <vector>
 
 #include "hvd/error.h"
+#include "hvd/memory.h"
 
 namespace hvd::libtorch {
-namespace {
 
-Submission in_place(std::string name, const GradientReduction& how, const torch::Tensor& wire) {
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
   Submission submission;
   submission.name = std::move(name);
   submission.kind = OpKind::kAllreduce;
   submission.op = how.op;
-  submission.input = submission.output = view_of(wire);
+  submission.input = submission.output = std::move(memory);
   submission.prescale = how.prescale;
   submission.postscale = how.postscale;
   submission.process_set = how.process_set.id();
+  return submission;
+}
+
+namespace {
+
+Submission in_place(std::string name, const GradientReduction& how, const torch::Tensor& wire) {
+  Submission submission = reduction_in_place(std::move(name), how, view_of(wire));
   submission.keep_alive = keep_alive({wire});
   return submission;
 }
@@ -52,19 +59,35 @@ void GradientTransfer::choose_layout(const Label& label, const GradientReduction
   }
 }
 
+void GradientTransfer::check_gradient(const std::string& name, const GradientReduction& how) {
+  if (!has_gradient()) return;
+  const Label label{"gradient", name};
+  choose_layout(label, how);
+  const torch::Tensor& gradient = parameter_.grad();
+  if (gradient.sizes() != parameter_.sizes()) {
+    throw UsageError(label.str() + ": expected shape " +
+                     shape_to_string(parameter_.sizes().vec()) + ", got " +
+                     shape_to_string(gradient.sizes().vec()));
+  }
+}
+
+void GradientTransfer::place(const std::string& name, const GradientReduction& how) {
+  const torch::NoGradGuard no_grad;
+  check_gradient(name, how);
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!gradient.defined()) {
+    view_.zero_();
+  } else if (!gradient.is_set_to(view_)) {
+    if (gradient.const_data_ptr() != view_.const_data_ptr() || gradient.strides() != view_.strides()) view_.copy_(gradient);
+    gradient = view_;
+  }
+  sent_ = gradient;
+}
+
 std::vector<Submission> GradientTransfer::prepare(const std::string& name,
                                                   const GradientReduction& how) {
   const torch::NoGradGuard no_grad;
-  const Label label{"gradient", name};
-  if (has_gradient()) {
-    choose_layout(label, how);
-    const torch::Tensor& gradient = parameter_.grad();
-    if (gradient.sizes() != parameter_.sizes()) {
-      throw UsageError(label.str() + ": expected shape " +
-                       shape_to_string(parameter_.sizes().vec()) + ", got " +
-                       shape_to_string(gradient.sizes().vec()));
-    }
-  }
+  check_gradient(name, how);
   sent_ = parameter_.grad();
   if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
   std::vector<Submission> one;
@@ -84,7 +107,10 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
     wire_ = torch::zeros(parameter_.sizes(),
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
-  return in_place(name, how, wire_);
+  Submission submission = in_place(name, how, wire_);
+  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part.
+  submission.alone = wire_.nbytes() >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes());
+  return submission;
 }
 
 std::vector<Submission> GradientTransfer::prepare_sparse(const std::string& name,
@@ -104,8 +130,23 @@ std::vector<Submission> GradientTransfer::prepare_sparse(const std::string& name
   return sparse_->take_submissions();
 }
 
+/// The result is where the gradient is, unless the user has put something else there since.
+void GradientTransfer::complete_view(bool used) {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool sent = sent_.defined();
+  drop();
+  if (!gradient.defined()) {
+    if (used && !sent) gradient = view_;
+  } else if (gradient.layout() != torch::kStrided || !gradient.is_non_overlapping_and_dense()) {
+    gradient = view_;
+  } else if (gradient.const_data_ptr() != view_.const_data_ptr()) {
+    gradient.detach().copy_(view_);
+  }
+}
+
 void GradientTransfer::complete(bool used) {
   const torch::NoGradGuard no_grad;
+  if (view_.defined()) return complete_view(used);
   torch::Tensor& gradient = parameter_.mutable_grad();
   const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
   const torch::Tensor sent = sent_;

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,7 +28,14 @@ struct GradientReduction {
   Compression compression = Compression::kNone;
   ProcessSet process_set = {};
   SparseGradients sparse = SparseGradients::kRefuse;
+  bool bucket_views = false;
 };
+
+/// Copying less than this into a common buffer costs less than another call of the backend. In bytes.
+inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
+
+/// An allreduce of `memory` in its own place. The caller sets keep_alive.
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
 
 /// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: not known
 /// yet.
@@ -52,6 +60,13 @@ class GradientTransfer {
   /// (of a sparse gradient) belong into one group.
   /// @throws UsageError for a gradient that cannot be sent.
   std::vector<Submission> prepare(const std::string& name, const GradientReduction& how);
+  /// Where the gradient goes instead of being sent by itself: memory that is reduced with others'. Undefined: nowhere.
+  void set_view(torch::Tensor view) { view_ = std::move(view); }
+  const torch::Tensor& view() const noexcept { return view_; }
+  /// Instead of prepare(): brings the current `.grad` into the view, which becomes `.grad`; zeros if there is none.
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
+  void place(const std::string& name, const GradientReduction& how);
+
   /// Makes the reduced values the parameter's gradient. `used`: some rank had one. When none had,
   /// or the gradient that was sent has been reset since, `.grad` stays as it is.
   void complete(bool used);
@@ -59,7 +74,9 @@ class GradientTransfer {
   void drop();
 
  private:
+  void check_gradient(const std::string& name, const GradientReduction& how);
   void choose_layout(const Label& label, const GradientReduction& how);
+  void complete_view(bool used);
   // Both of sent_.
   Submission prepare_dense(const std::string& name, const GradientReduction& how);
   std::vector<Submission> prepare_sparse(const std::string& name, const GradientReduction& how);
@@ -67,6 +84,7 @@ class GradientTransfer {
   torch::Tensor parameter_;
   SparseDims agreed_;
   torch::Tensor sent_;  ///< `.grad` at prepare(); undefined for zeros
+  torch::Tensor view_;
   torch::Tensor wire_;  ///< what is reduced; shares the memory of sent_ where it can
   std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
 };

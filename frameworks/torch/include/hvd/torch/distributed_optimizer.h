@@ -35,9 +35,11 @@ struct DistributedOptimizerOptions {
   /// Turns sparse gradients into dense ones before they are reduced. Without it they stay sparse
   /// (see sparse_allreduce(); average and sum only).
   bool sparse_as_dense = false;
-  /// Lets `.grad` be a view into the communication buffer. A permission: today gradients are
-  /// reduced in their own memory or copied, so true and false do the same; results never depend on
-  /// it.
+  /// From the second step on, `.grad` tensors lie side by side in buffers that are reduced where
+  /// they are: nothing is copied back, and nothing is copied in when gradients are zeroed rather
+  /// than dropped (`zero_grad(false)`). Results do not depend on it. A `.grad` that the program
+  /// keeps from one step is overwritten in the next. Without effect with compression, groups,
+  /// Adasum or sparse gradients.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
 };

@@ -1,0 +1,74 @@
+#include "gradient_bucket.h"
+
+#include <torch/types.h>
+
+#include <map>
+#include <utility>
+
+#include "hvd/memory.h"
+#include "tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+/// What a gradient takes up in a bucket: whole cache lines, so that each begins as aligned as a tensor of its own.
+std::size_t room_for(const torch::Tensor& parameter) { return (parameter.nbytes() + kLine - 1) / kLine * kLine; }
+
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
+  return strides;
+}
+
+}  // namespace
+
+GradientBucket::GradientBucket(std::string name, std::span<const torch::Tensor> parameters) : name_(std::move(name)) {
+  std::size_t bytes = 0;
+  for (const torch::Tensor& parameter : parameters) bytes += room_for(parameter);
+  memory_ = allocate_shared(bytes);
+  memory_bytes_ = bytes;
+  std::size_t offset = 0;
+  for (const torch::Tensor& parameter : parameters) {
+    std::byte* const begin = memory_.get() + offset;
+    views_.push_back(torch::from_blob(begin, parameter.sizes(), strides_for(parameter), [memory = memory_](void*) {},
+                                      parameter.options().requires_grad(false)));
+    offset += room_for(parameter);
+  }
+  const torch::Tensor all = torch::from_blob(memory_.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())},
+                                             parameters.front().options().requires_grad(false));
+  all.zero_();  // what lies between the gradients is reduced with them
+  all_ = view_of(all);
+}
+
+Submission GradientBucket::submission(const GradientReduction& how) const {
+  Submission submission = reduction_in_place(name_, how, all_);
+  submission.keep_alive = memory_;
+  submission.alone = memory_bytes_ >= kWorthACallOfItsOwn;
+  return submission;
+}
+
+std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order, std::span<const torch::Tensor> parameters,
+                                                   std::size_t most_bytes) {
+  struct Open {
+    std::vector<std::size_t> members;
+    std::size_t bytes = 0;
+  };
+  std::map<torch::ScalarType, Open> open;
+  std::vector<std::vector<std::size_t>> buckets;
+  for (const std::size_t index : order) {
+    Open& bucket = open[parameters[index].scalar_type()];
+    const std::size_t bytes = room_for(parameters[index]);
+    if (!bucket.members.empty() && bucket.bytes + bytes > most_bytes) buckets.push_back(std::exchange(bucket, {}).members);
+    bucket.members.push_back(index);
+    bucket.bytes += bytes;
+  }
+  for (auto& [type, bucket] : open) {
+    if (!bucket.members.empty()) buckets.push_back(std::move(bucket.members));
+  }
+  return buckets;
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gradient_transfer.h"
+#include "hvd/collectives.h"
+
+namespace hvd::libtorch {
+
+/// Gradients of several parameters one behind the other, in memory that the ranks of a host share, reduced as one tensor. Not thread-safe.
+///
+/// The memory lives as long as the bucket or any view of it.
+class GradientBucket {
+ public:
+  /// @param parameters dense, of one dtype
+  GradientBucket(std::string name, std::span<const torch::Tensor> parameters);
+
+  /// A tensor of the parameter's shape, and of its strides if those leave no gaps. It is no view in the sense of autograd, so that the
+  /// optimizer may detach it in place.
+  const torch::Tensor& view(std::size_t parameter) const { return views_[parameter]; }
+  Submission submission(const GradientReduction& how) const;
+
+ private:
+  const std::string name_;
+  std::shared_ptr<std::byte> memory_;
+  std::size_t memory_bytes_ = 0;
+  TensorView all_;
+  std::vector<torch::Tensor> views_;
+};
+
+/// Shares gradients out among buckets.
+///
+/// @param order parameters as their gradients become ready
+/// @param parameters all, by index
+/// @param most_bytes a bucket ends before it would be larger, unless it has one parameter only
+/// @return indices of parameters, by bucket; a bucket has one dtype, and buckets are in the order in which they are complete
+std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order, std::span<const torch::Tensor> parameters,
+                                                   std::size_t most_bytes);
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,250 @@
+// Gradients as views into buckets: whatever a program does with them, the numbers are those of gradients that travel one by one.
+#include <cstdlib>
+#include <functional>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+/// One training loop's way of doing a step.
+using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
+
+Net same_net() {
+  torch::manual_seed(7);
+  Net net;
+  broadcast_parameters(net);
+  return net;
+}
+
+void backward(Net& net, int step) { loss_of(net, Batch::of_rank(rank(), step)).backward(); }
+
+/// Why there are none here; null when there are.
+const char* no_buckets() {
+  if (size() == 1) return "one rank reduces nothing";
+  return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory" : nullptr;
+}
+
+/// Runs the same program with and without views. Both must end with the same parameters, bit for bit.
+void expect_equal_with_views(const Step& run, DistributedOptimizerOptions options = {}) {
+  std::vector<std::vector<torch::Tensor>> results;
+  for (const bool views : {true, false}) {
+    Net net = same_net();
+    SGD sgd(net->parameters(), SGDOptions(0.05).momentum(0.9));
+    options.gradient_as_bucket_view = views;
+    DistributedOptimizer optimizer(sgd, net->named_parameters(), options);
+    for (int step = 0; step < 6; ++step) run(net, sgd, optimizer, step);
+    results.push_back(net->parameters());
+    EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(torch::equal(results[0][i], results[1][i])) << "parameter " << i;
+}
+
+TEST(BucketViews, GradientsLieSideBySideFromTheSecondStepOn) {
+  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+  Net net = same_net();
+  SGD sgd(net->parameters(), SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  std::vector<void*> places;
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    backward(net, step);
+    optimizer.step();
+    if (step == 0) continue;
+    std::vector<void*> now;
+    for (const auto& parameter : net->parameters()) now.push_back(parameter.grad().data_ptr());
+    if (places.empty()) places = now;
+    EXPECT_EQ(places, now) << "step " << step;
+  }
+}
+
+TEST(BucketViews, AStepOfManyTensorsIsFewOperations) {
+  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+  torch::nn::Sequential layers;
+  for (int i = 0; i < 64; ++i) layers->push_back(torch::nn::Linear(8, 8));
+  broadcast_parameters(layers);
+  SGD sgd(layers->parameters(), SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, layers->named_parameters());
+  std::uint64_t before = 0;
+  for (int step = 0; step < 3; ++step) {
+    before = metrics().completed_operations;
+    optimizer.zero_grad();
+    layers->forward(torch::ones({2, 8})).sum().backward();
+    optimizer.step();
+  }
+  const std::uint64_t operations = metrics().completed_operations - before;
+  EXPECT_GE(operations, 8U) << "some are reduced while backward runs";
+  EXPECT_LE(operations, 12U) << "of 128 tensors";
+}
+
+TEST(BucketViews, AStepThatIsDroppedThoughAParameterHadNoGradient) {
+  // On one rank the bucket is complete, on another it is not.
+  expect_equal_with_views([](Net& net, SGD& sgd, DistributedOptimizer& optimizer, int step) {
+    const auto partly = [&] {
+      torch::Tensor hidden = torch::tanh(net->fc1->forward(Batch::of_rank(rank(), 30 + step).x));
+      if (rank() == 0) hidden = net->norm->forward(hidden);
+      net->fc2->forward(hidden).sum().backward();
+    };
+    optimizer.zero_grad();
+    partly();
+    if (step % 2 == 0) {
+      optimizer.zero_grad();
+    } else {
+      sgd.zero_grad();
+    }
+    partly();
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, GradientsThatAreZeroedOrDropped) {
+  for (const bool to_none : {true, false}) {
+    expect_equal_with_views([&](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+      optimizer.zero_grad(to_none);
+      backward(net, step);
+      optimizer.step();
+    });
+  }
+}
+
+TEST(BucketViews, TheInnerOptimizersAndTheModulesZeroGrad) {
+  expect_equal_with_views([](Net& net, SGD& sgd, DistributedOptimizer& optimizer, int step) {
+    if (step % 3 == 0) {
+      sgd.zero_grad(step % 2 == 0);
+    } else {
+      net->zero_grad(step % 2 == 0);
+    }
+    backward(net, step);
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, Clipping) {
+  expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    optimizer.zero_grad();
+    backward(net, step);
+    optimizer.synchronize();
+    torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01);
+    const auto skip = optimizer.skip_synchronize();
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, SeveralPassesAndNoSync) {
+  expect_equal_with_views(
+      [](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+        optimizer.zero_grad(step % 2 == 0);
+        {
+          const auto guard = optimizer.no_sync();
+          backward(net, 100 + step);
+        }
+        backward(net, step);
+        backward(net, 10 + step);
+        optimizer.step();
+      },
+      {.backward_passes_per_step = 2});
+}
+
+TEST(BucketViews, AGradientThatTheUserHasPutThere) {
+  expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    optimizer.zero_grad();
+    // Before backward: it is added to. Of another memory format, and of another memory.
+    net->fc1->weight.mutable_grad() = 
+        torch::empty_strided(net->fc1->weight.sizes(), {1, net->fc1->weight.size(0)}).fill_(1);
+    backward(net, step);
+    optimizer.synchronize();
+    net->fc2->bias.mutable_grad() = net->fc2->bias.grad() * 2;
+    const auto skip = optimizer.skip_synchronize();
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, AParameterWithoutAGradient) {
+  // On no rank, on some, on all, by turns.
+  const Step run = [](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    optimizer.zero_grad();
+    const Batch batch = Batch::of_rank(rank(), step);
+    const bool used = step % 3 == 0 || (step % 3 == 1 && rank() == 0);
+    torch::Tensor hidden = torch::tanh(net->fc1->forward(batch.x));
+    if (used) hidden = net->norm->forward(hidden);
+    torch::mse_loss(net->fc2->forward(hidden), batch.y).backward();
+    optimizer.step();
+    const bool anywhere = step % 3 != 2;
+    EXPECT_EQ(net->norm->weight.grad().defined(), anywhere) << "step " << step;
+  };
+  expect_equal_with_views(run);
+}
+
+TEST(BucketViews, ParametersFrozenLater) {
+  expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    if (step == 2) net->fc1->weight.set_requires_grad(false);
+    if (step == 4) net->fc1->weight.set_requires_grad(true);
+    optimizer.zero_grad();
+    backward(net, step);
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, GradientsDiscardedBeforeTheyAreUsed) {
+  expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    optimizer.zero_grad();
+    backward(net, 50 + step);
+    optimizer.zero_grad();
+    backward(net, step);
+    optimizer.step();
+  });
+}
+
+TEST(BucketViews, ASharedParameterAndOneOfAnotherType) {
+  for (const bool views : {true, false}) {
+    torch::manual_seed(3);
+    torch::Tensor shared = torch::randn({5, 5}).requires_grad_();
+    torch::Tensor wide = torch::randn({5}, torch::kFloat64).requires_grad_();
+    torch::Tensor last = torch::randn({4, 6, 2}).permute({2, 0, 1}).requires_grad_();
+    NamedParameters named;
+    named.insert("shared", shared);
+    named.insert("again", shared);
+    named.insert("wide", wide);
+    named.insert("last", last);
+    SGD sgd(std::vector<torch::Tensor>{shared, wide, last}, SGDOptions(0.1));
+    DistributedOptimizer optimizer(sgd, named, {.gradient_as_bucket_view = views});
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      const double factor = rank() + step + 1;
+      ((shared * factor).sum() + (shared * 2).sum() + (wide * factor).sum() + (last * factor).sum()).backward();
+      optimizer.synchronize();
+      const double mean = step + 1 + (size() - 1) / 2.0;
+      EXPECT_TRUE(near(shared.grad(), torch::full({5, 5}, mean + 2))) << step;
+      EXPECT_TRUE(near(wide.grad(), torch::full({5}, mean, torch::kFloat64))) << step;
+      EXPECT_TRUE(near(last.grad(), torch::full({2, 4, 6}, mean))) << step;
+      const auto skip = optimizer.skip_synchronize();
+      optimizer.step();
+    }
+  }
+}
+
+TEST(BucketViews, GradientsOutliveTheOptimizerAndTheJob) {
+  Net net = same_net();
+  {
+    SGD sgd(net->parameters(), SGDOptions(0.05));
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      backward(net, step);
+      optimizer.step();
+    }
+  }
+  const torch::Tensor gradient = net->fc1->weight.grad();
+  const torch::Tensor copy = gradient.clone();
+  shutdown();
+  init();
+  EXPECT_TRUE(torch::equal(gradient, copy));
+  gradient.mul_(2);
+  EXPECT_TRUE(torch::equal(gradient, copy * 2));
+}
+
+}  // namespace
+}  // namespace hvd::testing
