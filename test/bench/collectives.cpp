@@ -209,7 +209,7 @@ void print_rows(const Json& rows, std::ostream& out) {
 
 Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out) {
   const Json gloo = options.gloo_path.empty() ? Json::object() : read_json(options.gloo_path);
-  const Arena arena(Exercise::floats_needed(options.highest_bytes, session.size()));
+  const Arena arena(Exercise::floats_needed(options.highest_bytes, session.size()), options.memory);
   Json result = {{"correct", true}, {"rows", Json::array()}};
   for (const OpKind kind : options.kinds) {
     Json rows = Json::array();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/exercise.h"
 #include "bench/report.h"
 #include "bench/session.h"
 #include "bench/statistics.h"
@@ -19,6 +20,7 @@ struct CollectivesOptions {
   std::size_t factor = 4;
   RepetitionLimits repetitions = {};
   Progress progress = Progress::kCaller;
+  Memory memory = Memory::kOrdinary;
   /// What gloo_peers.py wrote, to be shown beside hvd; empty: nothing.
   std::string gloo_path;
 };

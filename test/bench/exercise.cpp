@@ -5,6 +5,8 @@
 #include <cstring>
 #include <new>
 
+#include "hvd/memory.h"
+
 namespace hvd::bench {
 namespace {
 
@@ -22,14 +24,17 @@ bool divides(OpKind kind) { return kind != OpKind::kAllreduce && kind != OpKind:
 
 }  // namespace
 
-Buffer::Buffer(std::size_t floats) : size_(floats) {
-  const std::size_t bytes = (floats * sizeof(float) + kPage - 1) / kPage * kPage;
-  data_.reset(static_cast<float*>(std::aligned_alloc(kPage, std::max(bytes, kPage))));
+Buffer::Buffer(std::size_t floats, Memory memory) : size_(floats) {
+  const std::size_t bytes = std::max((floats * sizeof(float) + kPage - 1) / kPage * kPage, kPage);
+  if (memory == Memory::kShared) {
+    const std::shared_ptr<std::byte> shared = allocate_shared(bytes);
+    data_ = {shared, reinterpret_cast<float*>(shared.get())};
+  } else {
+    data_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes)), [](float* mine) { std::free(mine); });
+  }
   if (data_ == nullptr) throw std::bad_alloc();
   std::fill_n(data_.get(), floats, 1.0f);
 }
-
-void Buffer::Free::operator()(float* memory) const noexcept { std::free(memory); }
 
 std::vector<float> pattern_of(int rank) {
   std::vector<float> pattern(kPeriod);

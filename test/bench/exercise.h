@@ -11,19 +11,19 @@
 
 namespace hvd::bench {
 
+/// Where the tensors of a bench lie: kShared is what hvd::allocate_shared() gives.
+enum class Memory { kOrdinary, kShared };
+
 /// Page-aligned memory that is written once, so that no page fault and no shared page of zeros is measured later.
 class Buffer {
  public:
-  explicit Buffer(std::size_t floats);
+  explicit Buffer(std::size_t floats, Memory memory = Memory::kOrdinary);
   float* data() const noexcept { return data_.get(); }
   std::size_t size() const noexcept { return size_; }
 
  private:
-  struct Free {
-    void operator()(float* memory) const noexcept;
-  };
   std::size_t size_;
-  std::unique_ptr<float, Free> data_;
+  std::shared_ptr<float> data_;
 };
 
 /// What one rank contributes: integers small enough for exact sums over two thousand ranks. Its length is a prime, so data that lands a
@@ -34,7 +34,8 @@ void write_pattern(std::span<const float> pattern, std::size_t first, std::span<
 
 /// The memory of one rank, for all sizes.
 struct Arena {
-  explicit Arena(std::size_t floats) : input(floats), output(floats), spare(floats) {}
+  explicit Arena(std::size_t floats, Memory memory = Memory::kOrdinary)
+      : input(floats, memory), output(floats, memory), spare(floats) {}
   Buffer input;
   Buffer output;
   Buffer spare;  ///< where a plain copy goes

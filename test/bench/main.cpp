@@ -60,6 +60,8 @@ Command collectives_command(CLI::App& parent) {
   app.add_option("--progress", options->progress, "Who drives the engine: the caller, or hvd's thread until the caller waits")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Progress>{{"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
+  app.add_flag_callback("--shared-memory", [options] { options->memory = Memory::kShared; },
+                        "Tensors lie in hvd::allocate_shared(), where ranks of a host reduce them in place");
   return {&app, [options](const Session& session, std::ostream& out) { return run_collectives(session, *options, out); }};
 }
 

@@ -24,6 +24,11 @@ void expect_measured(const json& contender, const std::string& where) {
   EXPECT_LE(contender["p50_us"].get<double>(), contender["p99_us"].get<double>()) << where;
 }
 
+TEST(BenchSmoke, TensorsInSharedMemory) {
+  const Outcome outcome = run_bench(2, "collectives --shared-memory --min 1KiB --max 64KiB --factor 64 --budget 0.01 --least 3");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+}
+
 TEST(BenchSmoke, CollectivesHaveEveryRow) {
   // The largest is more than one chunk and no whole number of them.
   const Outcome outcome = run_bench(2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
