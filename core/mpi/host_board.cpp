@@ -1,13 +1,7 @@
 #include "mpi/host_board.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -43,109 +37,30 @@ std::size_t HostBoard::bytes_for(int slots) noexcept {
   return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot);
 }
 
-HostBoard::Slot& HostBoard::slot(int index) noexcept { return static_cast<Slot*>(memory_)[index + 1]; }
+HostBoard::Slot& HostBoard::slot(int index) noexcept { return reinterpret_cast<Slot*>(segment_->data())[index + 1]; }
 
-namespace {
+HostBoard::HostBoard(std::unique_ptr<SharedSegment> segment, int slots) noexcept : segment_(std::move(segment)), slots_(slots) {}
 
-[[noreturn]] void fail(const std::string& action, const std::string& name, int error) {
-  throw Error("shared memory " + name + ": " + action + " failed: " + std::strerror(error) +
-              "; see that /dev/shm is mounted, writable and has room (docker: --shm-size)");
-}
+HostBoard::~HostBoard() = default;
+HostBoard::HostBoard(HostBoard&&) noexcept = default;
+HostBoard& HostBoard::operator=(HostBoard&&) noexcept = default;
 
-/// Closes the descriptor; the mapping stays.
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  int get() const noexcept { return descriptor_; }
-
- private:
-  int descriptor_;
-};
-
-void* map(int descriptor, std::size_t bytes, const std::string& name) {
-  const int flags = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
-  if (memory == MAP_FAILED) fail("mmap of " + std::to_string(bytes) + " bytes", name, errno);
-  return memory;
-}
-
-}  // namespace
-
-HostBoard::HostBoard(void* memory, std::size_t bytes, int slots, std::string name) noexcept
-    : memory_(memory), bytes_(bytes), slots_(slots), name_(std::move(name)) {}
-
-HostBoard HostBoard::solitary() {
-  const std::size_t bytes = bytes_for(1);
-  return HostBoard(map(-1, bytes, "(private)"), bytes, 1, {});
-}
+HostBoard HostBoard::solitary() { return HostBoard(SharedSegment::unshared(bytes_for(1)), 1); }
 
 HostBoard HostBoard::create(const std::string& name, int slots) {
-  const std::size_t bytes = bytes_for(slots);
-  const File file(shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  if (file.get() < 0) fail("shm_open", name, errno);
-  // Reserves the pages now: with ftruncate alone a full /dev/shm would show later, as SIGBUS.
-  const int reserved = posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  if (reserved != 0) {
-    shm_unlink(name.c_str());
-    fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
-  }
-  void* memory = nullptr;
-  try {
-    memory = map(file.get(), bytes, name);
-  } catch (...) {
-    shm_unlink(name.c_str());
-    throw;
-  }
-  new (memory) Header{Header::kMagic, static_cast<std::uint64_t>(slots)};
-  return HostBoard(memory, bytes, slots, name);
+  auto segment = SharedSegment::create(name, bytes_for(slots));
+  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots)};
+  return HostBoard(std::move(segment), slots);
 }
 
 HostBoard HostBoard::attach(const std::string& name, int slots) {
-  const std::size_t bytes = bytes_for(slots);
-  const File file(shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600));
-  if (file.get() < 0) fail("shm_open", name, errno);
-  struct stat info = {};
-  if (fstat(file.get(), &info) != 0) fail("fstat", name, errno);
-  if (static_cast<std::size_t>(info.st_size) != bytes) {
-    throw Error("shared memory " + name + ": expected " + std::to_string(bytes) + " bytes, got " + std::to_string(info.st_size) +
-                "; do all ranks of this host run the same build?");
-  }
-  void* const memory = map(file.get(), bytes, name);
-  HostBoard board(memory, bytes, slots, name);
-  const auto* const header = static_cast<const Header*>(memory);
-  if (header->magic != Header::kMagic || header->slots != static_cast<std::uint64_t>(slots)) {
-    throw Error("shared memory " + name + " does not hold a board of " + std::to_string(slots) +
+  auto segment = SharedSegment::attach(name, bytes_for(slots));
+  const auto* const header = segment ? reinterpret_cast<const Header*>(segment->data()) : nullptr;
+  if (header == nullptr || header->magic != Header::kMagic || header->slots != static_cast<std::uint64_t>(slots)) {
+    throw Error("shared memory " + name + " is not a board of " + std::to_string(slots) +
                 " slots; do all ranks of this host run the same build?");
   }
-  return board;
-}
-
-HostBoard::HostBoard(HostBoard&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)),
-      bytes_(other.bytes_),
-      slots_(other.slots_),
-      own_(other.own_),
-      name_(std::exchange(other.name_, {})),
-      watched_(std::move(other.watched_)) {}
-
-HostBoard& HostBoard::operator=(HostBoard&& other) noexcept {
-  std::swap(memory_, other.memory_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(slots_, other.slots_);
-  std::swap(own_, other.own_);
-  std::swap(name_, other.name_);
-  std::swap(watched_, other.watched_);
-  return *this;
-}
-
-HostBoard::~HostBoard() {
-  unlink();
-  if (memory_ != nullptr) munmap(memory_, bytes_);
+  return HostBoard(std::move(segment), slots);
 }
 
 Doorbell& HostBoard::bell(int index) noexcept { return slot(index).bell; }
@@ -161,12 +76,7 @@ void HostBoard::enter(int index, TimePoint now) noexcept {
   own.beat.store(now.count(), std::memory_order_release);
 }
 
-void HostBoard::unlink() noexcept {
-  if (name_.empty()) return;
-  // ENOENT is expected: every rank of the host tries, so that the name goes even when its maker has been killed.
-  shm_unlink(name_.c_str());
-  name_.clear();
-}
+void HostBoard::unlink() noexcept { segment_->unlink(); }
 
 void HostBoard::watch_others(TimePoint now) {
   watched_.clear();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/lock_words.h"
+#include "base/shared_segment.h"
 #include "mpi/process_watch.h"
 
 namespace hvd::mpi {
@@ -70,15 +72,13 @@ class HostBoard {
     TimePoint seen = {};
   };
 
-  HostBoard(void* memory, std::size_t bytes, int slots, std::string name) noexcept;
+  HostBoard(std::unique_ptr<SharedSegment>, int slots) noexcept;
   static std::size_t bytes_for(int slots) noexcept;
   Slot& slot(int index) noexcept;
 
-  void* memory_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::unique_ptr<SharedSegment> segment_;
   int slots_ = 0;
   int own_ = 0;
-  std::string name_;  ///< empty once unlinked
   std::vector<Watched> watched_;
 };
 

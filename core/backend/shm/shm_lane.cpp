@@ -16,7 +16,7 @@ Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers, std
   sources.resize(ranks_.size());
   destinations.resize(ranks_.size());
   if (rank_ != 0) return;
-  adopt(Segment::create(name_, segment_bytes()));
+  adopt(SharedSegment::create(name_, segment_bytes()));
   ring_others();
 }
 
@@ -27,7 +27,7 @@ std::size_t Lane::segment_bytes(std::size_t members, const ShmTuning& tuning) no
 bool Lane::ready() {
   if (ready_) return true;
   if (!segment_) {
-    auto found = Segment::attach(name_, segment_bytes());
+    auto found = SharedSegment::attach(name_, segment_bytes());
     if (!found) return false;
     adopt(std::move(found));
     ring_others();
@@ -53,7 +53,7 @@ bool Lane::arenas_shared() noexcept {
   return arenas_shared_ = true;
 }
 
-void Lane::adopt(std::unique_ptr<Segment> segment) noexcept {
+void Lane::adopt(std::unique_ptr<SharedSegment> segment) noexcept {
   segment_ = std::move(segment);
   header_ = reinterpret_cast<Header*>(segment_->data());
   parties_ = reinterpret_cast<Party*>(segment_->data() + sizeof(Header));

@@ -8,7 +8,7 @@
 
 #include "backend/shm/peer_arenas.h"
 #include "backend/shm/shm_backend.h"
-#include "backend/shm/shm_segment.h"
+#include "base/shared_segment.h"
 
 namespace hvd::shm {
 
@@ -75,7 +75,7 @@ class Lane {
     std::atomic<std::uint32_t> attached;  ///< members that have mapped it
   };
   std::size_t segment_bytes() const noexcept { return segment_bytes(ranks_.size(), tuning_); }
-  void adopt(std::unique_ptr<Segment>) noexcept;
+  void adopt(std::unique_ptr<SharedSegment>) noexcept;
   bool map_arenas();
 
   const std::vector<int> ranks_;
@@ -85,7 +85,7 @@ class Lane {
   const std::string name_;
   const std::shared_ptr<PeerArenas> arenas_;
   std::vector<std::shared_ptr<const PeerArena>> mapped_;  ///< per member
-  std::unique_ptr<Segment> segment_;
+  std::unique_ptr<SharedSegment> segment_;
   Header* header_ = nullptr;
   Party* parties_ = nullptr;
   std::byte* slots_ = nullptr;
