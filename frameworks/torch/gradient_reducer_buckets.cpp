@@ -21,10 +21,10 @@ void mix(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e377
 }  // namespace
 
 /// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and 16-bit copies cannot be views. Gradients that are
-/// born in shared memory need no buckets. Only what all
-/// ranks of the set agree on decides.
+/// born in shared memory need no buckets. Only what all ranks of the set agree on decides.
 bool GradientReducer::may_use_buckets() const {
-  return how_.bucket_views && !shared_allocator_installed() && how_.compression == Compression::kNone && how_.op != ReduceOp::kAdasum && how_.process_set.size() > 1 &&
+  const bool wanted = how_.bucket_views && !shared_allocator_installed() && how_.process_set.size() > 1;
+  return wanted && how_.compression == Compression::kNone && how_.op != ReduceOp::kAdasum &&
          std::all_of(slots_.begin(), slots_.end(),
                      [](const Slot& slot) { return slot.group < 0 && slot.transfer.agreed_layout().value_or(0) == 0; });
 }
