@@ -198,6 +198,10 @@ void MpiWorld::ring(int world_rank) noexcept {
   if (slot >= 0) board_->bell(slot).ring();
 }
 
+void MpiWorld::announce(int world_rank) noexcept {
+  if (rung_by_all()) board_->mail(slot_of_rank_[static_cast<std::size_t>(world_rank)]).fetch_add(1, std::memory_order_release);
+}
+
 LockWords* MpiWorld::lock_words(int world_rank) noexcept {
   return rung_by_all() ? &board_->lock_words(slot_of_rank_[static_cast<std::size_t>(world_rank)]) : nullptr;
 }

@@ -55,6 +55,12 @@ class MpiWorld {
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
   /// Wakes a rank of this host; no effect on others.
   void ring(int world_rank) noexcept;
+  /// A message is on its way to that rank, which will know of it if it is on this host.
+  void announce(int world_rank) noexcept;
+  /// One that was announced has been received here.
+  void note_received() noexcept { ++mail_received_; }
+  /// All that was announced has been received. @pre rung_by_all()
+  bool mail_empty() const noexcept { return board_->own_mail() == mail_received_; }
 
   /// This rank leaves in order.
   void farewell() noexcept;
@@ -77,6 +83,7 @@ class MpiWorld {
   std::unique_ptr<HostBoard> board_;
   bool board_shared_ = false;
   std::uint64_t shared_memory_free_ = 0;
+  std::uint64_t mail_received_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
 };
