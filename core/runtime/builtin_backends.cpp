@@ -64,9 +64,10 @@ namespace {
 bool room_for_shm(const mpi::MpiWorld& world) {
   const Topology& topology = world.topology();
   const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
-  if (topology.local_size < 2 || world.shared_memory_free() >= wanted) return true;
+  const std::uint64_t free = world.shared_memory_free(topology.rank);
+  if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
-    HVD_LOG(kWarning) << "/dev/shm has " << world.shared_memory_free() << " bytes left, expected " << wanted
+    HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
                       << " for the shm backend; using MPI between the ranks of this host, which is slower (docker: --shm-size)";
   }
   return false;
