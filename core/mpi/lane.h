@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "backend/mpi/mpi_backend.h"
-#include "backend/mpi/request_table.h"
 #include "hvd/backend.h"
+#include "mpi/mpi_world.h"
+#include "mpi/request_table.h"
+#include "mpi/tuning.h"
 
 namespace hvd::mpi {
 
