@@ -20,6 +20,7 @@ inline constexpr int kScatterTag = 0;            ///< + window modulo MpiTuning:
 inline constexpr int kGatherTag = kMaxWindows;   ///< likewise
 inline constexpr int kDirectTag = 2 * kMaxWindows;
 inline constexpr int kFlowTag = 2 * kMaxWindows + 1;
+inline constexpr int kHierarchicalTag = 2 * kMaxWindows + 2;  ///< of another backend, whose channel for a set works beside that of `mpi`
 inline constexpr int kTagsPerSet = 16;
 
 /// Memory for what is received before it is reduced. Kept from one collective to the next.
