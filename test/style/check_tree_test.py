@@ -39,21 +39,21 @@ class CheckTree(unittest.TestCase):
     def test_dependencies_point_downward(self):
         wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/runtime/engine.h": "",
                 "core/control/control_plane.h": "", "core/control/coordinator.h": "", "core/include/hvd/error.h": "",
-                "core/mpi/lane.h": "", "core/backend/shm/ring.h": ""}
+                "core/backend/mpi/lane.h": "", "core/backend/shm/ring.h": ""}
         self.assert_one(wire | {"core/base/a.cpp": '#include "wire/codec.h"\n'}, "base must not depend on wire")
         self.assert_one(wire | {"core/control/a.cpp": '#include "runtime/engine.h"\n'}, "control must not depend on runtime")
         self.assert_one(wire | {"core/mpi/a.cpp": '#include "control/coordinator.h"\n'}, "mpi must not depend on control")
         self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
         self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
-        self.assert_one(wire | {"core/runtime/a.cpp": '#include "mpi/lane.h"\n'}, "runtime must not depend on backend")
+        self.assert_one(wire | {"core/runtime/a.cpp": '#include "backend/mpi/lane.h"\n'}, "runtime must not depend on backend")
         self.assert_one(wire | {"frameworks/torch/a.cpp": '\n#include "runtime/engine.h"\n'}, "a.cpp:2")
         self.assert_one(wire | {"core/capi/a.cpp": '#include "runtime/engine.h"\n'}, "capi must not depend on runtime")
         self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
         self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
         self.assert_clean(wire | {"core/control/a.cpp": '#include "wire/codec.h"\n#include "hvd/error.h"\n',
                                   "core/mpi/a.cpp": '#include "control/control_plane.h"\n',
-                                  "core/backend/mpi/a.cpp": '#include "mpi/comm.h"\n#include "mpi/lane.h"\n',
-                                  "core/runtime/builtin_backends.cpp": '#include "mpi/lane.h"\n',
+                                  "core/backend/mpi/a.cpp": '#include "mpi/comm.h"\n#include "backend/mpi/lane.h"\n',
+                                  "core/runtime/builtin_backends.cpp": '#include "backend/mpi/lane.h"\n',
                                   "test/unit/a.cpp": '#include "runtime/engine.h"\n'})
 
     def test_examples_use_the_installed_headers(self):
