@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -10,7 +12,7 @@ namespace {
 
 /// Every member gets a piece of every member's input in each round: small allreduces, and allgather. One driver per host and round, each in
 /// its turn, puts the host's pieces into the result's slot, sends them to the other hosts, and receives theirs beside them. The pieces lie
-/// host by host, in the order of the plan.
+/// one after the other in the order of the plan: host by host.
 class ShareWork : public StagedWork {
  public:
   /// @param sizes of each member's input, in bytes, by member
@@ -21,6 +23,7 @@ class ShareWork : public StagedWork {
         most_(*std::max_element(sizes_.begin(), sizes_.end())),
         step_(host().tuning.slot_bytes / sizes_.size() / kLine * kLine) {
     rounds_ = (most_ + step_ - 1) / step_;
+    for (const auto& members : plan().hosts) order_.insert(order_.end(), members.begin(), members.end());
   }
 
  protected:
@@ -28,16 +31,19 @@ class ShareWork : public StagedWork {
   Range piece(std::uint64_t round, int member) const noexcept {
     return round_of(sizes_[static_cast<std::size_t>(member)], round, step_);
   }
-  const std::byte* shared_piece(std::uint64_t round, int position) noexcept {
-    return result(round) + static_cast<std::size_t>(position) * stride(round);
+  /// Calls function(member, its piece of the round) for all, in the order of the plan.
+  template <class Function>
+  void for_each_piece(std::uint64_t round, const Function& function) {
+    const std::byte* at = result(round);
+    for (const int member : order_) {
+      function(member, at);
+      at += piece(round, member).size();
+    }
   }
-  std::size_t member_count() const noexcept { return sizes_.size(); }
 
  private:
   static constexpr std::size_t kLine = 64;
 
-  /// Room for a piece: the largest of the round.
-  std::size_t stride(std::uint64_t round) const noexcept { return round_of(most_, round, step_).size(); }
   bool drives(std::uint64_t round) const noexcept {
     return static_cast<std::uint64_t>(plan().index) == round % static_cast<std::uint64_t>(plan().drivers);
   }
@@ -51,9 +57,16 @@ class ShareWork : public StagedWork {
     }
     return true;
   }
+  /// Where a host's pieces lie in the result's slot.
   Range region(std::uint64_t round, int of_host) const noexcept {
-    const std::size_t begin = static_cast<std::size_t>(plan().first_position(of_host)) * stride(round);
-    return {begin, begin + plan().hosts[static_cast<std::size_t>(of_host)].size() * stride(round)};
+    const auto bytes_of = [&](int first, int last) {
+      std::size_t bytes = 0;
+      for (int position = first; position < last; ++position) bytes += piece(round, order_[static_cast<std::size_t>(position)]).size();
+      return bytes;
+    };
+    const int first = plan().first_position(of_host);
+    const std::size_t begin = bytes_of(0, first);
+    return {begin, begin + bytes_of(first, plan().first_position(of_host + 1))};
   }
 
   void start() final { requests().reset(2 * HostSegment::kResults * static_cast<std::size_t>(plan().host_count())); }
@@ -80,9 +93,11 @@ class ShareWork : public StagedWork {
     if (!drives(round)) return true;
     if (posted_ <= round || !inputs_here(round)) return false;
     const Range ours = region(round, plan().host);
+    std::byte* to = result(round) + ours.begin;
     for (int index = 0; index < plan().local_count(); ++index) {
-      std::byte* const to = result(round) + ours.begin + static_cast<std::size_t>(index) * stride(round);
-      copy_bytes(to, input(round, index), piece(round, plan().member(plan().host, index)).size());
+      const std::size_t bytes = piece(round, plan().member(plan().host, index)).size();
+      copy_bytes(to, input(round, index), bytes);
+      to += bytes;
     }
     for (int distance = 1; distance < plan().host_count(); ++distance) {
       const int other = (plan().host + distance) % plan().host_count();
@@ -102,6 +117,7 @@ class ShareWork : public StagedWork {
   const std::vector<std::size_t> sizes_;
   const std::size_t most_;
   const std::size_t step_;
+  std::vector<int> order_;  ///< members, host by host
   std::uint64_t posted_ = 0;
 };
 
@@ -115,31 +131,28 @@ class SharedAllreduce final : public ShareWork {
  private:
   void take(std::uint64_t round) override {
     host().sources.clear();
-    for (int position = 0; position < static_cast<int>(member_count()); ++position) host().sources.push_back(shared_piece(round, position));
+    for_each_piece(round, [this](int, const std::byte* input) { host().sources.push_back(input); });
     hvd::reduce(host().sources, out_.data(), collective_.count, collective_.dtype, collective_.op, collective_.scale);
   }
 };
 
 class AllgatherWork final : public ShareWork {
  public:
-  using ShareWork::ShareWork;
+  AllgatherWork(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
+                std::vector<std::size_t> sizes)
+      : ShareWork(std::move(shared), collective, in, out, sizes) {
+    std::exclusive_scan(sizes.begin(), sizes.end(), std::back_inserter(begins_), std::size_t{0});
+  }
 
  private:
   void take(std::uint64_t round) override {
-    // By member, to know where its block begins in `out`; where its piece lies goes by host.
-    std::size_t begin = 0;
-    for (int member = 0; member < static_cast<int>(member_count()); ++member) {
+    for_each_piece(round, [&](int member, const std::byte* from) {
       const Range own = piece(round, member);
-      copy_bytes(out_.data() + begin + own.begin, shared_piece(round, position(member)), own.size());
-      begin += static_cast<std::size_t>(collective_.counts[static_cast<std::size_t>(member)]) * element();
-    }
+      copy_bytes(out_.data() + begins_[static_cast<std::size_t>(member)] + own.begin, from, own.size());
+    });
   }
 
-  int position(int member) const noexcept {
-    const int of_host = plan().host_of(member);
-    const auto& members = plan().hosts[static_cast<std::size_t>(of_host)];
-    return plan().first_position(of_host) + static_cast<int>(std::lower_bound(members.begin(), members.end(), member) - members.begin());
-  }
+  std::vector<std::size_t> begins_;  ///< of each member's block in `out`
 };
 
 }  // namespace
