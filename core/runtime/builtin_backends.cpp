@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/local/local_backend.h"
 #include "backend/shm/shm_backend.h"
@@ -12,6 +13,7 @@
 #include "local/local_network.h"
 
 #if HVD_HAVE_MPI
+#include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_control_plane.h"
@@ -64,12 +66,34 @@ namespace {
 bool room_for_shm(const mpi::MpiWorld& world) {
   const Topology& topology = world.topology();
   const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
-  if (topology.local_size < 2 || world.shared_memory_free() >= wanted) return true;
+  const std::uint64_t free = world.shared_memory_free(topology.rank);
+  if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
-    HVD_LOG(kWarning) << "/dev/shm has " << world.shared_memory_free() << " bytes left, expected " << wanted
+    HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
                       << " for the shm backend; using MPI between the ranks of this host, which is slower (docker: --shm-size)";
   }
   return false;
+}
+
+/// All ranks decide the same, as they look at the same numbers: one host without room is enough to do without.
+bool room_for_hierarchical(const mpi::MpiWorld& world) {
+  const Topology& topology = world.topology();
+  if (topology.host_names.size() < 2 || !world.all_boards_shared()) return false;
+  std::vector<int> ranks_of_host(topology.host_names.size(), 0);
+  for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const int local_size = ranks_of_host[static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)])];
+    if (local_size < 2) continue;
+    const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) + hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
+    if (world.shared_memory_free(rank) >= wanted) continue;
+    if (topology.rank == 0) {
+      HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has " << world.shared_memory_free(rank) << " bytes left, expected "
+                        << wanted << " for the hierarchical backend; using MPI between all ranks of process sets on several hosts, "
+                        << "which is slower (docker: --shm-size)";
+    }
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -87,6 +111,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   job.control = mpi::make_mpi_control_plane(world);
   job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
   if (world->board_shared() && room_for_shm(*world)) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*world)) job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   return job;
@@ -118,6 +143,7 @@ std::vector<std::string_view> backend_names() {
       "shm",
 #if HVD_HAVE_MPI
       "mpi",
+      "hierarchical",
 #endif
   };
 }

@@ -103,7 +103,11 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
 
 Executor::Lane& Executor::lane_for(const Job& job) {
   Collective collective = job.collective();
-  if (collective.op == ReduceOp::kAdasum) collective.op = ReduceOp::kSum;  // it is made of what backends have
+  if (collective.op == ReduceOp::kAdasum) {
+    // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What has the first has the others.
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
   Backend& backend = choose_backend(job.spec(), collective);
   Lane& lane = lanes_[{job.spec().process_set, std::string(backend.name())}];
   if (!lane.channel) {
