@@ -57,8 +57,11 @@ class ControlPlane : public Peers {
   /// This rank's bell.
   virtual Doorbell& doorbell() noexcept = 0;
 
-  /// A rank's words for the schedule lock, in memory shared by all ranks of the job. Null when there is none.
+  /// A rank's words for the schedule lock, in memory shared by the ranks of its host. Null for ranks of other hosts, and for all when there is a
+  /// host whose ranks share none.
   virtual LockWords* lock_words(int rank) noexcept = 0;
+  /// The words of this host for all other hosts together, written by its first rank. Null when there are none.
+  virtual LockWords* outside_lock_words() noexcept = 0;
 
   /// Tells the ranks on this host that this one lives.
   virtual void beat(TimePoint now) noexcept = 0;

@@ -82,12 +82,12 @@ bool ScheduleLock::offer(const wire::Request& request, SchedulePlace& known) {
 
 void ScheduleLock::arrive(bool leaving) noexcept {
   arrived_ = true;
-  words_[rank_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
+  words_[own_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
 }
 
 bool ScheduleLock::asked_to_leave() const noexcept {
-  return std::any_of(words_.begin(), words_.end(),
-                     [this](const LockWords* words) { return words->asked.load(std::memory_order_acquire) == position_; });
+  const auto asks = [this](const LockWords* words) { return words->asked.load(std::memory_order_acquire) == position_; };
+  return (outside_ != nullptr && asks(outside_)) || std::any_of(words_.begin(), words_.end(), asks);
 }
 
 ScheduleLock::Advance ScheduleLock::advance() {
@@ -99,13 +99,16 @@ ScheduleLock::Advance ScheduleLock::advance() {
   }
   bool all_here = arrived_;
   bool somebody_leaves = arrived_ && arrives && leaving_;
-  for (const LockWords* const words : words_) {
+  const auto look_at = [&](const LockWords& words) {
     // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one sees both, and rings.
-    const std::uint64_t word = words->arrived.load(std::memory_order_seq_cst);
+    const std::uint64_t word = words.arrived.load(std::memory_order_seq_cst);
     if (word / 2 < position_) all_here = false;
     if (word == position_ * 2 + 1) somebody_leaves = true;
-  }
+  };
+  for (const LockWords* const words : words_) look_at(*words);
+  // Of this host, whose first rank tells the others.
   const bool ring = arrives && arrived_ && (all_here || somebody_leaves);
+  if (outside_ != nullptr) look_at(*outside_);
   if (somebody_leaves) {
     locked_ = false;
     return {Outcome::kLeft, 0, ring};
@@ -122,7 +125,7 @@ ScheduleLock::Advance ScheduleLock::advance() {
   return {Outcome::kRun, run, ring};
 }
 
-void ScheduleLock::ask_others_to_leave() noexcept { words_[rank_]->asked.store(position_, std::memory_order_release); }
+void ScheduleLock::ask_others_to_leave() noexcept { words_[own_]->asked.store(position_, std::memory_order_release); }
 
 bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;

@@ -40,10 +40,14 @@ class ScheduleLock {
     bool ring = false;      ///< the others have something to do
   };
 
-  /// @param words of every rank, or none where ranks do not share memory: there is no lock then
-  ScheduleLock(std::vector<LockWords*> words, int rank) : words_(std::move(words)), rank_(static_cast<std::size_t>(rank)) {}
+  /// @param words of the ranks of this host, or none: there is no lock then
+  /// @param own position of this rank's in `words`
+  /// @param outside of all other hosts together, as LockRelay writes them; null when there are none
+  ScheduleLock(std::vector<LockWords*> words, std::size_t own, const LockWords* outside = nullptr)
+      : words_(std::move(words)), own_(own), outside_(outside) {}
 
   bool available() const noexcept { return !words_.empty(); }
+  bool spans_hosts() const noexcept { return outside_ != nullptr; }
   bool locked() const noexcept { return locked_; }
   /// All ranks repeat these from now on. @pre !locked(), and nothing is in a batch twice
   void enter(std::vector<AgreedBatch> schedule);
@@ -77,7 +81,8 @@ class ScheduleLock {
   bool asked_to_leave() const noexcept;
 
   const std::vector<LockWords*> words_;
-  const std::size_t rank_;
+  const std::size_t own_;
+  const LockWords* const outside_;
   bool locked_ = false;
   bool arrived_ = false;
   bool leaving_ = false;

@@ -47,7 +47,10 @@ class LocalControlPlane final : public control::ControlPlane {
   bool quiet() const noexcept override { return !busy(); }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
 
-  LockWords* lock_words(int rank) noexcept override { return &mailbox(rank).lock; }
+  LockWords* lock_words(int rank) noexcept override { return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).lock : nullptr; }
+  LockWords* outside_lock_words() noexcept override {
+    return topology_.host_names.size() > 1 ? &mailbox(topology_.first_rank_on(topology_.host_index())).outside : nullptr;
+  }
 
   void beat(TimePoint now) noexcept override { mailbox(rank()).beat.store(now.count(), std::memory_order_relaxed); }
 

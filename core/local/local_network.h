@@ -52,6 +52,7 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     std::atomic<TimePoint::rep> beat{0};     // 0: has not beaten yet
     Doorbell bell;
     LockWords lock{};
+    LockWords outside{};                     // of the host, if this is its first rank
   };
 
   LocalNetwork(NetworkOptions options, const Clock& clock);

@@ -17,6 +17,7 @@ struct alignas(64) HostBoard::Header {
   static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
   std::uint64_t magic;
   std::uint64_t slots;
+  alignas(64) LockWords outside;
 };
 
 struct alignas(128) HostBoard::Slot {
@@ -50,7 +51,7 @@ HostBoard HostBoard::solitary() { return HostBoard(SharedSegment::unshared(bytes
 
 HostBoard HostBoard::create(const std::string& name, int slots) {
   auto segment = SharedSegment::create(name, bytes_for(slots));
-  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots)};
+  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots), {}};
   return HostBoard(std::move(segment), slots);
 }
 
@@ -67,6 +68,8 @@ HostBoard HostBoard::attach(const std::string& name, int slots) {
 Doorbell& HostBoard::bell(int index) noexcept { return slot(index).bell; }
 
 std::atomic<std::uint64_t>& HostBoard::mail(int index) noexcept { return slot(index).mail; }
+
+LockWords& HostBoard::outside_lock_words() noexcept { return reinterpret_cast<Header*>(segment_->data())->outside; }
 
 LockWords& HostBoard::lock_words(int index) noexcept { return slot(index).lock; }
 

@@ -54,6 +54,8 @@ class HostBoard {
   int slots() const noexcept { return slots_; }
   Doorbell& bell(int slot) noexcept;
   LockWords& lock_words(int slot) noexcept;
+  /// Of all other hosts together.
+  LockWords& outside_lock_words() noexcept;
   /// Counts the messages that have been sent to the slot's rank.
   std::atomic<std::uint64_t>& mail(int slot) noexcept;
   Doorbell& own_bell() noexcept { return bell(own_); }

@@ -52,6 +52,7 @@ class MpiControlPlane final : public control::ControlPlane {
   bool quiet() const noexcept override { return rung_by_all() && !busy() && world_->mail_empty(); }
 
   LockWords* lock_words(int rank) noexcept override { return world_->lock_words(rank); }
+  LockWords* outside_lock_words() noexcept override { return world_->outside_lock_words(); }
 
   void beat(TimePoint now) noexcept override { world_->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;

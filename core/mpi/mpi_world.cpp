@@ -212,7 +212,12 @@ void MpiWorld::announce(int world_rank) noexcept {
 }
 
 LockWords* MpiWorld::lock_words(int world_rank) noexcept {
-  return rung_by_all() ? &board_->lock_words(slot_of_rank_[static_cast<std::size_t>(world_rank)]) : nullptr;
+  const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
+  return all_boards_shared_ && slot >= 0 ? &board_->lock_words(slot) : nullptr;
+}
+
+LockWords* MpiWorld::outside_lock_words() noexcept {
+  return all_boards_shared_ && topology_.local_size < topology_.size ? &board_->outside_lock_words() : nullptr;
 }
 
 void MpiWorld::farewell() noexcept {

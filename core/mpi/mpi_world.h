@@ -53,8 +53,9 @@ class MpiWorld {
   /// Begins the names of what the ranks of this host share; no other job has the same.
   const std::string& host_name_prefix() const noexcept { return board_name_; }
   HostBoard& board() noexcept { return *board_; }
-  /// Null unless all ranks of the job share the board.
+  /// See control::ControlPlane.
   LockWords* lock_words(int world_rank) noexcept;
+  LockWords* outside_lock_words() noexcept;
   /// World rank of the process in a slot of the board.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
   /// Wakes a rank of this host; no effect on others.
@@ -88,7 +89,7 @@ class MpiWorld {
   bool board_shared_ = false;
   bool all_boards_shared_ = false;
   std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology
-   std::uint64_t mail_received_ = 0;
+  std::uint64_t mail_received_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
 };

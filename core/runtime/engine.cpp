@@ -38,16 +38,28 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
 }
 
-/// None when the lock is switched off, or some rank cannot see another's. Nor where reports are merged on a tree, as the coordinator could
-/// not tell which are from before a lock; a job on one host has none.
-std::vector<LockWords*> lock_words(const RuntimeOptions& options, control::ControlPlane& control) {
+/// There is none when it is switched off, or some host's ranks share no memory; nor where reports are merged on a tree, as the coordinator could
+/// not tell which are from before a lock.
+control::ScheduleLock make_lock(const RuntimeOptions& options, control::ControlPlane& control) {
+  const Topology& topology = control.topology();
   std::vector<LockWords*> words;
-  if (control::needs_tree(control.topology(), options.control_radix)) return words;
-  for (int rank = 0; options.schedule_lock && rank < control.size(); ++rank) {
-    words.push_back(control.lock_words(rank));
-    if (words.back() == nullptr) return {};
+  const bool wanted = options.schedule_lock && !control::needs_tree(topology, options.control_radix);
+  for (int rank = 0; wanted && rank < control.size(); ++rank) {
+    if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
   }
-  return words;
+  if (words.empty() || words.front() == nullptr) return {{}, 0};
+  return {std::move(words), static_cast<std::size_t>(topology.local_rank), control.outside_lock_words()};
+}
+
+/// The first rank of each of several hosts tells the others how far its host has got.
+std::optional<control::LockRelay> make_relay(const control::ScheduleLock& lock, control::ControlPlane& control) {
+  const Topology& topology = control.topology();
+  if (!lock.available() || !lock.spans_hosts() || topology.local_rank != 0) return std::nullopt;
+  std::vector<LockWords*> words;
+  for (int rank = 0; rank < control.size(); ++rank) {
+    if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
+  }
+  return control::LockRelay(std::move(words), *control.outside_lock_words(), topology.host_index(), static_cast<int>(topology.host_names.size()));
 }
 
 /// How long a locked rank waits before it, or those it waits for, go back to negotiating, which finds out and tells who is missing:
@@ -96,7 +108,8 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       sets_(std::make_shared<control::ProcessSetTable>(control_->size())),
       negotiator_(control_->rank(), *sets_, options_.cache_capacity),
       place_(find_place(options_, control_->topology())),
-      lock_(lock_words(options_, *control_), control_->rank()),
+      lock_(make_lock(options_, *control_)),
+      relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
       liveness_(ranks_to_ask(*control_), silence_limit(options_)),
       executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena)}, std::move(backends), options_.backend,
@@ -144,6 +157,7 @@ bool Engine::step() noexcept {
     }
     moved = take_submissions() || moved;
     moved = run_locked() || moved;
+    while (relay_lock_news()) moved = run_locked() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
     moved = pass_on() || moved;
@@ -214,7 +228,8 @@ bool Engine::run_locked() {
     lock_moved_at_ = now_;
     if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
       leave_lock();
-      break;
+      apply_deferred();
+      continue;
     }
     const std::shared_ptr<Job>& job = locked_jobs_[next.batch];
     counters_.locked_operations.fetch_add(job->agreed().size(), std::memory_order_relaxed);
@@ -222,6 +237,25 @@ bool Engine::run_locked() {
     locked_waiting_ -= job->agreed().size();
   }
   return moved;
+}
+
+/// @return whether the ranks of this host have something to do
+bool Engine::relay_lock_news() {
+  if (!relay_) return false;
+  lock_news_.clear();
+  const bool changed = relay_->advance(lock_news_);
+  for (const auto& [host, news] : lock_news_) send(control_->topology().first_rank_on(host), wire::encode(news));
+  if (changed) ring_others();
+  return changed;
+}
+
+// Plans that were made by ranks of other hosts, which have left the lock before this one could know that.
+void Engine::apply_deferred() {
+  while (!lock_.locked() && !deferred_plans_.empty()) {
+    const wire::Plan plan = std::move(deferred_plans_.front());
+    deferred_plans_.pop_front();
+    apply(plan);
+  }
 }
 
 /// @return whether it now waits in its place of the schedule
@@ -342,6 +376,7 @@ void Engine::handle(const control::Message& message) {
   if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
+  if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
   if (std::holds_alternative<wire::Ping>(decoded)) {
     // A rank asks only while it waits, so the coordinator has to look after the others for it.
     if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
@@ -369,6 +404,14 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
   aggregator_->accept(report, clock_.now());
 }
 
+void Engine::take_in(int source, const wire::LockNews& news) {
+  if (!relay_) {
+    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " + std::to_string(control_->rank()) +
+                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
+  }
+  if (relay_->accept(news)) ring_others();
+}
+
 // What has come from below and is not held back goes on towards the coordinator.
 bool Engine::pass_on() {
   if (!aggregator_) return false;
@@ -391,8 +434,12 @@ void Engine::publish(const wire::Bytes& plan) {
 }
 
 void Engine::apply(const wire::Plan& plan) {
-  // Whoever made it has left the lock, so this rank can see that it was left.
+  // Whoever made it has left the lock, so this rank can see that it was left; on another host it will hear of it.
   run_locked();
+  if (lock_.locked() && lock_.spans_hosts()) {
+    deferred_plans_.push_back(plan);
+    return;
+  }
   if (lock_.locked()) throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();

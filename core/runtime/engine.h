@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "control/control_plane.h"
 #include "control/coordinator.h"
 #include "control/liveness.h"
+#include "control/lock_relay.h"
 #include "control/negotiator.h"
 #include "control/schedule_lock.h"
 #include "control/tree.h"
@@ -83,6 +85,8 @@ class Engine {
   void begin(const OperationPtr&);
   bool run_locked();
   bool offer(const OperationPtr&);
+  bool relay_lock_news();
+  void apply_deferred();
   bool waits_for_others() const noexcept { return locked_waiting_ > 0 || !outstanding_.empty(); }
   void enter_lock(std::vector<control::AgreedBatch> schedule);
   void leave_lock();
@@ -95,6 +99,7 @@ class Engine {
   void handle(const control::Message&);
   void take_in(int source, const wire::Report&);
   void take_in(int source, const wire::MergedReport&);
+  void take_in(int source, const wire::LockNews&);
   bool pass_on();
   void publish(const wire::Bytes&);
   void apply(const wire::Plan&);
@@ -135,6 +140,9 @@ class Engine {
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
   control::ScheduleLock lock_;
+  std::optional<control::LockRelay> relay_;         // the first rank of each of several hosts
+  std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
+  std::deque<wire::Plan> deferred_plans_;           // that arrived before it was known here that the lock had been left
   std::vector<std::shared_ptr<Job>> locked_jobs_;  // by number of the batch, while locked
   std::size_t locked_waiting_ = 0;                 // operations that wait in those that have not started
   TimePoint lock_moved_at_{};  // when the lock last ran a batch or was offered an operation

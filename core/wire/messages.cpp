@@ -28,6 +28,11 @@ enum PlanFlag : std::uint8_t {
   kAllPlanFlags = 7,
 };
 
+// Bits of the flag byte of news of a lock.
+enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
+
+constexpr int kMostLockRounds = 64;
+
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
 
 template <class Enum>
@@ -281,6 +286,18 @@ Abort read_abort(Reader& in) {
   return abort;
 }
 
+LockNews read_lock_news(Reader& in) {
+  LockNews news;
+  news.position = in.varint("position", kMaxSize);
+  news.round = in.u8("round");
+  if (news.round >= kMostLockRounds) in.fail("round", "expected less than " + std::to_string(kMostLockRounds) + ", got " + std::to_string(news.round));
+  const std::uint8_t flags = in.u8("flags");
+  if (flags > kAllNewsFlags) in.fail("flags", "unknown ones in " + std::to_string(flags));
+  news.leaves = (flags & kLeaves) != 0;
+  news.asks = (flags & kAsks) != 0;
+  return news;
+}
+
 AnyMessage read_body(Reader& in, std::uint8_t kind) {
   switch (static_cast<MessageKind>(kind)) {
     case MessageKind::kReport:
@@ -291,6 +308,8 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return read_abort(in);
     case MessageKind::kPing:
       return Ping{};
+    case MessageKind::kLockNews:
+      return read_lock_news(in);
     case MessageKind::kPong:
       return Pong{};
     case MessageKind::kMergedReport:
@@ -368,6 +387,14 @@ Bytes encode(const Abort& abort) {
   out.u8(static_cast<std::uint8_t>(abort.cause.code));
   out.text(std::string_view(abort.cause.message).substr(0, kMaxTextBytes));
   out.zigzag(abort.cause.rank);
+  return std::move(out).take();
+}
+
+Bytes encode(const LockNews& news) {
+  Writer out = start(MessageKind::kLockNews);
+  out.varint(news.position);
+  out.u8(news.round);
+  out.u8(static_cast<std::uint8_t>((news.leaves ? kLeaves : 0) | (news.asks ? kAsks : 0)));
   return std::move(out).take();
 }
 

@@ -29,7 +29,7 @@ inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
 /// Append only.
-enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6 };
+enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6, kLockNews = 7 };
 
 /// What one rank wants done: everything that ranks have to agree on.
 struct Request {
@@ -213,7 +213,16 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
-using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport>;
+/// Between the first ranks of hosts: how far the ranks of some hosts have got in a locked schedule. See control::LockRelay.
+struct LockNews {
+  std::uint64_t position = 0;
+  std::uint8_t round = 0;
+  bool leaves = false;  ///< one of them leaves the lock there; else all are ready
+  bool asks = false;    ///< no news: a rank there asks the others to leave
+  friend bool operator==(const LockNews&, const LockNews&) = default;
+};
+
+using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, LockNews>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -221,6 +230,7 @@ Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const MergedReport&);
+Bytes encode(const LockNews&);
 /// What encode() gives for the plan under another number. @param plan an encoded plan with the sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the

@@ -64,9 +64,8 @@ class Steady : public ::testing::Test {
   std::vector<Tensor> tensors_{{"a", 10}, {"b", 3000}, {"c", 40001}};
 };
 
-TEST_F(Steady, NoMessageIsSent) {
+TEST_F(Steady, NothingIsNegotiated) {
   steps(0, 30);
-  if (!one_host_) return;
   // What was on its way when the lock began arrives some time.
   std::this_thread::sleep_for(kLonger);
   steps(30, 130);
@@ -76,12 +75,21 @@ TEST_F(Steady, NoMessageIsSent) {
   EXPECT_GT(called, 0U) << "the first steps were negotiated";
   steps(130, 180);
   const Metrics after = metrics();
-  EXPECT_EQ(mpi_calls() - called, 0U);
+  const std::uint64_t calls = mpi_calls() - called;
   std::this_thread::sleep_for(kLonger);  // or the first to leave would be heard by one that has not looked yet
   EXPECT_EQ(after.locked_operations - before.locked_operations, 150U);
-  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
-  EXPECT_EQ(after.control_messages_received, before.control_messages_received);
   EXPECT_EQ(after.plans_applied, before.plans_applied);
+  const std::uint64_t sent = after.control_messages_sent - before.control_messages_sent;
+  if (one_host_) {
+    EXPECT_EQ(calls, 0U);
+    EXPECT_EQ(sent, 0U);
+    EXPECT_EQ(after.control_messages_received, before.control_messages_received);
+  } else if (local_rank() > 0) {
+    EXPECT_EQ(sent, 0U) << "the first rank of a host speaks for it";
+  } else {
+    constexpr std::uint64_t kPositions = 50 * 3, kMostRounds = 2;  // hosts: up to four
+    EXPECT_LE(sent, kPositions * kMostRounds + 2) << "and what keeps ranks of other hosts from being taken for lost";
+  }
 }
 
 TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
@@ -91,7 +99,7 @@ TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
     extra.submit(round);
     extra.check(round);
   }
-  if (one_host_) { EXPECT_GT(locked(), 4U * 8U * 3U); }
+  EXPECT_GT(locked(), 4U * 8U * 3U);
 }
 
 TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
@@ -104,7 +112,6 @@ TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
     }
   };
   steps_with_it(30);
-  if (!one_host_) return;
   std::this_thread::sleep_for(kLonger);
   const std::uint64_t before = locked();
   steps_with_it(20);
@@ -118,7 +125,7 @@ TEST_F(Steady, RanksMaySubmitInAnyOrder) {
     }
     for (Tensor& tensor : tensors_) tensor.check(step);
   }
-  if (one_host_) { EXPECT_GT(locked(), 50U); }
+  EXPECT_GT(locked(), 50U);
 }
 
 TEST_F(Steady, AProgramThatBeginsToWaitInBetweenDoesNotHang) {

@@ -91,15 +91,17 @@ TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) { run_an
 TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
 // The schedule lock: steps that repeat, with deviations (operations that are not in every step, joins, other orders) at random moments.
-TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
+void run_locked_steps(bool hosts, std::uint64_t count) {
   std::uint64_t locked = 0, negotiated = 0;
-  for (std::uint64_t seed = 0; seed < seeds(1000); ++seed) {
+  for (std::uint64_t seed = 0; seed < seeds(count); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 4);
     VirtualClock clock;
     runtime::RuntimeOptions options = options_for(seed);
     options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
-    LocalJob job({.size = ranks, .runtime = options, .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed},
-                 clock);
+    LocalJobOptions job_options{.size = ranks, .runtime = options,
+                                .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed};
+    if (hosts) job_options.hosts = many_hosts(ranks);
+    LocalJob job(job_options, clock);
     const RandomProgram program(seed, ranks, {.joins = seed % 3 == 1, .steady = true});
     std::vector<ProgramRun> runs;
     for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
@@ -122,10 +124,14 @@ TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
     }
     locked += job.rank(0).metrics().locked_operations;
     negotiated += job.rank(0).metrics().negotiated_operations;
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
 }
+
+TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(false, 1000); }
+
+TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(true, 1000); }
 
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
@@ -153,7 +159,7 @@ TEST(RuntimeSimulation, RanksAsThreads) {
       }
     }
     for (const auto& problem : problems) EXPECT_EQ(problem, "") << "seed " << seed;
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

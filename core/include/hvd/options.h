@@ -21,7 +21,7 @@ struct Options {
   std::optional<std::int64_t> fusion_threshold_bytes = {};
   /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it off.
   std::optional<std::int64_t> cache_capacity = {};
-  /// On one host, steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
+  /// Steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
   std::optional<bool> schedule_lock = {};
   /// Who moves operations on while the program computes. HVD_PROGRESS (auto, inline, background); default auto: see ProgressMode.
   std::optional<ProgressMode> progress = {};

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,9 @@ struct Topology {
   const std::string& host_name(int world_rank) const {
     return host_names[static_cast<std::size_t>(host_of_rank[static_cast<std::size_t>(world_rank)])];
   }
+  /// The lowest rank of a host, given by its index into host_names.
+  int first_rank_on(int host) const { return static_cast<int>(std::find(host_of_rank.begin(), host_of_rank.end(), host) - host_of_rank.begin()); }
+  int host_index() const { return host_of_rank[static_cast<std::size_t>(rank)]; }
   bool same_host(int a, int b) const {
     return host_of_rank[static_cast<std::size_t>(a)] == host_of_rank[static_cast<std::size_t>(b)];
   }

@@ -53,6 +53,9 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* merged = std::get_if<MergedReport>(&message)) {
       EXPECT_EQ(std::get<MergedReport>(decoded), *merged);
     }
+    if (const auto* news = std::get_if<LockNews>(&message)) {
+      EXPECT_EQ(std::get<LockNews>(decoded), *news);
+    }
     if (const auto* abort = std::get_if<Abort>(&message)) {
       EXPECT_EQ(std::get<Abort>(decoded).origin, abort->origin);
       EXPECT_EQ(std::get<Abort>(decoded).cause.code, abort->cause.code);
@@ -101,8 +104,8 @@ TEST(Messages, MagicVersionAndKindErrorsAreReadable) {
   EXPECT_EQ(failure(from_hex("680204")),
             "control message: version at byte 2 of 3: this rank speaks version 1, got 2; run the "
             "same hvd on every rank");
-  EXPECT_EQ(failure(from_hex("680107")),
-            "control message: message kind at byte 3 of 3: unknown, got 7");
+  EXPECT_EQ(failure(from_hex("680108")),
+            "control message: message kind at byte 3 of 3: unknown, got 8");
   EXPECT_EQ(failure(from_hex("680100")),
             "control message: message kind at byte 3 of 3: unknown, got 0");
 }
