@@ -16,6 +16,7 @@
 #include "bench/plot.h"
 #include "bench/report.h"
 #include "bench/session.h"
+#include "bench/steady.h"
 
 namespace hvd::bench {
 namespace {
@@ -85,6 +86,16 @@ Command control_command(CLI::App& parent) {
           }};
 }
 
+Command steady_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand("steady", "What a deviation from the steady state costs, and an idle program");
+  const auto options = std::make_shared<SteadyOptions>();
+  app.add_option("--steps", options->steps, "Steps of a run")->check(CLI::Range(10, 1'000'000))->capture_default_str();
+  app.add_option("--rounds", options->rounds, "Pairs of runs, with and without a deviation")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tensors", options->tensors, "Tensors of a step")->check(CLI::Range(1, 10'000))->capture_default_str();
+  app.add_option("--pause", options->pause_seconds, "Seconds to be idle for")->check(CLI::PositiveNumber)->capture_default_str();
+  return {&app, [options](const Session& session, std::ostream& out) { return run_steady(session, *options, out); }};
+}
+
 Command plot_command(CLI::App& parent) {
   struct Options {
     std::string results;
@@ -113,7 +124,7 @@ void declare(CLI::App& app, CommandLine& line) {
   app.add_flag("--retain-heap", line.session.retain_heap, "Have malloc keep freed memory, which spares MPI's buffers page faults");
   app.add_flag("--plain-mpi", line.session.plain_mpi, "Start MPI with its own defaults instead of hvd's settings");
   app.footer("Start it under hvdrun or mpirun. docs/benchmarks.md says how to read the columns.");
-  line.commands = {collectives_command(app), control_command(app), plot_command(app), shapes_command(app)};
+  line.commands = {collectives_command(app), control_command(app), steady_command(app), plot_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 

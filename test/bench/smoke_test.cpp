@@ -1,4 +1,5 @@
-// Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON can be read. No time is asserted.
+// Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON can be read. Of times, ratios within one run
+// are asserted where they are far from where they would be if something had broken.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -58,6 +59,31 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
   }
   EXPECT_EQ(seen.size(), 15u);
   EXPECT_NE(outcome.output.find("busbw"), std::string::npos) << outcome.output;
+}
+
+/// The 16 MiB allreduce's times beside each peer's in the same run.
+json ratios_of_16_mib(const std::string& options) {
+  const Outcome outcome = run_bench(2, "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least 15 " + options);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  return outcome.document.is_object() ? outcome.document["rows"].at(0)["ratio_to"] : json::object();
+}
+
+// The targets are 0.4 and 0.2, with a slack of 1.5.
+TEST(BenchSmoke, InSharedMemoryAnAllreduceIsFarFromWhatMpiTakes) {
+  const json ratios = ratios_of_16_mib("--shared-memory");
+  EXPECT_LE(ratios.value("mpi-chunked", 99.0), 0.4 * 1.5);
+  EXPECT_LE(ratios.value("mpi", 99.0), 0.2 * 1.5);
+}
+
+// The target is 0.6 of a single call of MPI.
+TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) { EXPECT_LE(ratios_of_16_mib("").value("mpi", 99.0), 0.6 * 1.5); }
+
+TEST(BenchSmoke, ADeviationCostsAFewSteps) {
+  const Outcome outcome = run_bench(2, "steady --steps 200 --rounds 2 --tensors 5 --pause 1");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_LE(outcome.document["deviation"]["negotiated_steps"].get<double>(), 2) << outcome.output;
+  EXPECT_GT(outcome.document["deviation"]["negotiated_steps"].get<double>(), 0) << outcome.output;
+  EXPECT_LT(outcome.document["idle"]["cores_per_rank"].get<double>(), 0.01 * 1.5) << outcome.output;
 }
 
 TEST(BenchSmoke, ControlHasEveryRow) {

@@ -1,0 +1,129 @@
+#include "bench/steady.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/statistics.h"
+#include "hvd/collectives.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+
+namespace hvd::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::int64_t kElements = 1024;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// CPU time of this process so far, of all its threads, in seconds.
+double cpu_seconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// The same operations again and again.
+class Steps {
+ public:
+  Steps(const Session& session, int tensors) : session_(session), memory_(static_cast<std::size_t>(tensors) + 1, std::vector<float>(kElements)) {
+    for (std::size_t i = 0; i < memory_.size(); ++i) {
+      Submission submission;
+      submission.name = "steady." + std::to_string(i);
+      submission.op = ReduceOp::kMax;  // so that values stay what they are
+      submission.input = {reinterpret_cast<std::byte*>(memory_[i].data()), kElements, DataType::kFloat32, {}, {kElements}};
+      submission.output = submission.input;
+      submissions_.push_back(std::move(submission));
+    }
+    handles_.resize(memory_.size());
+  }
+
+  /// @param extra with the operation that is not in the other steps
+  void step(bool extra) {
+    const std::size_t count = submissions_.size() - (extra ? 0 : 1);
+    for (std::size_t i = 0; i < count; ++i) memory_[i].front() = static_cast<float>(session_.rank());
+    submit_all(std::span<const Submission>(submissions_).first(count), std::span(handles_).first(count), Progress::kCaller);
+    for (std::size_t i = 0; i < count; ++i) {
+      handles_[i].wait();
+      handles_[i].status().raise_if_error();
+      if (memory_[i].front() != static_cast<float>(session_.size() - 1)) throw Error("hvd-bench: a steady step gave a wrong maximum");
+    }
+  }
+
+  /// Seconds for all. @param extra_at -1: in none
+  double run(int steps, int extra_at) {
+    session_.align();
+    const auto begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step(i == extra_at);
+    return seconds_since(begin);
+  }
+
+ private:
+  const Session& session_;
+  std::vector<std::vector<float>> memory_;
+  std::vector<Submission> submissions_;
+  std::vector<Operation> handles_;
+};
+
+Json measure_deviation(const Session& session, const SteadyOptions& options) {
+  Steps steps(session, options.tensors);
+  constexpr int kWarmUps = 30;
+  std::vector<double> clean, deviating;
+  double negotiated = 0;
+  for (int i = 0; i < options.rounds; ++i) {
+    steps.run(kWarmUps, -1);
+    clean.push_back(steps.run(options.steps, -1));
+    const std::uint64_t before = metrics().negotiated_operations;
+    deviating.push_back(steps.run(options.steps, options.steps / 2));
+    negotiated += static_cast<double>(metrics().negotiated_operations - before) - 1;  // the operation itself
+  }
+  session.slowest(clean);
+  session.slowest(deviating);
+  const double clean_run = percentile(clean, 0.5);
+  const double deviating_run = percentile(deviating, 0.5);
+  Json result;
+  result["steps"] = options.steps;
+  result["tensors"] = options.tensors;
+  result["step_us"] = json_number(clean_run / options.steps * 1e6);
+  result["cost_us"] = json_number((deviating_run - clean_run) * 1e6);
+  result["loss"] = json_number(deviating_run / clean_run - 1);
+  result["negotiated_steps"] = negotiated / options.rounds / options.tensors;
+  return result;
+}
+
+Json measure_idle(const Session& session, const SteadyOptions& options) {
+  session.align_asleep();
+  const double before = cpu_seconds();
+  const auto begin = Clock::now();
+  std::this_thread::sleep_for(std::chrono::duration<double>(options.pause_seconds));
+  const double share = (cpu_seconds() - before) / seconds_since(begin);
+  session.align_asleep();
+  return {{"seconds", options.pause_seconds}, {"cores_per_rank", json_number(session.slowest(share))}};
+}
+
+}  // namespace
+
+Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out) {
+  Json result;
+  result["deviation"] = measure_deviation(session, options);
+  result["idle"] = measure_idle(session, options);
+  if (session.rank() != 0) return result;
+  const Json& deviation = result["deviation"];
+  out << "\none operation more in one of " << options.steps << " steps of " << options.tensors << " allreduces of 4 KiB\n";
+  Table table({"step us", "cost us", "loss %", "negotiated steps"});
+  table.add({number_text(deviation["step_us"].get<double>()), number_text(deviation["cost_us"].get<double>()),
+             number_text(deviation["loss"].get<double>() * 100), number_text(deviation["negotiated_steps"].get<double>())});
+  table.print(out);
+  out << "\nwhile the program does nothing for " << options.pause_seconds << " s, a rank uses "
+      << number_text(result["idle"]["cores_per_rank"].get<double>() * 100) << " % of a core\n";
+  return result;
+}
+
+}  // namespace hvd::bench
