@@ -38,18 +38,19 @@ void BufferLease::release(EventPtr after) {
   size_ = capacity_ = 0;
 }
 
-BufferPool::BufferPool(Api& api, Allocator allocator) : api_(api), allocator_(std::move(allocator)) {}
+BufferPool::BufferPool(Api& api, int device, Allocator allocator) : api_(api), device_(device), allocator_(std::move(allocator)) {}
 
 // Whoever owns the pool has waited for the device, or given up on it; then what is still in use is left alone.
 BufferPool::~BufferPool() {
   retired_.insert(retired_.end(), free_.begin(), free_.end());
-  free_what_is_done();
+  if (!retired_.empty()) free_what_is_done();
   if (retired_.empty()) return;
   HVD_LOG(kDebug) << retired_.size() << " device buffers are still in use and are not freed";
 }
 
 void BufferPool::free_what_is_done() noexcept {
   try {
+    const DeviceGuard guard(api_, device_);
     std::erase_if(retired_, [this](const Buffer& buffer) {
       if (!reached(buffer.free_after)) return false;
       allocator_.release(buffer.memory);

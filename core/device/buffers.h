@@ -45,7 +45,7 @@ class BufferLease {
 /// another is reduced. Grows to what is asked for. Used by the thread that drives the engine; outlives its leases.
 class BufferPool {
  public:
-  BufferPool(Api&, Allocator);
+  BufferPool(Api&, int device, Allocator);
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
@@ -65,6 +65,7 @@ class BufferPool {
   void free_what_is_done() noexcept;
 
   Api& api_;
+  const int device_;
   const Allocator allocator_;
   std::vector<Buffer> free_;     // the one given back first is first
   std::vector<Buffer> retired_;  // too small, and maybe still in use on the device

@@ -197,6 +197,14 @@ std::byte* FakeGpu::allocate(std::size_t bytes) {
   return allocate_locked(bytes, false);
 }
 
+void FakeGpu::release(std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  release_locked(memory, false);
+  const Range all{memory, blocks_[memory].bytes, true};
+  std::erase_if(accesses_, [&](const Access& access) { return overlap(access.range, all); });
+  blocks_.erase(memory);
+}
+
 // Freed memory stays mapped, and using it is a fault.
 void FakeGpu::release_locked(std::byte* memory, bool pinned) {
   const auto block = blocks_.find(memory);
@@ -296,11 +304,6 @@ bool FakeGpu::run_all() {
   while (run_some(1)) {
   }
   return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue->items.empty(); });
-}
-
-void FakeGpu::poke() {
-  const std::lock_guard lock(mutex_);
-  run_some(1);
 }
 
 std::vector<std::string> FakeGpu::faults() const {

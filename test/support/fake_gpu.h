@@ -66,11 +66,12 @@ class FakeGpu {
     std::function<void()> run = {};
   };
   void enqueue(device::Stream, Item);
-  /// Tells that something outside has changed, by which an item may have become ready.
-  void poke();
+  std::recursive_mutex& mutex() { return mutex_; }
 
   /// Memory that begins as garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
+  /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
+  void release(std::byte*);
 
  private:
   friend class FakeApi;

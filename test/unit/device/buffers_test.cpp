@@ -10,7 +10,7 @@ namespace {
 
 class BuffersTest : public ::testing::Test {
  protected:
-  BuffersTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0), pool_(context_.api(), context_.plain_memory()) {}
+  BuffersTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0), pool_(context_.api(), 0, context_.plain_memory()) {}
 
   /// A batch that writes the buffer on one queue and reads it on another.
   void run_batch(std::size_t bytes) {
