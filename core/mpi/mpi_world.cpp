@@ -202,6 +202,10 @@ LockWords* MpiWorld::lock_words(int world_rank) noexcept {
   return rung_by_all() ? &board_->lock_words(slot_of_rank_[static_cast<std::size_t>(world_rank)]) : nullptr;
 }
 
+void MpiWorld::allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const {
+  control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout);
+}
+
 void MpiWorld::farewell() noexcept {
   said_farewell_ = true;
   board_->farewell();

@@ -56,6 +56,10 @@ class MpiWorld {
   /// Wakes a rank of this host; no effect on others.
   void ring(int world_rank) noexcept;
 
+  /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, while a job begins.
+  /// @throws PeerLostError when not every rank has arrived in time.
+  void allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const;
+
   /// This rank leaves in order.
   void farewell() noexcept;
   /// Something broke: MPI is not asked to clean up any more.

@@ -81,7 +81,9 @@ class FakeApi final : public device::Api {
     const auto lock = begin("reached");
     gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
     const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))];
-    return state.reached >= state.recorded;
+    if (state.reached < state.recorded) return false;
+    for (const auto& [queue, seen] : state.clock) gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
+    return true;
   }
   bool capturing(device::Stream) override { return false; }
   void synchronize(device::Stream stream) override {
@@ -115,6 +117,7 @@ class FakeApi final : public device::Api {
     ++counts().copies;
     // What the device will read there, for whoever has to know before the device has come so far.
     if (direction == device::Direction::kToDevice) gpu_.uploads_[to].assign(from, from + bytes);
+    know(stream);
     gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] { std::memcpy(to, from, bytes); }});
   }
   void run(const device::CopyLaunch& launch, device::Stream stream) override {
@@ -129,6 +132,7 @@ class FakeApi final : public device::Api {
       add(item.ranges, {tile.tensor, tile.count * size_of(launch.form.tensor), !launch.to_buffer});
       add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer), launch.to_buffer});
     }
+    know(stream);
     gpu_.enqueue(stream, std::move(item));
   }
   void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, device::Stream stream) override {
@@ -140,6 +144,11 @@ class FakeApi final : public device::Api {
   }
 
  private:
+  // What the host has seen reached comes before what it asks for now.
+  void know(device::Stream stream) {
+    auto& clock = gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->clock;
+    for (const auto& [queue, seen] : gpu_.host_[rank_]) clock[queue] = std::max(clock[queue], seen);
+  }
   // Tiles of a tensor follow each other, two entries apart.
   static void add(std::vector<FakeGpu::Range>& ranges, const FakeGpu::Range& range) {
     for (std::size_t back = 1; back <= 2 && back < ranges.size(); ++back) {

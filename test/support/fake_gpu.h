@@ -126,6 +126,7 @@ class FakeGpu {
   std::vector<Access> accesses_;
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;
+  std::map<int, Clock> host_;  // by rank: what it has seen reached
 };
 
 /// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.
