@@ -82,18 +82,19 @@ class Checker {
 
   void check_device() const {
     const Device& device = submission_.input.device;
+    if (device.type != DeviceType::kCpu) check_gpu(device);
     const bool output_known = !submission_.allocate_output && submission_.kind != OpKind::kBarrier;
-    if (output_known && submission_.output.device != device) {
-      fail("the input is on " + device_text(device) + ", the output on " + device_text(submission_.output.device) + "; expected both on one device");
-    }
-    if (device.type == DeviceType::kCpu) return;
+    if (!output_known || submission_.output.device == device) return;
+    fail("the input is on " + device_text(device) + ", the output on " + device_text(submission_.output.device) + "; expected both on one device");
+  }
+
+  void check_gpu(const Device& device) const {
     if (!gpu_) {
       fail("the tensor is on " + device_text(device) + ", but this rank has no GPU to use (see hvd::build_info()); expected a cpu tensor");
     }
-    if (device.index != *gpu_) {
-      fail("the tensor is on " + device_text(device) + "; expected cuda:" + std::to_string(*gpu_) +
-           ", the one GPU that this rank works with: its local rank modulo the GPUs it sees, or HVD_DEVICE");
-    }
+    if (device.index == *gpu_) return;
+    fail("the tensor is on " + device_text(device) + "; expected cuda:" + std::to_string(*gpu_) +
+         ", the one GPU that this rank works with: its local rank modulo the GPUs it sees, or HVD_DEVICE");
   }
 
   static std::string device_text(const Device& device) {
