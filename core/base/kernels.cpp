@@ -164,6 +164,48 @@ void reduce(std::span<const std::byte* const> sources, std::byte* destination, s
   reduce_to_all(sources, {&destination, 1}, count, dtype, op, scale);
 }
 
+namespace {
+
+void reduce_stage(const std::byte* before, std::span<const std::byte* const> sources,
+                  std::byte* destination, bool partial, std::int64_t count, DataType dtype,
+                  ReduceOp op, const ReduceScale& scale) {
+  check_reduction(sources.size(), 1, count, dtype, op, scale);
+  if (count == 0) {
+    return;
+  }
+  kernels::reduce_with(
+      kernels::best_instruction_set(),
+      {sources, {&destination, 1}, count, dtype, op, scale, true, before, partial});
+}
+
+}  // namespace
+
+std::size_t partial_size(DataType dtype, const ReduceScale& scale) noexcept {
+  switch (dtype) {
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+    case DataType::kFloat32:
+    case DataType::kFloat64:
+      return kernels::partial_size_of_floating(dtype);
+    case DataType::kBool:
+      return size_of(dtype);
+    default:
+      return kernels::partial_size_of_integer(dtype, scale);
+  }
+}
+
+void reduce_partly(const std::byte* before, std::span<const std::byte* const> sources,
+                   std::byte* partial, std::int64_t count, DataType dtype, ReduceOp op,
+                   const ReduceScale& scale) {
+  reduce_stage(before, sources, partial, true, count, dtype, op, scale);
+}
+
+void reduce_last(const std::byte* before, std::span<const std::byte* const> sources,
+                 std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op,
+                 const ReduceScale& scale) {
+  reduce_stage(before, sources, destination, false, count, dtype, op, scale);
+}
+
 void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op) {
   switch (dtype) {
     case DataType::kUInt8:

@@ -39,6 +39,23 @@ void reduce_to_all(std::span<const std::byte* const> sources,
                    std::span<std::byte* const> destinations, std::int64_t count, DataType, ReduceOp,
                    const ReduceScale&);
 
+/// Bytes that an element takes between the stages of a reduction: see reduce_partly().
+std::size_t partial_size(DataType, const ReduceScale&) noexcept;
+
+/// The first stage, or one in the middle, of a reduction whose sources are in several places.
+/// `before` is what the stage before has written, null at the first; `partial` gets `count` elements
+/// of partial_size() bytes, in which nothing has been rounded that reduce() would not have rounded.
+/// All stages of a reduction have the same op and scale. No overlap.
+/// @throws Error as reduce()
+void reduce_partly(const std::byte* before, std::span<const std::byte* const> sources,
+                   std::byte* partial, std::int64_t count, DataType, ReduceOp, const ReduceScale&);
+
+/// The last stage: the result is that of one reduce() of the sources of all stages, bit for bit.
+/// @throws Error as reduce()
+void reduce_last(const std::byte* before, std::span<const std::byte* const> sources,
+                 std::byte* destination, std::int64_t count, DataType, ReduceOp,
+                 const ReduceScale&);
+
 /// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
 /// type's highest, ...).
 void fill_identity(std::byte* destination, std::int64_t count, DataType, ReduceOp);

@@ -176,6 +176,10 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job,
 template <class Format, ReduceOp op, bool scaled>
 void run_float(InstructionSet instructions, const Job& job) {
   const FloatPolicy<Format, op, scaled> policy(job.scale);
+  if (job.staged) {
+    run_stage(instructions, job, policy);
+    return;
+  }
 #if HVD_HAVE_AVX_VARIANTS
   if constexpr (std::is_same_v<Format, Float16>) {
     if (instructions == InstructionSet::kBaseline) {
@@ -212,6 +216,10 @@ void reduce_format(InstructionSet instructions, const Job& job) {
 }
 
 }  // namespace
+
+std::size_t partial_size_of_floating(DataType dtype) noexcept {
+  return dtype == DataType::kFloat64 ? sizeof(Float64::Accumulator) : sizeof(Float32::Accumulator);
+}
 
 void reduce_floating(InstructionSet instructions, const Job& job) {
   switch (job.dtype) {

@@ -97,18 +97,29 @@ struct ExtendedPolicy {
 };
 
 template <class T>
+using Wide = typename QuotientPolicy<T, ReduceOp::kSum>::Accumulator;
+
+bool only_divides(const ReduceScale& scale) noexcept {
+  return scale.prescale == 1.0 && scale.postscale == 1.0;
+}
+
+template <class T>
 void reduce_type(InstructionSet instructions, const Job& job) {
   const ReduceScale& scale = job.scale;
+  // What divides or is 80 bits wide does not vectorise.
+  const auto run_plainly = [&](const auto& policy) {
+    job.staged ? run_stage_baseline(job, policy) : run_baseline(job, policy);
+  };
   with_op(job.op, [&](auto op) {
     if (scale.identity()) {
-      run(instructions, job, PlainPolicy<T, op.value>{});
-    } else if (scale.prescale == 1.0 && scale.postscale == 1.0) {
-      run_baseline(job,
-                   QuotientPolicy<T, op.value>{scale.divisor});  // a division does not vectorise
+      const PlainPolicy<T, op.value> policy;
+      job.staged ? run_stage(instructions, job, policy) : run(instructions, job, policy);
+    } else if (only_divides(scale)) {
+      run_plainly(QuotientPolicy<T, op.value>{scale.divisor});
     } else {
-      run_baseline(job, ExtendedPolicy<T, op.value>{static_cast<long double>(scale.prescale),
-                                                    static_cast<long double>(scale.postscale),
-                                                    static_cast<long double>(scale.divisor)});
+      run_plainly(ExtendedPolicy<T, op.value>{static_cast<long double>(scale.prescale),
+                                              static_cast<long double>(scale.postscale),
+                                              static_cast<long double>(scale.divisor)});
     }
   });
 }
@@ -142,11 +153,24 @@ void reduce_integer(InstructionSet instructions, const Job& job) {
   }
 }
 
+std::size_t partial_size_of_integer(DataType dtype, const ReduceScale& scale) noexcept {
+  if (scale.identity()) {
+    return size_of(dtype);
+  }
+  if (!only_divides(scale)) {
+    return sizeof(long double);
+  }
+  return dtype == DataType::kInt64 ? sizeof(Wide<std::int64_t>) : sizeof(Wide<std::int32_t>);
+}
+
 void reduce_bool(InstructionSet instructions, const Job& job) {
+  const auto reduce_with_policy = [&](const auto& policy) {
+    job.staged ? run_stage(instructions, job, policy) : run(instructions, job, policy);
+  };
   if (job.op == ReduceOp::kSum || job.op == ReduceOp::kMax) {
-    run(instructions, job, BoolPolicy<true>{});
+    reduce_with_policy(BoolPolicy<true>{});
   } else {
-    run(instructions, job, BoolPolicy<false>{});
+    reduce_with_policy(BoolPolicy<false>{});
   }
 }
 

@@ -28,6 +28,9 @@ struct Job {
   DataType dtype;
   ReduceOp op;
   ReduceScale scale;
+  bool staged = false;                ///< one stage of a reduction; one destination
+  const std::byte* before = nullptr;  ///< what the stages before have come to; null at the first
+  bool partial = false;               ///< stages follow: the destination takes accumulators
 };
 
 /// The arguments are already checked, count > 0. Every instruction set gives the same bits (only
@@ -35,6 +38,9 @@ struct Job {
 void reduce_floating(InstructionSet, const Job&);
 void reduce_integer(InstructionSet, const Job&);
 void reduce_bool(InstructionSet, const Job&);
+/// The accumulator's size.
+std::size_t partial_size_of_floating(DataType) noexcept;
+std::size_t partial_size_of_integer(DataType, const ReduceScale&) noexcept;
 /// Any dtype. The entry for tests; reduce() checks and calls it.
 void reduce_with(InstructionSet, const Job&);
 
@@ -188,6 +194,69 @@ void run([[maybe_unused]] InstructionSet instructions, const Job& job, const Pol
   }
 #endif
   run_baseline(job, policy);
+}
+
+/// One stage of a reduction, block by block.
+template <class Policy>
+HVD_INLINE void stage_loop(const Job& job, const Policy policy) {
+  using Accumulator = typename Policy::Accumulator;
+  const std::byte* const* const sources = job.sources.data();
+  const std::size_t source_count = job.sources.size();
+  std::byte* const destination = job.destinations.data()[0];
+  alignas(64) Accumulator block[kBlock];
+  for (std::int64_t begin = 0; begin < job.count; begin += kBlock) {
+    const std::int64_t length = job.count - begin < kBlock ? job.count - begin : kBlock;
+    std::size_t source = 0;
+    if (job.before != nullptr) {
+      for (std::int64_t i = 0; i < length; ++i) {
+        block[i] = kernels::load<Accumulator>(job.before, begin + i);
+      }
+    } else {
+      const std::byte* const first = sources[source++];
+      for (std::int64_t i = 0; i < length; ++i) {
+        block[i] = policy.load(first, begin + i);
+      }
+    }
+    for (; source < source_count; ++source) {
+      const std::byte* const next = sources[source];
+      for (std::int64_t i = 0; i < length; ++i) {
+        block[i] = policy.combine(block[i], policy.load(next, begin + i));
+      }
+    }
+    if (job.partial) {
+      for (std::int64_t i = 0; i < length; ++i) {
+        store(destination, begin + i, block[i]);
+      }
+    } else {
+      for (std::int64_t i = 0; i < length; ++i) {
+        store(destination, begin + i, policy.finish(block[i]));
+      }
+    }
+  }
+}
+
+template <class Policy>
+void run_stage_baseline(const Job& job, const Policy& policy) {
+  stage_loop(job, policy);
+}
+
+#if HVD_HAVE_AVX_VARIANTS
+template <class Policy>
+HVD_TARGET_AVX2 void run_stage_avx2(const Job& job, const Policy& policy) {
+  stage_loop(job, policy);
+}
+#endif
+
+/// No variant for AVX-512: a stage waits for the network, not for this loop.
+template <class Policy>
+void run_stage([[maybe_unused]] InstructionSet instructions, const Job& job, const Policy& policy) {
+#if HVD_HAVE_AVX_VARIANTS
+  if (instructions != InstructionSet::kBaseline) {
+    run_stage_avx2(job, policy);
+    return;
+  }
+#endif
+  run_stage_baseline(job, policy);
 }
 
 template <ReduceOp op>

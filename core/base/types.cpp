@@ -102,7 +102,7 @@ std::string_view to_string(DeviceType type) noexcept {
   return "unknown";
 }
 
-std::string shape_to_string(const std::vector<std::int64_t>& shape) {
+std::string shape_to_string(std::span<const std::int64_t> shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (i > 0) {

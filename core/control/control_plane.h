@@ -52,6 +52,8 @@ class ControlPlane : public Peers {
   /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts
   /// cannot ring).
   virtual bool rung_by_all() const noexcept = 0;
+  /// poll() would find nothing, for certain: so the steady state needs no call of the transport.
+  virtual bool quiet() const noexcept = 0;
   /// This rank's bell.
   virtual Doorbell& doorbell() noexcept = 0;
 

@@ -11,7 +11,7 @@ constexpr std::uint64_t kShortLock = 4;  // steps
 constexpr std::uint64_t kMostPatience = 1024;
 
 bool lockable(const wire::Request& request) {
-  return request.process_set == 0 && !request.unnamed && request.kind != OpKind::kJoin && request.kind != OpKind::kAddProcessSet &&
+  return request.process_set == 0 && request.kind != OpKind::kJoin && request.kind != OpKind::kAddProcessSet &&
          request.kind != OpKind::kRemoveProcessSet;
 }
 
@@ -20,12 +20,19 @@ bool lockable(const wire::Request& request) {
 void ScheduleLock::enter(std::vector<AgreedBatch> schedule) {
   batches_.clear();
   places_.clear();
+  unnamed_places_.clear();
+  ++locks_;
   for (AgreedBatch& agreed : schedule) {
     for (std::size_t i = 0; i < agreed.operations.size(); ++i) {
-      places_.insert_or_assign(agreed.operations[i].request.name, Place{batches_.size(), i});
+      const SchedulePlace place{locks_, static_cast<std::uint32_t>(batches_.size()), static_cast<std::uint32_t>(i)};
+      if (agreed.operations[i].request.unnamed) {
+        unnamed_places_.push_back(place);
+      } else {
+        places_.insert_or_assign(agreed.operations[i].request.name, place);
+      }
     }
     const std::size_t operations = agreed.operations.size();
-    batches_.push_back({std::move(agreed), std::vector<bool>(operations), operations});
+    batches_.push_back({std::move(agreed), std::vector<std::uint8_t>(operations), operations});
   }
   locked_ = true;
   arrived_ = leaving_ = false;
@@ -34,13 +41,43 @@ void ScheduleLock::enter(std::vector<AgreedBatch> schedule) {
   ++position_;
 }
 
-void ScheduleLock::offer(const wire::Request& request) {
-  const auto place = request.process_set == 0 ? places_.find(request.name) : places_.end();
-  if (place == places_.end()) return leave_soon();
-  Batch& batch = batches_[place->second.batch];
-  if (batch.offered[place->second.index] || !(batch.agreed.operations[place->second.index].request == request)) return leave_soon();
-  batch.offered[place->second.index] = true;
+const wire::Request& ScheduleLock::planned(const SchedulePlace& place) const noexcept {
+  return batches_[place.batch].agreed.operations[place.index].request;
+}
+
+// The cache tells unnamed operations apart by their parameters alone, and a schedule has nothing twice: so has the lock.
+bool ScheduleLock::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
+  wire::Request asked = request;
+  for (const SchedulePlace& place : unnamed_places_) {
+    asked.name = planned(place).name;
+    asked.ordinal = planned(place).ordinal;
+    if (asked == planned(place)) {
+      known = place;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ScheduleLock::find(const wire::Request& request, SchedulePlace& known) const {
+  if (known.lock == locks_) return true;
+  if (request.process_set != 0) return false;
+  if (request.unnamed) return find_unnamed(request, known);
+  const auto place = places_.find(request.name);
+  if (place == places_.end() || !(planned(place->second) == request)) return false;
+  known = place->second;
+  return true;
+}
+
+bool ScheduleLock::offer(const wire::Request& request, SchedulePlace& known) {
+  if (!find(request, known) || batches_[known.batch].offered[known.index]) {
+    leave_soon();
+    return false;
+  }
+  Batch& batch = batches_[known.batch];
+  batch.offered[known.index] = 1;
   --batch.missing;
+  return true;
 }
 
 void ScheduleLock::arrive(bool leaving) noexcept {
@@ -71,17 +108,18 @@ ScheduleLock::Advance ScheduleLock::advance() {
   const bool ring = arrives && arrived_ && (all_here || somebody_leaves);
   if (somebody_leaves) {
     locked_ = false;
-    return {Outcome::kLeft, nullptr, ring};
+    return {Outcome::kLeft, 0, ring};
   }
-  if (!all_here) return {Outcome::kNothing, nullptr, ring};
-  Batch& batch = batches_[head_];
-  batch.offered.assign(batch.offered.size(), false);
+  if (!all_here) return {Outcome::kNothing, 0, ring};
+  const std::size_t run = head_;
+  Batch& batch = batches_[run];
+  batch.offered.assign(batch.offered.size(), 0);
   batch.missing = batch.offered.size();
   head_ = head_ + 1 == batches_.size() ? 0 : head_ + 1;
   ++position_;
   ++batches_run_;
   arrived_ = false;
-  return {Outcome::kRun, &batch.agreed, ring};
+  return {Outcome::kRun, run, ring};
 }
 
 void ScheduleLock::ask_others_to_leave() noexcept { words_[rank_]->asked.store(position_, std::memory_order_release); }

@@ -13,6 +13,13 @@
 
 namespace hvd::control {
 
+/// Where an operation stands in a locked schedule. Remembered by its owner, so that it is found again without a search.
+struct SchedulePlace {
+  std::uint64_t lock = 0;  ///< counts the locks entered; 0: in none
+  std::uint32_t batch = 0;
+  std::uint32_t index = 0;
+};
+
 /// The steady state: all ranks repeat the batches that they have agreed on once, without negotiating. One rank's side.
 ///
 /// Positions count batches, from 1, through all locks of a job. At each position a rank arrives: ready, when all operations of the batch
@@ -29,8 +36,8 @@ class ScheduleLock {
   enum class Outcome { kNothing, kRun, kLeft };
   struct Advance {
     Outcome outcome = Outcome::kNothing;
-    const AgreedBatch* batch = nullptr;  ///< kRun: what all ranks run now
-    bool ring = false;                   ///< the others have something to do
+    std::size_t batch = 0;  ///< kRun: which of the schedule all ranks run now
+    bool ring = false;      ///< the others have something to do
   };
 
   /// @param words of every rank, or none where ranks do not share memory: there is no lock then
@@ -41,7 +48,9 @@ class ScheduleLock {
   /// All ranks repeat these from now on. @pre !locked(), and nothing is in a batch twice
   void enter(std::vector<AgreedBatch> schedule);
   /// An operation has been submitted. If it is not what comes in this schedule, this rank leaves.
-  void offer(const wire::Request&);
+  /// @param known what this returned for an equal request before; is brought up to date
+  /// @return whether it has its place in the schedule, and waits there
+  bool offer(const wire::Request&, SchedulePlace& known);
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
   /// This rank waits for what it has not offered itself.
@@ -53,17 +62,17 @@ class ScheduleLock {
   /// Batches run in this lock or, if it has been left, in the last one.
   std::uint64_t batches_run() const noexcept { return batches_run_; }
   std::size_t batches() const noexcept { return batches_.size(); }
+  const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
 
  private:
   struct Batch {
     AgreedBatch agreed = {};
-    std::vector<bool> offered = {};
+    std::vector<std::uint8_t> offered = {};
     std::size_t missing = 0;
   };
-  struct Place {
-    std::size_t batch = 0;
-    std::size_t index = 0;
-  };
+  bool find(const wire::Request&, SchedulePlace&) const;
+  bool find_unnamed(const wire::Request&, SchedulePlace&) const;
+  const wire::Request& planned(const SchedulePlace&) const noexcept;
   void arrive(bool leaving) noexcept;
   bool asked_to_leave() const noexcept;
 
@@ -76,7 +85,9 @@ class ScheduleLock {
   std::uint64_t batches_run_ = 0;
   std::size_t head_ = 0;
   std::vector<Batch> batches_;
-  std::unordered_map<std::string, Place> places_;  // by name
+  std::uint64_t locks_ = 0;  // entered so far
+  std::unordered_map<std::string, SchedulePlace> places_;  // by name
+  std::vector<SchedulePlace> unnamed_places_;
 };
 
 /// When to lock, decided by the coordinator. A schedule is what the plans between two uses of the same name have brought.

@@ -44,6 +44,7 @@ class LocalControlPlane final : public control::ControlPlane {
     return !own.queue.empty();  // mail that has not arrived yet rings no bell when it does
   }
   bool rung_by_all() const noexcept override { return true; }
+  bool quiet() const noexcept override { return !busy(); }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
 
   LockWords* lock_words(int rank) noexcept override { return &mailbox(rank).lock; }

@@ -21,6 +21,7 @@ struct alignas(64) HostBoard::Header {
 
 struct alignas(128) HostBoard::Slot {
   alignas(128) Doorbell bell;
+  std::atomic<std::uint64_t> mail;  ///< messages that have been sent to this slot's rank; beside the bell, which is rung for each
   alignas(128) LockWords lock;
   alignas(128) std::atomic<std::int64_t> beat;
   std::atomic<std::uint32_t> left;
@@ -64,6 +65,8 @@ HostBoard HostBoard::attach(const std::string& name, int slots) {
 }
 
 Doorbell& HostBoard::bell(int index) noexcept { return slot(index).bell; }
+
+std::atomic<std::uint64_t>& HostBoard::mail(int index) noexcept { return slot(index).mail; }
 
 LockWords& HostBoard::lock_words(int index) noexcept { return slot(index).lock; }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,7 +54,10 @@ class HostBoard {
   int slots() const noexcept { return slots_; }
   Doorbell& bell(int slot) noexcept;
   LockWords& lock_words(int slot) noexcept;
+  /// Counts the messages that have been sent to the slot's rank.
+  std::atomic<std::uint64_t>& mail(int slot) noexcept;
   Doorbell& own_bell() noexcept { return bell(own_); }
+  std::uint64_t own_mail() noexcept { return mail(own_).load(std::memory_order_acquire); }
   void beat(TimePoint now) noexcept;
   void farewell() noexcept;
   /// This process fails because it has lost a world rank, and may end at any time. The text is cut off after some hundred bytes.

@@ -49,6 +49,7 @@ class MpiControlPlane final : public control::ControlPlane {
 
   bool busy() const noexcept override { return receiving_ != nullptr || !sends_.empty() || !loopback_.empty(); }
   bool rung_by_all() const noexcept override { return world_->rung_by_all(); }
+  bool quiet() const noexcept override { return rung_by_all() && !busy() && world_->mail_empty(); }
 
   LockWords* lock_words(int rank) noexcept override { return world_->lock_words(rank); }
 
@@ -106,6 +107,7 @@ void MpiControlPlane::deliver(int to, std::span<const std::byte> message) {
     return;
   }
   sends_.send(message, {&to, 1}, kTag);
+  world_->announce(to);
   ring(to);
 }
 
@@ -118,7 +120,10 @@ void MpiControlPlane::publish(std::span<const std::byte> message) {
 void MpiControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
   require_within_limit(message.size(), "sending from", rank());
   sends_.send(message, ranks, kTag);
-  for (const int to : ranks) ring(to);
+  for (const int to : ranks) {
+    world_->announce(to);
+    ring(to);
+  }
 }
 
 void MpiControlPlane::send(int to, std::span<const std::byte> message) {
@@ -171,6 +176,7 @@ std::optional<control::Message> MpiControlPlane::poll() {
   if (!done) return std::nullopt;
   control::Message message = std::move(receiving_->message);
   receiving_.reset();
+  world_->note_received();
   return message;
 }
 

@@ -167,16 +167,25 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
   if (wanted && slot == 0) try_board(HostBoard::create);
   exchange();
   const BoardReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
-  shared_memory_free_ = makers.free_bytes;
   if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(HostBoard::attach);
   exchange();
   if (board != nullptr) board->unlink();
 
-  const char* failure = "";
-  for (const int rank : local_ranks_) {
+  // A rank that is alone on its host needs no board that others share.
+  std::vector<const char*> failure_of_host(topology_.host_names.size(), "");
+  std::vector<int> ranks_of_host(topology_.host_names.size(), 0);
+  free_of_host_.assign(topology_.host_names.size(), 0);
+  for (int rank = 0; rank < topology_.size; ++rank) {
+    const auto host = static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)]);
     const BoardReport& report = all[static_cast<std::size_t>(rank)];
-    if (report.failure[0] != '\0' && failure[0] == '\0') failure = report.failure;
+    if (++ranks_of_host[host] == 1) free_of_host_[host] = report.free_bytes;
+    if (failure_of_host[host][0] == '\0') failure_of_host[host] = report.failure;
   }
+  all_boards_shared_ = true;
+  for (std::size_t host = 0; host < ranks_of_host.size(); ++host) {
+    all_boards_shared_ = all_boards_shared_ && (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
+  }
+  const char* const failure = failure_of_host[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(topology_.rank)])];
   if (slots > 1 && failure[0] == '\0') {
     board_ = std::move(board);
     board_->watch_others(now());
@@ -196,6 +205,10 @@ void MpiWorld::ring(int world_rank) noexcept {
   if (!board_shared_ || world_rank < 0 || world_rank >= topology_.size) return;
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
   if (slot >= 0) board_->bell(slot).ring();
+}
+
+void MpiWorld::announce(int world_rank) noexcept {
+  if (rung_by_all()) board_->mail(slot_of_rank_[static_cast<std::size_t>(world_rank)]).fetch_add(1, std::memory_order_release);
 }
 
 LockWords* MpiWorld::lock_words(int world_rank) noexcept {

@@ -42,8 +42,12 @@ class MpiWorld {
 
   /// All ranks of this host share the board. When false they poll: see rung_by_all().
   bool board_shared() const noexcept { return board_shared_; }
-  /// Room in the /dev/shm of this host when the job began, in bytes, as its first rank found it.
-  std::uint64_t shared_memory_free() const noexcept { return shared_memory_free_; }
+  /// The ranks of every host share its board. The same on every rank.
+  bool all_boards_shared() const noexcept { return all_boards_shared_; }
+  /// Room in the /dev/shm of the host of this rank when the job began, in bytes, as the host's first rank found it. The same on every rank.
+  std::uint64_t shared_memory_free(int world_rank) const noexcept {
+    return free_of_host_[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];
+  }
   /// Every rank of the job can ring this one.
   bool rung_by_all() const noexcept { return board_shared_ && topology_.local_size == topology_.size; }
   /// Begins the names of what the ranks of this host share; no other job has the same.
@@ -55,6 +59,12 @@ class MpiWorld {
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
   /// Wakes a rank of this host; no effect on others.
   void ring(int world_rank) noexcept;
+  /// A message is on its way to that rank, which will know of it if it is on this host.
+  void announce(int world_rank) noexcept;
+  /// One that was announced has been received here.
+  void note_received() noexcept { ++mail_received_; }
+  /// All that was announced has been received. @pre rung_by_all()
+  bool mail_empty() const noexcept { return board_->own_mail() == mail_received_; }
 
   /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, while a job begins.
   /// @throws PeerLostError when not every rank has arrived in time.
@@ -80,7 +90,9 @@ class MpiWorld {
   std::string board_name_;          ///< agreed by the ranks of this host
   std::unique_ptr<HostBoard> board_;
   bool board_shared_ = false;
-  std::uint64_t shared_memory_free_ = 0;
+  bool all_boards_shared_ = false;
+  std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology
+   std::uint64_t mail_received_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
 };

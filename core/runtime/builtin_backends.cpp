@@ -24,6 +24,7 @@
 #include "backend/nccl/nccl_library.h"
 #endif
 #if HVD_HAVE_MPI
+#include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_control_plane.h"
@@ -121,11 +122,11 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, std::span<const Gpu
     return;
   }
 #if HVD_HAVE_NCCL
-  // The id of a communicator goes over the best channel for the host's memory.
+  // The id of a communicator, and later the splits of an alltoall, go over the best channel for the host's memory that has both.
   const nccl::OpenHostChannel open_host = [backends = job.backends, topology](const ChannelSpec& spec, Peers& peers) {
-    Collective broadcast;
-    broadcast.kind = OpKind::kBroadcast;
-    const auto better = [&](const auto& a, const auto& b) { return a->score(topology, spec, broadcast) < b->score(topology, spec, broadcast); };
+    Collective exchange;
+    exchange.kind = OpKind::kAlltoall;
+    const auto better = [&](const auto& a, const auto& b) { return a->score(topology, spec, exchange) < b->score(topology, spec, exchange); };
     return (*std::max_element(backends.begin(), backends.end(), better))->open(spec, peers);
   };
   nccl::NcclOptions nccl_options;
@@ -155,12 +156,34 @@ namespace {
 bool room_for_shm(const mpi::MpiWorld& world) {
   const Topology& topology = world.topology();
   const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
-  if (topology.local_size < 2 || world.shared_memory_free() >= wanted) return true;
+  const std::uint64_t free = world.shared_memory_free(topology.rank);
+  if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
-    HVD_LOG(kWarning) << "/dev/shm has " << world.shared_memory_free() << " bytes left, expected " << wanted
+    HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
                       << " for the shm backend; using MPI between the ranks of this host, which is slower (docker: --shm-size)";
   }
   return false;
+}
+
+/// All ranks decide the same, as they look at the same numbers: one host without room is enough to do without.
+bool room_for_hierarchical(const mpi::MpiWorld& world) {
+  const Topology& topology = world.topology();
+  if (topology.host_names.size() < 2 || !world.all_boards_shared()) return false;
+  std::vector<int> ranks_of_host(topology.host_names.size(), 0);
+  for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const int local_size = ranks_of_host[static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)])];
+    if (local_size < 2) continue;
+    const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) + hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
+    if (world.shared_memory_free(rank) >= wanted) continue;
+    if (topology.rank == 0) {
+      HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has " << world.shared_memory_free(rank) << " bytes left, expected "
+                        << wanted << " for the hierarchical backend; using MPI between all ranks of process sets on several hosts, "
+                        << "which is slower (docker: --shm-size)";
+    }
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -178,6 +201,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   job.control = mpi::make_mpi_control_plane(world);
   job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
   if (world->board_shared() && room_for_shm(*world)) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*world)) job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   const Gpu gpu = inspect_gpu(options, world->topology().local_rank);
@@ -213,6 +237,7 @@ std::vector<std::string_view> backend_names() {
       "shm",
 #if HVD_HAVE_MPI
       "mpi",
+      "hierarchical",
 #endif
 #if HVD_HAVE_NCCL
       "nccl",

@@ -113,7 +113,7 @@ void init(const Options& options) {
     std::atexit(runtime::leave_at_exit);
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
-                 << " of " << topology.local_size;
+                 << " of " << topology.local_size << ", " << runtime::describe(created->pace(), topology.local_size);
   process.dump_signal.emplace(*created);
   process.last_words.emplace(*created);
   const std::lock_guard publish(process.mutex);
@@ -173,13 +173,21 @@ std::int64_t run(Submission submission) {
 }  // namespace
 
 Operation submit(Submission submission, Progress progress) {
-  std::vector<Submission> one;
-  one.push_back(std::move(submission));
-  return runtime::current_runtime()->submit(std::move(one), progress).front();
+  Operation handle;
+  runtime::current_runtime()->submit(std::span(&submission, 1), std::span(&handle, 1), progress);
+  return handle;
 }
 
 std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress progress) {
-  return runtime::current_runtime()->submit(std::move(submissions), progress);
+  return runtime::current_runtime()->submit(submissions, progress);
+}
+
+void submit_all(std::span<const Submission> submissions, std::span<Operation> handles, Progress progress) {
+  if (submissions.size() != handles.size()) {
+    throw UsageError("submit_all: expected as many handles as submissions, got " + std::to_string(handles.size()) + " for " +
+                     std::to_string(submissions.size()));
+  }
+  runtime::current_runtime()->submit(submissions, handles, progress);
 }
 
 void barrier(const ProcessSet& process_set) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "base/log.h"
@@ -11,7 +12,6 @@
 namespace hvd::runtime {
 namespace {
 
-constexpr unsigned kRoundsAfterSending = 16;
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
 // How long silence lasts before it is a loss: so much less than the time promised that noticing and telling fit into the rest.
@@ -110,13 +110,9 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
 
 Engine::~Engine() = default;
 
-void Engine::enqueue(std::vector<OperationPtr> operations) {
+void Engine::enqueue(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mutex_);
-  if (submitted_.empty()) {
-    submitted_ = std::move(operations);
-  } else {
-    std::move(operations.begin(), operations.end(), std::back_inserter(submitted_));
-  }
+  submitted_.insert(submitted_.end(), operations.begin(), operations.end());
   has_submissions_.store(true, std::memory_order_release);
 }
 
@@ -138,6 +134,7 @@ Status Engine::failure() const {
 
 bool Engine::step() noexcept {
   bool moved = false;
+  now_ = clock_.now();
   try {
     if (has_outside_failure_.load(std::memory_order_acquire) && !failed()) fail(*outside_failure_, true);
     if (failed()) {
@@ -165,21 +162,23 @@ bool Engine::step() noexcept {
 
 bool Engine::take_submissions() {
   if (!has_submissions_.load(std::memory_order_acquire)) return false;
-  std::vector<OperationPtr> taken;
   {
     const std::lock_guard lock(mutex_);
-    taken.swap(submitted_);
+    taken_.swap(submitted_);
     has_submissions_.store(false, std::memory_order_relaxed);
   }
-  for (auto next = taken.begin(); next != taken.end(); ++next) {
+  for (std::size_t next = 0; next < taken_.size(); ++next) {
     try {
-      begin(*next);
+      begin(taken_[next]);
     } catch (...) {
-      enqueue({next, taken.end()});  // they end with the cause
+      enqueue(std::span(taken_).subspan(next));  // they end with the cause
+      taken_.clear();
       throw;
     }
   }
-  return !taken.empty();
+  const bool moved = !taken_.empty();
+  taken_.clear();
+  return moved;
 }
 
 void Engine::begin(const OperationPtr& operation) {
@@ -193,10 +192,8 @@ void Engine::begin(const OperationPtr& operation) {
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
-  if (lock_.locked()) {
-    lock_.offer(operation->request);
-    lock_moved_at_ = clock_.now();
-  }
+  if (lock_.locked()) lock_moved_at_ = now_;
+  if (lock_.locked() && offer(operation)) return;
   outstanding_.emplace(key_of(operation->request.process_set, operation->request.name), operation);
 }
 
@@ -204,7 +201,6 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
   counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
   control_->send(rank, bytes);
-  rounds_to_poll_ = kRoundsAfterSending;
 }
 
 bool Engine::run_locked() {
@@ -216,37 +212,62 @@ bool Engine::run_locked() {
     if (next.ring) ring_others();
     if (next.outcome == control::ScheduleLock::Outcome::kNothing) break;
     moved = true;
-    lock_moved_at_ = clock_.now();
+    lock_moved_at_ = now_;
     if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
       leave_lock();
-    } else {
-      counters_.locked_operations.fetch_add(next.batch->operations.size(), std::memory_order_relaxed);
-      start(*next.batch);
+      break;
     }
+    const std::shared_ptr<Job>& job = locked_jobs_[next.batch];
+    counters_.locked_operations.fetch_add(job->agreed().size(), std::memory_order_relaxed);
+    executor_.start(job);
+    locked_waiting_ -= job->agreed().size();
   }
   return moved;
 }
 
+/// @return whether it now waits in its place of the schedule
+bool Engine::offer(const OperationPtr& operation) {
+  if (!lock_.offer(operation->request, operation->place)) return false;
+  locked_jobs_[operation->place.batch]->put(operation->place.index, operation);
+  ++locked_waiting_;
+  return true;
+}
+
 void Engine::enter_lock(std::vector<control::AgreedBatch> schedule) {
   HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
+  locked_jobs_.clear();
+  for (const control::AgreedBatch& batch : schedule) locked_jobs_.push_back(executor_.prepare(batch));
   lock_.enter(std::move(schedule));
-  lock_moved_at_ = clock_.now();
-  for (const OperationPtr& operation : outstanding_in_order()) lock_.offer(operation->request);
+  lock_moved_at_ = now_;
+  for (const OperationPtr& operation : outstanding_in_order()) {
+    if (offer(operation)) take_outstanding(operation->request.process_set, operation->request.name);
+  }
 }
 
 // What has not run is negotiated as if it had been submitted just now.
 void Engine::leave_lock() {
   HVD_LOG(kDebug) << "left the lock after " << lock_.batches_run() << " batches";
   if (coordinator_) coordinator_->note_lock_left(lock_.batches_run());
-  for (const OperationPtr& operation : outstanding_in_order()) {
+  const std::vector<OperationPtr> operations = outstanding_in_order();
+  locked_jobs_.clear();
+  locked_waiting_ = 0;
+  for (const OperationPtr& operation : operations) {
+    outstanding_.emplace(key_of(operation->request.process_set, operation->request.name), operation);
     const auto error = negotiator_.submit(operation->request);
     if (error) end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);
   }
 }
 
+// Those that wait for other ranks, not those that run.
 std::vector<OperationPtr> Engine::outstanding_in_order() const {
   std::vector<OperationPtr> operations;
   for (const auto& [key, operation] : outstanding_) operations.push_back(operation);
+  for (const auto& job : locked_jobs_) {
+    if (job->started) continue;
+    for (const OperationPtr& operation : job->operations()) {
+      if (operation) operations.push_back(operation);
+    }
+  }
   std::sort(operations.begin(), operations.end(), [](const auto& a, const auto& b) { return a->order < b->order; });
   return operations;
 }
@@ -259,13 +280,13 @@ void Engine::ring_others() noexcept {
 
 // Another thread of the program might be about to submit what is missing; then a few steps are negotiated for nothing.
 bool Engine::note_blocked() noexcept {
-  if (!lock_.lacks_own() || outstanding_.empty() || executor_.active()) return false;
+  if (!lock_.lacks_own() || !waits_for_others() || executor_.active()) return false;
   lock_.leave_soon();
   return true;
 }
 
 bool Engine::watch_lock(TimePoint now) {
-  if (!lock_.locked() || outstanding_.empty() || now - lock_moved_at_ < lock_patience(options_)) return false;
+  if (!lock_.locked() || !waits_for_others() || now - lock_moved_at_ < lock_patience(options_)) return false;
   lock_moved_at_ = now;
   if (lock_.lacks_own()) {
     lock_.leave_soon();
@@ -292,23 +313,8 @@ bool Engine::send_report() {
   return true;
 }
 
-// Looking for messages costs more than all the rest of an idle round, so it is done when the bell has rung; and now and then all the same,
-// for a transport that delivers after it rings, and for some rounds after something was sent, for one that goes on sending when it is asked.
-bool Engine::worth_polling() noexcept {
-  constexpr unsigned kRoundsWithoutPolling = 8;
-  const std::uint32_t ticket = control_->doorbell().ticket();
-  if (rounds_to_poll_ > 0) {
-    --rounds_to_poll_;
-  } else if (control_->rung_by_all() && ticket == polled_ticket_ && !control_->busy() && ++rounds_not_polled_ < kRoundsWithoutPolling) {
-    return false;
-  }
-  polled_ticket_ = ticket;
-  rounds_not_polled_ = 0;
-  return true;
-}
-
 bool Engine::receive() {
-  if (!worth_polling()) return false;
+  if (control_->quiet()) return false;
   bool moved = false;
   while (const auto message = control_->poll()) {
     counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
@@ -383,7 +389,6 @@ void Engine::publish(const wire::Bytes& plan) {
   counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
   aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
-  rounds_to_poll_ = kRoundsAfterSending;
 }
 
 void Engine::apply(const wire::Plan& plan) {
@@ -428,8 +433,8 @@ void Engine::start(control::AgreedBatch batch) {
 }
 
 bool Engine::coordinate() {
-  if (!coordinator_) return false;
-  const auto plan = coordinator_->decide_encoded(clock_.now(), executor_.in_flight());
+  if (!coordinator_ || lock_.locked()) return false;  // a locked rank has reported nothing, and a plan needs all
+  const auto plan = coordinator_->decide_encoded(now_, executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
   if (aggregator_) send(control_->rank(), *plan);
@@ -443,7 +448,7 @@ bool Engine::waiting(TimePoint now) const noexcept {
 
 // What happens by the clock: signs of life, looking after peers, stalls.
 bool Engine::keep_house() {
-  const TimePoint now = clock_.now();
+  const TimePoint now = now_;
   const bool leaves = watch_lock(now);
   const bool is_waiting = waiting(now);
   const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
@@ -468,8 +473,7 @@ void Engine::watch_peers(TimePoint now, bool is_waiting) {
     }
   }
   const auto actions = liveness_.check(now, is_waiting);
-  const wire::Bytes ping = wire::encode(wire::Ping{});
-  for (const int rank : actions.ping) send(rank, ping);
+  for (const int rank : actions.ping) send(rank, wire::encode(wire::Ping{}));
   if (actions.lost) {
     const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(silence_limit(options_));
     lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
@@ -480,7 +484,8 @@ void Engine::lose(int rank, const std::string& cause) {
   std::string text = "lost rank " + std::to_string(rank) + " (host " + control_->topology().host_name(rank) + "): " + cause +
                      "; noticed by rank " + std::to_string(control_->rank());
   std::string waits_for = executor_.first_active();
-  if (waits_for.empty() && !outstanding_.empty()) waits_for = control::describe(outstanding_.begin()->second->request);
+  const std::vector<OperationPtr> outstanding = outstanding_in_order();
+  if (waits_for.empty() && !outstanding.empty()) waits_for = control::describe(outstanding.front()->request);
   if (!waits_for.empty()) text += " while waiting for " + waits_for;
   throw PeerLostError(text, rank);
 }
@@ -516,7 +521,10 @@ void Engine::end_outstanding(const Status& status) noexcept {
     taken.swap(submitted_);
     has_submissions_.store(false, std::memory_order_relaxed);
   }
-  for (auto& [key, operation] : std::exchange(outstanding_, {})) taken.push_back(operation);
+  for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
+  outstanding_.clear();
+  locked_jobs_.clear();
+  locked_waiting_ = 0;
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }
 
@@ -548,7 +556,7 @@ bool Engine::needs_polling() const noexcept {
 Duration Engine::time_to_deadline() const noexcept {
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
-  if (lock_.locked() && !outstanding_.empty()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
+  if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);

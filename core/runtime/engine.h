@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -41,7 +42,7 @@ class Engine {
   ~Engine();
 
   // --- any thread ---
-  void enqueue(std::vector<OperationPtr>);
+  void enqueue(std::span<const OperationPtr>);
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   /// Records a failure that was seen outside step(); the next step() acts on it.
   void fail_from_outside(Status);
@@ -63,9 +64,11 @@ class Engine {
   /// Something is under way that no doorbell announces.
   bool needs_polling() const noexcept;
   /// Data or control messages are being moved right now.
-  bool transferring() const noexcept { return executor_.active() || control_->busy(); }
+  bool transferring() const noexcept { return executor_.needs_polling() || control_->busy(); }
   /// This rank waits for something or works on something.
-  bool busy() const noexcept { return !outstanding_.empty() || executor_.active() || !executor_.device_queue().empty() || (shutdown_requested_ && !shut_down_); }
+  bool busy() const noexcept {
+    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() || (shutdown_requested_ && !shut_down_);
+  }
   /// How long nothing will happen without a ring.
   Duration time_to_deadline() const noexcept;
   /// Ends what is left, after shut_down() or failed().
@@ -81,6 +84,8 @@ class Engine {
   bool take_submissions();
   void begin(const OperationPtr&);
   bool run_locked();
+  bool offer(const OperationPtr&);
+  bool waits_for_others() const noexcept { return locked_waiting_ > 0 || !outstanding_.empty(); }
   void enter_lock(std::vector<control::AgreedBatch> schedule);
   void leave_lock();
   /// True when this rank now leaves the lock.
@@ -88,7 +93,6 @@ class Engine {
   void ring_others() noexcept;
   std::vector<OperationPtr> outstanding_in_order() const;
   bool send_report();
-  bool worth_polling() noexcept;
   bool receive();
   void handle(const control::Message&);
   void take_in(int source, const wire::Report&);
@@ -133,17 +137,18 @@ class Engine {
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
   control::ScheduleLock lock_;
+  std::vector<std::shared_ptr<Job>> locked_jobs_;  // by number of the batch, while locked
+  std::size_t locked_waiting_ = 0;                 // operations that wait in those that have not started
   TimePoint lock_moved_at_{};  // when the lock last ran a batch or was offered an operation
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   std::optional<control::Aggregator> aggregator_;  // inner ranks of a tree
   control::Liveness liveness_;
   Executor executor_;
-  std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name
+  std::vector<OperationPtr> taken_;                            // from submitted_, empty between steps
+  std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
+  TimePoint now_{};  // when this step() began
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
-  std::uint32_t polled_ticket_ = 0;  // of the bell, when messages were looked for last
-  unsigned rounds_not_polled_ = 0;
-  unsigned rounds_to_poll_ = 0;
   TimePoint last_plan_at_{};
   TimePoint next_housekeeping_{};
   TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits

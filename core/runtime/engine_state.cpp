@@ -37,7 +37,7 @@ std::string Engine::state_text() const {
   };
   std::vector<Told> told;
   for (auto& [operation, state] : executor_.running()) told.push_back({operation, state});
-  for (const auto& [key, operation] : outstanding_) told.push_back({operation, "waits for other ranks"});
+  for (const OperationPtr& operation : outstanding_in_order()) told.push_back({operation, "waits for other ranks"});
   {
     const std::lock_guard lock(mutex_);
     for (const auto& operation : submitted_) told.push_back({operation, "submitted"});

@@ -1,8 +1,8 @@
 #include "runtime/executor.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "control/validator.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -40,19 +40,44 @@ Executor::Executor(Environment environment, std::vector<std::shared_ptr<Backend>
 // What a device may still be at work on outlives this.
 Executor::~Executor() { device_queue_.abandon(); }
 
-void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
-  if (wire::only_agrees(batch.operations.front().request.kind)) {
-    for (std::size_t i = 0; i < operations.size(); ++i) {
-      operations[i]->set_result(batch.operations[i].result);
-      finish_(operations[i], {}, nullptr, false);
-    }
-    return;
+void JobQueue::push(std::shared_ptr<Job> job) {
+  if (head_ > 0 && (empty() || jobs_.size() == jobs_.capacity())) {
+    jobs_.erase(jobs_.begin(), jobs_.begin() + static_cast<std::ptrdiff_t>(head_));
+    head_ = 0;
   }
-  auto job = std::make_unique<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
-  job->agreed_at = environment_.clock.now();
-  Lane& lane = job->on_device() ? device_lane_for(*job) : lane_for(*job);
-  if (lane.ordered) job->device_order = device_jobs_++;
-  lane.queue.push_back(std::move(job));
+  jobs_.push_back(std::move(job));
+}
+
+std::shared_ptr<Job> JobQueue::pop() noexcept { return std::move(jobs_[head_++]); }
+
+void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
+  if (!wire::only_agrees(batch.operations.front().request.kind)) {
+    const auto job = std::make_shared<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
+    job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
+    return start(job);
+  }
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    operations[i]->set_result(batch.operations[i].result);
+    finish_(operations[i], {}, nullptr, false);
+  }
+}
+
+std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
+  auto job = std::make_shared<Job>(std::move(batch), environment_.topology.rank);
+  if (!wire::only_agrees(job->request().kind)) job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
+  return job;
+}
+
+void Executor::start(const std::shared_ptr<Job>& job) {
+  if (job->lane == nullptr) {  // nothing is to be moved
+    for (const OperationPtr& operation : job->operations()) finish_(operation, {}, nullptr, false);
+    return job->let_go();
+  }
+  if (job->lane->ordered) job->device_order = device_jobs_++;
+  job->lane->queue.push(job);
+  job->agreed_at = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
+  job->launched_at = {};
+  job->started = true;
   ++in_flight_;
 }
 
@@ -90,7 +115,11 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
 
 Executor::Lane& Executor::lane_for(const Job& job) {
   Collective collective = job.collective();
-  if (collective.op == ReduceOp::kAdasum) collective.op = ReduceOp::kSum;  // it is made of what backends have
+  if (collective.op == ReduceOp::kAdasum) {
+    // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What has the first has the others.
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
   Backend& backend = choose_backend(job.spec(), collective);
   Lane& lane = lanes_[{job.spec().process_set, std::string(backend.name())}];
   if (!lane.channel) {
@@ -119,9 +148,9 @@ bool Executor::progress() {
 bool Executor::progress(Lane& lane) {
   bool moved = false;
   while (!lane.queue.empty()) {
-    Job& job = *lane.queue.front();
+    Job& job = lane.queue.front();
     try {
-      if (job.launched_at == TimePoint{}) {
+      if (!job.launched) {
         if (lane.device && !device_may_launch(lane, job)) return moved;
         launch(lane, job);
         moved = true;
@@ -129,11 +158,11 @@ bool Executor::progress(Lane& lane) {
       if (job.work && !job.work->progress()) return moved || job.work->moved();
       complete(lane, job);
     } catch (const PeerLostError& error) {
-      throw PeerLostError(control::describe(job.request()) + ": " + error.what(), error.rank());
+      throw PeerLostError(job.title() + ": " + error.what(), error.rank());
     } catch (const std::exception& error) {
-      throw Error(control::describe(job.request()) + ": " + error.what());
+      throw Error(job.title() + ": " + error.what());
     }
-    lane.queue.pop_front();
+    lane.queue.pop();
     --in_flight_;
     moved = true;
   }
@@ -141,13 +170,19 @@ bool Executor::progress(Lane& lane) {
 }
 
 void Executor::launch(Lane& lane, Job& job) {
-  job.launched_at = environment_.clock.now();
+  job.launched = true;
+  if (environment_.timeline.on()) job.launched_at = environment_.clock.now();
   if (lane.device) {
     job.work = launch_on_device(lane, job);
     return;
   }
   job.prepare(buffers_);
   if (job.nothing_to_move()) return;
+  if (job.last_work && job.last_work->again(job.in(), job.out())) {
+    environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    job.work = std::move(job.last_work);
+    return;
+  }
   const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     return lane.channel->launch(collective, in, out);
@@ -164,11 +199,17 @@ void Executor::launch(Lane& lane, Job& job) {
 void Executor::complete(Lane& lane, Job& job) {
   if (!lane.device) job.unpack();
   const EventPtr output_ready = job.work ? job.work->output_ready() : nullptr;
-  job.work.reset();
-  if (lane.ordered) ++device_completed_;
   if (output_ready) device_queue_.add(*lane.channel, job, output_ready);
-  if (environment_.timeline.on()) record(lane, job);
+  if (lane.ordered) ++device_completed_;
+  if (job.repeated() && !lane.device) {
+    job.last_work = std::move(job.work);
+  } else {
+    job.work.reset();
+  }
+  if (environment_.timeline.on() && job.launched_at != TimePoint{}) record(lane, job);
   for (const OperationPtr& operation : job.operations()) finish_(operation, {}, output_ready, false);
+  job.started = job.launched = false;
+  job.let_go();
 }
 
 void Executor::record(const Lane& lane, const Job& job) {
@@ -178,16 +219,22 @@ void Executor::record(const Lane& lane, const Job& job) {
   const std::string detail =
       lane.backend + ", " + std::to_string(job.agreed().size()) + " tensors, " + std::to_string(job.out().size()) + " bytes";
   for (std::size_t i = 0; i < job.agreed().size(); ++i) {
-    const std::string& name = job.agreed()[i].request.name;
+    const std::string& name = (job.operations().empty() ? job.agreed()[i].request : job.operations()[i]->request).name;
     if (!job.operations().empty()) writer->span(name, "NEGOTIATE", job.operations()[i]->submitted, job.agreed_at);
     writer->span(name, "QUEUE", job.agreed_at, job.launched_at);
     writer->span(name, phase_of(job.request().kind), job.launched_at, now, detail);
   }
 }
 
+bool Executor::needs_polling() const noexcept {
+  return active() && std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) {
+           return !entry.second.queue.empty() && entry.second.channel->needs_polling();
+         });
+}
+
 std::string Executor::first_active() const {
   for (const auto& [key, lane] : lanes_) {
-    if (!lane.queue.empty()) return control::describe(lane.queue.front()->request());
+    if (!lane.queue.empty()) return lane.queue.front().title();
   }
   return {};
 }
@@ -195,7 +242,7 @@ std::string Executor::first_active() const {
 std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
   for (const auto& [key, lane] : lanes_) {
-    for (const auto& job : lane.queue) {
+    for (const auto& job : lane.queue.jobs()) {
       const std::string state = (job->work ? "runs on " : "agreed, queued for ") + lane.backend;
       for (const OperationPtr& operation : job->operations()) found.emplace_back(operation, state);
     }
@@ -206,11 +253,14 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
 void Executor::abort(const Status& status) noexcept {
   for (auto& [key, lane] : lanes_) {
     if (lane.channel) lane.channel->abort();
-    for (auto& job : std::exchange(lane.queue, {})) {
+    while (!lane.queue.empty()) {
+      const std::shared_ptr<Job> job = lane.queue.pop();
       const bool launched = job->work != nullptr;
       job->work.reset();
       if (launched) job->abandon_buffers();  // those on a device go with the work, and stay allocated
       for (const OperationPtr& operation : job->operations()) finish_(operation, status, nullptr, launched);
+      job->started = job->launched = false;
+      job->let_go();
     }
   }
   in_flight_ = 0;

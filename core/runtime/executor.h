@@ -1,10 +1,10 @@
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +21,32 @@
 #include "runtime/timeline_slot.h"
 
 namespace hvd::runtime {
+
+/// First in, first out. Keeps its memory.
+class JobQueue {
+ public:
+  bool empty() const noexcept { return head_ == jobs_.size(); }
+  Job& front() const noexcept { return *jobs_[head_]; }
+  void push(std::shared_ptr<Job> job);
+  std::shared_ptr<Job> pop() noexcept;
+  std::span<const std::shared_ptr<Job>> jobs() const noexcept { return std::span(jobs_).subspan(head_); }
+
+ private:
+  std::vector<std::shared_ptr<Job>> jobs_;
+  std::size_t head_ = 0;  // what is before it has been taken
+};
+
+/// A channel and what is to run on it.
+struct ExecutorLane {
+  std::unique_ptr<Channel> channel;
+  std::string backend;
+  JobQueue queue;
+  bool retired = false;
+  /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's: communicators that share a GPU must
+  /// be used in the same order everywhere.
+  std::unique_ptr<DeviceLane> device;
+  bool ordered = false;
+};
 
 /// Runs agreed batches: packs, hands to the channel, unpacks, completes. Everything between a plan and on_done.
 ///
@@ -46,11 +72,17 @@ class Executor {
 
   /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
   void start(control::AgreedBatch, std::vector<OperationPtr> operations);
+  /// For a batch that will be started again and again, without allocating anything then.
+  std::shared_ptr<Job> prepare(control::AgreedBatch);
+  /// @pre all its operations are there, and it does not run
+  void start(const std::shared_ptr<Job>&);
   /// The set is no more: its channels are closed as soon as what was started in them has ended.
   void retire(int process_set);
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
   bool active() const noexcept { return in_flight_ > 0; }
+  /// Something is under way that no bell announces.
+  bool needs_polling() const noexcept;
   /// Batches that have been started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
   /// What is complete here and still in a device's queue.
@@ -63,16 +95,7 @@ class Executor {
   void abort(const Status&) noexcept;
 
  private:
-  struct Lane {
-    std::unique_ptr<Channel> channel;
-    std::string backend;
-    std::deque<std::unique_ptr<Job>> queue;
-    bool retired = false;
-    /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's: communicators that share a GPU must
-    /// be used in the same order everywhere.
-    std::unique_ptr<DeviceLane> device;
-    bool ordered = false;
-  };
+  using Lane = ExecutorLane;
   Lane& lane_for(const Job&);
   Lane& device_lane_for(const Job&);
   std::unique_ptr<Work> launch_on_device(Lane&, Job&);
@@ -89,7 +112,7 @@ class Executor {
   std::optional<std::string> forced_backend_;
   Finish finish_;
   fusion::FusionBufferPool buffers_;
-  std::map<std::pair<int, std::string>, Lane> lanes_;  // by process set and backend
+  std::map<std::pair<int, std::string>, Lane> lanes_;  // by process set and backend; a lane stays where it is
   std::size_t in_flight_ = 0;
   DeviceQueue device_queue_;
   std::uint64_t device_jobs_ = 0;       // of ordered lanes, started and

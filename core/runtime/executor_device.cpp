@@ -29,7 +29,10 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
   host.device = {};
   host.instance = kStagingInstance;
   Collective collective = job.collective();
-  if (collective.op == ReduceOp::kAdasum) collective.op = ReduceOp::kSum;  // it is made of what backends have
+  if (collective.op == ReduceOp::kAdasum) {  // it is made of what backends have that can exchange
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
   Backend& backend = own != nullptr ? *own : choose_backend(host, collective);
   const std::string name = std::string(backend.name()) + (own != nullptr ? "" : ", staged");
   Lane& lane = lanes_[{spec.process_set, name}];

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "control/validator.h"
 #include "fusion/packer.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
@@ -50,6 +51,21 @@ Job::Job(control::AgreedBatch batch, std::vector<OperationPtr> operations, int w
   spec_.set_rank = static_cast<int>(found - spec_.ranks.begin());
   spec_.device = {request().device, 0};
   describe();
+}
+
+Job::Job(control::AgreedBatch batch, int world_rank) : Job(std::move(batch), {}, world_rank) {
+  repeated_ = true;
+  operations_.resize(batch_.operations.size());
+}
+
+std::string Job::title() const {
+  return control::describe(operations_.empty() || !operations_.front() ? request() : operations_.front()->request);
+}
+
+void Job::let_go() noexcept {
+  for (OperationPtr& operation : operations_) operation = {};
+  input_buffer_ = {};
+  output_buffer_ = {};
 }
 
 bool Job::in_place_kind() const noexcept {
@@ -144,6 +160,7 @@ void Job::allocate_outputs() {
 }
 
 void Job::ask_for_outputs() {
+  writable_.clear();
   const bool receives = request().kind == OpKind::kAllgather || (request().kind == OpKind::kGather && at_root());
   if (receives) allocate_outputs();
 }
@@ -194,16 +211,18 @@ void Job::prepare_absent(fusion::FusionBufferPool& pool) {
   fill_identity(contribution.data(), static_cast<std::int64_t>(contribution.size() / size_of(collective_.dtype)), collective_.dtype, op);
 }
 
-std::vector<std::span<const std::byte>> Job::input_pieces() const {
-  std::vector<std::span<const std::byte>> inputs;
-  for (const auto& operation : operations_) inputs.push_back(input_bytes(operation));
-  return collective_.kind == OpKind::kReducescatter ? by_rank(std::move(inputs), part_bytes_) : inputs;
+std::span<const std::span<const std::byte>> Job::input_pieces() {
+  input_pieces_.clear();
+  for (const auto& operation : operations_) input_pieces_.push_back(input_bytes(operation));
+  if (collective_.kind == OpKind::kReducescatter) input_pieces_ = by_rank(std::move(input_pieces_), part_bytes_);
+  return input_pieces_;
 }
 
-std::vector<std::span<std::byte>> Job::output_pieces() const {
-  std::vector<std::span<std::byte>> outputs;
-  for (const auto& operation : operations_) outputs.push_back(output_bytes(operation));
-  return collective_.kind == OpKind::kAllgather ? by_rank(std::move(outputs), part_bytes_) : outputs;
+std::span<const std::span<std::byte>> Job::output_pieces() {
+  output_pieces_.clear();
+  for (const auto& operation : operations_) output_pieces_.push_back(output_bytes(operation));
+  if (collective_.kind == OpKind::kAllgather) output_pieces_ = by_rank(std::move(output_pieces_), part_bytes_);
+  return output_pieces_;
 }
 
 void Job::unpack() {

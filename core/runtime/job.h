@@ -19,9 +19,19 @@ class Job {
  public:
   /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
   Job(control::AgreedBatch, std::vector<OperationPtr> operations, int world_rank);
+  /// One that is repeated: it waits for its operations. See put().
+  Job(control::AgreedBatch, int world_rank);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  /// Of a repeated job, before it starts: this rank's side of an operation is there.
+  void put(std::size_t index, OperationPtr operation) noexcept { operations_[index] = std::move(operation); }
+  bool repeated() const noexcept { return repeated_; }
 
   const wire::Request& request() const noexcept { return batch_.operations.front().request; }
   const ChannelSpec& spec() const noexcept { return spec_; }
+  /// For people: what it is that runs.
+  std::string title() const;
   const Collective& collective() const noexcept { return collective_; }
   std::span<const control::AgreedOperation> agreed() const noexcept { return batch_.operations; }
   std::span<const OperationPtr> operations() const noexcept { return operations_; }
@@ -52,11 +62,18 @@ class Job {
   void ask_for_outputs();
   /// After ask_for_outputs(): when they may be written, for each that said so.
   std::span<const EventPtr> writable() const noexcept { return writable_; }
-  std::vector<std::span<const std::byte>> input_pieces() const;
-  std::vector<std::span<std::byte>> output_pieces() const;
+  std::span<const std::span<const std::byte>> input_pieces();
+  std::span<const std::span<std::byte>> output_pieces();
+
+  /// What it holds for one use.
+  void let_go() noexcept;
 
   // The executor's.
-  std::unique_ptr<Work> work = {};
+  struct ExecutorLane* lane = nullptr;
+  bool started = false;   ///< and has not ended
+  bool launched = false;
+  std::unique_ptr<Work> work = {};       ///< under way
+  std::unique_ptr<Work> last_work = {};  ///< of the last use of a repeated job
   TimePoint agreed_at = {};
   TimePoint launched_at = {};
   std::uint64_t device_order = 0;  ///< among the jobs of ordered lanes
@@ -78,6 +95,9 @@ class Job {
   std::vector<std::vector<std::size_t>> part_bytes_;  // [tensor][rank], of what is cut or joined by rows
   bool nothing_to_move_ = false;
   std::vector<EventPtr> writable_;
+  bool repeated_ = false;
+  std::vector<std::span<const std::byte>> input_pieces_;
+  std::vector<std::span<std::byte>> output_pieces_;
   fusion::FusionLease input_buffer_;
   fusion::FusionLease output_buffer_;
   std::span<const std::byte> in_;

@@ -23,6 +23,35 @@ void keep_for_ever(std::shared_ptr<const void> owner) {
   graveyard->owners.push_back(std::move(owner));
 }
 
+void retain(OperationState* state, std::uint64_t unit) noexcept { state->holders_.fetch_add(unit, std::memory_order_relaxed); }
+
+void release(OperationState* state, std::uint64_t unit) noexcept {
+  if (state->holders_.fetch_sub(unit, std::memory_order_acq_rel) == unit) delete state;
+}
+
+void OperationState::begin_again(const Submission& what, TimePoint now) {
+  submission.input.data = what.input.data;
+  submission.output.data = what.output.data;
+  submission.allocate_output = what.allocate_output;
+  submission.input_ready = what.input_ready;
+  submission.keep_alive = what.keep_alive;
+  submission.on_done = what.on_done;
+  submitted = now;
+  result_ = -1;
+  done_.store(false, std::memory_order_relaxed);
+}
+
+bool asks_for_the_same(const Submission& what, const Submission& before, const wire::Request& request) noexcept {
+  const auto alike = [](const TensorView& a, const TensorView& b) {
+    return a.count == b.count && a.dtype == b.dtype && a.device == b.device && (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
+  };
+  return what.name == request.name && what.kind == before.kind && what.op == before.op && alike(what.input, before.input) &&
+         alike(what.output, before.output) && what.prescale == before.prescale && what.postscale == before.postscale && what.root == before.root &&
+         what.process_set == 0 && before.process_set == 0 && what.group == before.group && what.group_size == before.group_size &&
+         what.group_index == before.group_index && what.alone == before.alone && what.splits.empty() && before.splits.empty() &&
+         (what.allocate_output != nullptr || !wire::gathers(what.kind)) && !wire::only_agrees(what.kind);
+}
+
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
   const auto on_done = std::exchange(submission.on_done, nullptr);
   submission.allocate_output = nullptr;
@@ -39,6 +68,7 @@ void OperationState::finish(const Status& status, const EventPtr& output_ready) 
   status_ = status;
   call_back(status, output_ready);
   submission.keep_alive.reset();
+  submission.input_ready.reset();
   done_.store(true, std::memory_order_release);
 }
 
@@ -49,14 +79,14 @@ void OperationState::finish_in_flight(const Status& status) {
 
 }  // namespace runtime
 
-bool Operation::done() const noexcept { return state_ != nullptr && state_->done(); }
+bool Operation::done() const noexcept { return state_ && state_->done(); }
 
 const Status& Operation::status() const { return state_->status(); }
 
 std::int64_t Operation::result() const { return state_->result(); }
 
 void Operation::wait() const {
-  if (state_ == nullptr) throw UsageError("wait() on an empty operation handle");
+  if (!state_) throw UsageError("wait() on an empty operation handle");
   if (state_->done()) return;
   if (const auto runtime = state_->runtime()) runtime->wait(*state_);
 }

@@ -14,8 +14,10 @@
 namespace hvd::runtime {
 namespace {
 
-// A round trip between engines that are awake takes a few microseconds; sleeping and being woken takes fifty. So a driver that has just
-// found nothing tries again for about that long, giving the core away each time, before it sleeps.
+// A round trip between engines that are awake takes a microsecond; giving the core away takes half of one, and sleeping and being woken
+// fifty. So a driver that has just found nothing first tries again at once, for about 20 us, if it has a core for that; then it gives the
+// core away each time, for about as long as it would take to be woken; then it sleeps.
+constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 // Large MPI messages need both sides again and again, and only small ones can be rung for.
@@ -26,7 +28,17 @@ constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
 // Unnamed operations are numbered from a multiple of this after each join, so that no number is in use twice.
 constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
 
-/// How long to sleep after this many rounds in which nothing moved; zero: only give the core away.
+void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+bool calls_back(const Submission& submission) noexcept { return submission.on_done != nullptr || submission.allocate_output != nullptr; }
+
+/// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
   if (idle_rounds < kYieldsBeforeSleep && (engine.busy() || engine.needs_polling())) return Duration::zero();
   const Duration deadline = engine.time_to_deadline();
@@ -53,7 +65,7 @@ std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::uni
 Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
                  std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, std::shared_ptr<SharedArena> arena,
                  std::shared_ptr<device::Context> device)
-    : options_(options), clock_(clock), device_(device) {
+    : options_(options), pace_(choose_pace(options.progress, control->topology().local_size)), clock_(clock), device_(device) {
   engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_, std::move(arena),
                                      std::move(device), [this](const OperationState& operation) { release_name(operation); });
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
@@ -73,11 +85,7 @@ void Runtime::check_running() const {
   if (shutdown_called_.load()) throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
 }
 
-wire::Request Runtime::number(Submission& submission) {
-  if (joined_) {
-    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name + "' on rank " + std::to_string(topology().rank) +
-                     ": this rank has called join(), so it has no more data until join() returns");
-  }
+wire::Request Runtime::number(const Submission& submission) {
   wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank,
                                        device_ ? std::optional(device_->device()) : std::nullopt);
   if (request.unnamed) {
@@ -87,54 +95,99 @@ wire::Request Runtime::number(Submission& submission) {
   return request;
 }
 
-void Runtime::claim_names(const std::vector<OperationPtr>& operations) {
-  for (std::size_t i = 0; i < operations.size(); ++i) {
-    const wire::Request& request = operations[i]->request;
-    if (names_in_flight_.insert(std::to_string(request.process_set) + '/' + request.name).second) continue;
-    for (std::size_t earlier = 0; earlier < i; ++earlier) {
-      const wire::Request& claimed = operations[earlier]->request;
-      names_in_flight_.erase(std::to_string(claimed.process_set) + '/' + claimed.name);
-    }
+// What has been submitted before, with the same parameters, needs neither checks nor memory.
+OperationPtr Runtime::claim_again(const Submission& submission, TimePoint now) {
+  if (submission.process_set != 0 || submission.name.empty()) return {};
+  NamedOperation* const named = names_.find(0, submission.name);
+  if (named == nullptr || named->in_flight || !named->last || !named->last->over()) return {};
+  if (!asks_for_the_same(submission, named->last->submission, named->last->request)) return {};
+  named->in_flight = true;
+  named->last->begin_again(submission, now);
+  return named->last;
+}
+
+OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
+  if (joined_) {
+    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name + "' on rank " + std::to_string(topology().rank) +
+                     ": this rank has called join(), so it has no more data until join() returns");
+  }
+  if (OperationPtr again = claim_again(submission, now)) return again;
+  const OperationPtr made(new OperationState(submission, number(submission), weak_from_this(), now));
+  const wire::Request& request = made->request;
+  made->named = names_.claim(request.process_set, request.name);
+  if (made->named == nullptr) {
     throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
                      ": this name is already in flight; wait for its last use, or give each operation its own name");
   }
+  made->named->last = made;
+  return made;
 }
 
-std::vector<Operation> Runtime::submit(std::vector<Submission> submissions, Progress progress) {
+// Nothing was sent, so the names are free, and the next unnamed operations take the numbers.
+void Runtime::take_back(const std::vector<OperationPtr>& operations) {
+  for (const OperationPtr& operation : operations) {
+    const wire::Request& request = operation->request;
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    names_.release(*operation->named, false);
+  }
+}
+
+void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles, Progress progress) {
   check_running();
-  std::vector<OperationPtr> operations;
-  std::vector<Operation> handles;
   const TimePoint now = clock_.now();
+  for (Operation& handle : handles) handle = Operation();
   {
     const std::lock_guard lock(names_mutex_);
+    claimed_.clear();
     try {
-      for (Submission& submission : submissions) {
-        wire::Request request = number(submission);
-        operations.push_back(std::make_shared<OperationState>(std::move(submission), std::move(request), weak_from_this(), now));
-      }
-      claim_names(operations);
+      for (const Submission& submission : submissions) claimed_.push_back(claim(submission, now));
     } catch (...) {
-      // Nothing was sent, so the next unnamed operations take the numbers.
-      for (const auto& operation : operations) {
-        if (operation->request.unnamed) --ordinals_[{operation->request.process_set, operation->request.kind}];
-      }
+      take_back(claimed_);
+      claimed_.clear();
       throw;
     }
-    for (const auto& operation : operations) {
-      handles.emplace_back(operation);
-      joined_ = joined_ || operation->request.kind == OpKind::kJoin;
+    for (std::size_t i = 0; i < claimed_.size(); ++i) {
+      if (calls_back(claimed_[i]->submission)) callbacks_.fetch_add(1, std::memory_order_relaxed);
+      handles[i] = Operation(claimed_[i].get());
+      joined_ = joined_ || claimed_[i]->request.kind == OpKind::kJoin;
     }
     // Under the lock, so that operations enter the engine in the order of their numbers.
-    engine_->enqueue(std::move(operations));
+    engine_->enqueue(claimed_);
+    claimed_.clear();
   }
-  if (progress == Progress::kBackground) engine_->doorbell().ring();
+  if (progress == Progress::kBackground) move_on();
+}
+
+/// After a submission. The calling thread does what can be done at once, if that is its job; what others do later rings the bell.
+void Runtime::move_on() {
+  Doorbell& bell = engine_->doorbell();
+  // A callback must find the program as it would be outside of a call to hvd, with no lock held.
+  const bool by_caller = pace_.inline_progress && options_.background_thread && callbacks_.load(std::memory_order_relaxed) == 0;
+  if (!by_caller || !try_take_token()) return bell.ring();
+  bell.take_over();
+  std::uint32_t ticket = bell.ticket();
+  while (engine_->step()) {
+    ticket = bell.ticket();
+    tell_waiters();
+  }
+  const bool wants_polling = engine_->transferring();
+  give_token();
+  bell.hand_back(ticket);
+  if (wants_polling) bell.ring();
+}
+
+std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions, Progress progress) {
+  std::vector<Operation> handles(submissions.size());
+  submit(submissions, handles, progress);
   return handles;
 }
 
 void Runtime::release_name(const OperationState& operation) {
   const std::lock_guard lock(names_mutex_);
-  names_in_flight_.erase(std::to_string(operation.request.process_set) + '/' + operation.request.name);
-  if (operation.request.kind != OpKind::kJoin) return;
+  const wire::Request& request = operation.request;
+  if (calls_back(operation.submission)) callbacks_.fetch_sub(1, std::memory_order_relaxed);
+  names_.release(*operation.named, !request.unnamed && request.process_set == 0);
+  if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
   // The ranks have made different numbers of unnamed calls, and none is in flight: all start again.
@@ -182,7 +235,7 @@ void Runtime::run(std::stop_token stop) {
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
-  int idle_rounds = 0;
+  int idle_rounds = 0;  // no spinning: the core may be wanted by the program
   for (;;) {
     const std::uint32_t ticket = engine_->doorbell().ticket();
     const bool moved = engine_->step();
@@ -207,6 +260,7 @@ void Runtime::drive_until(const Done& done) {
   Doorbell& bell = engine_->doorbell();
   bell.take_over();
   std::uint32_t ticket = bell.ticket();
+  const int spins = pace_.spins ? kSpinsBeforeYield : 0;
   for (int idle_rounds = 0; !done();) {
     ticket = bell.ticket();
     if (engine_->step()) {
@@ -215,7 +269,11 @@ void Runtime::drive_until(const Done& done) {
       continue;
     }
     if (done()) break;
-    const Duration pause = pause_after(++idle_rounds, *engine_);
+    if (++idle_rounds <= spins) {
+      relax();
+      continue;
+    }
+    const Duration pause = pause_after(idle_rounds - spins, *engine_);
     if (pause == Duration::zero()) {
       sched_yield();
     } else if (!engine_->note_blocked()) {

@@ -8,10 +8,11 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "runtime/engine.h"
+#include "runtime/name_table.h"
+#include "runtime/pace.h"
 
 namespace hvd::runtime {
 
@@ -29,7 +30,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ~Runtime();
 
   /// @throws UsageError; the cause of failure when the runtime has failed; ShutdownError after shutdown(). All or none are accepted.
-  std::vector<Operation> submit(std::vector<Submission>, Progress);
+  /// @param handles as many; what they held is let go of first
+  void submit(std::span<const Submission>, std::span<Operation> handles, Progress);
+  std::vector<Operation> submit(const std::vector<Submission>&, Progress);
   /// Until the operation is done. The calling thread drives the engine when nobody else does.
   void wait(const OperationState&);
   /// Collective: until every rank has called it, or the runtime has failed, or, with a warning, `patience` (default: stall_shutdown; 0 = for
@@ -44,6 +47,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const Topology& topology() const noexcept { return engine_->topology(); }
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
+  const Pace& pace() const noexcept { return pace_; }
   bool failed() const noexcept { return engine_->failed(); }
   Status failure() const { return engine_->failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
@@ -72,19 +76,24 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void take_token();
   void give_token();
   void tell_waiters();
-  wire::Request number(Submission&);
-  void claim_names(const std::vector<OperationPtr>&);
+  void move_on();
+  wire::Request number(const Submission&);
+  OperationPtr claim(const Submission&, TimePoint now);
+  OperationPtr claim_again(const Submission&, TimePoint now);
+  void take_back(const std::vector<OperationPtr>&);
   void release_name(const OperationState&);
   void check_running() const;
 
   const RuntimeOptions options_;
+  const Pace pace_;
   const Clock& clock_;
   observe::Counters counters_;
   TimelineSlot timeline_;
   const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
   std::mutex names_mutex_;
-  std::unordered_set<std::string> names_in_flight_;             // guarded by names_mutex_; set/name
+  NameTable names_;                                             // guarded by names_mutex_
+  std::vector<OperationPtr> claimed_;                           // guarded by names_mutex_; by the submit() that holds it
   std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_;    // guarded by names_mutex_; of unnamed operations
   std::uint64_t joins_ = 0;                                     // guarded by names_mutex_; that have succeeded
   bool joined_ = false;                                         // guarded by names_mutex_; a join() is in flight
@@ -93,6 +102,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::condition_variable token_changed_;   // the token is free, or an operation has ended
   bool token_taken_ = false;                // guarded by token_mutex_
   std::atomic<int> waiters_{0};             // threads inside wait_until()
+  std::atomic<int> callbacks_{0};           // operations in flight that call the program back
 
   std::atomic<bool> shutdown_called_{false};
   std::unique_ptr<Engine> engine_;

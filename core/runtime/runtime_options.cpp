@@ -34,6 +34,19 @@ Duration choose(const std::optional<std::chrono::milliseconds>& option, const ch
 
 }  // namespace
 
+namespace {
+
+ProgressMode progress_mode(const Options& options) {
+  if (options.progress) return *options.progress;
+  const std::string name = env_string("PROGRESS").value_or("auto");
+  if (name == "auto") return ProgressMode::kAuto;
+  if (name == "inline") return ProgressMode::kInline;
+  if (name == "background") return ProgressMode::kBackground;
+  throw UsageError("progress (HVD_PROGRESS): expected 'auto', 'inline' or 'background', got '" + name + "'");
+}
+
+}  // namespace
+
 RuntimeOptions resolve(const Options& options) {
   RuntimeOptions resolved;
   resolved.fusion_threshold = choose(options.fusion_threshold_bytes, "fusion_threshold_bytes", "FUSION_THRESHOLD",
@@ -42,6 +55,7 @@ RuntimeOptions resolve(const Options& options) {
       choose(options.cache_capacity, "cache_capacity", "CACHE_CAPACITY", kMostCacheEntries,
              static_cast<std::int64_t>(resolved.cache_capacity)));
   resolved.schedule_lock = options.schedule_lock ? *options.schedule_lock : env_int("SCHEDULE_LOCK", 0, 1).value_or(1) == 1;
+  resolved.progress = progress_mode(options);
   resolved.stall_warning = choose(options.stall_warning, "stall_warning", "STALL_WARNING", resolved.stall_warning);
   resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);

@@ -15,6 +15,7 @@ struct RuntimeOptions {
   std::int64_t fusion_threshold = 64 << 20;
   std::size_t cache_capacity = 1024;
   bool schedule_lock = true;
+  ProgressMode progress = ProgressMode::kAuto;
   Duration stall_warning = std::chrono::seconds(30);
   Duration stall_shutdown = std::chrono::minutes(10);
   Duration peer_timeout = std::chrono::seconds(30);

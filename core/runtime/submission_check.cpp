@@ -220,7 +220,7 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
     request.shape = {0};
   } else {
     request.dtype = submission.input.dtype;
-    request.shape = submission.input.shape;
+    request.shape.assign(submission.input.shape.begin(), submission.input.shape.end());
     // Each rank sends as many rows as it likes.
     if (submission.kind == OpKind::kAlltoall) request.shape[0] = 0;
   }

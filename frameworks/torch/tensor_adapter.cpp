@@ -84,7 +84,7 @@ TensorView view_of(const torch::Tensor& tensor) {
           .count = tensor.numel(),
           .dtype = *to_data_type(tensor.scalar_type()),
           .device = {},
-          .shape = tensor.sizes().vec()};
+          .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
 }
 
 std::optional<torch::ScalarType> wire_type(torch::ScalarType type, Compression compression) {

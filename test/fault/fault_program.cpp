@@ -1,7 +1,7 @@
 // fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong at one step.
 //
-// MODE: kill (SIGKILL between submission and result), stop (SIGSTOP), exit (exit(0) without shutdown), throw (an uncaught exception),
-// leave (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then goes on), none.
+// MODE: kill (SIGKILL between submission and result), kill-during (SIGKILL while large tensors move), stop (SIGSTOP), exit (exit(0)
+// without shutdown), throw (an uncaught exception), leave (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then goes on), none.
 // Every rank that lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends well, and
 // "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
@@ -53,6 +53,16 @@ std::vector<std::int64_t> exchange_pids() {
   return pids;
 }
 
+/// Elements of a tensor. Large ones take so long that a rank which is killed soon after submitting them is in the middle of them.
+std::size_t tensor_size(const std::string& mode, bool bad_step) { return mode == "kill-during" && bad_step ? 6'000'000 : 50'000; }
+
+void die_soon() {
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ::raise(SIGKILL);
+  }).detach();
+}
+
 void misbehave(const std::string& mode) {
   if (mode == "kill") ::raise(SIGKILL);
   if (mode == "stop") ::raise(SIGSTOP);
@@ -72,14 +82,15 @@ const char* class_name(const hvd::Error& error) {
 }
 
 /// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and checked.
-void run_step(int step, const std::string& mode, bool goes_wrong) {
-  std::vector<std::vector<float>> gradients(kTensors, std::vector<float>(50'000, static_cast<float>(hvd::rank() + step)));
+void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong) {
+  std::vector<std::vector<float>> gradients(kTensors, std::vector<float>(tensor_size(mode, bad_step), static_cast<float>(hvd::rank() + step)));
   if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
   std::vector<hvd::Operation> operations;
   for (int i = 0; i < kTensors; ++i) {
     if (goes_wrong && i == kTensors / 2) misbehave(mode);
     operations.push_back(hvd::submit(allreduce(gradients[static_cast<std::size_t>(i)], "grad" + std::to_string(i))));
   }
+  if (goes_wrong && mode == "kill-during") die_soon();
   for (const auto& operation : operations) operation.wait();
   for (const auto& operation : operations) operation.status().raise_if_error();
   const float expected = static_cast<float>(hvd::size() * (hvd::size() - 1) / 2 + hvd::size() * step);
@@ -103,7 +114,7 @@ int main(int argc, char** argv) {
   for (int step = 0; step < kSteps && hvd::is_initialized(); ++step) {
     try {
       begin = Clock::now();
-      run_step(step, mode, rank == victim && step == bad_step);
+      run_step(step, mode, step == bad_step, rank == victim && step == bad_step);
     } catch (const hvd::Error& error) {
       ++failures;
       std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin), error.what());

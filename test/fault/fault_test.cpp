@@ -98,6 +98,12 @@ TEST_P(EveryVictim, ARankKilledOnAnotherHostIsNamedInsideThePeerTimeout) {
   expect_peer_lost_on_survivors(run_unsupervised("kill", GetParam(), "HVD_TEST_HOSTS=a,b,c"), GetParam(), 4.0);
 }
 
+// Two ranks share a host, so that its transfers run on the hierarchical backend.
+TEST_P(EveryVictim, ARankKilledInTheMiddleOfATransferBetweenHostsIsNamed) {
+  expect_peer_lost_on_survivors(run_unsupervised("kill-during", GetParam(), "HVD_TEST_HOSTS=a,a,b"), GetParam(), 4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("kill-during", GetParam(), "HVD_TEST_HOSTS=a,b,b"), GetParam(), 4.0);
+}
+
 TEST_P(EveryVictim, ARankThatDiesOfAnExceptionIsNamedOnEverySurvivor) {
   const Outcome outcome = run_unsupervised("throw", GetParam());
   expect_peer_lost_on_survivors(outcome, GetParam(), 2.0);

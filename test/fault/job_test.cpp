@@ -198,6 +198,42 @@ TEST(Job, ASetOfOneRankRunsEveryOperation) {
   }
 }
 
+// On several hosts they go to different backends, and Adasum is made of three kinds.
+TEST(Job, AllRanksRunEveryOperation) {
+  init();
+  const auto ranks = static_cast<std::size_t>(size());
+  const auto own = static_cast<float>(rank());
+  const float all = static_cast<float>(size() * (size() - 1) / 2);
+  const auto run = [](OpKind kind, ReduceOp op, std::vector<float> data, std::size_t received) {
+    std::vector<float> result(received);
+    Submission submission = allreduce(data, "every");
+    submission.kind = kind;
+    submission.op = op;
+    submission.root = size() - 1;
+    submission.output = {reinterpret_cast<std::byte*>(result.data()), static_cast<std::int64_t>(received), DataType::kFloat32, {},
+                         {static_cast<std::int64_t>(received)}};
+    submission.allocate_output = [view = submission.output](const OutputSizes&) { return view; };
+    if (kind == OpKind::kAlltoall) submission.splits.assign(static_cast<std::size_t>(size()), static_cast<std::int64_t>(data.size()) / size());
+    const Operation operation = submit(std::move(submission));
+    operation.wait();
+    EXPECT_TRUE(operation.status().ok()) << to_string(kind) << ' ' << to_string(op) << ": " << operation.status().message;
+    return result;
+  };
+  std::vector<float> counted(2 * ranks);  // 0, 0, 1, 1, 2, 2, ...: two elements of each rank
+  for (std::size_t i = 0; i < counted.size(); ++i) counted[i] = static_cast<float>(i / 2);
+  std::vector<float> unit(ranks);
+  unit[static_cast<std::size_t>(rank())] = 1;
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kSum, std::vector<float>(9, own), 9), std::vector<float>(9, all));
+    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kAdasum, unit, ranks), std::vector<float>(ranks, 1)) << "orthogonal vectors add up";
+    EXPECT_EQ(run(OpKind::kBroadcast, ReduceOp::kSum, std::vector<float>(5, own), 5), std::vector<float>(5, static_cast<float>(size() - 1)));
+    EXPECT_EQ(run(OpKind::kAllgather, ReduceOp::kSum, {own, own}, 2 * ranks), counted);
+    EXPECT_EQ(run(OpKind::kAlltoall, ReduceOp::kSum, std::vector<float>(2 * ranks, own), 2 * ranks), counted);
+    EXPECT_EQ(run(OpKind::kReducescatter, ReduceOp::kSum, std::vector<float>(3 * ranks, own), 3), std::vector<float>(3, all));
+  }
+  shutdown();
+}
+
 TEST(Job, RanksRunOutOfDataOneByOne) {
   init();
   for (int epoch = 0; epoch < 2; ++epoch) {

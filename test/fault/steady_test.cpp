@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "fault/mpi_call_count.h"
+
 namespace hvd::testing {
 namespace {
 
@@ -70,8 +72,11 @@ TEST_F(Steady, NoMessageIsSent) {
   steps(30, 130);
   const Metrics before = metrics();
   EXPECT_GT(before.locked_operations, 0U);
+  const std::uint64_t called = mpi_calls();
+  EXPECT_GT(called, 0U) << "the first steps were negotiated";
   steps(130, 180);
   const Metrics after = metrics();
+  EXPECT_EQ(mpi_calls() - called, 0U);
   std::this_thread::sleep_for(kLonger);  // or the first to leave would be heard by one that has not looked yet
   EXPECT_EQ(after.locked_operations - before.locked_operations, 150U);
   EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
@@ -87,6 +92,23 @@ TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
     extra.check(round);
   }
   if (one_host_) { EXPECT_GT(locked(), 4U * 8U * 3U); }
+}
+
+TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
+  Tensor unnamed("", 17);
+  const auto steps_with_it = [&](int count) {
+    for (int step = 0; step < count; ++step) {
+      steps(step, step + 1);
+      unnamed.submit(step);
+      unnamed.check(step);
+    }
+  };
+  steps_with_it(30);
+  if (!one_host_) return;
+  std::this_thread::sleep_for(kLonger);
+  const std::uint64_t before = locked();
+  steps_with_it(20);
+  EXPECT_EQ(locked() - before, 20U * 4U);
 }
 
 TEST_F(Steady, RanksMaySubmitInAnyOrder) {

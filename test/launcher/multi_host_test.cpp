@@ -116,6 +116,20 @@ TEST_F(MultiHost, RanksAndVariables) {
   }
 }
 
+// Allreduces and an allgather, with their results checked. No other backend is allowed, so the ranks of a host share memory and the
+// hosts talk over TCP, or the job fails.
+TEST_F(MultiHost, AnHvdJobRunsOnTheHierarchicalBackend) {
+  Start job = start("", "");
+  job.arguments.resize(job.arguments.size() - 3);
+  job.arguments.insert(job.arguments.end(), {HVD_TEST_JOB_PROGRAM, "none", "0", "0"});
+  job.environment.push_back({"HVD_BACKEND", "hierarchical"});
+  const Result result = HvdrunProcess(job).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(result.out, HasSubstr(rank_prefix(rank, 4) + "DONE " + std::to_string(rank) + "\n"));
+  }
+}
+
 TEST_F(MultiHost, FailureNamesTheHost) {
   HvdrunProcess process(start("stay", unique_marker()));
   ASSERT_TRUE(process.wait_for("sum 30", 4, 20));

@@ -41,6 +41,20 @@ TEST(MpiWorld, SeparatesHostsThatATestInvents) {
   EXPECT_EQ(world->topology().local_size, (mpi_size() + 1 - mpi_rank() % 2) / 2);
   EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
   EXPECT_TRUE(world->board_shared());
+  EXPECT_TRUE(world->all_boards_shared());
+  for (int rank = 0; rank < mpi_size(); ++rank) EXPECT_GT(world->shared_memory_free(rank), 0U);
+  world->farewell();
+}
+
+TEST(MpiWorld, AllRanksKnowThatOneHostSharesNoMemory) {
+  if (mpi_size() < 3) GTEST_SKIP() << "needs a host of two ranks and another";
+  std::string hosts = "pair,pair";
+  for (int rank = 2; rank < mpi_size(); ++rank) hosts += ",other" + std::to_string(rank);
+  setenv("HVD_TEST_HOSTS", hosts.c_str(), 1);
+  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != 1});
+  unsetenv("HVD_TEST_HOSTS");
+  EXPECT_FALSE(world->all_boards_shared());
+  EXPECT_EQ(world->board_shared(), mpi_rank() >= 2);
   world->farewell();
 }
 
@@ -53,6 +67,7 @@ TEST(MpiWorld, RefusesAMalformedHostList) {
 TEST(MpiWorld, WorksWithoutSharedMemory) {
   const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = false});
   EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
+  EXPECT_EQ(world->all_boards_shared(), mpi_size() == 1);
   const std::uint32_t before = world->board().own_bell().ticket();
   world->ring(mpi_rank());
   EXPECT_NE(world->board().own_bell().ticket(), before) << "a rank can always ring itself";

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 
-std::int64_t elements(const std::vector<std::int64_t>& shape) {
+std::int64_t elements(std::span<const std::int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
@@ -93,7 +93,7 @@ void RandomProgram::choose_kind(ProgramOperation& operation) {
 
 Bytes RandomProgram::input(const ProgramOperation& operation, int step, int rank) const {
   if (operation.barrier) return {};
-  std::vector<std::int64_t> shape = operation.form.input.shape;
+  Shape shape = operation.form.input.shape;
   if (!operation.rows.empty()) shape[0] = operation.rows[static_cast<std::size_t>(rank)];
   return make_input(elements(shape), operation.form.input.dtype, operation.form.op, rank, data_seed(operation, step));
 }

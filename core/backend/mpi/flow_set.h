@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/mpi/lane.h"
+#include "mpi/lane.h"
 
 namespace hvd::mpi {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <span>
 
-#include "backend/mpi/lane.h"
+#include "mpi/lane.h"
 
 namespace hvd::mpi {
 

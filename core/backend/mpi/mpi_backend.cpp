@@ -7,8 +7,8 @@
 
 #include "backend/mpi/allreduce_work.h"
 #include "backend/mpi/flow_works.h"
-#include "backend/mpi/lane.h"
 #include "hvd/error.h"
+#include "mpi/lane.h"
 
 namespace hvd::mpi {
 namespace {

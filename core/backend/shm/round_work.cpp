@@ -48,12 +48,16 @@ class AllreduceWork final : public RoundWork {
  public:
   AllreduceWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), all_{0, in.size()}, step_(lane().tuning().slot_bytes) {
-    rounds_ = all_.rounds(step_);
-    takes_ = in.size() > lane().tuning().small_bytes;
-    if (takes_) offer({lane().offset_of(in.data(), in.size()), lane().offset_of(out.data(), out.size())});
+    AllreduceWork::begin();
   }
 
  private:
+  void begin() override {
+    rounds_ = all_.rounds(step_);
+    takes_ = in_.size() > lane().tuning().small_bytes;
+    if (takes_) offer({lane().offset_of(in_.data(), in_.size()), lane().offset_of(out_.data(), out_.size())});
+  }
+
   // What this member reduces itself it reads from where it is, and needs no slot; only the rest is copied in and out.
   void fill(std::uint64_t round) override {
     const Part part = part_of(round);
@@ -125,11 +129,14 @@ class BroadcastWork final : public RoundWork {
  public:
   BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), all_{0, out.size()}, step_(lane().tuning().slot_bytes) {
-    rounds_ = all_.rounds(step_);
-    if (out.size() > lane().tuning().small_bytes) offer({at_root() ? lane().offset_of(in.data(), in.size()) : kUnused, kUnused});
+    BroadcastWork::begin();
   }
 
  private:
+  void begin() override {
+    rounds_ = all_.rounds(step_);
+    if (out_.size() > lane().tuning().small_bytes) offer({at_root() ? lane().offset_of(in_.data(), in_.size()) : kUnused, kUnused});
+  }
   bool at_root() noexcept { return lane().rank() == collective_.root; }
   void fill(std::uint64_t round) override {
     if (at_root()) move_bytes(slot(round, collective_.root), in_.data() + all_.offset(round, step_), all_.size(round, step_));
@@ -148,11 +155,14 @@ class AllgatherWork final : public RoundWork {
  public:
   AllgatherWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : RoundWork(std::move(shared), collective, in, out), parts_(blocks(collective.counts, element())), step_(lane().tuning().slot_bytes) {
-    rounds_ = most_rounds(parts_, step_);
-    if (out.size() > lane().tuning().small_bytes) offer({in.empty() ? kUnused : lane().offset_of(in.data(), in.size()), kUnused});
+    AllgatherWork::begin();
   }
 
  private:
+  void begin() override {
+    rounds_ = most_rounds(parts_, step_);
+    if (out_.size() > lane().tuning().small_bytes) offer({in_.empty() ? kUnused : lane().offset_of(in_.data(), in_.size()), kUnused});
+  }
   void fill(std::uint64_t round) override {
     const Stretch own{0, in_.size()};
     move_bytes(slot(round, lane().rank()), in_.data() + own.offset(round, step_), own.size(round, step_));
@@ -200,11 +210,14 @@ class ReducescatterWork final : public ExchangeWork {
  public:
   ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : ExchangeWork(std::move(shared), collective, in, out, collective.counts) {
-    rounds_ = most_rounds(sent_, step_);
-    if (in.size() > lane().tuning().small_bytes) offer({lane().offset_of(in.data(), in.size()), kUnused});
+    ReducescatterWork::begin();
   }
 
  private:
+  void begin() override {
+    rounds_ = most_rounds(sent_, step_);
+    if (in_.size() > lane().tuning().small_bytes) offer({lane().offset_of(in_.data(), in_.size()), kUnused});
+  }
   void process(std::uint64_t round) override {
     const Stretch own{0, out_.size()};
     const std::size_t bytes = own.size(round, step_);
@@ -231,10 +244,11 @@ class AlltoallWork final : public ExchangeWork {
  public:
   AlltoallWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
       : ExchangeWork(std::move(shared), collective, in, out, collective.send_counts), received_(blocks(collective.counts, element())) {
-    rounds_ = 1;
+    AlltoallWork::begin();
   }
 
  private:
+  void begin() override { rounds_ = 1; }
   void fill(std::uint64_t round) override {
     if (round == 0) lane().own().rounds_wanted[first_round() % 2] = most_rounds(sent_, step_);
     ExchangeWork::fill(round);
@@ -257,6 +271,16 @@ class AlltoallWork final : public ExchangeWork {
 void RoundWork::offer(Lane::Place place) {
   offers_ = true;
   place_ = place;
+}
+
+bool RoundWork::again(std::span<const std::byte> in, std::span<std::byte> out) {
+  in_ = in;
+  out_ = out;
+  base_ = lane_->next_round;
+  takes_ = offers_ = settled_ = in_place_ = moved_ = awaited_ = false;
+  skipped_ = filled_ = processed_ = taken_ = 0;
+  begin();
+  return true;
 }
 
 bool RoundWork::offered_by(int member) noexcept {

@@ -28,8 +28,11 @@ class RoundWork : public Work {
       : collective_(collective), in_(in), out_(out), lane_(std::move(lane)), base_(lane_->next_round) {}
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
+  bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
 
  protected:
+  /// Sets the number of rounds, whether they have something to take, and offers. Called by the constructor too.
+  virtual void begin() = 0;
   virtual void fill(std::uint64_t round) = 0;
   virtual void process(std::uint64_t round) = 0;
   virtual void take(std::uint64_t /*round*/) {}
@@ -52,8 +55,8 @@ class RoundWork : public Work {
   std::byte* output_of(int member) noexcept { return lane_->in_arena(member, place_of(member).out); }
 
   const Collective collective_;
-  const std::span<const std::byte> in_;
-  const std::span<std::byte> out_;
+  std::span<const std::byte> in_;
+  std::span<std::byte> out_;
   std::uint64_t rounds_ = 0;  ///< of this collective; the same on every member
   bool takes_ = false;
 
@@ -66,7 +69,7 @@ class RoundWork : public Work {
   bool offered_by(int member) noexcept;
 
   const std::shared_ptr<Lane> lane_;
-  const std::uint64_t base_;
+  std::uint64_t base_;
   Lane::Place place_ = {};
   bool offers_ = false;
   bool settled_ = false;       ///< or nothing was to be settled

@@ -24,6 +24,7 @@ class ShmChannel final : public Channel {
     return make_work(lane_, collective, in, out);
   }
   // A peer may still be at work on tensors in this rank's arena: the runtime keeps the memory of what was launched.
+  bool needs_polling() const noexcept override { return false; }
   void abort() noexcept override {}
 
  private:

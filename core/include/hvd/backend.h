@@ -69,6 +69,9 @@ class Work {
   virtual bool progress() = 0;
   /// Whether the last call of progress() got on, though not to the end: it will then be called again at once.
   virtual bool moved() const noexcept { return false; }
+  /// Begins the same collective once more, from and to other memory of the same sizes, after it was completed; instead of launch(), in the
+  /// order of launches. False: not supported, launch a new one.
+  virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) { return false; }
   /// The point in the device's queue after which the output may be read; null: already.
   virtual EventPtr output_ready() const { return nullptr; }
 };
@@ -80,6 +83,8 @@ class Channel {
   virtual ~Channel() = default;
   /// `in` and `out` stay valid until the Work reports completion; after abort() until process end.
   virtual std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in, std::span<std::byte> out) = 0;
+  /// Whether a Work gets on only if it is asked again and again. False: whoever does what it waits for rings this rank's bell.
+  virtual bool needs_polling() const noexcept { return true; }
   /// After a failure: the outstanding Work will not be asked to progress again and may be destroyed.
   virtual void abort() noexcept = 0;
 

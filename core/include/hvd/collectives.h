@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/process_set.h"
@@ -62,7 +63,40 @@ struct Submission {
 
 namespace runtime {
 class OperationState;
-}
+void retain(OperationState*, std::uint64_t unit) noexcept;
+void release(OperationState*, std::uint64_t unit) noexcept;
+
+/// Shares the state of an operation; the last to go destroys it. As std::shared_ptr, but the count is in the state, which can then be used
+/// again without allocating anything; and handles of the program are counted apart from what the runtime holds.
+template <std::uint64_t Unit>
+class OperationHolder {
+ public:
+  OperationHolder() = default;
+  explicit OperationHolder(OperationState* state) noexcept : state_(state) {
+    if (state_ != nullptr) retain(state_, Unit);
+  }
+  OperationHolder(const OperationHolder& other) noexcept : OperationHolder(other.state_) {}
+  OperationHolder(OperationHolder&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  OperationHolder& operator=(OperationHolder other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~OperationHolder() {
+    if (state_ != nullptr) release(state_, Unit);
+  }
+
+  OperationState* get() const noexcept { return state_; }
+  OperationState& operator*() const noexcept { return *state_; }
+  OperationState* operator->() const noexcept { return state_; }
+  explicit operator bool() const noexcept { return state_ != nullptr; }
+
+ private:
+  OperationState* state_ = nullptr;
+};
+inline constexpr std::uint64_t kHandle = 1;
+inline constexpr std::uint64_t kInternal = std::uint64_t{1} << 32;
+using OperationPtr = OperationHolder<kInternal>;
+}  // namespace runtime
 
 /// How many of `rows` rows the member at `position` gets from a reducescatter: an equal share, the remainder going to the first
 /// members, one each.
@@ -74,9 +108,9 @@ constexpr std::int64_t rows_of_member(std::int64_t rows, int members, int positi
 class Operation {
  public:
   Operation() = default;
-  explicit Operation(std::shared_ptr<runtime::OperationState> state) : state_(std::move(state)) {}
+  explicit Operation(runtime::OperationState* state) noexcept : state_(state) {}
 
-  bool valid() const noexcept { return state_ != nullptr; }
+  bool valid() const noexcept { return static_cast<bool>(state_); }
   bool done() const noexcept;
   /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
   /// operation's error: see status(). Ends in bounded time when a peer is lost.
@@ -87,7 +121,7 @@ class Operation {
   std::int64_t result() const;
 
  private:
-  std::shared_ptr<runtime::OperationState> state_;
+  runtime::OperationHolder<runtime::kHandle> state_;
 };
 
 /// Who moves the operation on.
@@ -105,5 +139,9 @@ Operation submit(Submission, Progress = Progress::kBackground);
 /// Starts several at once, with one wake-up: they are negotiated in the same message. Either all are
 /// accepted or the first error is thrown and none is.
 std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::kBackground);
+
+/// The same, for operations that are submitted again and again: of one that the rank has submitted before under this name, with the same
+/// parameters, nothing is allocated. @param handles as many as submissions; what they held is let go of first, which is what makes it so
+void submit_all(std::span<const Submission>, std::span<Operation> handles, Progress = Progress::kBackground);
 
 }  // namespace hvd

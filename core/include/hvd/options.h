@@ -7,6 +7,13 @@
 
 namespace hvd {
 
+/// Who moves operations on between submission and wait().
+enum class ProgressMode {
+  kAuto,        ///< inline when this rank has less than two cores, background otherwise
+  kInline,      ///< the submitting thread does at once what can be done at once, and wakes nobody for it
+  kBackground,  ///< the runtime's own thread, woken for it
+};
+
 /// What `init()` can be told. A field left unset comes from the environment variable named beside it,
 /// then from the default. docs/configuration.md describes each.
 struct Options {
@@ -16,6 +23,8 @@ struct Options {
   std::optional<std::int64_t> cache_capacity = {};
   /// On one host, steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
   std::optional<bool> schedule_lock = {};
+  /// Who moves operations on while the program computes. HVD_PROGRESS (auto, inline, background); default auto: see ProgressMode.
+  std::optional<ProgressMode> progress = {};
   /// An operation that some ranks have not submitted is reported after this long.
   /// HVD_STALL_WARNING (seconds); default 30 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_warning = {};
@@ -23,7 +32,7 @@ struct Options {
   std::optional<std::chrono::milliseconds> stall_shutdown = {};
   /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default 30 s.
   std::optional<std::chrono::milliseconds> peer_timeout = {};
-  /// An explicit choice of backend: "shm", "mpi", "local". HVD_BACKEND; default: the best that all ranks can use.
+  /// An explicit choice of backend: "shm", "mpi", "hierarchical", "local". HVD_BACKEND; default: the best that all ranks can use.
   std::optional<std::string> backend = {};
   /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE; default none.
   std::optional<std::string> timeline_path = {};

@@ -1,7 +1,12 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,7 +78,42 @@ std::string_view to_string(ReduceOp) noexcept;
 std::string_view to_string(OpKind) noexcept;
 std::string_view to_string(DeviceType) noexcept;
 /// A shape as it appears in error messages: "[128,64]".
-std::string shape_to_string(const std::vector<std::int64_t>& shape);
+std::string shape_to_string(std::span<const std::int64_t> shape);
+inline std::string shape_to_string(std::initializer_list<std::int64_t> shape) { return shape_to_string(std::span(shape.begin(), shape.size())); }
+
+/// The sizes of a tensor's dimensions. Needs no memory of its own for up to six, so that a submission needs none.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
+  Shape(const std::vector<std::int64_t>& sizes) : Shape(sizes.begin(), sizes.end()) {}
+  template <std::forward_iterator Iterator>
+  Shape(Iterator first, Iterator last) { assign(first, last); }
+
+  template <std::forward_iterator Iterator>
+  void assign(Iterator first, Iterator last) {
+    size_ = static_cast<std::size_t>(std::distance(first, last));
+    if (size_ > few_.size()) many_.resize(size_);
+    std::copy(first, last, data());
+  }
+
+  std::size_t size() const noexcept { return size_; }
+  bool empty() const noexcept { return size_ == 0; }
+  std::int64_t* data() noexcept { return size_ > few_.size() ? many_.data() : few_.data(); }
+  const std::int64_t* data() const noexcept { return size_ > few_.size() ? many_.data() : few_.data(); }
+  std::int64_t& operator[](std::size_t dimension) noexcept { return data()[dimension]; }
+  std::int64_t operator[](std::size_t dimension) const noexcept { return data()[dimension]; }
+  std::int64_t* begin() noexcept { return data(); }
+  std::int64_t* end() noexcept { return data() + size_; }
+  const std::int64_t* begin() const noexcept { return data(); }
+  const std::int64_t* end() const noexcept { return data() + size_; }
+  friend bool operator==(const Shape& a, const Shape& b) noexcept { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+ private:
+  std::size_t size_ = 0;
+  std::array<std::int64_t, 6> few_ = {};
+  std::vector<std::int64_t> many_ = {};
+};
 
 /// Contiguous memory of `count` elements, row-major. Does not own it.
 struct TensorView {
@@ -81,7 +121,7 @@ struct TensorView {
   std::int64_t count = 0;
   DataType dtype = DataType::kFloat32;
   Device device = {};
-  std::vector<std::int64_t> shape = {};
+  Shape shape = {};
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
 };

@@ -240,6 +240,66 @@ TEST_P(KernelsTest, AResultDoesNotDependOnWhereATensorWasCut) {
   EXPECT_EQ(first_difference(actual.data(), expected, dtype), -1);
 }
 
+TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
+  const auto [dtype, op] = GetParam();
+  std::vector<ReduceScale> scales = {{}};
+  if (dtype != DataType::kBool) {
+    scales.insert(scales.end(), {{1.25, 0.3, 1}, {1.0, 0.75, 1}, {0.5, 1.0, 1}});
+  }
+  if (dtype != DataType::kBool && op == ReduceOp::kSum) {
+    scales.insert(scales.end(), {{1.0, 1.0, 5}, {1.0, 0.75, 5}});
+  }
+  constexpr int kSources = 5;
+  constexpr std::int64_t kCount = 2051;  // some blocks and a rest
+  std::vector<Bytes> inputs;
+  std::vector<const std::byte*> sources;
+  for (int source = 0; source < kSources; ++source) {
+    inputs.push_back(make_input(kCount, dtype, op, source, 77));
+  }
+  for (const Bytes& input : inputs) {
+    sources.push_back(input.data());
+  }
+  const std::span<const std::byte* const> all = sources;
+  for (const ReduceScale& scale : scales) {
+    const Bytes expected = reference_reduce(inputs, dtype, op, scale);
+    const std::size_t partial_bytes = static_cast<std::size_t>(kCount) * partial_size(dtype, scale);
+    for (const std::size_t cut : {1U, 2U, 4U}) {
+      Bytes head(partial_bytes);
+      Bytes middle(partial_bytes);
+      Bytes result(expected.size());
+      reduce_partly(nullptr, all.first(cut), head.data(), kCount, dtype, op, scale);
+      const bool three_stages = cut < kSources - 1;
+      if (three_stages) {
+        reduce_partly(head.data(), all.subspan(cut, 1), middle.data(), kCount, dtype, op, scale);
+      }
+      reduce_last(three_stages ? middle.data() : head.data(),
+                  all.subspan(three_stages ? cut + 1 : cut), result.data(), kCount, dtype, op,
+                  scale);
+      EXPECT_EQ(first_difference(result.data(), expected, dtype), -1)
+          << to_string(op) << " of " << to_string(dtype) << ", cut behind source " << cut
+          << ", scale " << scale.prescale << " " << scale.postscale << " / " << scale.divisor;
+    }
+  }
+}
+
+TEST(KernelStages, EveryInstructionSetGivesTheSamePartialResult) {
+  for (const DataType dtype : {DataType::kFloat16, DataType::kBFloat16, DataType::kFloat32}) {
+    const Bytes first = make_input(1500, dtype, ReduceOp::kSum, 0, 3);
+    const Bytes second = make_input(1500, dtype, ReduceOp::kSum, 1, 3);
+    const std::byte* const sources[] = {first.data(), second.data()};
+    const ReduceScale scale{.prescale = 0.3};
+    std::vector<Bytes> partials;
+    for (const InstructionSet set : instruction_sets()) {
+      partials.emplace_back(1500 * partial_size(dtype, scale));
+      std::byte* const to = partials.back().data();
+      kernels::reduce_with(set, {.sources = sources, .destinations = {&to, 1}, .count = 1500,
+                                 .dtype = dtype, .op = ReduceOp::kSum, .scale = scale,
+                                 .staged = true, .before = nullptr, .partial = true});
+      EXPECT_TRUE(partials.back() == partials.front()) << to_string(dtype);
+    }
+  }
+}
+
 TEST_P(KernelsTest, TheIdentityChangesNothing) {
   const auto [dtype, op] = GetParam();
   constexpr std::int64_t kCount = 300;

@@ -42,24 +42,56 @@ class Ranks {
   std::vector<std::unique_ptr<ScheduleLock>> locks_;
 };
 
-std::string ran(const ScheduleLock::Advance& advance) {
-  return advance.outcome == Outcome::kRun ? advance.batch->operations.front().request.name : "";
+bool offer(ScheduleLock& lock, const wire::Request& request) {
+  SchedulePlace place;
+  return lock.offer(request, place);
+}
+
+/// The first operation of the batch that it now runs, or nothing.
+std::string ran(const ScheduleLock& lock, const ScheduleLock::Advance& advance) {
+  return advance.outcome == Outcome::kRun ? lock.batch(advance.batch).operations.front().request.name : "";
+}
+std::string runs(ScheduleLock& lock) {
+  const ScheduleLock::Advance next = lock.advance();
+  return ran(lock, next);
+}
+
+TEST(ScheduleLock, AnUnnamedOperationIsKnownByItsParameters) {
+  const auto unnamed = [](std::uint64_t ordinal, std::int64_t elements) {
+    wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal), elements);
+    asked.unnamed = true;
+    asked.ordinal = ordinal;
+    return asked;
+  };
+  Ranks ranks(1);
+  AgreedBatch four, five;
+  four.operations.push_back({unnamed(0, 4)});
+  five.operations.push_back({unnamed(0, 5)});
+  ranks.enter({batch({"a"}), four, five});
+  for (std::uint64_t step = 1; step < 4; ++step) {
+    EXPECT_TRUE(offer(ranks[0], unnamed(2 * step, 4)));
+    EXPECT_TRUE(offer(ranks[0], unnamed(2 * step + 1, 5)));
+    EXPECT_TRUE(offer(ranks[0], request("a")));
+    for (int run = 0; run < 3; ++run) EXPECT_EQ(ranks[0].advance().outcome, Outcome::kRun);
+  }
+  EXPECT_FALSE(offer(ranks[0], unnamed(9, 6)));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
 }
 
 TEST(ScheduleLock, RunsABatchOnceEveryRankHasAllOfIt) {
   Ranks ranks(2);
   ranks.enter({batch({"a", "b"}), batch({"c"})});
-  ranks[0].offer(request("a"));
+  offer(ranks[0], request("a"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
-  ranks[0].offer(request("b"));
+  offer(ranks[0], request("b"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
   EXPECT_FALSE(ranks[0].lacks_own());
-  ranks[1].offer(request("b"));
-  ranks[1].offer(request("a"));
+  offer(ranks[1], request("b"));
+  offer(ranks[1], request("a"));
   const auto last = ranks[1].advance();
-  EXPECT_EQ(ran(last), "a");
+  EXPECT_EQ(ran(ranks[1], last), "a");
   EXPECT_TRUE(last.ring) << "the other may sleep";
-  EXPECT_EQ(ran(ranks[0].advance()), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
   EXPECT_TRUE(ranks[0].lacks_own());
 }
@@ -69,10 +101,10 @@ TEST(ScheduleLock, GoesRoundAndRound) {
   ranks.enter({batch({"a"}), batch({"b"})});
   for (int step = 0; step < 5; ++step) {
     for (const char* const name : {"a", "b"}) {
-      for (std::size_t rank = 0; rank < 3; ++rank) ranks[rank].offer(request(name));
+      for (std::size_t rank = 0; rank < 3; ++rank) offer(ranks[rank], request(name));
       for (const std::size_t rank : {0, 1, 2, 0, 1}) {
         const auto advance = ranks[rank].advance();
-        if (advance.outcome == Outcome::kRun) { EXPECT_EQ(ran(advance), name); }
+        if (advance.outcome == Outcome::kRun) { EXPECT_EQ(ran(ranks[rank], advance), name); }
       }
     }
   }
@@ -81,11 +113,11 @@ TEST(ScheduleLock, GoesRoundAndRound) {
 
 TEST(ScheduleLock, AllLeaveWhereOneDoes) {
   for (const auto& deviate : std::vector<void (*)(ScheduleLock&)>{
-           [](ScheduleLock& lock) { lock.offer(request("extra")); }, [](ScheduleLock& lock) { lock.offer(request("a", 5)); },
+           [](ScheduleLock& lock) { offer(lock, request("extra")); }, [](ScheduleLock& lock) { offer(lock, request("a", 5)); },
            [](ScheduleLock& lock) { lock.leave_soon(); }}) {
     Ranks ranks(3);
     ranks.enter({batch({"a"})});
-    ranks[0].offer(request("a"));
+    offer(ranks[0], request("a"));
     EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
     deviate(ranks[1]);
     const auto first = ranks[1].advance();
@@ -100,13 +132,13 @@ TEST(ScheduleLock, AllLeaveWhereOneDoes) {
 TEST(ScheduleLock, WhatHasArrivedReadyRunsBeforeItLeaves) {
   Ranks ranks(2);
   ranks.enter({batch({"a"}), batch({"b"})});
-  ranks[0].offer(request("a"));
+  offer(ranks[0], request("a"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
   ranks[0].leave_soon();
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing) << "it has promised to run the first";
-  ranks[1].offer(request("a"));
-  EXPECT_EQ(ran(ranks[1].advance()), "a");
-  EXPECT_EQ(ran(ranks[0].advance()), "a");
+  offer(ranks[1], request("a"));
+  EXPECT_EQ(runs(ranks[1]), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
   EXPECT_EQ(ranks[1].advance().outcome, Outcome::kLeft);
 }
@@ -114,7 +146,7 @@ TEST(ScheduleLock, WhatHasArrivedReadyRunsBeforeItLeaves) {
 TEST(ScheduleLock, ARankThatWaitsCanAskTheOthersToLeave) {
   Ranks ranks(2);
   ranks.enter({batch({"a"})});
-  ranks[0].offer(request("a"));
+  offer(ranks[0], request("a"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
   ranks[0].ask_others_to_leave();
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
@@ -129,11 +161,11 @@ TEST(ScheduleLock, ASecondLockDoesNotTakeTheFirstOnesWordsForItsOwn) {
   ranks[0].advance();
   ranks[1].advance();
   ranks.enter({batch({"a"})});
-  ranks[0].offer(request("a"));
+  offer(ranks[0], request("a"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing) << "the other has not arrived";
-  ranks[1].offer(request("a"));
-  EXPECT_EQ(ran(ranks[1].advance()), "a");
-  EXPECT_EQ(ran(ranks[0].advance()), "a");
+  offer(ranks[1], request("a"));
+  EXPECT_EQ(runs(ranks[1]), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
 }
 
 // Random interleavings and deviations: every rank runs the same number of batches, and leaves there.
@@ -155,13 +187,13 @@ TEST(ScheduleLock, RanksAgreeInEveryInterleaving) {
       if (random() % 60 == 0) ranks[rank].leave_soon();
       // A name is offered again only once its last use has run.
       if (!left[rank] && offered[rank] < to_offer[rank].size() && open[rank] < 4 && random() % 2 == 0) {
-        ranks[rank].offer(request(to_offer[rank][offered[rank]++]));
+        offer(ranks[rank], request(to_offer[rank][offered[rank]++]));
         ++open[rank];
       }
       const auto advance = ranks[rank].advance();
       if (advance.outcome == Outcome::kRun) {
         ++done[rank];
-        open[rank] -= advance.batch->operations.size();
+        open[rank] -= ranks[rank].batch(advance.batch).operations.size();
       }
       left[rank] = left[rank] || advance.outcome == Outcome::kLeft;
     }

@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_STALL_WARNING"}) ::unsetenv(name);
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
     try {
@@ -43,6 +43,15 @@ TEST_F(RuntimeOptionsTest, HorovodsNamesAreAccepted) {
 TEST_F(RuntimeOptionsTest, TimesAreSecondsWithFractions) {
   ::setenv("HVD_STALL_WARNING", "1.5", 1);
   EXPECT_EQ(runtime::resolve({}).stall_warning, milliseconds(1500));
+}
+
+TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
+  EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kAuto);
+  ::setenv("HVD_PROGRESS", "inline", 1);
+  EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kInline);
+  EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress, ProgressMode::kBackground);
+  ::setenv("HVD_PROGRESS", "sometimes", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
 }
 
 TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {

@@ -1,4 +1,4 @@
-#include "backend/mpi/request_table.h"
+#include "mpi/request_table.h"
 
 #include <string>
 

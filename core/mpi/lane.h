@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "backend/mpi/mpi_backend.h"
-#include "backend/mpi/request_table.h"
 #include "hvd/backend.h"
+#include "mpi/mpi_world.h"
+#include "mpi/request_table.h"
+#include "mpi/tuning.h"
 
 namespace hvd::mpi {
 
@@ -19,6 +20,7 @@ inline constexpr int kScatterTag = 0;            ///< + window modulo MpiTuning:
 inline constexpr int kGatherTag = kMaxWindows;   ///< likewise
 inline constexpr int kDirectTag = 2 * kMaxWindows;
 inline constexpr int kFlowTag = 2 * kMaxWindows + 1;
+inline constexpr int kHierarchicalTag = 2 * kMaxWindows + 2;  ///< of another backend, whose channel for a set works beside that of `mpi`
 inline constexpr int kTagsPerSet = 16;
 
 /// Memory for what is received before it is reduced. Kept from one collective to the next.

@@ -1,4 +1,4 @@
-#include "backend/mpi/lane.h"
+#include "mpi/lane.h"
 
 #include <cstdlib>
 #include <new>

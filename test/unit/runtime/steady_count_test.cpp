@@ -1,0 +1,157 @@
+// What a step costs in the steady state, in things that can be counted: nothing is allocated, and the kernel is not called.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "backend/shm/shm_backend.h"
+#include "local/local_network.h"
+#include "support/job_helpers.h"
+
+namespace {
+
+std::atomic<std::uint64_t> allocations{0};
+std::atomic<std::uint64_t> system_calls{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  allocations.fetch_add(1);
+  void* memory = alignment > alignof(std::max_align_t) ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+// In place of the library's: everything in this process goes through them.
+void* operator new(std::size_t bytes) { return counted(bytes, 0); }
+void* operator new[](std::size_t bytes) { return counted(bytes, 0); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+// All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting rounds through sched_yield().
+extern "C" long syscall(long number, ...) noexcept {
+  system_calls.fetch_add(1);
+  va_list list;
+  va_start(list, number);
+  long arguments[6];
+  for (long& argument : arguments) argument = va_arg(list, long);
+  va_end(list);
+  static const auto next = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+  return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+}
+extern "C" int sched_yield() noexcept {
+  system_calls.fetch_add(1);
+  static const auto next = reinterpret_cast<int (*)()>(dlsym(RTLD_NEXT, "sched_yield"));
+  return next();
+}
+
+namespace hvd::testing {
+namespace {
+
+constexpr int kRanks = 2;
+
+/// A rank with tensors of all kinds of places: fused with others, large, and in shared memory.
+struct Rank {
+  std::shared_ptr<SharedArena> arena = SharedArena::create();
+  std::shared_ptr<runtime::Runtime> runtime = {};
+  std::vector<std::vector<float>> memory = {std::vector<float>(10), std::vector<float>(3000), std::vector<float>(400'001)};
+  std::shared_ptr<std::byte> shared = {};
+  std::vector<Submission> submissions = {};
+  std::vector<Operation> handles = {};
+
+  void make_submissions() {
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      submissions.push_back(float_operation(memory[i], "a name that is too long to be kept without memory of its own, " + std::to_string(i)));
+    }
+    constexpr std::int64_t kElements = 500'000;
+    shared = allocate_shared(arena, kElements * sizeof(float), false);
+    Submission in_place;
+    in_place.name = "in shared memory";
+    in_place.input = {shared.get(), kElements, DataType::kFloat32, {}, {kElements}};
+    in_place.output = in_place.input;
+    in_place.op = ReduceOp::kSum;
+    in_place.alone = true;
+    in_place.keep_alive = shared;
+    submissions.push_back(in_place);
+    handles.resize(submissions.size());
+  }
+  void set(float value) {
+    for (auto& tensor : memory) std::fill(tensor.begin(), tensor.end(), value);
+    std::fill_n(reinterpret_cast<float*>(shared.get()), 500'000, value);
+  }
+  float last(std::size_t tensor) const { return tensor < memory.size() ? memory[tensor].back() : reinterpret_cast<const float*>(shared.get())[499'999]; }
+};
+
+class SteadyCount : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    network_ = local::LocalNetwork::create({.size = kRanks}, clock_);
+    runtime::RuntimeOptions options;
+    options.background_thread = false;
+    const std::string name = "/hvd-steady-count-" + std::to_string(getpid());
+    for (int number = 0; number < kRanks; ++number) {
+      Rank& rank = ranks_[number];
+      rank.runtime = runtime::Runtime::create(options, network_->plane(number), {std::make_shared<ShmBackend>(name, rank.arena)}, clock_, rank.arena);
+      rank.make_submissions();
+    }
+  }
+
+  /// Every rank submits all, and the ranks' engines take turns until all is done.
+  void step() {
+    for (Rank& rank : ranks_) rank.runtime->submit(rank.submissions, rank.handles, Progress::kCaller);
+    for (bool done = false; !done;) {
+      done = true;
+      for (Rank& rank : ranks_) {
+        rank.runtime->step();
+        for (const Operation& handle : rank.handles) done = done && handle.done();
+      }
+    }
+  }
+  void set_and_step() {
+    for (int number = 0; number < kRanks; ++number) ranks_[number].set(static_cast<float>(number + 1));
+    step();
+    for (const Rank& rank : ranks_) {
+      for (std::size_t tensor = 0; tensor < rank.submissions.size(); ++tensor) ASSERT_EQ(rank.last(tensor), 3.0F) << "tensor " << tensor;
+    }
+  }
+
+  const SteadyClock clock_;
+  std::shared_ptr<local::LocalNetwork> network_;
+  Rank ranks_[kRanks];
+};
+
+TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) {
+  for (int i = 0; i < 12; ++i) set_and_step();
+  const std::uint64_t locked = ranks_[0].runtime->metrics().locked_operations;
+  ASSERT_GT(locked, 0U) << "the schedule has not been locked";
+  const std::uint64_t allocated = allocations.load();
+  const std::uint64_t called = system_calls.load();
+  constexpr int kSteps = 20;
+  for (int i = 0; i < kSteps; ++i) set_and_step();
+  EXPECT_EQ(allocations.load() - allocated, 0U);
+  EXPECT_EQ(system_calls.load() - called, 0U);
+  EXPECT_EQ(ranks_[0].runtime->metrics().locked_operations - locked, kSteps * ranks_[0].submissions.size());
+}
+
+TEST_F(SteadyCount, TheCountersCount) {
+  const std::uint64_t allocated = allocations.load();
+  const std::uint64_t called = system_calls.load();
+  step();  // the first is negotiated
+  EXPECT_GT(allocations.load(), allocated);
+  Doorbell bell;
+  bell.sleep(bell.ticket(), Doorbell::Sleeper::kStandby, std::chrono::microseconds(1));
+  EXPECT_GT(system_calls.load(), called);
+}
+
+}  // namespace
+}  // namespace hvd::testing
