@@ -16,7 +16,9 @@ if(HVD_SANITIZE)
 endif()
 
 function(hvd_configure_target target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-                         -Woverloaded-virtual -Wimplicit-fallthrough
-                         $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
+  set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+               $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
+  # nvcc hands what it has generated to the C++ compiler, which would complain about that.
+  set(cuda_warnings $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
+  target_compile_options(${target} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${warnings}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_warnings}>")
 endfunction()

@@ -3,6 +3,11 @@ include(GNUInstallDirs)
 
 option(HVD_WITH_MPI "Build the MPI control plane and backend" ON)
 option(HVD_WITH_TORCH "Build the LibTorch adapter, hvd::torch" ON)
+set(HVD_WITH_CUDA AUTO CACHE STRING "Build the CUDA device: ON, OFF, or AUTO (where nvcc is found)")
+set(HVD_WITH_NCCL AUTO CACHE STRING "Build the NCCL backend, which needs HVD_WITH_CUDA: ON, OFF, or AUTO (where nccl.h is found)")
+set_property(CACHE HVD_WITH_CUDA HVD_WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
+set(HVD_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
+    "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES takes them: sm_80, sm_90, and PTX for newer ones")
 option(HVD_BUILD_LAUNCHER "Build hvdrun" ON)
 option(HVD_BUILD_EXAMPLES "Build the examples (they need HVD_WITH_TORCH)" ON)
 option(HVD_BUILD_TESTS "Build the tests" ON)

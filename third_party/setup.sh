@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
-# Usage: bash third_party/setup.sh [--fuzz]     --fuzz adds Clang, which the fuzz targets need.
+# Usage: bash third_party/setup.sh [--fuzz | --bundle DIR | --from DIR]
+#   --fuzz adds Clang, which the fuzz targets need. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
+#   host up from it, without root: into .deps of the checkout.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail
 
@@ -25,12 +27,20 @@ quietly() {
 }
 
 with_fuzz=no
-for argument in "$@"; do
-  case $argument in
+bundle=
+from=
+while (($# > 0)); do
+  case $1 in
     --fuzz) with_fuzz=yes ;;
-    -h | --help) sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
-    *) die "unknown option '$argument' (known: --fuzz)" ;;
+    --bundle | --from)
+      (($# > 1)) || die "$1 needs a folder"
+      [[ $1 == --bundle ]] && bundle=$2 || from=$2
+      shift
+      ;;
+    -h | --help) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    *) die "unknown option '$1' (known: --fuzz, --bundle DIR, --from DIR)" ;;
   esac
+  shift
 done
 
 # Two runs in one checkout would write the same .venv: the second waits for the first.
@@ -41,8 +51,10 @@ flock --nonblock 9 || {
 }
 
 log=$(mktemp)
+bundle_tree=
 on_exit() {
   rm -f "$log"
+  [[ -z $bundle_tree ]] || rm -rf "$bundle_tree"
   [[ ! -e $incomplete ]] || rm -rf "$venv"
 }
 trap on_exit EXIT
@@ -219,6 +231,18 @@ install_nccl() {
       die "pip could not install nvidia-nccl-cu13==$nccl_version; its last lines are above"
   fi
 }
+
+# shellcheck source=third_party/bundle.sh
+source "$root/third_party/bundle.sh"
+if [[ -n $from ]]; then
+  set_up_from "$from"
+  exit 0
+fi
+if [[ -n $bundle ]]; then
+  bundle_tree=$(mktemp -d)
+  make_bundle "$bundle"
+  exit 0
+fi
 
 if grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release && command -v apt-get >/dev/null; then
   install_packages

@@ -19,12 +19,13 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-int block_of_tags(const MpiWorld& world, int process_set) {
+int block_of_tags(const MpiWorld& world, int process_set, int instance) {
+  constexpr int kTagsPerBlock = kTagsPerSet * kMostInstances;
   const int highest = world.data_communicator().tag_upper_bound();
-  const auto last = (static_cast<std::int64_t>(process_set) + 1) * kTagsPerSet - 1;
-  if (process_set >= 0 && last <= highest) return process_set * kTagsPerSet;
+  const auto last = (static_cast<std::int64_t>(process_set) + 1) * kTagsPerBlock - 1;
+  if (process_set >= 0 && last <= highest) return process_set * kTagsPerBlock + instance * kTagsPerSet;
   throw Error("mpi: process set " + std::to_string(process_set) + " has no message tags: this MPI allows tags up to " + std::to_string(highest) +
-              ", enough for " + std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerSet) + " sets; remove sets that are not used");
+              ", enough for " + std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerBlock) + " sets; remove sets that are not used");
 }
 
 }  // namespace
@@ -51,7 +52,7 @@ Lane::Lane(std::shared_ptr<MpiWorld> world, const ChannelSpec& spec, Peers& peer
       spec_(spec),
       peers_(peers),
       tuning_(tuning),
-      first_tag_(block_of_tags(*world_, spec.process_set)),
+      first_tag_(block_of_tags(*world_, spec.process_set, spec.instance)),
       touched_(static_cast<std::size_t>(peers.size())) {
   touched_ranks_.reserve(spec.ranks.size());
 }

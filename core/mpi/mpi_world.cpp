@@ -220,6 +220,10 @@ LockWords* MpiWorld::outside_lock_words() noexcept {
   return all_boards_shared_ && topology_.local_size < topology_.size ? &board_->outside_lock_words() : nullptr;
 }
 
+void MpiWorld::allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const {
+  control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout);
+}
+
 void MpiWorld::farewell() noexcept {
   said_farewell_ = true;
   board_->farewell();

@@ -67,6 +67,10 @@ class MpiWorld {
   /// All that was announced has been received. @pre rung_by_all()
   bool mail_empty() const noexcept { return board_->own_mail() == mail_received_; }
 
+  /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, while a job begins.
+  /// @throws PeerLostError when not every rank has arrived in time.
+  void allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const;
+
   /// This rank leaves in order.
   void farewell() noexcept;
   /// Something broke: MPI is not asked to clean up any more.

@@ -13,7 +13,7 @@ namespace {
 
 class AlltoallWork final : public Work {
  public:
-  AlltoallWork(Launch launch, Submission& submission)
+  AlltoallWork(Launch launch, const Launch& launch_sizes, Submission& submission)
       : launch_(std::move(launch)),
         submission_(submission),
         buffers_(std::make_shared<Buffers>(submission.splits)),
@@ -22,13 +22,15 @@ class AlltoallWork final : public Work {
     sizes.kind = OpKind::kAlltoall;
     sizes.dtype = DataType::kInt64;
     sizes.counts = sizes.send_counts = buffers_->ones;
-    work_ = launch_(sizes, std::as_bytes(std::span(buffers_->splits)), std::as_writable_bytes(std::span(buffers_->received)));
+    work_ = launch_sizes(sizes, std::as_bytes(std::span(buffers_->splits)), std::as_writable_bytes(std::span(buffers_->received)));
   }
   AlltoallWork(const AlltoallWork&) = delete;
   AlltoallWork& operator=(const AlltoallWork&) = delete;
   ~AlltoallWork() override {
     if (!done_) keep_for_ever(buffers_);
   }
+
+  EventPtr output_ready() const override { return work_->output_ready(); }
 
   bool progress() override {
     if (!work_->progress()) return false;
@@ -50,7 +52,8 @@ class AlltoallWork final : public Work {
 
   void exchange_rows() {
     const std::vector<std::int64_t>& received = buffers_->received;
-    submission_.output = submission_.allocate_output({received});
+    EventPtr writable;
+    submission_.output = submission_.allocate_output({received, &writable});
     const std::int64_t rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
     const TensorView& output = submission_.output;
     if (output.count != rows * row_ || output.dtype != submission_.input.dtype || (output.count > 0 && output.data == nullptr)) {
@@ -64,6 +67,7 @@ class AlltoallWork final : public Work {
     exchange.dtype = submission_.input.dtype;
     exchange.counts = counts_;
     exchange.send_counts = send_counts_;
+    exchange.input_ready = std::move(writable);  // the launcher of a device knows when the input is
     work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()}, {output.data, output.bytes()});
   }
 
@@ -80,8 +84,8 @@ class AlltoallWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> make_alltoall(Launch launch, Submission& submission) {
-  return std::make_unique<AlltoallWork>(std::move(launch), submission);
+std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes, Submission& submission) {
+  return std::make_unique<AlltoallWork>(std::move(launch), launch_sizes, submission);
 }
 
 }  // namespace hvd::runtime

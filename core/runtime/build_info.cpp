@@ -20,7 +20,7 @@ bool mpi_built() noexcept { return built("MPI"); }
 bool cuda_built() noexcept { return built("CUDA"); }
 bool nccl_built() noexcept { return built("NCCL"); }
 bool shm_built() noexcept { return built("shared memory"); }
-bool nccl_available() noexcept { return false; }
+bool nccl_available() noexcept { return runtime::nccl_usable(); }
 bool mpi_threads_supported() { return runtime::mpi_threads_multiple(); }
 
 std::string build_info() {

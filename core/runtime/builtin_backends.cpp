@@ -1,8 +1,11 @@
 // The one file that knows at compile time what is in the build.
 #include "runtime/builtin_backends.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,7 +14,15 @@
 #include "base/log.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
+#include "runtime/gpu_agreement.h"
 
+#if HVD_HAVE_CUDA
+#include "device/cuda/cuda_api.h"
+#endif
+#if HVD_HAVE_NCCL
+#include "backend/nccl/nccl_backend.h"
+#include "backend/nccl/nccl_library.h"
+#endif
 #if HVD_HAVE_MPI
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
@@ -48,11 +59,90 @@ void refuse_ranks_without_mpi() {
   }
 }
 
-JobConnection job_of_one() {
+/// The process's GPUs; null in a build without them.
+std::shared_ptr<device::Api> device_api() {
+#if HVD_HAVE_CUDA
+  static const std::shared_ptr<device::Api> api = device::make_cuda_api();
+  return api;
+#else
+  return nullptr;
+#endif
+}
+
+/// This rank's GPU: nothing is done with it before its first use. @throws UsageError for an HVD_DEVICE that is not there.
+std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int local_rank) {
+  const auto api = device_api();
+  const int count = api ? api->device_count() : 0;
+  if (options.device && *options.device >= count) {
+    throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) + ", the number that this process sees, got " +
+                     std::to_string(*options.device));
+  }
+  return count > 0 ? std::make_shared<device::Context>(api, options.device.value_or(local_rank % count)) : nullptr;
+}
+
+/// A GPU and what goes with it, until the ranks have agreed on what to do with theirs.
+struct Gpu {
+  std::shared_ptr<device::Context> device;
+  GpuReport report;
+#if HVD_HAVE_NCCL
+  std::shared_ptr<nccl::Library> nccl;
+#endif
+};
+
+Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
+  Gpu gpu;
+  gpu.device = find_gpu(options, local_rank);
+  if (!gpu.device) return gpu;
+  const std::string bus_id = gpu.device->api().info(gpu.device->device()).bus_id;
+  bus_id.copy(gpu.report.bus_id, sizeof gpu.report.bus_id - 1);
+#if HVD_HAVE_NCCL
+  std::string reason;
+  gpu.nccl = nccl::load_library(reason);
+  if (gpu.nccl) {
+    gpu.report.nccl_version = gpu.nccl->version();
+  } else {
+    HVD_LOG(kWarning) << "NCCL cannot be used, GPU tensors go through the host's memory: " << reason;
+  }
+  const char* const multi = variable("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool enabled = multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000;
+  gpu.report.may_share = enabled || variable("NCCL_HOSTID") != nullptr ? 1 : 0;
+#endif
+  return gpu;
+}
+
+/// Adds the backend for GPUs if all ranks can use it. @param reports of all ranks
+void add_device_backends(JobConnection& job, const Gpu& gpu, std::span<const GpuReport> reports, const RuntimeOptions& options) {
+  job.device = gpu.device;
+  if (!job.device) return;
+  const Topology topology = job.control->topology();
+  const GpuAgreement agreement = agree_on_gpus(reports, topology);
+  if (!agreement.nccl) {
+    if (options.backend && *options.backend == "nccl") throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
+    HVD_LOG(kInfo) << "GPU tensors go through the host's memory: " << agreement.reason;
+    return;
+  }
+#if HVD_HAVE_NCCL
+  // The id of a communicator, and later the splits of an alltoall, go over the best channel for the host's memory that has both.
+  const nccl::OpenHostChannel open_host = [backends = job.backends, topology](const ChannelSpec& spec, Peers& peers) {
+    Collective exchange;
+    exchange.kind = OpKind::kAlltoall;
+    const auto better = [&](const auto& a, const auto& b) { return a->score(topology, spec, exchange) < b->score(topology, spec, exchange); };
+    return (*std::max_element(backends.begin(), backends.end(), better))->open(spec, peers);
+  };
+  nccl::NcclOptions nccl_options;
+  nccl_options.init_timeout = options.start_timeout;
+  nccl_options.registers_buffers = options.nccl_register;
+  job.backends.push_back(std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
+#endif
+}
+
+JobConnection job_of_one(const RuntimeOptions& options) {
   static const SteadyClock clock;
   JobConnection job;
   job.control = local::LocalNetwork::create({.size = 1}, clock)->plane(0);
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  const Gpu gpu = inspect_gpu(options, 0);
+  add_device_backends(job, gpu, {&gpu.report, 1}, options);
   return job;
 }
 
@@ -101,7 +191,7 @@ bool room_for_hierarchical(const mpi::MpiWorld& world) {
 JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
   if (!mpi::is_active() && mpi_launcher_variable() == nullptr) {
     refuse_ranks_without_mpi();
-    return job_of_one();
+    return job_of_one(options);
   }
   mpi::WorldOptions world_options;
   world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
@@ -114,6 +204,10 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   if (room_for_hierarchical(*world)) job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  const Gpu gpu = inspect_gpu(options, world->topology().local_rank);
+  std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
+  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report), world_options.start_timeout);
+  add_device_backends(job, gpu, reports, options);
   return job;
 }
 
@@ -123,13 +217,13 @@ void forget_job_peers() noexcept { mpi::mark_failed(); }
 
 #else
 
-JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena>) {
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena>) {
   if (const char* name = mpi_launcher_variable()) {
     throw UsageError(std::string("hvd::init: ") + name + " is set, so an MPI launcher started this process, but this hvd was built "
                      "without MPI (HVD_WITH_MPI=OFF)");
   }
   refuse_ranks_without_mpi();
-  return job_of_one();
+  return job_of_one(options);
 }
 
 bool mpi_threads_multiple() { return true; }
@@ -145,19 +239,44 @@ std::vector<std::string_view> backend_names() {
       "mpi",
       "hierarchical",
 #endif
+#if HVD_HAVE_NCCL
+      "nccl",
+#endif
   };
+}
+
+bool nccl_usable() noexcept {
+#if HVD_HAVE_NCCL
+  try {
+    std::string reason;
+    return device_api()->device_count() > 0 && nccl::load_library(reason) != nullptr;
+  } catch (const std::exception&) {
+    return false;
+  }
+#else
+  return false;
+#endif
 }
 
 std::vector<Component> optional_components() {
   return {
 #if HVD_HAVE_MPI
       {"MPI", true, mpi::library_version()},
+      {"CUDA-aware MPI", true, mpi::cuda_aware() ? "yes, and not used: GPU tensors without NCCL are staged" : "no, and not needed"},
 #else
       {"MPI", false, "HVD_WITH_MPI=OFF"},
 #endif
       {"shared memory", true, "POSIX shared memory"},
-      {"CUDA", false, "this version has no GPU backend"},
-      {"NCCL", false, "this version has no GPU backend"},
+#if HVD_HAVE_CUDA
+      {"CUDA", true, device::describe_cuda()},
+#else
+      {"CUDA", false, "HVD_WITH_CUDA=OFF, or there was no nvcc"},
+#endif
+#if HVD_HAVE_NCCL
+      {"NCCL", true, nccl::describe_library()},
+#else
+      {"NCCL", false, "HVD_WITH_NCCL=OFF, or there was none"},
+#endif
   };
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/shared_arena.h"
 #include "control/control_plane.h"
+#include "device/context.h"
 #include "hvd/backend.h"
 #include "runtime/runtime_options.h"
 
@@ -15,6 +16,7 @@ namespace hvd::runtime {
 /// What a process needs to take part in its job. The members that are listed last are destroyed first.
 struct JobConnection {
   std::shared_ptr<void> world;  ///< keeps alive what plane and backends share
+  std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
   std::vector<std::shared_ptr<Backend>> backends;
   std::unique_ptr<control::ControlPlane> control;
 };
@@ -35,6 +37,8 @@ struct Component {
 /// Everything optional, for build_info() and `hvdrun --check-build`.
 std::vector<Component> optional_components();
 
+/// NCCL can be loaded, and there is a GPU.
+bool nccl_usable() noexcept;
 /// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
 bool mpi_threads_multiple();
 /// The job has failed: nobody waits for its peers any more, not even at process exit.

@@ -15,8 +15,9 @@ using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<
 
 /// Exchanges how many rows go from whom to whom, asks for the output, then exchanges the rows: no rank has to know all splits, which
 /// are the square of the number of ranks. `submission` stays valid until the Work is done.
+/// @param launch_sizes for the sizes, which lie in the host's memory
 /// @throws (from progress()) hvd::Error for an output of the wrong size.
-std::unique_ptr<Work> make_alltoall(Launch, Submission& submission);
+std::unique_ptr<Work> make_alltoall(Launch, const Launch& launch_sizes, Submission& submission);
 
 /// Adaptive summation: pairs of vectors a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, in a binary tree over the ranks in
 /// rank order; with an odd number the last one passes to the next level, so that any number of ranks will do. Where the vectors are

@@ -107,7 +107,7 @@ void init(const Options& options) {
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);
   auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock,
-                                          runtime::process_arena());
+                                          runtime::process_arena(), std::move(job.device));
   if (!process.exit_handler_registered) {
     process.exit_handler_registered = true;
     std::atexit(runtime::leave_at_exit);

@@ -99,7 +99,7 @@ Status status_of(const std::exception& error) {
 
 Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
                std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, observe::Counters& counters,
-               TimelineSlot& timeline, std::shared_ptr<SharedArena> arena, OnEnd on_end)
+               TimelineSlot& timeline, std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device, OnEnd on_end)
     : options_(options),
       clock_(clock),
       counters_(counters),
@@ -112,7 +112,8 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
       liveness_(ranks_to_ask(*control_), silence_limit(options_)),
-      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena)}, std::move(backends), options_.backend,
+      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena), std::move(device), options_.stall_shutdown},
+                std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
@@ -165,7 +166,7 @@ bool Engine::step() noexcept {
     moved = executor_.progress() || moved;
     moved = keep_house() || moved;
     dump_state_if_asked();
-    if (shutdown_agreed_ && !executor_.active()) shut_down_.store(true, std::memory_order_release);
+    if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty()) shut_down_.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
     if (!failed()) fail(status_of(error), true);
     return true;
@@ -603,6 +604,7 @@ Duration Engine::time_to_deadline() const noexcept {
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
   if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
+  if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
   }

@@ -40,7 +40,7 @@ class Engine {
   using OnEnd = std::function<void(const OperationState&)>;
 
   Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
-         observe::Counters&, TimelineSlot&, std::shared_ptr<SharedArena>, OnEnd);
+         observe::Counters&, TimelineSlot&, std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>, OnEnd);
   ~Engine();
 
   // --- any thread ---
@@ -68,7 +68,9 @@ class Engine {
   /// Data or control messages are being moved right now.
   bool transferring() const noexcept { return executor_.needs_polling() || control_->busy(); }
   /// This rank waits for something or works on something.
-  bool busy() const noexcept { return waits_for_others() || executor_.active() || (shutdown_requested_ && !shut_down_); }
+  bool busy() const noexcept {
+    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() || (shutdown_requested_ && !shut_down_);
+  }
   /// How long nothing will happen without a ring.
   Duration time_to_deadline() const noexcept;
   /// Ends what is left, after shut_down() or failed().

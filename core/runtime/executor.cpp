@@ -8,6 +8,8 @@
 namespace hvd::runtime {
 namespace {
 
+constexpr std::string_view kDeviceBackend = "nccl";
+
 const char* phase_of(OpKind kind) {
   switch (kind) {
     case OpKind::kAllreduce: return "ALLREDUCE";
@@ -32,9 +34,11 @@ Executor::Executor(Environment environment, std::vector<std::shared_ptr<Backend>
       backends_(std::move(backends)),
       forced_backend_(std::move(forced_backend)),
       finish_(std::move(finish)),
-      buffers_(environment_.arena) {}
+      buffers_(environment_.arena),
+      device_queue_(environment_.clock, environment_.device_limit) {}
 
-Executor::~Executor() = default;
+// What a device may still be at work on outlives this.
+Executor::~Executor() { device_queue_.abandon(); }
 
 void JobQueue::push(std::shared_ptr<Job> job) {
   if (head_ > 0 && (empty() || jobs_.size() == jobs_.capacity())) {
@@ -49,7 +53,7 @@ std::shared_ptr<Job> JobQueue::pop() noexcept { return std::move(jobs_[head_++])
 void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
   if (!wire::only_agrees(batch.operations.front().request.kind)) {
     const auto job = std::make_shared<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
-    job->lane = &lane_for(*job);
+    job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
     return start(job);
   }
   for (std::size_t i = 0; i < operations.size(); ++i) {
@@ -60,7 +64,7 @@ void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> opera
 
 std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
   auto job = std::make_shared<Job>(std::move(batch), environment_.topology.rank);
-  if (!wire::only_agrees(job->request().kind)) job->lane = &lane_for(*job);
+  if (!wire::only_agrees(job->request().kind)) job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
   return job;
 }
 
@@ -69,6 +73,7 @@ void Executor::start(const std::shared_ptr<Job>& job) {
     for (const OperationPtr& operation : job->operations()) finish_(operation, {}, nullptr, false);
     return job->let_go();
   }
+  if (job->lane->ordered) job->device_order = device_jobs_++;
   job->lane->queue.push(job);
   job->agreed_at = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
   job->launched_at = {};
@@ -78,14 +83,21 @@ void Executor::start(const std::shared_ptr<Job>& job) {
 
 void Executor::retire(int process_set) {
   for (auto& [key, lane] : lanes_) lane.retired = lane.retired || key.first == process_set;
-  std::erase_if(lanes_, [](const auto& entry) { return entry.second.retired && entry.second.queue.empty(); });
+  close_retired();
+}
+
+void Executor::close_retired() {
+  std::erase_if(lanes_, [this](const auto& entry) {
+    const Lane& lane = entry.second;
+    return lane.retired && lane.queue.empty() && !(lane.device && device_queue_.has(*lane.channel));
+  });
 }
 
 Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& collective) const {
   Backend* best = nullptr;
   int best_score = 0;
-  // A choice of transport cannot concern a rank alone: the transports leave that to the local backend.
-  const bool choice_counts = forced_backend_ && spec.ranks.size() > 1;
+  // A choice of transport cannot concern a rank alone: the transports leave that to the local backend. NCCL is a choice for GPUs only.
+  const bool choice_counts = forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
   for (const auto& backend : backends_) {
     if (choice_counts && backend->name() != *forced_backend_) continue;
     const int score = backend->score(environment_.topology, spec, collective);
@@ -119,13 +131,17 @@ Executor::Lane& Executor::lane_for(const Job& job) {
 
 bool Executor::progress() {
   bool moved = false;
+  if (!device_queue_.empty()) {
+    device_queue_.look();
+    close_retired();
+  }
   if (in_flight_ == 0) return moved;
   bool retired = false;
   for (auto& [key, lane] : lanes_) {
     moved = progress(lane) || moved;
     retired = retired || lane.retired;
   }
-  if (retired) std::erase_if(lanes_, [](const auto& entry) { return entry.second.retired && entry.second.queue.empty(); });
+  if (retired) close_retired();
   return moved;
 }
 
@@ -135,6 +151,7 @@ bool Executor::progress(Lane& lane) {
     Job& job = lane.queue.front();
     try {
       if (!job.launched) {
+        if (lane.device && !device_may_launch(lane, job)) return moved;
         launch(lane, job);
         moved = true;
       }
@@ -155,6 +172,10 @@ bool Executor::progress(Lane& lane) {
 void Executor::launch(Lane& lane, Job& job) {
   job.launched = true;
   if (environment_.timeline.on()) job.launched_at = environment_.clock.now();
+  if (lane.device) {
+    job.work = launch_on_device(lane, job);
+    return;
+  }
   job.prepare(buffers_);
   if (job.nothing_to_move()) return;
   if (job.last_work && job.last_work->again(job.in(), job.out())) {
@@ -167,7 +188,7 @@ void Executor::launch(Lane& lane, Job& job) {
     return lane.channel->launch(collective, in, out);
   };
   if (job.request().kind == OpKind::kAlltoall) {
-    job.work = make_alltoall(launch, job.operations().front()->submission);
+    job.work = make_alltoall(launch, launch, job.operations().front()->submission);
   } else if (job.collective().op == ReduceOp::kAdasum) {
     job.work = make_adasum(launch, job.collective(), job.spec(), job.in(), job.out());
   } else {
@@ -176,9 +197,11 @@ void Executor::launch(Lane& lane, Job& job) {
 }
 
 void Executor::complete(Lane& lane, Job& job) {
-  job.unpack();
+  if (!lane.device) job.unpack();
   const EventPtr output_ready = job.work ? job.work->output_ready() : nullptr;
-  if (job.repeated()) {
+  if (output_ready) device_queue_.add(*lane.channel, job, output_ready);
+  if (lane.ordered) ++device_completed_;
+  if (job.repeated() && !lane.device) {
     job.last_work = std::move(job.work);
   } else {
     job.work.reset();
@@ -234,13 +257,15 @@ void Executor::abort(const Status& status) noexcept {
       const std::shared_ptr<Job> job = lane.queue.pop();
       const bool launched = job->work != nullptr;
       job->work.reset();
-      if (launched) job->abandon_buffers();
+      if (launched) job->abandon_buffers();  // those on a device go with the work, and stay allocated
       for (const OperationPtr& operation : job->operations()) finish_(operation, status, nullptr, launched);
       job->started = job->launched = false;
       job->let_go();
     }
   }
   in_flight_ = 0;
+  device_queue_.abandon();
+  device_completed_ = device_jobs_;
 }
 
 }  // namespace hvd::runtime

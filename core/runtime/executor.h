@@ -15,6 +15,7 @@
 #include "hvd/backend.h"
 #include "observe/counters.h"
 #include "runtime/composite_work.h"
+#include "runtime/device_batch.h"
 #include "runtime/job.h"
 #include "runtime/operation_state.h"
 #include "runtime/timeline_slot.h"
@@ -41,6 +42,10 @@ struct ExecutorLane {
   std::string backend;
   JobQueue queue;
   bool retired = false;
+  /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's: communicators that share a GPU must
+  /// be used in the same order everywhere.
+  std::unique_ptr<DeviceLane> device;
+  bool ordered = false;
 };
 
 /// Runs agreed batches: packs, hands to the channel, unpacks, completes. Everything between a plan and on_done.
@@ -58,6 +63,8 @@ class Executor {
     observe::Counters& counters;
     TimelineSlot& timeline;
     std::shared_ptr<SharedArena> arena = nullptr;  ///< of this rank
+    std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
+    Duration device_limit = {};  ///< how long work may be in a device's queue; zero: for ever
   };
 
   Executor(Environment, std::vector<std::shared_ptr<Backend>>, std::optional<std::string> forced_backend, Finish);
@@ -78,6 +85,8 @@ class Executor {
   bool needs_polling() const noexcept;
   /// Batches that have been started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
+  /// What is complete here and still in a device's queue.
+  const DeviceQueue& device_queue() const noexcept { return device_queue_; }
   /// The name of an operation that runs or waits to run; empty when none does.
   std::string first_active() const;
   /// What runs or waits to run, and which of the two.
@@ -88,6 +97,10 @@ class Executor {
  private:
   using Lane = ExecutorLane;
   Lane& lane_for(const Job&);
+  Lane& device_lane_for(const Job&);
+  std::unique_ptr<Work> launch_on_device(Lane&, Job&);
+  bool device_may_launch(Lane&, const Job&);
+  void close_retired();
   Backend& choose_backend(const ChannelSpec&, const Collective&) const;
   bool progress(Lane&);
   void launch(Lane&, Job&);
@@ -101,6 +114,9 @@ class Executor {
   fusion::FusionBufferPool buffers_;
   std::map<std::pair<int, std::string>, Lane> lanes_;  // by process set and backend; a lane stays where it is
   std::size_t in_flight_ = 0;
+  DeviceQueue device_queue_;
+  std::uint64_t device_jobs_ = 0;       // of ordered lanes, started and
+  std::uint64_t device_completed_ = 0;  // completed
 };
 
 }  // namespace hvd::runtime

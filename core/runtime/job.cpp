@@ -68,7 +68,6 @@ void Job::let_go() noexcept {
   output_buffer_ = {};
 }
 
-// As many elements out as in, on every rank.
 bool Job::in_place_kind() const noexcept {
   return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kBroadcast;
 }
@@ -149,7 +148,9 @@ std::size_t Job::out_bytes() const {
 void Job::allocate_outputs() {
   for (std::size_t i = 0; i < operations_.size(); ++i) {
     Submission& submission = operations_[i]->submission;
-    submission.output = submission.allocate_output({batch_.operations[i].first_dims});
+    EventPtr writable;
+    submission.output = submission.allocate_output({batch_.operations[i].first_dims, &writable});
+    if (writable) writable_.push_back(std::move(writable));
     const std::size_t expected = std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
     if (submission.output.bytes() != expected || (expected > 0 && submission.output.data == nullptr)) {
       throw Error("the allocated output has " + std::to_string(submission.output.bytes()) + " bytes, expected " +
@@ -158,10 +159,15 @@ void Job::allocate_outputs() {
   }
 }
 
-void Job::prepare(fusion::FusionBufferPool& pool) {
-  if (batch_.absent_here) return prepare_absent(pool);
+void Job::ask_for_outputs() {
+  writable_.clear();
   const bool receives = request().kind == OpKind::kAllgather || (request().kind == OpKind::kGather && at_root());
   if (receives) allocate_outputs();
+}
+
+void Job::prepare(fusion::FusionBufferPool& pool) {
+  if (batch_.absent_here) return prepare_absent(pool);
+  ask_for_outputs();
   if (request().kind == OpKind::kAlltoall) return;  // AlltoallWork takes care of it
   const bool packs = fused() || scales_early();
   if (!fused()) {

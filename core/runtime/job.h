@@ -47,6 +47,24 @@ class Job {
   /// The transport may still use the buffers. See Note [Who frees the buffer].
   void abandon_buffers() noexcept;
 
+  // What a batch on a device is put together from (device_batch.h) instead of prepare() and unpack().
+  bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
+  bool fused() const noexcept { return batch_.operations.size() > 1; }
+  bool absent_here() const noexcept { return batch_.absent_here; }
+  /// As many elements out as in, on every rank.
+  bool in_place_kind() const noexcept;
+  bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
+  /// The request's first factor is applied while packing, and is no part of the collective.
+  bool scales_early() const noexcept;
+  std::size_t in_bytes() const;
+  std::size_t out_bytes() const;
+  /// Asks for the outputs whose size has been agreed on, if there are such. @throws hvd::Error for one of the wrong size.
+  void ask_for_outputs();
+  /// After ask_for_outputs(): when they may be written, for each that said so.
+  std::span<const EventPtr> writable() const noexcept { return writable_; }
+  std::span<const std::span<const std::byte>> input_pieces();
+  std::span<const std::span<std::byte>> output_pieces();
+
   /// What it holds for one use.
   void let_go() noexcept;
 
@@ -58,22 +76,15 @@ class Job {
   std::unique_ptr<Work> last_work = {};  ///< of the last use of a repeated job
   TimePoint agreed_at = {};
   TimePoint launched_at = {};
+  std::uint64_t device_order = 0;  ///< among the jobs of ordered lanes
 
  private:
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
-  bool fused() const noexcept { return batch_.operations.size() > 1; }
-  bool in_place_kind() const noexcept;
-  bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
-  bool scales_early() const noexcept;
-  std::size_t in_bytes() const;
-  std::size_t out_bytes() const;
   void describe();
   void describe_rows();
   std::vector<std::int64_t> rows_of(std::size_t tensor) const;
   void allocate_outputs();
   void prepare_absent(fusion::FusionBufferPool&);
-  std::span<const std::span<const std::byte>> input_pieces();
-  std::span<const std::span<std::byte>> output_pieces();
 
   control::AgreedBatch batch_;
   std::vector<OperationPtr> operations_;
@@ -83,6 +94,7 @@ class Job {
   std::vector<std::int64_t> send_counts_;
   std::vector<std::vector<std::size_t>> part_bytes_;  // [tensor][rank], of what is cut or joined by rows
   bool nothing_to_move_ = false;
+  std::vector<EventPtr> writable_;
   bool repeated_ = false;
   std::vector<std::span<const std::byte>> input_pieces_;
   std::vector<std::span<std::byte>> output_pieces_;

@@ -52,8 +52,9 @@ Duration pause_after(int idle_rounds, const Engine& engine) {
 
 std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
                                          std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
-                                         std::shared_ptr<SharedArena> arena) {
-  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends), clock, std::move(arena)));
+                                         std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device) {
+  std::shared_ptr<Runtime> runtime(
+      new Runtime(options, std::move(control), std::move(backends), clock, std::move(arena), std::move(device)));
   if (options.background_thread) {
     runtime->thread_ = std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
     pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
@@ -62,10 +63,11 @@ std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::uni
 }
 
 Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, std::shared_ptr<SharedArena> arena)
-    : options_(options), pace_(choose_pace(options.progress, control->topology().local_size)), clock_(clock) {
+                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, std::shared_ptr<SharedArena> arena,
+                 std::shared_ptr<device::Context> device)
+    : options_(options), pace_(choose_pace(options.progress, control->topology().local_size)), clock_(clock), device_(device) {
   engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_, std::move(arena),
-                                     [this](const OperationState& operation) { release_name(operation); });
+                                     std::move(device), [this](const OperationState& operation) { release_name(operation); });
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
@@ -84,7 +86,8 @@ void Runtime::check_running() const {
 }
 
 wire::Request Runtime::number(const Submission& submission) {
-  wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank);
+  wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank,
+                                       device_ ? std::optional(device_->device()) : std::nullopt);
   if (request.unnamed) {
     request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
     request.name = wire::unnamed_name(request.kind, request.ordinal);

@@ -23,7 +23,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   static std::shared_ptr<Runtime> create(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
                                          std::vector<std::shared_ptr<Backend>>, const Clock&,
-                                         std::shared_ptr<SharedArena> = nullptr);
+                                         std::shared_ptr<SharedArena> = nullptr, std::shared_ptr<device::Context> = nullptr);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
   /// Not collective. Operations still outstanding end with ShutdownError.
@@ -45,6 +45,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void tell_before_dying(const Status& cause, Duration patience) noexcept;
 
   const Topology& topology() const noexcept { return engine_->topology(); }
+  /// This rank's GPU, or null.
+  const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const Pace& pace() const noexcept { return pace_; }
   bool failed() const noexcept { return engine_->failed(); }
   Status failure() const { return engine_->failure(); }
@@ -62,7 +64,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
-          std::shared_ptr<SharedArena>);
+          std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>);
   void run(std::stop_token);
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the token, or stop.
   void drive_standby(const std::stop_token&);
@@ -87,6 +89,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const Clock& clock_;
   observe::Counters counters_;
   TimelineSlot timeline_;
+  const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
   std::mutex names_mutex_;
   NameTable names_;                                             // guarded by names_mutex_

@@ -9,6 +9,7 @@ namespace {
 constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
 constexpr std::chrono::seconds kLongestTime{1'000'000'000};  // as in the environment; inside 63 bits of nanoseconds
 constexpr std::int64_t kMostControlRadix = 1 << 20;  // wire::kMaxRanks
+constexpr std::int64_t kMostDevices = 1 << 10;
 constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
 
 std::int64_t choose(const std::optional<std::int64_t>& option, const char* option_name, const char* variable,
@@ -63,6 +64,8 @@ RuntimeOptions resolve(const Options& options) {
   if (resolved.peer_timeout == Duration::zero()) {
     throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
   }
+  if (const auto device = env_int("DEVICE", 0, kMostDevices)) resolved.device = static_cast<int>(*device);
+  resolved.nccl_register = env_int("NCCL_REGISTER", 0, 1).value_or(0) == 1;
   resolved.backend = options.backend ? options.backend : env_string("BACKEND");
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
   return resolved;

@@ -23,6 +23,10 @@ struct RuntimeOptions {
   /// Reports are merged on their way in jobs of several hosts and more than one rank above this many; nobody hears more ranks than
   /// this. Less than 2: never.
   int control_radix = 32;
+  /// The GPU to use, as the process counts them; unset: the local rank modulo their number.
+  std::optional<int> device = {};
+  /// NCCL registers fusion buffers.
+  bool nccl_register = false;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
   /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).

@@ -11,13 +11,14 @@ namespace {
 
 class Checker {
  public:
-  Checker(const Submission& submission, const control::ProcessSetTable& sets, int rank)
-      : submission_(submission), sets_(sets), rank_(rank) {}
+  Checker(const Submission& submission, const control::ProcessSetTable& sets, int rank, std::optional<int> gpu)
+      : submission_(submission), sets_(sets), rank_(rank), gpu_(gpu) {}
 
   void check() const {
     check_names();
     check_set_and_root();
     if (agrees_on_job()) return check_job_operation();
+    check_device();
     check_op();
     check_shape();
     check_output();
@@ -79,11 +80,29 @@ class Checker {
 
   bool reduces() const { return submission_.kind == OpKind::kAllreduce || submission_.kind == OpKind::kReducescatter; }
 
-  void check_op() const {
-    if (submission_.input.device.type != DeviceType::kCpu) {
-      fail("the tensor is on " + std::string(to_string(submission_.input.device.type)) +
-           "; this build has backends for cpu only");
+  void check_device() const {
+    const Device& device = submission_.input.device;
+    if (device.type != DeviceType::kCpu) check_gpu(device);
+    const bool output_known = !submission_.allocate_output && submission_.kind != OpKind::kBarrier;
+    if (!output_known || submission_.output.device == device) return;
+    fail("the input is on " + device_text(device) + ", the output on " + device_text(submission_.output.device) + "; expected both on one device");
+  }
+
+  void check_gpu(const Device& device) const {
+    if (!gpu_) {
+      fail("the tensor is on " + device_text(device) + ", but this rank has no GPU to use (see hvd::build_info()); expected a cpu tensor");
     }
+    if (device.index == *gpu_) return;
+    fail("the tensor is on " + device_text(device) + "; expected cuda:" + std::to_string(*gpu_) +
+         ", the one GPU that this rank works with: its local rank modulo the GPUs it sees, or HVD_DEVICE");
+  }
+
+  static std::string device_text(const Device& device) {
+    const std::string type(to_string(device.type));
+    return device.type == DeviceType::kCpu ? type : type + ":" + std::to_string(device.index);
+  }
+
+  void check_op() const {
     if (!std::isfinite(submission_.prescale) || !std::isfinite(submission_.postscale)) fail("a scale factor is not finite");
     if (!reduces()) return;
     if (submission_.op == ReduceOp::kAdasum) check_adasum();
@@ -174,12 +193,13 @@ class Checker {
   const Submission& submission_;
   const control::ProcessSetTable& sets_;
   const int rank_;
+  const std::optional<int> gpu_;
 };
 
 }  // namespace
 
-wire::Request make_request(const Submission& submission, const control::ProcessSetTable& sets, int rank) {
-  Checker(submission, sets, rank).check();
+wire::Request make_request(const Submission& submission, const control::ProcessSetTable& sets, int rank, std::optional<int> gpu) {
+  Checker(submission, sets, rank, gpu).check();
   wire::Request request;
   request.name = submission.name;
   request.unnamed = submission.name.empty();

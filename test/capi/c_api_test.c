@@ -60,7 +60,7 @@ static void test_build(void) {
   char small[4] = "abc";
   char* text = NULL;
   size_t needed = 0;
-  EXPECT_EQ(hvd_cuda_built(), hvd_nccl_built());
+  EXPECT(!hvd_nccl_built() || hvd_cuda_built());
   EXPECT(hvd_mpi_built() || size == 1);
   EXPECT(!hvd_nccl_available() || hvd_nccl_built());
   EXPECT(hvd_shm_built() == 0 || hvd_shm_built() == 1);

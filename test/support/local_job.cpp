@@ -15,7 +15,9 @@ LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
     std::vector<std::shared_ptr<Backend>> backends{options.backend ? options.backend : std::make_shared<LocalBackend>(world)};
-    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank), std::move(backends), clock));
+    const auto device = options.device ? options.device(rank) : nullptr;
+    if (options.device_backend) backends.push_back(options.device_backend(rank, device, backends.front()));
+    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank), std::move(backends), clock, nullptr, device));
   }
 }
 

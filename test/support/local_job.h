@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct LocalJobOptions {
   std::vector<std::string> hosts = {};
   /// Instead of the local backend.
   std::shared_ptr<Backend> backend = {};
+  /// Called for each rank: its GPU, and backends besides the local one.
+  std::function<std::shared_ptr<device::Context>(int rank)> device = {};
+  std::function<std::shared_ptr<Backend>(int rank, std::shared_ptr<device::Context>, std::shared_ptr<Backend> local)> device_backend = {};
 };
 
 /// The ranks of a job inside this process, on the local network and backend. With `runtime.background_thread` off, step_all() or

@@ -75,7 +75,7 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   HostPlan plan = make_plan(world_->topology(), spec.ranks, spec.set_rank, most_drivers);
   std::vector<int> local;
   for (const int member : plan.local()) local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
-  const std::string name = world_->host_name_prefix() + "-hosts-" + std::to_string(spec.process_set);
+  const std::string name = world_->host_name_prefix() + "-hosts-" + std::to_string(spec.process_set) + (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
   const int index = plan.index;
   auto messages = std::make_shared<mpi::Lane>(world_, spec, peers, mpi::MpiTuning{});
   // Not by make_shared: a segment cannot be moved.

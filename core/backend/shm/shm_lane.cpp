@@ -11,7 +11,7 @@ Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers, std
       rank_(spec.set_rank),
       peers_(peers),
       tuning_(tuning),
-      name_(prefix + "-" + std::to_string(spec.process_set)),
+      name_(prefix + "-" + std::to_string(spec.process_set) + (spec.instance > 0 ? "." + std::to_string(spec.instance) : "")),
       arenas_(std::move(arenas)) {
   sources.resize(ranks_.size());
   destinations.resize(ranks_.size());

@@ -44,6 +44,8 @@ struct Collective {
   int root = 0;
   std::span<const std::int64_t> counts = {};       ///< valid until the Work is destroyed
   std::span<const std::int64_t> send_counts = {};  ///< valid until the Work is destroyed
+  /// On a device: the point in its queue after which the input may be read and the output written; null: already.
+  EventPtr input_ready = {};
 };
 
 /// What a channel may ask of the runtime about the other ranks. Thread-safe.
@@ -85,6 +87,18 @@ class Channel {
   virtual bool needs_polling() const noexcept { return true; }
   /// After a failure: the outstanding Work will not be asked to progress again and may be destroyed.
   virtual void abort() noexcept = 0;
+
+  // --- channels of a device; the defaults do for those of the host ---
+  /// Whether launch() may be called: does what can be done without blocking to get there. Once true it stays true.
+  /// Throws hvd::Error when it cannot be had, or not in time.
+  virtual bool ready() { return true; }
+  /// Throws hvd::Error when work that was reported complete, and may still be in the device's queue, has failed.
+  virtual void check_health() {}
+  /// A channel between the same ranks for memory of the host, to be used between works of this one; null: this one will do.
+  virtual Channel* host() noexcept { return nullptr; }
+  /// Device memory that this channel reduces best; null: any will do. @pre ready(). Freed by release(), before the channel ends.
+  virtual std::byte* allocate(std::size_t /*bytes*/) { return nullptr; }
+  virtual void release(std::byte*) noexcept {}
 };
 
 struct ChannelSpec {
@@ -92,7 +106,10 @@ struct ChannelSpec {
   std::vector<int> ranks = {};  ///< world ranks of the set, ascending
   int set_rank = 0;             ///< this rank's position in `ranks`
   Device device = {};
+  /// Tells the channels apart that one backend has open for one set: 0 is the set's own, others belong to channels of a device.
+  int instance = 0;
 };
+inline constexpr int kMostInstances = 4;
 
 class Backend {
  public:

@@ -21,6 +21,8 @@ struct OutputSizes {
   /// Allgather, and gather at its destination: the first dimension of every member's input, in set order. Alltoall: the rows
   /// received from each member.
   std::span<const std::int64_t> first_dims = {};
+  /// GPU: where the callback may leave the event after which the memory that it returns may be written. Null elsewhere.
+  EventPtr* writable = nullptr;
 };
 
 /// One collective operation of one rank. One struct for all kinds.
@@ -50,11 +52,12 @@ struct Submission {
   int group_index = 0;
   /// Not to be fused with others: it is large, and lies where it need not be copied (see hvd::allocate_shared()).
   bool alone = false;
-  /// Null: the input may be read at once.
+  /// Null: the input may be read, and the output written, at once. A GPU's tensors come with an event of its (see hvd::record_event()).
   EventPtr input_ready = {};
-  /// Keeps the memory alive until the operation is done (longer when it failed in flight).
+  /// Keeps the memory alive until the operation is done, and the device is done with it (longer when it failed in flight).
   std::shared_ptr<const void> keep_alive = {};
-  /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd.
+  /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On a GPU the result is there for
+  /// whoever waits for `output_ready` on the device; null: it is there.
   std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
 };
 

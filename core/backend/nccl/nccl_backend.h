@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "backend/nccl/library.h"
+#include "base/clock.h"
+#include "device/context.h"
+#include "hvd/backend.h"
+
+namespace hvd {
+namespace nccl {
+
+struct NcclOptions {
+  /// A communicator that is not there by then is a lost peer.
+  Duration init_timeout = std::chrono::minutes(5);
+  /// How long the end of a communicator waits for the peers.
+  Duration finalize_timeout = std::chrono::seconds(5);
+  /// Fusion buffers come from NCCL and are registered with the communicator. Equal on all ranks.
+  bool registers_buffers = false;
+};
+
+/// Opens a channel for host memory between the ranks of a device's channel.
+using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec&, Peers&)>;
+
+}  // namespace nccl
+
+/// Collectives on GPU memory with NCCL: one communicator per process set. A result is what NCCL computes, fp16 and bf16 rounded at
+/// every addition, in an order of its own; see docs/decisions/0014-nccl-behind-a-seam.md. Integers that would have to be scaled, int16
+/// and Adasum are left to others.
+///
+/// Threading: as hvd::Backend says.
+class NcclBackend final : public Backend {
+ public:
+  NcclBackend(std::shared_ptr<nccl::Library>, std::shared_ptr<device::Context>, nccl::OpenHostChannel, const nccl::NcclOptions& = {},
+              const Clock& = steady_clock());
+
+  std::string_view name() const noexcept override { return "nccl"; }
+  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
+  std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
+
+ private:
+  static const Clock& steady_clock();
+
+  const std::shared_ptr<nccl::Library> library_;
+  const std::shared_ptr<device::Context> device_;
+  const nccl::OpenHostChannel open_host_channel_;
+  const nccl::NcclOptions options_;
+  const Clock& clock_;
+};
+
+}  // namespace hvd

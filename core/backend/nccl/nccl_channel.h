@@ -1,0 +1,73 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "backend/nccl/library.h"
+#include "backend/nccl/nccl_backend.h"
+#include "base/clock.h"
+#include "device/buffers.h"
+#include "device/context.h"
+#include "hvd/backend.h"
+
+namespace hvd::nccl {
+
+/// A communicator on its way and in use.
+///
+///   meeting --the id has come over the host's channel--> joining --health() settled--> ready
+///       \------------------------ too late, or an error: a throw ------------------------/      any --abort()--> aborted
+class NcclChannel final : public Channel {
+ public:
+  NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>, const ChannelSpec&, std::unique_ptr<Channel> host,
+              const NcclOptions&, const Clock&);
+  NcclChannel(const NcclChannel&) = delete;
+  NcclChannel& operator=(const NcclChannel&) = delete;
+  /// Waits for the peers, for no longer than finalize_timeout: they end theirs too.
+  ~NcclChannel() override;
+
+  bool ready() override;
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in, std::span<std::byte> out) override;
+  void check_health() override;
+  void abort() noexcept override;
+  Channel* host() noexcept override { return host_.get(); }
+  std::byte* allocate(std::size_t bytes) override;
+  void release(std::byte*) noexcept override;
+
+  // --- for its works ---
+  Library& library() noexcept { return *library_; }
+  device::Context& device() noexcept { return *device_; }
+  device::Stream stream() const noexcept { return stream_.get(); }
+  Comm comm() const noexcept { return comm_; }
+  int rank() const noexcept { return spec_.set_rank; }
+  int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
+  device::BufferPool& buffers() noexcept { return buffers_; }
+  /// Whether the last call on the communicator is over. @throws PeerLostError, Error
+  bool settled();
+
+ private:
+  enum class State { kMeeting, kJoining, kReady, kAborted };
+  void meet();
+  [[noreturn]] void fail(const Health&) const;
+  std::string who() const;
+
+  const std::shared_ptr<Library> library_;
+  const std::shared_ptr<device::Context> device_;
+  const ChannelSpec spec_;
+  const NcclOptions options_;
+  const Clock& clock_;
+  const TimePoint deadline_;
+  const std::unique_ptr<Channel> host_;
+  device::OwnedStream stream_;
+  device::BufferPool buffers_;
+  std::shared_ptr<UniqueId> id_;   // kept for as long as the host's channel may write to it
+  std::unique_ptr<Work> meeting_;  // the broadcast of the id
+  State state_ = State::kMeeting;
+  Comm comm_;
+  std::map<std::byte*, void*> registrations_;
+};
+
+/// Puts the collective into the stream; progress() is true once it is there.
+std::unique_ptr<Work> make_work(NcclChannel&, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+
+}  // namespace hvd::nccl

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+
+#include "device/api.h"
+#include "device/buffers.h"
+#include "device/marks.h"
+#include "device/plan_cache.h"
+
+namespace hvd::device {
+
+/// The GPU of one rank: which one, and what is kept on it between operations. One per Runtime; a process works with one device.
+///
+/// Thread-safe, but plans(), which belongs to the thread that drives the engine. Nothing happens on the device before the first use.
+class Context {
+ public:
+  /// @param device ordinal as this process sees it
+  Context(std::shared_ptr<Api>, int device);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context();
+
+  Api& api() noexcept { return *api_; }
+  int device() const noexcept { return device_; }
+  const std::shared_ptr<MarkPool>& marks() noexcept { return marks_; }
+  PlanCache& plans();
+
+  /// What the stream does from now on waits for the event (null: nothing to wait for). With the device current.
+  void wait(Stream stream, const EventPtr& event);
+  /// cudaMalloc and its reverse.
+  Allocator plain_memory();
+
+ private:
+  const std::shared_ptr<Api> api_;
+  const int device_;
+  const std::shared_ptr<MarkPool> marks_;
+  std::unique_ptr<PlanCache> plans_;
+};
+
+/// A queue that is destroyed with its owner. Made and destroyed with the device made current by itself.
+class OwnedStream {
+ public:
+  explicit OwnedStream(Context&);
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  ~OwnedStream();
+  Stream get() const noexcept { return stream_; }
+
+ private:
+  Context& context_;
+  Stream stream_;
+};
+
+}  // namespace hvd::device

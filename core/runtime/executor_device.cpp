@@ -1,0 +1,69 @@
+// The executor's part for tensors on a GPU.
+#include <string>
+#include <utility>
+
+#include "hvd/error.h"
+#include "runtime/executor.h"
+#include "runtime/staged_channel.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// Of the channel for the host's memory that a staged one has to itself.
+constexpr int kStagingInstance = 2;
+
+}  // namespace
+
+// The best backend that has GPUs; where none can do this, a channel through the host's memory. All of it follows from what the ranks
+// have agreed on, so they open the same channels at the same point of the plan.
+Executor::Lane& Executor::device_lane_for(const Job& job) {
+  if (!environment_.device) throw Error("a plan names a tensor on a GPU, and this rank has none");
+  ChannelSpec spec = job.spec();
+  spec.device.index = environment_.device->device();
+  Backend* own = nullptr;
+  for (const auto& backend : backends_) {
+    if (forced_backend_ && backend->name() != *forced_backend_) continue;
+    if (backend->score(environment_.topology, spec, job.collective()) > 0) own = backend.get();
+  }
+  ChannelSpec host = spec;
+  host.device = {};
+  host.instance = kStagingInstance;
+  Collective collective = job.collective();
+  if (collective.op == ReduceOp::kAdasum) {  // it is made of what backends have that can exchange
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
+  Backend& backend = own != nullptr ? *own : choose_backend(host, collective);
+  const std::string name = std::string(backend.name()) + (own != nullptr ? "" : ", staged");
+  Lane& lane = lanes_[{spec.process_set, name}];
+  if (lane.channel) return lane;
+  lane.backend = name;
+  lane.ordered = own != nullptr;
+  lane.channel = own != nullptr ? backend.open(spec, environment_.peers)
+                                : make_staged_channel(backend.open(host, environment_.peers), environment_.device, spec);
+  lane.device = std::make_unique<DeviceLane>(*environment_.device, *lane.channel, own != nullptr);
+  return lane;
+}
+
+bool Executor::device_may_launch(Lane& lane, const Job& job) {
+  if (lane.ordered && job.device_order != device_completed_) return false;
+  return lane.channel->ready();
+}
+
+std::unique_ptr<Work> Executor::launch_on_device(Lane& lane, Job& job) {
+  if (job.nothing_to_move()) {
+    if (!job.absent_here()) job.ask_for_outputs();
+    return nullptr;
+  }
+  const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+    environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    return lane.channel->launch(collective, in, out);
+  };
+  const Launch launch_on_host = [&lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+    Channel* const host = lane.channel->host();
+    return (host != nullptr ? host : lane.channel.get())->launch(collective, in, out);
+  };
+  return start_on_device(*lane.device, job, launch, launch_on_host);
+}
+
+}  // namespace hvd::runtime

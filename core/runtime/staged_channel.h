@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "device/context.h"
+#include "hvd/backend.h"
+
+namespace hvd::runtime {
+
+struct StagingOptions {
+  /// An allreduce or broadcast is cut into so much, of which one piece comes from the device, one is on its way between the ranks and
+  /// one goes back, all at the same time. Equal on all ranks.
+  std::size_t chunk_bytes = 4 << 20;
+};
+
+/// Collectives on a device's memory through a channel for the host's: into pinned memory, between the ranks, and back. For GPUs without
+/// NCCL, several ranks on one GPU, and what NCCL does not compute; results are those of the host's channel, bit for bit.
+///
+/// A Work is complete when its last copy to the device is queued. Adasum is made of the host's operations here.
+/// @param host opened for these ranks, and used by this channel only
+std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::shared_ptr<device::Context>, const ChannelSpec&,
+                                             const StagingOptions& = {});
+
+}  // namespace hvd::runtime

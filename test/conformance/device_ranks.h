@@ -1,0 +1,59 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <memory_resource>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "conformance/thread_ranks.h"
+
+/// What the conformance suite needs to run a backend for the memory of a device, whose results are there when an event says so.
+namespace hvd::conformance {
+
+/// A rank with a channel of its own; polls, since devices ring no bells.
+class DeviceHarness final : public Harness {
+ public:
+  DeviceHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend, std::pmr::memory_resource& memory)
+      : memory_(memory), peers_(rank, bells), backend_(std::move(backend)) {
+    channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank, .device = {DeviceType::kCuda, 0}}, peers_);
+    while (!channel_->ready()) std::this_thread::yield();
+  }
+  int rank() const override { return peers_.rank(); }
+  int size() const override { return peers_.size(); }
+  Channel& channel() override { return *channel_; }
+  std::pmr::memory_resource& memory() override { return memory_; }
+  void run(Work& work) override {
+    while (!work.progress()) std::this_thread::yield();
+    const EventPtr ready = work.output_ready();
+    while (ready && !ready->query()) std::this_thread::yield();
+  }
+
+ private:
+  std::pmr::memory_resource& memory_;
+  BellPeers peers_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Channel> channel_;
+};
+
+/// The cases that the backend says it can do, and whose result has one right value: no factor other than an average's is applied
+/// before and after the additions, as NCCL rounds in between. Elements are aligned to themselves, as those of tensors are.
+inline std::vector<Case> exact_cases(const Backend& backend, OpKind kind, int size) {
+  std::vector<Case> cases;
+  for (const Case& one : cases_of(kind, size)) {
+    Collective collective;
+    collective.kind = one.kind;
+    collective.op = one.op;
+    collective.dtype = one.dtype;
+    collective.scale = one.scale;
+    const bool average = one.scale.prescale == 1.0 && one.scale.postscale == 1.0;
+    const int score = backend.score({}, {.device = {DeviceType::kCuda, 0}}, collective);
+    if (score > 0 && average && !one.unaligned) cases.push_back(one);
+  }
+  return cases;
+}
+
+}  // namespace hvd::conformance

@@ -1,0 +1,329 @@
+#include "support/fake_gpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "hvd/error.h"
+
+namespace hvd::testing {
+namespace {
+
+constexpr std::byte kGarbage{0xcd};
+constexpr std::size_t kMostFaults = 20;
+
+void* handle_of(int index) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(index + 1)); }
+int index_of(void* handle) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(handle)) - 1; }
+
+bool overlap(const FakeGpu::Range& a, const FakeGpu::Range& b) {
+  return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+}
+
+thread_local int current_device = -1;
+
+}  // namespace
+
+class FakeApi final : public device::Api {
+ public:
+  FakeApi(FakeGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
+
+  int device_count() noexcept override { return gpu_.options_.devices; }
+  device::DeviceInfo info(int device) override { return {"fake", "0000:0" + std::to_string(device) + ":00.0", 132, 9, 0, std::size_t{1} << 37}; }
+
+  void enter(int device) override {
+    const std::lock_guard lock(gpu_.mutex_);
+    if (device < 0 || device >= gpu_.options_.devices) throw Error("fake: there is no device " + std::to_string(device));
+    stack().push_back(std::exchange(current_device, device));
+  }
+  void leave() noexcept override {
+    current_device = stack().back();
+    stack().pop_back();
+  }
+
+  device::Stream create_stream() override {
+    const auto lock = begin("create_stream");
+    gpu_.queues_.push_back(std::make_unique<FakeGpu::Queue>());
+    return {handle_of(static_cast<int>(gpu_.queues_.size()) - 1)};
+  }
+  void destroy_stream(device::Stream) noexcept override { const auto lock = begin("destroy_stream"); }
+  device::Mark create_mark() override {
+    const auto lock = begin("create_mark");
+    gpu_.marks_.emplace_back();
+    return {handle_of(static_cast<int>(gpu_.marks_.size()) - 1)};
+  }
+  void destroy_mark(device::Mark mark) noexcept override {
+    const auto lock = begin("destroy_mark");
+    gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))].alive = false;
+  }
+  void record(device::Mark mark, device::Stream stream) override {
+    const auto lock = begin("record");
+    ++counts().records;
+    const int queue = gpu_.queue_of(stream);
+    const int index = gpu_.mark_of(mark);
+    FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(index)];
+    ++gpu_.queues_[static_cast<std::size_t>(queue)]->clock[queue];
+    state.clock = gpu_.queues_[static_cast<std::size_t>(queue)]->clock;
+    gpu_.enqueue_locked(queue, {{"record"}, false, index, ++state.recorded});
+  }
+  void wait(device::Stream stream, device::Mark mark) override {
+    const auto lock = begin("wait");
+    ++counts().waits;
+    const int queue = gpu_.queue_of(stream);
+    const int index = gpu_.mark_of(mark);
+    const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(index)];
+    for (const auto& [other, seen] : state.clock) {
+      auto& own = gpu_.queues_[static_cast<std::size_t>(queue)]->clock[other];
+      own = std::max(own, seen);
+    }
+    gpu_.enqueue_locked(queue, {{"wait"}, true, index, state.recorded});
+  }
+  bool reached(device::Mark mark) override {
+    const auto lock = begin("reached");
+    gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
+    const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))];
+    if (state.reached < state.recorded) return false;
+    for (const auto& [queue, seen] : state.clock) gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
+    return true;
+  }
+  bool capturing(device::Stream) override { return false; }
+  void synchronize(device::Stream stream) override {
+    const auto lock = begin("synchronize");
+    ++counts().synchronize;
+    while (!gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->items.empty() && gpu_.run_some(1)) {
+    }
+  }
+
+  std::byte* allocate(std::size_t bytes) override {
+    const auto lock = begin("allocate");
+    ++counts().allocate;
+    return gpu_.allocate_locked(bytes, false);
+  }
+  void release(std::byte* memory) noexcept override {
+    const auto lock = begin("release");
+    gpu_.release_locked(memory, false);
+  }
+  std::byte* allocate_pinned(std::size_t bytes) override {
+    const auto lock = begin("allocate_pinned");
+    ++counts().allocate;
+    return gpu_.allocate_locked(bytes, true);
+  }
+  void release_pinned(std::byte* memory) noexcept override {
+    const auto lock = begin("release_pinned");
+    gpu_.release_locked(memory, true);
+  }
+
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction, device::Stream stream) override {
+    const auto lock = begin("copy");
+    ++counts().copies;
+    // What the device will read there, for whoever has to know before the device has come so far.
+    if (direction == device::Direction::kToDevice) gpu_.uploads_[to].assign(from, from + bytes);
+    know(stream);
+    gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] { std::memcpy(to, from, bytes); }});
+  }
+  void run(const device::CopyLaunch& launch, device::Stream stream) override {
+    const auto lock = begin("run");
+    ++counts().launches;
+    FakeGpu::Item item{"batched copy", {}, {}, [launch] { run_copy_on_host(launch, 7); }};
+    item.ranges.push_back({reinterpret_cast<const std::byte*>(launch.tiles), launch.count * sizeof(device::Tile), false});
+    const std::vector<std::byte>& table = gpu_.uploads_[reinterpret_cast<const std::byte*>(launch.tiles)];
+    for (std::uint32_t i = 0; i < launch.count; ++i) {
+      device::Tile tile;
+      std::memcpy(&tile, table.data() + i * sizeof tile, sizeof tile);
+      add(item.ranges, {tile.tensor, tile.count * size_of(launch.form.tensor), !launch.to_buffer});
+      add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer), launch.to_buffer});
+    }
+    know(stream);
+    gpu_.enqueue(stream, std::move(item));
+  }
+  void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, device::Stream stream) override {
+    const auto lock = begin("fill");
+    ++counts().launches;
+    gpu_.enqueue(stream, {"fill", {{to, count * element_bytes, true}}, {}, [=] {
+      for (std::size_t i = 0; i < count; ++i) std::memcpy(to + i * element_bytes, &pattern, element_bytes);
+    }});
+  }
+
+ private:
+  // What the host has seen reached comes before what it asks for now.
+  void know(device::Stream stream) {
+    auto& clock = gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->clock;
+    for (const auto& [queue, seen] : gpu_.host_[rank_]) clock[queue] = std::max(clock[queue], seen);
+  }
+  // Tiles of a tensor follow each other, two entries apart.
+  static void add(std::vector<FakeGpu::Range>& ranges, const FakeGpu::Range& range) {
+    for (std::size_t back = 1; back <= 2 && back < ranges.size(); ++back) {
+      FakeGpu::Range& before = ranges[ranges.size() - back];
+      if (before.writes != range.writes || before.begin + before.bytes != range.begin) continue;
+      before.bytes += range.bytes;
+      return;
+    }
+    ranges.push_back(range);
+  }
+  static std::vector<int>& stack() {
+    static thread_local std::vector<int> entered;
+    return entered;
+  }
+  std::unique_lock<std::recursive_mutex> begin(const char* call) {
+    std::unique_lock lock(gpu_.mutex_);
+    if (current_device < 0) gpu_.fault("rank " + std::to_string(rank_) + ": " + call + "() without the device made current");
+    return lock;
+  }
+  FakeGpuCounts& counts() { return gpu_.counts_[rank_]; }
+
+  FakeGpu& gpu_;
+  const int rank_;
+};
+
+FakeGpu::FakeGpu(const FakeGpuOptions& options) : options_(options), random_(options.seed) {}
+FakeGpu::~FakeGpu() = default;
+
+std::shared_ptr<device::Api> FakeGpu::api(int rank) { return std::make_shared<FakeApi>(*this, rank); }
+
+int FakeGpu::queue_of(device::Stream stream) const {
+  const int index = index_of(stream.handle);
+  if (index < 0 || index >= static_cast<int>(queues_.size())) throw Error("fake: not a stream");
+  return index;
+}
+
+int FakeGpu::mark_of(device::Mark mark) const {
+  const int index = index_of(mark.handle);
+  if (index < 0 || index >= static_cast<int>(marks_.size()) || !marks_[static_cast<std::size_t>(index)].alive) throw Error("fake: not a mark");
+  return index;
+}
+
+std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
+  constexpr std::size_t kAlignment = 256;
+  auto memory = std::make_unique<std::byte[]>(bytes + 2 * kAlignment);
+  std::fill_n(memory.get(), bytes + 2 * kAlignment, kGarbage);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
+  std::byte* const aligned = memory.get() + (kAlignment - address % kAlignment) % kAlignment;
+  blocks_[aligned] = {std::move(memory), bytes, pinned, false};
+  return aligned;
+}
+
+std::byte* FakeGpu::allocate(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return allocate_locked(bytes, false);
+}
+
+void FakeGpu::release(std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  release_locked(memory, false);
+  const Range all{memory, blocks_[memory].bytes, true};
+  std::erase_if(accesses_, [&](const Access& access) { return overlap(access.range, all); });
+  blocks_.erase(memory);
+}
+
+// Freed memory stays mapped, and using it is a fault.
+void FakeGpu::release_locked(std::byte* memory, bool pinned) {
+  const auto block = blocks_.find(memory);
+  if (block == blocks_.end() || block->second.freed || block->second.pinned != pinned) return fault("memory was freed that was not allocated so");
+  block->second.freed = true;
+  for (const auto& queue : queues_) {
+    for (const QueuedItem& waiting : queue->items) {
+      for (const Range& range : waiting.item.ranges) {
+        if (overlap(range, {memory, block->second.bytes, true})) fault("memory was freed that '" + waiting.item.name + "' will use");
+      }
+    }
+  }
+}
+
+void FakeGpu::fault(const std::string& text) {
+  if (faults_.size() < kMostFaults) faults_.push_back(text);
+}
+
+void FakeGpu::enqueue(device::Stream stream, Item item) {
+  const std::lock_guard lock(mutex_);
+  const int queue = queue_of(stream);
+  check_memory(item);
+  check_ranges(item, queue);
+  enqueue_locked(queue, {std::move(item)});
+}
+
+void FakeGpu::enqueue_locked(int queue, QueuedItem item) {
+  queues_[static_cast<std::size_t>(queue)]->items.push_back(std::move(item));
+}
+
+void FakeGpu::check_memory(const Item& item) {
+  for (const Range& range : item.ranges) {
+    if (range.bytes == 0) continue;
+    auto block = blocks_.upper_bound(range.begin);
+    const bool known = block != blocks_.begin() && (--block, range.begin + range.bytes <= block->first + block->second.bytes);
+    if (!known) fault("'" + item.name + "' uses memory that is not the device's");
+    if (known && block->second.freed) fault("'" + item.name + "' uses memory that was freed");
+  }
+}
+
+void FakeGpu::check_ranges(const Item& item, int queue) {
+  Clock& clock = queues_[static_cast<std::size_t>(queue)]->clock;
+  const std::uint64_t now = ++clock[queue];
+  for (const Range& range : item.ranges) {
+    for (const Access& access : accesses_) {
+      if (access.queue == queue || (!access.range.writes && !range.writes) || !overlap(access.range, range)) continue;
+      if (clock[access.queue] < access.at) {
+        fault("'" + item.name + "' on queue " + std::to_string(queue) + (range.writes ? " writes" : " reads") + " what '" + access.name +
+              "' on queue " + std::to_string(access.queue) + (access.range.writes ? " writes" : " reads") + ", and neither waits for the other");
+      }
+    }
+  }
+  // What this covers and comes after need not be remembered any more.
+  std::erase_if(accesses_, [&](const Access& access) {
+    return access.queue == queue && std::any_of(item.ranges.begin(), item.ranges.end(), [&](const Range& range) {
+      return range.begin <= access.range.begin && access.range.begin + access.range.bytes <= range.begin + range.bytes &&
+             (range.writes || !access.range.writes);
+    });
+  });
+  for (const Range& range : item.ranges) {
+    if (range.bytes > 0) accesses_.push_back({range, queue, now, item.name});
+  }
+}
+
+bool FakeGpu::run_head(Queue& queue) {
+  if (queue.items.empty()) return false;
+  QueuedItem& head = queue.items.front();
+  if (head.mark >= 0) {
+    MarkState& mark = marks_[static_cast<std::size_t>(head.mark)];
+    if (head.is_wait && mark.reached < head.generation) return false;
+    if (!head.is_wait) mark.reached = std::max(mark.reached, head.generation);
+  } else if (head.item.ready && !head.item.ready()) {
+    return false;
+  }
+  const QueuedItem taken = std::move(head);
+  queue.items.pop_front();
+  if (taken.item.run) taken.item.run();
+  return true;
+}
+
+// At most so many items, from queues drawn at random. False when nothing could run.
+bool FakeGpu::run_some(int most) {
+  bool moved = false;
+  for (int done = 0; done < most; ++done) {
+    std::vector<std::size_t> order(queues_.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random_);
+    const bool ran = std::any_of(order.begin(), order.end(), [this](std::size_t queue) { return run_head(*queues_[queue]); });
+    if (!ran) return moved;
+    moved = true;
+  }
+  return moved;
+}
+
+bool FakeGpu::run_all() {
+  const std::lock_guard lock(mutex_);
+  while (run_some(1)) {
+  }
+  return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue->items.empty(); });
+}
+
+std::vector<std::string> FakeGpu::faults() const {
+  const std::lock_guard lock(mutex_);
+  return faults_;
+}
+
+FakeGpuCounts FakeGpu::counts(int rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(rank);
+  return found == counts_.end() ? FakeGpuCounts{} : found->second;
+}
+
+}  // namespace hvd::testing

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/api.h"
+
+/// A GPU that is simulated: queues whose work runs later, in an order drawn from a seed that respects nothing but what the program
+/// asked for, and a record of who touched which memory when. Whoever forgets to wait for an event computes garbage, and is reported.
+namespace hvd::testing {
+
+struct FakeGpuOptions {
+  std::uint64_t seed = 1;
+  /// Devices that a process sees.
+  int devices = 1;
+};
+
+/// Calls of the Api, by one rank.
+struct FakeGpuCounts {
+  int synchronize = 0;
+  int allocate = 0;
+  int launches = 0;
+  int copies = 0;
+  int waits = 0;
+  int records = 0;
+};
+
+/// Shared by the ranks of a test. Thread-safe.
+///
+/// Work runs when somebody asks whether a mark has been reached, some at a time, and in run_all(). Each queue has a vector clock;
+/// recording and waiting for marks carry clocks from queue to queue. Two accesses to the same memory, one of them writing, of which
+/// neither clock knows the other, are a race: faults() has a line for each, whether or not this run computed something wrong.
+class FakeGpu {
+ public:
+  explicit FakeGpu(const FakeGpuOptions& = {});
+  ~FakeGpu();
+
+  /// A rank's Api. The object must outlive it.
+  std::shared_ptr<device::Api> api(int rank);
+
+  /// Runs until nothing can be run. True when the queues are empty.
+  bool run_all();
+  /// What was wrong: accesses without order, memory that is not the device's, calls without the device made current.
+  std::vector<std::string> faults() const;
+  FakeGpuCounts counts(int rank) const;
+
+  // For the fake of NCCL.
+  struct Range {
+    const std::byte* begin = nullptr;
+    std::size_t bytes = 0;
+    bool writes = false;
+  };
+  struct Item {
+    std::string name = {};
+    std::vector<Range> ranges = {};
+    /// May run now; it is at the head of its queue. Empty: always.
+    std::function<bool()> ready = {};
+    std::function<void()> run = {};
+  };
+  void enqueue(device::Stream, Item);
+  std::recursive_mutex& mutex() { return mutex_; }
+
+  /// Memory that begins as garbage, for a test's tensors.
+  std::byte* allocate(std::size_t bytes);
+  /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
+  void release(std::byte*);
+
+ private:
+  friend class FakeApi;
+  using Clock = std::map<int, std::uint64_t>;  // by queue: how much of it has been seen
+  struct QueuedItem {
+    Item item;
+    bool is_wait = false;
+    int mark = -1;                 // waited for or recorded; -1: neither
+    std::uint64_t generation = 0;  // of the mark
+  };
+  struct Queue {
+    std::deque<QueuedItem> items;
+    Clock clock;  // of what was put in so far
+  };
+  struct MarkState {
+    std::uint64_t recorded = 0;
+    std::uint64_t reached = 0;
+    Clock clock;
+    bool alive = true;
+  };
+  struct Access {
+    Range range;
+    int queue;
+    std::uint64_t at;
+    std::string name;
+  };
+  struct Block {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes;
+    bool pinned;
+    bool freed;
+  };
+
+  int queue_of(device::Stream) const;
+  int mark_of(device::Mark) const;
+  std::byte* allocate_locked(std::size_t bytes, bool pinned);
+  void release_locked(std::byte*, bool pinned);
+  void enqueue_locked(int queue, QueuedItem);
+  void check_ranges(const Item&, int queue);
+  void check_memory(const Item&);
+  bool run_some(int most);
+  bool run_head(Queue&);
+  void fault(const std::string&);
+
+  const FakeGpuOptions options_;
+  mutable std::recursive_mutex mutex_;
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::vector<MarkState> marks_;
+  std::map<const std::byte*, Block> blocks_;
+  std::map<const std::byte*, std::vector<std::byte>> uploads_;
+  std::vector<Access> accesses_;
+  std::vector<std::string> faults_;
+  std::map<int, FakeGpuCounts> counts_;
+  std::map<int, Clock> host_;  // by rank: what it has seen reached
+};
+
+/// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.
+void run_copy_on_host(const device::CopyLaunch&, std::uint32_t threads = 512);
+
+}  // namespace hvd::testing

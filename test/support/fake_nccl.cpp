@@ -1,0 +1,298 @@
+#include "support/fake_nccl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "base/kernels.h"
+#include "hvd/error.h"
+
+namespace hvd::testing {
+namespace {
+
+std::size_t bytes_of(std::size_t count, DataType type) { return count * size_of(type); }
+
+ReduceOp op_of(nccl::Reduction reduction) {
+  switch (reduction) {
+    case nccl::Reduction::kProduct: return ReduceOp::kProduct;
+    case nccl::Reduction::kMin: return ReduceOp::kMin;
+    case nccl::Reduction::kMax: return ReduceOp::kMax;
+    default: return ReduceOp::kSum;
+  }
+}
+
+}  // namespace
+
+class FakeNcclLibrary final : public nccl::Library {
+ public:
+  using Call = FakeNccl::Call;
+  FakeNcclLibrary(FakeNccl& nccl, int rank) : nccl_(nccl), rank_(rank) {}
+
+  int version() const noexcept override { return nccl_.options_.version; }
+  nccl::UniqueId make_id() override {
+    const std::lock_guard lock(nccl_.mutex_);
+    nccl::UniqueId id = {};
+    const int number = ++nccl_.ids_;
+    std::memcpy(id.data() + 60, &number, sizeof number);
+    return id;
+  }
+
+  nccl::Comm begin_init(const nccl::UniqueId& id, int size, int rank) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().inits;
+    if (rank_ == nccl_.options_.init_throws_at) throw Error("fake NCCL: no socket interface found");
+    if (std::all_of(id.begin(), id.end(), [](std::byte b) { return b == std::byte{0}; })) throw Error("fake NCCL: not an id");
+    auto& world = nccl_.worlds_[id];
+    if (!world) {
+      world = std::make_shared<FakeNccl::World>();
+      world->size = size;
+      world->launches.resize(static_cast<std::size_t>(size));
+      world->executed.resize(static_cast<std::size_t>(size));
+    }
+    if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
+    ++world->joined;
+    nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true, rank_ == nccl_.options_.init_fails_at});
+    return {reinterpret_cast<void*>(nccl_.members_.size())};
+  }
+
+  nccl::Health health(nccl::Comm comm) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    FakeNccl::Member& member = member_of(comm);
+    if (member.broken) return {nccl::Health::State::kFailed, false, "out of device memory"};
+    const auto broken = nccl_.broken_.find(rank_);
+    if (broken != nccl_.broken_.end()) return broken->second;
+    if (member.world->joined < member.world->size) return {nccl::Health::State::kBusy};
+    if (member.busy-- > 0) return {nccl::Health::State::kBusy};
+    return {};
+  }
+
+  void begin_finalize(nccl::Comm comm) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().finalized;
+    member_of(comm).busy = nccl_.options_.busy_answers;
+    nccl_.gpu_.run_all();
+  }
+  void destroy(nccl::Comm comm) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().destroyed;
+    member_of(comm).alive = false;
+  }
+  void abort(nccl::Comm comm) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().aborted;
+    FakeNccl::Member& member = member_of(comm);
+    member.alive = false;
+    // What waits on the device ends, with whatever is in memory.
+    for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)]) launch->done = true;
+  }
+
+  void begin_group() override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++depth_;
+  }
+  void end_group() override {
+    const std::lock_guard lock(nccl_.mutex_);
+    if (--depth_ > 0 || group_.empty()) return;
+    launch(std::exchange(group_, {}), group_comm_, group_stream_);
+  }
+
+  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, nccl::Comm comm,
+                  device::Stream stream) override {
+    add({Call::Kind::kAllReduce, in, out, count, type, reduction, -1}, comm, stream);
+  }
+  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root, nccl::Comm comm, device::Stream stream) override {
+    add({Call::Kind::kBroadcast, in, out, count, type, {}, root}, comm, stream);
+  }
+  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, int root, nccl::Comm comm,
+              device::Stream stream) override {
+    add({Call::Kind::kReduce, in, out, count, type, reduction, root}, comm, stream);
+  }
+  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Comm comm, device::Stream stream) override {
+    add({Call::Kind::kAllGather, in, out, count, type, {}, -1}, comm, stream);
+  }
+  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, nccl::Comm comm,
+                      device::Stream stream) override {
+    add({Call::Kind::kReduceScatter, in, out, count, type, reduction, -1}, comm, stream);
+  }
+  void send(const std::byte* in, std::size_t count, DataType type, int peer, nccl::Comm comm, device::Stream stream) override {
+    add({Call::Kind::kSend, in, nullptr, count, type, {}, peer}, comm, stream);
+  }
+  void receive(std::byte* out, std::size_t count, DataType type, int peer, nccl::Comm comm, device::Stream stream) override {
+    add({Call::Kind::kReceive, nullptr, out, count, type, {}, peer}, comm, stream);
+  }
+
+  bool has_registration() const noexcept override { return nccl_.options_.version >= 21900; }
+  std::byte* allocate(std::size_t bytes) override { return nccl_.gpu_.allocate(bytes); }
+  void release(std::byte*) noexcept override {}
+  void* register_buffer(nccl::Comm, std::byte* memory, std::size_t) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().registered;
+    return memory;
+  }
+  void deregister_buffer(nccl::Comm, void*) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    --counts().registered;
+  }
+
+ private:
+  FakeNcclCounts& counts() { return nccl_.counts_[rank_]; }
+  FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1]; }
+
+  void add(const Call& call, nccl::Comm comm, device::Stream stream) {
+    const std::lock_guard lock(nccl_.mutex_);
+    ++counts().calls;
+    counts().reductions.push_back(call.reduction);
+    if (call.type == DataType::kInt16 || call.type == DataType::kBool) throw Error("fake NCCL: no such type");
+    if (depth_ == 0) return launch({call}, comm, stream);
+    group_.push_back(call);
+    group_comm_ = comm;
+    group_stream_ = stream;
+  }
+
+  void add_ranges(const Call& call, const FakeNccl::Member& member, std::vector<FakeGpu::Range>& ranges) const {
+    const auto ranks = static_cast<std::size_t>(member.world->size);
+    const std::size_t bytes = bytes_of(call.count, call.type);
+    const bool is_root = call.peer == member.rank;
+    switch (call.kind) {
+      case Call::Kind::kAllReduce: ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes, true}}); return;
+      case Call::Kind::kBroadcast:
+        if (is_root) ranges.push_back({call.in, bytes, false});
+        ranges.push_back({call.out, bytes, true});
+        return;
+      case Call::Kind::kReduce:
+        ranges.push_back({call.in, bytes, false});
+        if (is_root) ranges.push_back({call.out, bytes, true});
+        return;
+      case Call::Kind::kAllGather: ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes * ranks, true}}); return;
+      case Call::Kind::kReduceScatter: ranges.insert(ranges.end(), {{call.in, bytes * ranks, false}, {call.out, bytes, true}}); return;
+      case Call::Kind::kSend: ranges.push_back({call.in, bytes, false}); return;
+      case Call::Kind::kReceive: ranges.push_back({call.out, bytes, true}); return;
+    }
+  }
+
+  void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream) {
+    FakeNccl::Member& member = member_of(comm);
+    if (!member.alive) throw Error("fake NCCL: the communicator is gone");
+    if (member.busy > 0) throw Error("fake NCCL: a call while the last one is under way");
+    member.busy = nccl_.options_.busy_answers;
+    ++counts().launches;
+    auto& launches = member.world->launches[static_cast<std::size_t>(member.rank)];
+    const auto launched = std::make_shared<FakeNccl::Launch>();
+    launched->calls = std::move(calls);
+    const std::size_t position = launches.size();
+    launches.push_back(launched);
+    FakeGpu::Item item;
+    item.name = "NCCL";
+    for (const Call& call : launched->calls) add_ranges(call, member, item.ranges);
+    item.ready = [this, launched, world = member.world, position] {
+      const std::lock_guard lock(nccl_.mutex_);
+      launched->at_head = true;
+      return launched->done || nccl_.try_execute(*world, position);
+    };
+    nccl_.gpu_.enqueue(stream, std::move(item));
+  }
+
+  FakeNccl& nccl_;
+  const int rank_;
+  int depth_ = 0;
+  std::vector<Call> group_;
+  nccl::Comm group_comm_;
+  device::Stream group_stream_;
+};
+
+std::shared_ptr<nccl::Library> FakeNccl::library(int rank) { return std::make_shared<FakeNcclLibrary>(*this, rank); }
+
+FakeNcclCounts FakeNccl::counts(int rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(rank);
+  return found == counts_.end() ? FakeNcclCounts{} : found->second;
+}
+
+void FakeNccl::break_rank(int rank, bool remote, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  broken_[rank] = {nccl::Health::State::kFailed, remote, text};
+}
+
+bool FakeNccl::try_execute(World& world, std::size_t position) {
+  for (const auto& launches : world.launches) {
+    if (launches.size() <= position || !launches[position]->at_head) return false;
+  }
+  execute(world, position);
+  return true;
+}
+
+void FakeNccl::execute(World& world, std::size_t position) {
+  std::vector<std::vector<const Call*>> collectives(static_cast<std::size_t>(world.size));
+  std::map<std::pair<int, int>, std::deque<const Call*>> sent;
+  std::map<std::pair<int, int>, std::deque<const Call*>> received;
+  for (int rank = 0; rank < world.size; ++rank) {
+    for (const Call& call : world.launches[static_cast<std::size_t>(rank)][position]->calls) {
+      if (call.kind == Call::Kind::kSend) {
+        sent[{rank, call.peer}].push_back(&call);
+      } else if (call.kind == Call::Kind::kReceive) {
+        received[{call.peer, rank}].push_back(&call);
+      } else {
+        collectives[static_cast<std::size_t>(rank)].push_back(&call);
+      }
+    }
+  }
+  for (auto& [pair, calls] : sent) {
+    for (const Call* call : calls) {
+      auto& matching = received[pair];
+      if (matching.empty() || matching.front()->count != call->count || matching.front()->type != call->type) {
+        throw Error("fake NCCL: a send without a receive that fits");
+      }
+      std::memcpy(matching.front()->out, call->in, bytes_of(call->count, call->type));
+      matching.pop_front();
+    }
+  }
+  for (std::size_t i = 0; i < collectives[0].size(); ++i) {
+    std::vector<const Call*> members;
+    for (const auto& calls : collectives) {
+      if (calls.size() != collectives[0].size()) throw Error("fake NCCL: ranks launched different groups");
+      members.push_back(calls[i]);
+    }
+    execute_collective(world, members);
+  }
+  for (const auto& launches : world.launches) launches[position]->done = true;
+}
+
+void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& members) {
+  const Call& first = *members.front();
+  for (const Call* call : members) {
+    if (call->kind != first.kind || call->count != first.count || call->type != first.type || call->reduction != first.reduction ||
+        call->peer != first.peer) {
+      throw Error("fake NCCL: ranks launched different collectives");
+    }
+  }
+  const std::size_t bytes = bytes_of(first.count, first.type);
+  const auto ranks = static_cast<std::size_t>(world.size);
+  const auto root = static_cast<std::size_t>(std::max(first.peer, 0));
+  const auto reduced = [&](std::size_t offset) {
+    std::vector<const std::byte*> sources;
+    for (const Call* call : members) sources.push_back(call->in + offset);
+    std::vector<std::byte> result(bytes);
+    const std::int64_t divisor = first.reduction == nccl::Reduction::kAverage ? world.size : 1;
+    reduce(sources, result.data(), static_cast<std::int64_t>(first.count), first.type, op_of(first.reduction), {1.0, 1.0, divisor});
+    return result;
+  };
+  std::vector<std::vector<std::byte>> outputs(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    switch (first.kind) {
+      case Call::Kind::kAllReduce: outputs[rank] = reduced(0); break;
+      case Call::Kind::kReduceScatter: outputs[rank] = reduced(rank * bytes); break;
+      case Call::Kind::kBroadcast: outputs[rank].assign(members[root]->in, members[root]->in + bytes); break;
+      case Call::Kind::kReduce:
+        if (rank == root) outputs[rank] = reduced(0);
+        break;
+      default:
+        for (const Call* call : members) outputs[rank].insert(outputs[rank].end(), call->in, call->in + bytes);
+    }
+  }
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (!outputs[rank].empty()) std::memcpy(members[rank]->out, outputs[rank].data(), outputs[rank].size());
+  }
+}
+
+}  // namespace hvd::testing

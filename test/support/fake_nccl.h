@@ -1,0 +1,93 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/nccl/library.h"
+#include "support/fake_gpu.h"
+
+/// NCCL between the ranks of a test, on their simulated GPU. As the real one it does nothing unless all ranks of a communicator come,
+/// with the same collective, and in the same order; and like a non-blocking one it says "busy" for a while after each call.
+namespace hvd::testing {
+
+struct FakeNcclOptions {
+  int version = 23203;
+  /// How often health() says "busy" after a call.
+  int busy_answers = 1;
+  /// The rank whose begin_init() throws; -1: none.
+  int init_throws_at = -1;
+  /// The rank whose communicator fails while it is being made; -1: none.
+  int init_fails_at = -1;
+};
+
+struct FakeNcclCounts {
+  int inits = 0;
+  int launches = 0;  ///< groups count as one
+  int calls = 0;     ///< of collectives, and sends and receives
+  int finalized = 0;
+  int destroyed = 0;
+  int aborted = 0;
+  int registered = 0;
+  std::vector<nccl::Reduction> reductions = {};
+};
+
+/// Shared by the ranks of a test. Thread-safe.
+class FakeNccl {
+ public:
+  explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {}) : gpu_(gpu), options_(options) {}
+
+  std::shared_ptr<nccl::Library> library(int rank);
+  FakeNcclCounts counts(int rank) const;
+  /// From now on health() of all communicators of this rank says that they have failed.
+  void break_rank(int rank, bool remote, const std::string& text);
+
+ private:
+  friend class FakeNcclLibrary;
+  struct Call {
+    enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
+    Kind kind;
+    const std::byte* in;
+    std::byte* out;
+    std::size_t count;
+    DataType type;
+    nccl::Reduction reduction;
+    int peer;  ///< or root
+  };
+  struct Launch {
+    std::vector<Call> calls;
+    bool at_head = false;
+    bool done = false;
+  };
+  struct World {
+    int size = 0;
+    int joined = 0;
+    std::vector<std::vector<std::shared_ptr<Launch>>> launches;  // by rank
+    std::vector<std::size_t> executed;                           // by rank: launches that are done
+  };
+  struct Member {
+    std::shared_ptr<World> world;
+    int rank = 0;        // in the communicator
+    int owner = 0;       // rank of the test
+    int busy = 0;
+    bool alive = true;
+    bool broken = false;
+  };
+
+  bool try_execute(World&, std::size_t position);
+  void execute(World&, std::size_t position);
+  void execute_collective(World&, const std::vector<const Call*>&);
+
+  FakeGpu& gpu_;
+  const FakeNcclOptions options_;
+  std::recursive_mutex& mutex_ = gpu_.mutex();  // one for both: each calls the other
+  std::map<nccl::UniqueId, std::shared_ptr<World>> worlds_;
+  std::vector<Member> members_;
+  std::map<int, FakeNcclCounts> counts_;
+  std::map<int, nccl::Health> broken_;
+  int ids_ = 0;
+};
+
+}  // namespace hvd::testing

@@ -1,0 +1,336 @@
+#include "backend/nccl/nccl_channel.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "backend/local/local_backend.h"
+#include "backend/nccl/nccl_backend.h"
+#include "hvd/error.h"
+#include "support/fake_nccl.h"
+
+namespace hvd::testing {
+namespace {
+
+using std::chrono::seconds;
+
+class NobodyToWake final : public Peers {
+ public:
+  NobodyToWake(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  void ring(int) noexcept override {}
+
+ private:
+  const int rank_;
+  const int size_;
+};
+
+class SetClock final : public Clock {
+ public:
+  TimePoint now() const noexcept override { return now_; }
+  TimePoint now_{std::chrono::hours(1)};
+};
+
+/// The ranks of a job, stepped by one thread.
+class NcclChannelTest : public ::testing::Test {
+ protected:
+  struct Rank {
+    explicit Rank(int rank, int size) : peers(rank, size) {}
+    NobodyToWake peers;
+    std::shared_ptr<device::Context> device;
+    std::unique_ptr<NcclBackend> backend;
+    std::unique_ptr<Channel> channel;
+  };
+
+  void start(int size, const FakeNcclOptions& fake = {}, const nccl::NcclOptions& options = {}) {
+    nccl_ = std::make_unique<FakeNccl>(gpu_, fake);
+    const auto world = std::make_shared<LocalWorld>(size);
+    std::vector<int> all(static_cast<std::size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(rank, size));
+      Rank& one = *ranks_.back();
+      one.device = std::make_shared<device::Context>(gpu_.api(rank), 0);
+      const auto host = std::make_shared<LocalBackend>(world);
+      one.backend = std::make_unique<NcclBackend>(
+          nccl_->library(rank), one.device, [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); }, options, clock_);
+      one.channel = one.backend->open({.ranks = all, .set_rank = rank, .device = {DeviceType::kCuda, 0}}, one.peers);
+    }
+  }
+
+  bool connect(std::size_t ranks) {
+    bool all = false;
+    for (int round = 0; round < 50 && !all; ++round) {
+      all = true;
+      for (std::size_t rank = 0; rank < ranks; ++rank) all = ranks_[rank]->channel->ready() && all;
+    }
+    return all;
+  }
+
+  std::span<std::byte> tensor(const std::vector<float>& values) {
+    std::byte* const memory = gpu_.allocate(values.size() * sizeof(float));
+    std::memcpy(memory, values.data(), values.size() * sizeof(float));
+    return {memory, values.size() * sizeof(float)};
+  }
+  static std::vector<float> values_of(std::span<const std::byte> memory) {
+    std::vector<float> values(memory.size() / sizeof(float));
+    std::memcpy(values.data(), memory.data(), memory.size());
+    return values;
+  }
+
+  std::vector<float> allreduce(const Collective& collective, std::vector<std::vector<float>> inputs) {
+    std::vector<std::span<std::byte>> tensors;
+    for (const auto& input : inputs) tensors.push_back(tensor(input));
+    std::vector<std::unique_ptr<Work>> works;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) works.push_back(ranks_[rank]->channel->launch(collective, tensors[rank], tensors[rank]));
+    for (const auto& work : works) {
+      int rounds = 0;
+      while (!work->progress()) EXPECT_LT(++rounds, 20);
+      EXPECT_NE(work->output_ready(), nullptr);
+    }
+    EXPECT_TRUE(gpu_.run_all());
+    for (const auto& other : tensors) EXPECT_EQ(values_of(other), values_of(tensors[0]));
+    return values_of(tensors[0]);
+  }
+
+  static Collective sum(std::int64_t count) {
+    Collective collective;
+    collective.count = count;
+    return collective;
+  }
+
+  FakeGpu gpu_;
+  SetClock clock_;
+  std::unique_ptr<FakeNccl> nccl_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST_F(NcclChannelTest, OpensWithoutBlockingWhoeverComesFirst) {
+  start(3);
+  for (int round = 0; round < 20; ++round) EXPECT_FALSE(ranks_[0]->channel->ready()) << "the others have not come";
+  EXPECT_EQ(nccl_->counts(2).inits, 0);
+  EXPECT_TRUE(connect(3));
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(nccl_->counts(rank).inits, 1);
+  EXPECT_EQ(gpu_.faults().size(), 0U);
+}
+
+TEST_F(NcclChannelTest, ARankThatDoesNotComeIsLostAfterTheDeadline) {
+  start(2, {}, {.init_timeout = seconds(7)});
+  EXPECT_FALSE(ranks_[0]->channel->ready());
+  clock_.now_ += seconds(8);
+  try {
+    ranks_[0]->channel->ready();
+    ADD_FAILURE() << "expected a PeerLostError";
+  } catch (const PeerLostError& error) {
+    EXPECT_NE(std::string(error.what()).find("not ready after 7 s"), std::string::npos) << error.what();
+    EXPECT_EQ(error.rank(), -1);
+  }
+}
+
+TEST_F(NcclChannelTest, TheDeadlineHoldsInsideNcclToo) {
+  start(2, {.busy_answers = 1000000}, {.init_timeout = seconds(7)});
+  EXPECT_FALSE(connect(2));
+  clock_.now_ += seconds(8);
+  EXPECT_THROW(ranks_[1]->channel->ready(), PeerLostError);
+  ranks_[1]->channel->abort();
+  EXPECT_EQ(nccl_->counts(1).aborted, 1);
+  ranks_[1]->channel->abort();
+  EXPECT_EQ(nccl_->counts(1).aborted, 1) << "once";
+}
+
+TEST_F(NcclChannelTest, AnErrorOfTheInitIsThrownOnItsRankAndNothingIsAborted) {
+  start(2, {.init_throws_at = 1});
+  try {
+    connect(2);
+    ADD_FAILURE() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "fake NCCL: no socket interface found");
+  }
+  for (const auto& rank : ranks_) rank->channel->abort();
+  EXPECT_EQ(nccl_->counts(1).aborted, 0) << "there is no communicator to abort (Horovod aborts null)";
+}
+
+TEST_F(NcclChannelTest, AnInitThatFailsLaterIsAnErrorThatSaysWhichCommunicator) {
+  start(2, {.init_fails_at = 1});
+  try {
+    connect(2);
+    ADD_FAILURE() << "expected an Error";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("process set 0 (rank 1 of 2, device 0) has failed: out of device memory"), std::string::npos) << text;
+  }
+}
+
+TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  const FakeGpuCounts before = gpu_.counts(0);
+  for (int step = 0; step < 30; ++step) {
+    std::vector<std::unique_ptr<Work>> works;
+    std::vector<std::span<std::byte>> tensors;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      // The program's own queue writes the tensor and reads the result.
+      device::Context& device = *ranks_[rank]->device;
+      const device::OwnedStream app(device);
+      const device::DeviceGuard guard(device.api(), 0);
+      tensors.push_back(tensor(std::vector<float>(100)));
+      const float value = static_cast<float>(rank) + 1;
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &value, sizeof bits);
+      device.api().fill(tensors.back().data(), 100, 4, bits, app.get());
+      Collective collective = sum(100);
+      collective.input_ready = device.marks()->record(app.get());
+      works.push_back(ranks_[rank]->channel->launch(collective, tensors.back(), tensors.back()));
+      while (!works.back()->progress()) {
+      }
+      device.wait(app.get(), works.back()->output_ready());
+      device.api().copy(gpu_.allocate(400), tensors.back().data(), 400, device::Direction::kOnDevice, app.get());
+    }
+    EXPECT_TRUE(gpu_.run_all());
+    EXPECT_EQ(values_of(tensors[0]), std::vector<float>(100, 3.0F));
+  }
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+  const FakeGpuCounts after = gpu_.counts(0);
+  EXPECT_EQ(after.synchronize, 0);
+  EXPECT_EQ(after.allocate, before.allocate);
+  EXPECT_EQ(after.launches - before.launches, 30) << "the test's own: an unscaled sum needs no kernel of hvd's";
+  EXPECT_EQ(nccl_->counts(0).launches, 30);
+}
+
+TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  Collective average = sum(3);
+  average.scale.divisor = 2;
+  EXPECT_EQ(allreduce(average, {{1, 2, 3}, {3, 6, 9}}), (std::vector<float>{2, 4, 6}));
+  EXPECT_EQ(gpu_.counts(0).launches, 0);
+  average.scale.divisor = 1;
+  average.scale.postscale = 0.5;
+  average.scale.prescale = 4;
+  EXPECT_EQ(allreduce(average, {{1, 2, 3}, {3, 6, 9}}), (std::vector<float>{8, 16, 24}));
+  EXPECT_EQ(gpu_.counts(0).launches, 2) << "one kernel before, one after";
+  // A rank has joined: the sum is divided by the one that is left.
+  Collective joined = sum(1);
+  joined.scale.divisor = 3;
+  EXPECT_EQ(allreduce(joined, {{3}, {6}}), (std::vector<float>{3}));
+  EXPECT_EQ(nccl_->counts(0).reductions,
+            (std::vector<nccl::Reduction>{nccl::Reduction::kAverage, nccl::Reduction::kSum, nccl::Reduction::kSum}));
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  const std::vector<std::int64_t> counts = {2, 1};
+  Collective scatter;
+  scatter.kind = OpKind::kReducescatter;
+  scatter.counts = counts;
+  scatter.scale.prescale = 10;
+  std::vector<std::span<std::byte>> inputs = {tensor({1, 2, 3}), tensor({4, 5, 6})};
+  std::vector<std::span<std::byte>> outputs = {tensor({0, 0}), tensor({0})};
+  std::vector<std::unique_ptr<Work>> works;
+  for (std::size_t rank = 0; rank < 2; ++rank) works.push_back(ranks_[rank]->channel->launch(scatter, inputs[rank], outputs[rank]));
+  for (const auto& work : works) {
+    while (!work->progress()) {
+    }
+  }
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_EQ(values_of(outputs[0]), (std::vector<float>{50, 70}));
+  EXPECT_EQ(values_of(outputs[1]), (std::vector<float>{90}));
+  EXPECT_EQ(values_of(inputs[0]), (std::vector<float>{1, 2, 3}));
+  EXPECT_EQ(nccl_->counts(0).calls, 2) << "a reduction to each rank";
+  EXPECT_EQ(nccl_->counts(0).launches, 1) << "in one launch";
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  const auto memory = tensor({1, 2, 3});
+  const auto work = ranks_[0]->channel->launch(sum(3), memory, memory);  // the other never launches
+  while (!work->progress()) {
+  }
+  EXPECT_FALSE(gpu_.run_all()) << "it waits for the other";
+  EXPECT_NO_THROW(ranks_[0]->channel->check_health());
+  nccl_->break_rank(0, true, "remote process exited");
+  try {
+    ranks_[0]->channel->check_health();
+    ADD_FAILURE() << "expected a PeerLostError";
+  } catch (const PeerLostError& error) {
+    EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos) << error.what();
+  }
+  ranks_[0]->channel->abort();
+  EXPECT_TRUE(gpu_.run_all()) << "nothing is left to hang on the device";
+  EXPECT_EQ(nccl_->counts(0).aborted, 1);
+  EXPECT_THROW(ranks_[0]->channel->launch(sum(3), memory, memory), Error);
+  EXPECT_NO_THROW(ranks_[0]->channel->check_health());
+  ranks_[0]->channel.reset();
+  EXPECT_EQ(nccl_->counts(0).destroyed, 0) << "abort has freed it";
+}
+
+TEST_F(NcclChannelTest, LocalErrorsAreNoLoss) {
+  start(1);
+  ASSERT_TRUE(connect(1));
+  nccl_->break_rank(0, false, "unhandled cuda error");
+  try {
+    ranks_[0]->channel->check_health();
+    ADD_FAILURE() << "expected an Error";
+  } catch (const PeerLostError&) {
+    ADD_FAILURE() << "nobody is lost";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("unhandled cuda error"), std::string::npos);
+  }
+}
+
+TEST_F(NcclChannelTest, EndsInOrder) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  for (const auto& rank : ranks_) rank->channel.reset();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(nccl_->counts(rank).finalized, 1);
+    EXPECT_EQ(nccl_->counts(rank).destroyed, 1);
+    EXPECT_EQ(nccl_->counts(rank).aborted, 0);
+  }
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclChannelTest, BuffersAreRegisteredWhereTheVersionCanAndItIsWanted) {
+  start(1, {.version = 21900}, {.registers_buffers = true});
+  ASSERT_TRUE(connect(1));
+  std::byte* const memory = ranks_[0]->channel->allocate(1000);
+  EXPECT_NE(memory, nullptr);
+  EXPECT_EQ(nccl_->counts(0).registered, 1);
+  ranks_[0]->channel->release(memory);
+  EXPECT_EQ(nccl_->counts(0).registered, 0);
+}
+
+TEST_F(NcclChannelTest, OldVersionsRegisterNothing) {
+  start(1, {.version = 21805}, {.registers_buffers = true});
+  ASSERT_TRUE(connect(1));
+  EXPECT_EQ(ranks_[0]->channel->allocate(1000), nullptr);
+}
+
+TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
+  start(1);
+  const auto score = [&](OpKind kind, DataType type, ReduceOp op, ReduceScale scale, DeviceType device) {
+    Collective collective;
+    collective.kind = kind;
+    collective.dtype = type;
+    collective.op = op;
+    collective.scale = scale;
+    return ranks_[0]->backend->score({}, {.device = {device, 0}}, collective);
+  };
+  const auto sums = ReduceOp::kSum;
+  EXPECT_GT(score(OpKind::kAllreduce, DataType::kFloat16, sums, {1, 1, 2}, DeviceType::kCuda), 0);
+  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat16, sums, {}, DeviceType::kCpu), 0);
+  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kInt64, sums, {1, 1, 2}, DeviceType::kCuda), 0) << "exact on the host";
+  EXPECT_GT(score(OpKind::kAllreduce, DataType::kInt64, sums, {}, DeviceType::kCuda), 0);
+  EXPECT_EQ(score(OpKind::kReducescatter, DataType::kInt16, sums, {}, DeviceType::kCuda), 0) << "NCCL has none";
+  EXPECT_GT(score(OpKind::kBroadcast, DataType::kInt16, sums, {}, DeviceType::kCuda), 0) << "moved as bytes";
+  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat32, ReduceOp::kAdasum, {}, DeviceType::kCuda), 0);
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,73 @@
+#include "device/buffers.h"
+
+#include <gtest/gtest.h>
+
+#include "device/context.h"
+#include "support/fake_gpu.h"
+
+namespace hvd::testing {
+namespace {
+
+class BuffersTest : public ::testing::Test {
+ protected:
+  BuffersTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0), pool_(context_.api(), 0, context_.plain_memory()) {}
+
+  /// A batch that writes the buffer on one queue and reads it on another.
+  void run_batch(std::size_t bytes) {
+    device::BufferLease lease = pool_.lease(bytes, in_.get());
+    ASSERT_EQ(lease.bytes().size(), bytes);
+    context_.api().fill(lease.bytes().data(), bytes, 1, 3, in_.get());
+    context_.wait(out_.get(), context_.marks()->record(in_.get()));
+    context_.api().copy(result_, lease.bytes().data(), bytes, device::Direction::kOnDevice, out_.get());
+    lease.release(context_.marks()->record(out_.get()));
+  }
+
+  FakeGpu gpu_;
+  device::Context context_;
+  device::OwnedStream in_;
+  device::OwnedStream out_;
+  device::DeviceGuard guard_;
+  device::BufferPool pool_;
+  std::byte* const result_ = gpu_.allocate(1 << 20);
+};
+
+TEST_F(BuffersTest, BuffersAreUsedAgainWithoutWaitingOnTheHost) {
+  for (int step = 0; step < 50; ++step) run_batch(1000 + static_cast<std::size_t>(step));
+  EXPECT_EQ(pool_.allocations(), 1U) << "one is enough as long as it is given back before the next is asked for";
+  EXPECT_EQ(gpu_.counts(0).synchronize, 0);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
+  {
+    device::BufferLease first = pool_.lease(100, in_.get());
+    device::BufferLease second = pool_.lease(100, in_.get());
+    EXPECT_NE(first.bytes().data(), second.bytes().data());
+    first.release(context_.marks()->record(in_.get()));
+    second.release(context_.marks()->record(in_.get()));
+  }
+  for (const std::size_t bytes : {100U, 100000U, 200000U, 400000U, 400000U, 100U}) run_batch(bytes);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_EQ(pool_.allocations(), 5U);
+  run_batch(300000);
+  EXPECT_EQ(pool_.allocations(), 5U);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(BuffersTest, ADroppedLeaseIsNeverUsedAgain) {
+  std::byte* lost = nullptr;
+  {
+    const device::BufferLease lease = pool_.lease(100, in_.get());
+    lost = lease.bytes().data();
+  }
+  for (int i = 0; i < 5; ++i) {
+    device::BufferLease lease = pool_.lease(100, in_.get());
+    EXPECT_NE(lease.bytes().data(), lost);
+    lease.release(nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,93 @@
+#include "device/plan_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device/context.h"
+#include "support/fake_gpu.h"
+
+namespace hvd::testing {
+namespace {
+
+class PlanCacheTest : public ::testing::Test {
+ protected:
+  PlanCacheTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0) {}
+
+  std::vector<device::Piece> make_pieces(int count) {
+    std::vector<device::Piece> pieces;
+    std::uint64_t offset = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto elements = static_cast<std::uint64_t>(1 + i * 7 % 100);
+      std::byte* const tensor = gpu_.allocate(elements * sizeof(float));
+      for (std::uint64_t e = 0; e < elements; ++e) {
+        const auto value = static_cast<float>(i + static_cast<int>(e));
+        std::memcpy(tensor + e * sizeof value, &value, sizeof value);
+      }
+      pieces.push_back({tensor, offset, elements});
+      offset += elements * sizeof(float);
+    }
+    bytes_ = offset;
+    return pieces;
+  }
+
+  FakeGpu gpu_;
+  device::Context context_;
+  device::OwnedStream in_;
+  device::OwnedStream out_;
+  device::DeviceGuard guard_;
+  std::uint64_t bytes_ = 0;
+};
+
+TEST_F(PlanCacheTest, ARepeatedLayoutIsUploadedOnce) {
+  const auto pieces = make_pieces(161);
+  std::byte* const buffer = gpu_.allocate(bytes_);
+  const device::CopyForm form{DataType::kFloat32, DataType::kFloat32, true};
+  for (int step = 0; step < 20; ++step) {
+    context_.plans().run(pieces, form, buffer, true, 2.0, in_.get());
+    context_.wait(out_.get(), context_.marks()->record(in_.get()));
+    context_.plans().run(pieces, form, buffer, false, 0.5, out_.get());
+    context_.wait(in_.get(), context_.marks()->record(out_.get()));
+  }
+  EXPECT_EQ(context_.plans().uploads(), 2U) << "one for each of the two queues";
+  EXPECT_EQ(gpu_.counts(0).launches, 40);
+  EXPECT_EQ(gpu_.counts(0).synchronize, 0);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+  float scaled = 0;
+  std::memcpy(&scaled, buffer + pieces[3].offset + 4, sizeof scaled);
+  EXPECT_EQ(scaled, 8.0F);
+  float kept = 0;
+  std::memcpy(&kept, pieces[3].tensor + 4, sizeof kept);
+  EXPECT_EQ(kept, 4.0F);
+}
+
+TEST_F(PlanCacheTest, ALayoutThatChangesEveryStepMakesNoMoreAndMoreTables) {
+  auto pieces = make_pieces(5);
+  std::byte* const buffer = gpu_.allocate(bytes_ + 4096);
+  for (int step = 0; step < 600; ++step) {
+    for (auto& piece : pieces) piece.offset += 4;
+    context_.plans().run(pieces, {}, buffer, true, 1.0, in_.get());
+    gpu_.run_all();
+  }
+  EXPECT_EQ(context_.plans().uploads(), 600U);
+  EXPECT_LE(gpu_.counts(0).allocate, 2 * 256) << "two for each table that is kept";
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(PlanCacheTest, TheSameTensorsInAnotherFormAreAnotherTable) {
+  const auto pieces = make_pieces(3);
+  std::byte* const buffer = gpu_.allocate(bytes_);
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat32, false}, buffer, true, 1.0, in_.get());
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, false}, buffer, true, 1.0, in_.get());
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, true}, buffer, true, 3.0, in_.get());
+  EXPECT_EQ(context_.plans().uploads(), 3U);
+}
+
+TEST_F(PlanCacheTest, NothingIsLaunchedForNothing) {
+  context_.plans().run({}, {}, nullptr, true, 1.0, in_.get());
+  EXPECT_EQ(gpu_.counts(0).launches, 0);
+}
+
+}  // namespace
+}  // namespace hvd::testing

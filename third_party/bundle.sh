@@ -1,0 +1,111 @@
+# For hosts without a network: what setup.sh would install there, as one folder. Sourced by setup.sh, which has say, die, quietly and root.
+#
+# The folder holds deps.tar.gz (the files of Debian packages of this machine, and the libraries that they need, below one prefix) and
+# MANIFEST. Nothing in it is built here, and nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
+
+bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev nlohmann-json3-dev
+  libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
+bundle_limit=$((60 << 20))
+arch_lib=lib/x86_64-linux-gnu
+
+# The files of a package that a build or a run needs.
+package_files() {
+  dpkg -L "$1" | grep -vE '^/usr/share/(doc|man|lintian|locale|bash-completion|emacs|vim|aclocal|bug|icons|mime|applications)(/|$)' |
+    grep -vE '^/(etc|var)/|openmpi/.*\.a$|^/usr/share/cmake-[^/]*/Help|openmpi/lib/.*\.mod$|libmpi_(usempi|mpifh|java|cxx)|/fortran'
+}
+
+# Symbolic links stay what they are.
+copy_packages() {
+  local package path
+  for package in "${bundle_packages[@]}"; do package_files "$package"; done |
+    while read -r path; do
+      [[ ! -f $path && ! -L $path ]] || printf '%s\n' "${path#/}"
+    done | tar -C / --no-recursion -cf - -T - | tar -C "$1" -xf -
+}
+
+# The shared libraries that the files below a folder need and do not have, but for those of the compiler and the C library: the target
+# has its own, and must not be older.
+copy_needed_libraries() {
+  local tree=$1 library
+  # ldd fails for what is no dynamic executable.
+  { find "$tree" -type f \( -perm -u+x -o -name '*.so*' \) -print0 | xargs -0 -n 64 ldd 2>/dev/null || true; } |
+    sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u |
+    grep -vE '/(ld-linux[^/]*|lib(c|m|dl|rt|pthread|util|resolv|stdc\+\+|gcc_s|anl|nsl)\.so[^/]*)$' |
+    while read -r library; do
+      [[ -e $tree/$arch_lib/${library##*/} ]] || cp -L "$library" "$tree/$arch_lib/"
+    done
+}
+
+make_bundle() {
+  local target=$1 package tree version size
+  command -v dpkg >/dev/null || die "--bundle works on Debian and systems like it"
+  for package in "${bundle_packages[@]}"; do
+    package_installed "$package" || die "--bundle: expected package '$package' to be installed; run 'bash third_party/setup.sh' first"
+  done
+  tree=$bundle_tree
+  copy_packages "$tree"
+  # /usr/bin/... becomes bin/...; what Debian chooses between with /etc/alternatives is Open MPI's here.
+  mv "$tree/usr"/* "$tree/" && rmdir "$tree/usr"
+  if [[ -d $tree/$arch_lib/openmpi ]]; then
+    for program in mpicc mpirun mpiexec mpic++ orterun ompi_info; do
+      [[ ! -e $tree/bin/$program.openmpi ]] || ln -sf "$program.openmpi" "$tree/bin/$program"
+    done
+  fi
+  copy_needed_libraries "$tree"
+  find "$tree" -xtype l -delete
+  mkdir -p "$target"
+  version=$(ldd --version | sed -n '1s/.* //p')
+  {
+    printf 'glibc %s\n' "$version"
+    for package in "${bundle_packages[@]}"; do printf 'package %s %s\n' "$package" "$(dpkg-query -W -f='${Version}' "$package")"; done
+  } >"$target/MANIFEST"
+  tar -C "$tree" -czf - . >"$target/deps.tar.gz"
+  size=$(du -sb "$target" | cut -f1)
+  ((size < bundle_limit)) || die "--bundle: $target has $size bytes, expected less than $bundle_limit"
+  say "bundle: $target, $((size >> 20)) MiB; copy it with the checkout, and run 'bash third_party/setup.sh --from DIR' there"
+}
+
+# A folder of the Python that is there, or nothing.
+python_folder() {
+  python3 -c "$1" 2>/dev/null || true
+}
+
+write_environment() {
+  local deps=$1 torch nccl
+  torch=${Torch_DIR:-$(python_folder 'import os, torch; print(os.path.join(torch.utils.cmake_prefix_path, "Torch"))')}
+  nccl=${NCCL_HOME:-$(python_folder 'import importlib.util as i; print(list(i.find_spec("nvidia.nccl").submodule_search_locations)[0])')}
+  {
+    printf '# Written by third_party/setup.sh --from. Source it before building and running.\n'
+    printf 'export PATH=%q:$PATH\n' "$deps/bin"
+    printf 'export LD_LIBRARY_PATH=%q${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n' "$deps/$arch_lib:$deps/$arch_lib/openmpi/lib"
+    printf 'export CMAKE_PREFIX_PATH=%q${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}\n' "$deps"
+    # Also where CMake does not look into lib/x86_64-linux-gnu.
+    for package in spdlog fmt GTest; do printf 'export %s_DIR=%q\n' "$package" "$deps/$arch_lib/cmake/$package"; done
+    printf 'export ZLIB_ROOT=%q\n' "$deps"
+    printf 'export OPAL_PREFIX=%q OPAL_LIBDIR=%q OPAL_PKGLIBDIR=%q OPAL_INCLUDEDIR=%q OPAL_DATADIR=%q OPAL_PKGDATADIR=%q\n' "$deps" \
+      "$deps/$arch_lib/openmpi/lib" "$deps/$arch_lib/openmpi/lib/openmpi3" "$deps/$arch_lib/openmpi/include" "$deps/share" "$deps/share/openmpi"
+    printf 'export PMIX_INSTALL_PREFIX=%q PMIX_LIBDIR=%q PMIX_PKGLIBDIR=%q PMIX_DATADIR=%q PMIX_PKGDATADIR=%q\n' "$deps" \
+      "$deps/$arch_lib/pmix2/lib" "$deps/$arch_lib/pmix2/lib/pmix" "$deps/share" "$deps/share/pmix"
+    [[ -z $torch ]] || printf 'export Torch_DIR=%q\n' "$torch"
+    [[ -z $nccl ]] || printf 'export NCCL_HOME=%q\n' "$nccl"
+  } >"$deps/env.sh"
+  say "from: LibTorch ${torch:-not found (set Torch_DIR, or build with -DHVD_WITH_TORCH=OFF)}"
+  say "from: NCCL ${nccl:-not found (set NCCL_HOME; without it GPU tensors are staged)}"
+}
+
+set_up_from() {
+  local source=$1 deps=$root/.deps wanted found
+  [[ -f $source/deps.tar.gz && -f $source/MANIFEST ]] || die "--from: $source is no bundle (expected deps.tar.gz and MANIFEST in it)"
+  wanted=$(sed -n 's/^glibc //p' "$source/MANIFEST")
+  found=$(ldd --version | sed -n '1s/.* //p')
+  printf '%s\n%s\n' "$wanted" "$found" | sort -CV || die "--from: the bundle needs glibc $wanted or newer, this host has $found; make it on an older one"
+  rm -rf "$deps"
+  mkdir "$deps"
+  tar -C "$deps" -xzf "$source/deps.tar.gz" || die "--from: $source/deps.tar.gz could not be unpacked"
+  # CMake's files name the prefix that they were installed under; Open MPI's are told by env.sh.
+  write_environment "$deps"
+  # shellcheck disable=SC1091
+  source "$deps/env.sh"
+  check_commands
+  say "from: everything is in $deps; 'source .deps/env.sh' before building and running"
+}
