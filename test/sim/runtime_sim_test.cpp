@@ -131,7 +131,7 @@ void run_locked_steps(bool hosts, std::uint64_t count) {
 
 TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(false, 1000); }
 
-TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(true, 1000); }
+TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(true, 400); }
 
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
