@@ -25,29 +25,23 @@ std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
 
 }  // namespace
 
-GradientBucket::GradientBucket(std::string name, std::span<const torch::Tensor> parameters) : name_(std::move(name)) {
+GradientBucket::GradientBucket(std::string name, const GradientReduction& how, std::span<const torch::Tensor> parameters) {
   std::size_t bytes = 0;
   for (const torch::Tensor& parameter : parameters) bytes += room_for(parameter);
-  memory_ = allocate_shared(bytes);
-  memory_bytes_ = bytes;
+  const std::shared_ptr<std::byte> memory = allocate_shared(bytes);
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
-    std::byte* const begin = memory_.get() + offset;
-    views_.push_back(torch::from_blob(begin, parameter.sizes(), strides_for(parameter), [memory = memory_](void*) {},
+    std::byte* const begin = memory.get() + offset;
+    views_.push_back(torch::from_blob(begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},
                                       parameter.options().requires_grad(false)));
     offset += room_for(parameter);
   }
-  const torch::Tensor all = torch::from_blob(memory_.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())},
+  const torch::Tensor all = torch::from_blob(memory.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())},
                                              parameters.front().options().requires_grad(false));
   all.zero_();  // what lies between the gradients is reduced with them
-  all_ = view_of(all);
-}
-
-Submission GradientBucket::submission(const GradientReduction& how) const {
-  Submission submission = reduction_in_place(name_, how, all_);
-  submission.keep_alive = memory_;
-  submission.alone = memory_bytes_ >= kWorthACallOfItsOwn;
-  return submission;
+  submission_ = reduction_in_place(std::move(name), how, view_of(all));
+  submission_.keep_alive = memory;
+  submission_.alone = bytes >= kWorthACallOfItsOwn;
 }
 
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order, std::span<const torch::Tensor> parameters,

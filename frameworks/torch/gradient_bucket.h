@@ -19,18 +19,16 @@ namespace hvd::libtorch {
 class GradientBucket {
  public:
   /// @param parameters dense, of one dtype
-  GradientBucket(std::string name, std::span<const torch::Tensor> parameters);
+  GradientBucket(std::string name, const GradientReduction& how, std::span<const torch::Tensor> parameters);
 
   /// A tensor of the parameter's shape, and of its strides if those leave no gaps. It is no view in the sense of autograd, so that the
   /// optimizer may detach it in place.
   const torch::Tensor& view(std::size_t parameter) const { return views_[parameter]; }
-  Submission submission(const GradientReduction& how) const;
+  /// The same at each call.
+  const Submission& submission() const noexcept { return submission_; }
 
  private:
-  const std::string name_;
-  std::shared_ptr<std::byte> memory_;
-  std::size_t memory_bytes_ = 0;
-  TensorView all_;
+  Submission submission_;
   std::vector<torch::Tensor> views_;
 };
 

@@ -43,6 +43,7 @@ GradientReducer::GradientReducer(std::string scope, std::vector<Parameter> param
   for (Parameter& parameter : parameters) {
     Slot slot;
     slot.name = std::move(parameter.name);
+    slot.label = scope_ + "." + slot.name;
     slot.transfer = GradientTransfer(std::move(parameter.tensor));
     slot.group = parameter.group;
     slots_.push_back(std::move(slot));
@@ -137,11 +138,11 @@ void GradientReducer::after_accumulate(std::size_t index) {
   Slot& slot = slots_[index];
   if (++slot.passes < passes_per_step_) return;
   try {
-    if (slot.transfer.view().defined()) slot.transfer.place(scope_ + "." + slot.name, how_);
+    if (slot.transfer.view().defined()) slot.transfer.place(slot.label, how_);
     slot.phase = Phase::kReady;
     if (!first_ready_) first_ready_ = index;
     if (!unit_ready(units_[slot.unit])) return;
-    submit_units({slot.unit}, all_ready_after(slot.unit), Progress::kBackground);
+    submit_units({&slot.unit, 1}, all_ready_after(slot.unit), Progress::kBackground);
   } catch (...) {
     slot.phase = Phase::kIdle;
     throw;
@@ -168,43 +169,72 @@ bool GradientReducer::all_ready_after(std::size_t unit) const {
   });
 }
 
-void GradientReducer::submit_units(const std::vector<std::size_t>& units, bool with_flags,
-                                   Progress progress) {
-  std::vector<Submission> submissions;
-  std::vector<std::size_t> sent;
-  for (const std::size_t u : units) add_submissions(u, submissions, sent);
-  if (with_flags) {
-    std::vector<bool> used;
-    for (const Slot& slot : slots_) used.push_back(slot.transfer.has_gradient());
-    submissions.push_back(
-        flags_.prepare(scope_ + ".used", how_, used, slots_.front().transfer.parameter()));
+void GradientReducer::submit_one(const Submission& submission, Progress progress) {
+  operations_.emplace_back();
+  try {
+    submit_all({&submission, 1}, {&operations_.back(), 1}, progress);
+  } catch (...) {
+    operations_.pop_back();
+    throw;
   }
-  if (submissions.empty()) return;
-  for (Operation& operation : submit_all(std::move(submissions), progress))
-    operations_.push_back(std::move(operation));
-  for (const std::size_t i : sent) slots_[i].phase = Phase::kSubmitted;
-  for (const std::size_t u : units) units_[u].submitted = true;
-  submitted_.insert(submitted_.end(), sent.begin(), sent.end());
+}
+
+void GradientReducer::note_submitted(std::size_t unit) {
+  units_[unit].submitted = true;
+  for (const std::size_t i : units_[unit].slots) {
+    if (!slots_[i].active()) continue;
+    slots_[i].phase = Phase::kSubmitted;
+    submitted_.push_back(i);
+  }
+}
+
+// Buckets and flags are the same from step to step, so that a steady step allocates nothing here.
+void GradientReducer::submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress) {
+  std::vector<Submission> others;
+  for (const std::size_t u : units) {
+    if (!units_[u].bucket) {
+      add_submissions(u, others);
+      continue;
+    }
+    place_in_bucket(units_[u]);
+    submit_one(units_[u].bucket->submission(), progress);
+    note_submitted(u);
+  }
+  if (with_flags) {
+    const Submission& flags = flags_.prepare(scope_, how_, slots_.front().transfer.parameter(), slots_.size(),
+                                             [this](std::size_t i) { return slots_[i].transfer.has_gradient(); });
+    if (others.empty()) {
+      submit_one(flags, progress);
+    } else {
+      others.push_back(flags);  // in the same message as the rest
+    }
+  }
+  if (!others.empty()) {
+    for (Operation& operation : submit_all(std::move(others), progress)) operations_.push_back(std::move(operation));
+    for (const std::size_t u : units) {
+      if (!units_[u].bucket) note_submitted(u);
+    }
+  }
   flags_submitted_ = flags_submitted_ || with_flags;
 }
 
-void GradientReducer::add_submissions(std::size_t unit, std::vector<Submission>& submissions,
-                                      std::vector<std::size_t>& sent) {
+/// What has no gradient counts as zeros.
+void GradientReducer::place_in_bucket(const Unit& unit) {
+  for (const std::size_t i : unit.slots) {
+    Slot& slot = slots_[i];
+    if (slot.active() && slot.phase != Phase::kReady) slot.transfer.place(slot.label, how_);
+  }
+}
+
+void GradientReducer::add_submissions(std::size_t unit, std::vector<Submission>& submissions) {
   const std::size_t first = submissions.size();
   for (const std::size_t i : units_[unit].slots) {
     Slot& slot = slots_[i];
     if (!slot.active()) continue;
-    sent.push_back(i);
-    const std::string name = scope_ + "." + slot.name;
-    if (units_[unit].bucket) {
-      if (slot.phase != Phase::kReady) slot.transfer.place(name, how_);
-      continue;
-    }
-    std::vector<Submission> parts = slot.transfer.prepare(name, how_);
-    if (parts.size() > 1) make_group(name, parts);
+    std::vector<Submission> parts = slot.transfer.prepare(slot.label, how_);
+    if (parts.size() > 1) make_group(slot.label, parts);
     std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
   }
-  if (units_[unit].bucket) submissions.push_back(units_[unit].bucket->submission(how_));
   if (!units_[unit].group.empty())
     make_group(units_[unit].group, std::span(submissions).subspan(first));
 }
@@ -278,19 +308,20 @@ void GradientReducer::synchronize() {
     wait_all();
     for (const Operation& operation : operations_) operation.status().raise_if_error();
     if (!slots_.empty()) {
-      const std::vector<bool> used = flags_.read();
-      for (const std::size_t i : submitted_) slots_[i].transfer.complete(used[i]);
+      flags_.read();
+      for (const std::size_t i : submitted_) slots_[i].transfer.complete(flags_.used(i));
     }
   } catch (...) {
     wait_all();
     reset();
     throw;
   }
-  const std::vector<std::size_t> order = submitted_;
+  std::vector<std::size_t> order;
+  if (buckets_ == Buckets::kUnknown) order = submitted_;
   reset();
   // Whatever becomes of the buckets: gradients must not be reduced twice.
   synchronized_ = true;
-  if (buckets_ == Buckets::kUnknown && !order.empty()) learn_buckets(order);
+  if (!order.empty()) learn_buckets(order);
 }
 
 void GradientReducer::begin_cycle() {

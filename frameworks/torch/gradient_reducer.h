@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,7 +77,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()));
 
   struct Slot {
-    std::string name;
+    std::string name;   ///< as the user calls it
+    std::string label;  ///< as ranks agree on it
     GradientTransfer transfer;
     int group = -1;  ///< the user's
     std::size_t unit = 0;
@@ -110,10 +112,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::size_t> agree_on_order(const std::vector<std::size_t>& submitted);
   void use_buckets(const std::vector<std::size_t>& order);
   void forget_buckets();
-  void add_submissions(std::size_t unit, std::vector<Submission>& submissions, std::vector<std::size_t>& sent);
+  void place_in_bucket(const Unit&);
+  void add_submissions(std::size_t unit, std::vector<Submission>& submissions);
   bool unit_ready(const Unit&) const;
   bool waits_for_layout(const Slot&) const;
-  void submit_units(const std::vector<std::size_t>& units, bool with_flags, Progress progress);
+  void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
+  void submit_one(const Submission&, Progress progress);
+  void note_submitted(std::size_t unit);
   void submit_rest();
   bool layouts_in_doubt() const;
   void agree_on_layouts();

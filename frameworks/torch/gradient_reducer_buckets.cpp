@@ -87,7 +87,7 @@ void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
     for (const std::size_t i : members) own.push_back(parameters[i]);
     const std::string name = scope_ + ".bucket" + std::to_string(units_.size()) + "[" + slots_[members.front()].name + " .. " +
                              slots_[members.back()].name + "]";
-    const auto bucket = std::make_shared<const GradientBucket>(name, own);
+    const auto bucket = std::make_shared<const GradientBucket>(name, how_, own);
     for (std::size_t m = 0; m < members.size(); ++m) {
       slots_[members[m]].unit = units_.size();
       slots_[members[m]].transfer.set_view(bucket->view(m));

@@ -171,23 +171,27 @@ void GradientTransfer::drop() {
   sparse_.reset();
 }
 
-Submission UsedFlags::prepare(std::string name, const GradientReduction& how,
-                              const std::vector<bool>& used, const torch::Tensor& like) {
+const Submission& UsedFlags::prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
+                                     const std::function<bool(std::size_t)>& used) {
+  const torch::NoGradGuard no_grad;
   const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
   const auto dtype = wire_type(own, how.compression).value_or(own);
-  std::vector<float> values(used.begin(), used.end());
-  flags_ = torch::tensor(values, torch::kFloat32).to(dtype);
-  GradientReduction reduction = how;
-  if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
-  return in_place(std::move(name), reduction, flags_);
+  if (!flags_.defined() || flags_.scalar_type() != dtype || values_.numel() != static_cast<std::int64_t>(count)) {
+    values_ = torch::zeros({static_cast<std::int64_t>(count)}, torch::kFloat32);
+    flags_ = values_.to(dtype);
+    GradientReduction reduction = how;
+    if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
+    submission_ = in_place(scope + ".used", reduction, flags_);
+  }
+  auto* const values = values_.mutable_data_ptr<float>();
+  for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
+  if (!flags_.is_same(values_)) flags_.copy_(values_);
+  return submission_;
 }
 
-std::vector<bool> UsedFlags::read() const {
-  const torch::Tensor values = flags_.to(torch::kFloat32);
-  const auto* data = values.const_data_ptr<float>();
-  std::vector<bool> used(static_cast<std::size_t>(values.numel()));
-  for (std::size_t i = 0; i < used.size(); ++i) used[i] = data[i] != 0.0F;
-  return used;
+void UsedFlags::read() {
+  const torch::NoGradGuard no_grad;
+  if (!flags_.is_same(values_)) values_.copy_(flags_);
 }
 
 }  // namespace hvd::libtorch

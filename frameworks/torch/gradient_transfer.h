@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -93,13 +94,19 @@ class GradientTransfer {
 /// (same dtype and factors, so that it is fused with them).
 class UsedFlags {
  public:
-  /// `like`: a parameter of the set.
-  Submission prepare(std::string name, const GradientReduction& how, const std::vector<bool>& used,
-                     const torch::Tensor& like);
-  std::vector<bool> read() const;
+  /// @param like a parameter of the set  @param used whether this rank has a gradient of the parameter with that number
+  /// @return valid until the next prepare()
+  const Submission& prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
+                            const std::function<bool(std::size_t)>& used);
+  /// Once what prepare() returned is done.
+  void read();
+  /// Some rank has a gradient of it. @pre read()
+  bool used(std::size_t parameter) const { return values_.const_data_ptr<float>()[parameter] != 0.0F; }
 
  private:
-  torch::Tensor flags_;
+  torch::Tensor values_;  ///< float32
+  torch::Tensor flags_;   ///< of the dtype in which they travel; may be values_
+  Submission submission_;
 };
 
 }  // namespace hvd::libtorch
