@@ -170,14 +170,12 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   const libtorch::GradientReduction how{.op = op, .process_set = process_set};
   std::vector<libtorch::GradientTransfer> transfers;
   std::vector<Submission> submissions;
-  std::vector<bool> used;
   for (const torch::Tensor& parameter : parameters) {
     if (!parameter.defined() || (!parameter.requires_grad() && !parameter.grad().defined()))
       continue;
     transfers.emplace_back(parameter);
-    used.push_back(transfers.back().has_gradient());
     std::vector<Submission> own =
-        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(used.size() - 1), how);
+        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(transfers.size() - 1), how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
   if (transfers.empty()) return;
@@ -185,11 +183,11 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
   submissions.push_back(
-      flags.prepare(std::string(kGroup) + ".used", flags_how, used, transfers.front().parameter()));
+      flags.prepare(kGroup, flags_how, transfers.front().parameter(), transfers.size(), [&](std::size_t i) { return transfers[i].has_gradient(); }));
   libtorch::make_group(kGroup, submissions);
   wait_for(submit_all(std::move(submissions), Progress::kCaller));
-  used = flags.read();
-  for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(used[i]);
+  flags.read();
+  for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(flags.used(i));
 }
 
 void broadcast_parameters(const NamedParameters& parameters, int root_rank) {
