@@ -61,6 +61,10 @@ FusionLease FusionBufferPool::lease(std::size_t size) {
   return lease;
 }
 
+void FusionBufferPool::trim(std::size_t largest) noexcept {
+  std::erase_if(free_, [largest](const Buffer& buffer) { return buffer.capacity > largest; });
+}
+
 void FusionBufferPool::give_back(Buffer buffer) noexcept {
   // The larger buffers are the ones worth keeping.
   const auto place = std::find_if(free_.begin(), free_.end(), [&](const Buffer& b) { return b.capacity < buffer.capacity; });

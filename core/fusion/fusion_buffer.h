@@ -41,6 +41,8 @@ class FusionBufferPool {
   explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr) : arena_(std::move(arena)) {}
   /// At least `size` bytes, 64-byte aligned, contents arbitrary. @throws std::bad_alloc
   FusionLease lease(std::size_t size);
+  /// Frees what is free and larger than that.
+  void trim(std::size_t largest) noexcept;
   std::size_t free_buffers() const noexcept { return free_.size(); }
 
  private:

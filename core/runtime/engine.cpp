@@ -271,6 +271,7 @@ void Engine::enter_lock(std::vector<control::AgreedBatch> schedule) {
   HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
   locked_jobs_.clear();
   for (const control::AgreedBatch& batch : schedule) locked_jobs_.push_back(executor_.prepare(batch));
+  executor_.keep_buffers_for(locked_jobs_);
   lock_.enter(std::move(schedule));
   lock_moved_at_ = now_;
   for (const OperationPtr& operation : outstanding_in_order()) {

@@ -68,6 +68,16 @@ std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
   return job;
 }
 
+void Executor::keep_buffers_for(std::span<const std::shared_ptr<Job>> jobs) {
+  std::size_t largest = 0;
+  for (const auto& job : jobs) {
+    if (job->lane == nullptr || job->on_device() || !job->fused()) continue;
+    largest = std::max({largest, job->in_bytes(), job->out_bytes()});
+  }
+  // A pool's buffer has at least a cache line.
+  buffers_.trim(std::max<std::size_t>(largest, 64));
+}
+
 void Executor::start(const std::shared_ptr<Job>& job) {
   if (job->lane == nullptr) {  // nothing is to be moved
     for (const OperationPtr& operation : job->operations()) finish_(operation, {}, nullptr, false);

@@ -74,6 +74,8 @@ class Executor {
   void start(control::AgreedBatch, std::vector<OperationPtr> operations);
   /// For a batch that will be started again and again, without allocating anything then.
   std::shared_ptr<Job> prepare(control::AgreedBatch);
+  /// These are what will run from now on: buffers that none of them needs are freed.
+  void keep_buffers_for(std::span<const std::shared_ptr<Job>>);
   /// @pre all its operations are there, and it does not run
   void start(const std::shared_ptr<Job>&);
   /// The set is no more: its channels are closed as soon as what was started in them has ended.

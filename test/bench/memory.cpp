@@ -9,8 +9,8 @@
 namespace hvd::bench {
 namespace {
 
-std::size_t status_bytes(const std::string& key) {
-  std::ifstream status("/proc/self/status");
+std::size_t bytes_in(const char* file, const std::string& key) {
+  std::ifstream status(file);
   for (std::string word; status >> word;) {
     if (word != key) continue;
     std::size_t kibibytes = 0;
@@ -20,11 +20,19 @@ std::size_t status_bytes(const std::string& key) {
   return 0;
 }
 
+std::size_t status_bytes(const std::string& key) { return bytes_in("/proc/self/status", key); }
+
+/// What this process counts as its own of memory that it shares with others, who count it too.
+std::size_t counted_elsewhere() {
+  const std::size_t resident = status_bytes("RssShmem:");
+  return resident - std::min(resident, bytes_in("/proc/self/smaps_rollup", "Pss_Shmem:"));
+}
+
 }  // namespace
 
 PeakMemory::PeakMemory() {
   forget();
-  before_ = status_bytes("VmRSS:");
+  before_ = status_bytes("VmRSS:") - counted_elsewhere();
 }
 
 void PeakMemory::forget() {
@@ -38,7 +46,7 @@ void PeakMemory::forget() {
 
 std::optional<std::size_t> PeakMemory::bytes() const {
   if (!possible_) return std::nullopt;
-  const std::size_t peak = status_bytes("VmHWM:");
+  const std::size_t peak = status_bytes("VmHWM:") - counted_elsewhere();
   return peak - std::min(peak, before_);
 }
 

@@ -5,8 +5,8 @@
 
 namespace hvd::bench {
 
-/// The largest resident memory of this process above what was resident at first. Shared segments count once they are touched, in every
-/// process.
+/// The largest resident memory of this process above what was resident at first. Memory that n processes share counts for each with an
+/// n-th, as it is shared when bytes() is called.
 class PeakMemory {
  public:
   PeakMemory();

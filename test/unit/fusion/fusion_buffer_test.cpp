@@ -28,6 +28,15 @@ TEST(FusionBufferPool, ReusesMemoryAndKeepsTheTwoLargest) {
   EXPECT_EQ(pool.lease(4000).bytes().data(), large);
 }
 
+TEST(FusionBufferPool, TrimsWhatIsTooLarge) {
+  FusionBufferPool pool;
+  { const FusionLease small = pool.lease(100), large = pool.lease(5000); }
+  pool.trim(4000);
+  EXPECT_EQ(pool.free_buffers(), 1U);
+  pool.trim(100);
+  EXPECT_EQ(pool.free_buffers(), 1U);
+}
+
 TEST(FusionBufferPool, TwoLeasesNeverShare) {
   FusionBufferPool pool;
   { const FusionLease first = pool.lease(64); }
