@@ -57,7 +57,7 @@ TEST_F(FakeGpuTest, OverwritingWhatIsStillReadIsARace) {
 }
 
 TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreNoticed) {
-  std::byte own[16];
+  std::byte own[16] = {};
   api_->copy(memory_, own, 16, device::Direction::kToDevice, a_);
   EXPECT_EQ(gpu_.faults().size(), 1U);
   std::byte* const freed = api_->allocate(64);
