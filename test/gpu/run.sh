@@ -44,8 +44,12 @@ else
 fi
 grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && targets+=(gpu_job_test)
 grep -q 'hvd: NCCL' "$build/configure.log" && targets+=(gpu_nccl_conformance_test)
-run cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
-((failed == 0)) || exit 1
+if ! cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" >"$build/build.log" 2>&1; then
+  note "the build failed; the end of $build/build.log:"
+  tail -n 40 "$build/build.log" | tee -a "$results"
+  exit 1
+fi
+note "built: ${targets[*]}"
 run "$build/launcher/hvd-build-info"
 
 section "tests"
