@@ -100,6 +100,8 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
   const RankRange one{rank, rank};
   const RankSpan ranks{&one, 1};
   note_applied(ranks, report.last_applied);
+  // The rank takes all this back when it comes to the lock, as the coordinator knows: see ScheduleLock.
+  if (report.last_applied < locked_at_) return;
   const std::uint64_t number = ++report_numbers_[rank];
   if (report.shutdown) leaving_.add(ranks);
   if (report.cached.empty() && report.cached_unnamed.empty() && report.requests.empty()) {
@@ -124,7 +126,7 @@ void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
   if (merged.overdue) open_ = overdue_ = true;
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
-    if (section.groups.empty()) continue;
+    if (section.groups.empty() || section.as_of < locked_at_) continue;
     Store& store = store_for(section.as_of);
     for (const auto& group : section.groups) {
       for (const auto& hits : group.hits) add_hits(store, hits.slots, group.ranks, hits.report_number, now);
@@ -359,7 +361,7 @@ void Aggregator::forget(const wire::PlannedTensor& tensor) {
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
-  bool new_epoch = !plan.errors.empty();
+  bool new_epoch = !plan.errors.empty() || !plan.lock.empty();
   for (const auto& error : plan.errors) {
     forget(error.process_set, error.name);
     if (error.name == join_name_) joining_ = false;
@@ -372,11 +374,22 @@ void Aggregator::note_plan(const wire::Plan& plan) {
       if (remembers) forget(tensor);
     }
   }
+  if (!plan.lock.empty()) forget_for_lock(plan.sequence);
   if (new_epoch) begin_epoch(plan.sequence);
   // Some of it no plan will ever name: the coordinator ignores what crosses an error on its way.
   if (plan.sequence < remembered_at_ + kPlansToRemember) return;
   open_slots_ = {};
   open_names_.clear();
+}
+
+// Whoever has asked for any of it asks again, after the lock or under it.
+void Aggregator::forget_for_lock(std::uint64_t sequence) {
+  locked_at_ = sequence;
+  stores_.clear();
+  leaving_ = {};
+  open_slots_ = {};
+  open_names_.clear();
+  anything_complete_ = anyone_left_ = overdue_ = joining_ = open_ = false;
 }
 
 void Aggregator::begin_epoch(std::uint64_t sequence) {

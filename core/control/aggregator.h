@@ -100,6 +100,7 @@ class Aggregator {
   void forget(int process_set, const std::string& name);
   void forget(const wire::PlannedTensor&);
   void begin_epoch(std::uint64_t sequence);
+  void forget_for_lock(std::uint64_t sequence);
 
   const RankSet subtree_;
   const Negotiator& state_;
@@ -108,6 +109,7 @@ class Aggregator {
   /// The last plan that changed more than the order of the cache: what is reported after it or any
   /// later plan means the same.
   std::uint64_t epoch_ = 0;
+  std::uint64_t locked_at_ = 0;  ///< the last plan that locked a schedule
   std::vector<Meaning> meanings_;           // per slot, since the epoch began
   std::map<std::uint32_t, std::vector<FormerMeaning>> former_meanings_;  // oldest first
   wire::SlotSet foreign_slots_;             // of other process sets than 0

@@ -99,9 +99,10 @@ class Coordinator {
   /// is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
   struct Repeat {
     wire::SlotSet slots = {};
-    wire::Bytes plan = {};   ///< encoded, with the sequence 0
-    std::int64_t bytes = 0;  ///< that it moves
-    bool just_used = false;  ///< the cache's order is what this plan makes of it
+    wire::Bytes plan = {};     ///< encoded, with the sequence 0
+    wire::Plan decoded = {};
+    std::int64_t bytes = 0;    ///< that it moves
+    bool just_used = false;    ///< the cache's order is what this plan makes of it
   };
 
   bool take_whole(const wire::MergedReport&);

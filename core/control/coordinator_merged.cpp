@@ -32,6 +32,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
       throw Error("a report refers to plan " + std::to_string(section.as_of) + "; the last is " + std::to_string(sequence_));
     }
     for (const auto& group : section.groups) check_ranks(group.ranks);
+    if (section.as_of < locked_at_) continue;  // the ranks take it back when they come to the lock
     // What a rank asks for before it joins lies anywhere in the section.
     for (const bool joins : {false, true}) {
       for (const auto& group : section.groups) accept_group(group, {group.ranks, section.as_of, now}, joins);
@@ -45,7 +46,9 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
 }
 
 bool Coordinator::take_whole(const wire::MergedReport& merged) {
-  if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 || merged.sections[0].as_of > sequence_) return false;
+  if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 || merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < locked_at_) {
+    return false;
+  }
   const wire::MergedReport::Group& group = merged.sections[0].groups[0];
   const bool whole = group.hits.size() == 1 && group.unnamed_hits.empty() && group.requests.empty() && merged.leaving.empty() &&
                      group.ranks == RankSet(0, static_cast<int>(reports_.size()) - 1);
@@ -79,10 +82,16 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
   whole_.reset();
   wire::Bytes bytes = wire::renumber(repeat_->plan, ++sequence_);
   // Twice the same in a row leaves the cache's order as it is.
-  if (std::exchange(repeat_->just_used, true)) return bytes;
-  const auto plan = std::get<wire::Plan>(wire::decode(bytes));
-  for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors) cache_.touch(*tensor.slot);
+  if (!std::exchange(repeat_->just_used, true)) {
+    for (const auto& batch : repeat_->decoded.batches) {
+      for (const auto& tensor : batch.tensors) cache_.touch(*tensor.slot);
+    }
+  }
+  if (options_.schedule_lock) {
+    repeat_->decoded.sequence = sequence_;
+    lock_if_steady(repeat_->decoded);
+    if (!repeat_->decoded.lock.empty()) bytes = wire::encode(repeat_->decoded);
+    repeat_->decoded.lock.clear();
   }
   return bytes;
 }
@@ -106,7 +115,8 @@ void Coordinator::learn_repeat(wire::Plan plan, std::int64_t bytes) {
   }
   if (planned != *asked) return;
   plan.sequence = 0;
-  repeat_ = {planned, wire::encode(plan), bytes, true};
+  wire::Bytes encoded = wire::encode(plan);
+  repeat_ = {planned, std::move(encoded), std::move(plan), bytes, true};
 }
 
 void Coordinator::accept_group(const wire::MergedReport::Group& group, const Source& source, bool joins) {

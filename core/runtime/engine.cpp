@@ -221,10 +221,7 @@ void Engine::handle(const control::Message& message) {
     }
   }();
   liveness_.heard(source, clock_.now());
-  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) {
-    if (aggregator_ && !coordinator_) publish(message.bytes);
-    return apply(*plan);
-  }
+  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
@@ -293,6 +290,8 @@ void Engine::apply(const wire::Plan& plan) {
     return;
   }
   if (lock_.locked()) throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
+  // Ranks below report after it, in terms that this one must know by then.
+  if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
   liveness_.heard(0, last_plan_at_);  // whoever has passed it on

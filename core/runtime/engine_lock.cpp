@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/log.h"
-#include "control/tree.h"
 #include "runtime/engine.h"
 
 namespace hvd::runtime {
@@ -14,8 +13,7 @@ namespace hvd::runtime {
 control::ScheduleLock make_lock(const RuntimeOptions& options, control::ControlPlane& control) {
   const Topology& topology = control.topology();
   std::vector<LockWords*> words;
-  const bool wanted = options.schedule_lock && !control::needs_tree(topology, options.control_radix);
-  for (int rank = 0; wanted && rank < control.size(); ++rank) {
+  for (int rank = 0; options.schedule_lock && rank < control.size(); ++rank) {
     if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
   }
   if (words.empty() || words.front() == nullptr) return {{}, 0};

@@ -11,8 +11,7 @@
 
 namespace hvd::runtime {
 
-/// There is none when it is switched off, or some host's ranks share no memory; nor where reports are merged on a tree, as the coordinator could
-/// not tell which are from before a lock.
+/// There is none when it is switched off, or some host's ranks share no memory.
 control::ScheduleLock make_lock(const RuntimeOptions&, control::ControlPlane&);
 
 /// The first rank of each of several hosts tells the others how far its host has got.

@@ -91,16 +91,19 @@ TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) { run_an
 TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
 // The schedule lock: steps that repeat, with deviations (operations that are not in every step, joins, other orders) at random moments.
-void run_locked_steps(bool hosts, std::uint64_t count) {
+enum class Place { kOneHost, kHosts, kTree };
+
+void run_locked_steps(Place place, std::uint64_t count) {
   std::uint64_t locked = 0, negotiated = 0;
   for (std::uint64_t seed = 0; seed < seeds(count); ++seed) {
-    const int ranks = 2 + static_cast<int>(seed % 4);
+    const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 4);
     VirtualClock clock;
     runtime::RuntimeOptions options = options_for(seed);
     options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
     LocalJobOptions job_options{.size = ranks, .runtime = options,
                                 .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed};
-    if (hosts) job_options.hosts = many_hosts(ranks);
+    if (place != Place::kOneHost) job_options.hosts = many_hosts(ranks);
+    job_options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
     LocalJob job(job_options, clock);
     const RandomProgram program(seed, ranks, {.joins = seed % 3 == 1, .steady = true});
     std::vector<ProgramRun> runs;
@@ -129,9 +132,11 @@ void run_locked_steps(bool hosts, std::uint64_t count) {
   EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
 }
 
-TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(false, 1000); }
+TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(Place::kOneHost, 1000); }
 
-TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(true, 400); }
+TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(Place::kHosts, 400); }
+
+TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) { run_locked_steps(Place::kTree, 400); }
 
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
