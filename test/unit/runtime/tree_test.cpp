@@ -27,6 +27,7 @@ class RuntimeTreeTest : public ::testing::Test {
     options.size = kRanks;
     options.runtime.background_thread = false;
     options.runtime.control_radix = kRadix;
+    options.runtime.schedule_lock = false;  // or there would soon be no messages to count
     options.runtime.peer_timeout = seconds(3);
     options.runtime.stall_warning = seconds(4);
     options.runtime.stall_shutdown = seconds(8);
