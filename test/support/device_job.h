@@ -81,7 +81,7 @@ class DeviceJob {
     const device::DeviceGuard guard(one.device->api(), 0);
     const std::size_t bytes = values.size() * sizeof(Element);
     std::byte* const source = gpu_.allocate(std::max<std::size_t>(bytes, 1));
-    std::memcpy(source, values.data(), bytes);
+    std::ranges::copy(std::as_bytes(std::span(values)), source);  // also of nothing: memcpy wants a place even then
     one.device->api().copy(tensor.memory, source, bytes, device::Direction::kOnDevice, one.app->get());
   }
 
@@ -95,7 +95,7 @@ class DeviceJob {
     one.device->api().copy(copy, view.data, view.bytes(), device::Direction::kOnDevice, one.app->get());
     EXPECT_TRUE(gpu_.run_all());
     std::vector<Element> values(static_cast<std::size_t>(view.count));
-    std::memcpy(values.data(), copy, view.bytes());
+    std::copy_n(copy, view.bytes(), std::as_writable_bytes(std::span(values)).data());
     return values;
   }
 
