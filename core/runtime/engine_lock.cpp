@@ -10,24 +10,30 @@
 
 namespace hvd::runtime {
 
-control::ScheduleLock make_lock(const RuntimeOptions& options, control::ControlPlane& control) {
+namespace {
+
+/// Of the ranks of this host.
+std::vector<LockWords*> words_of_host(control::ControlPlane& control) {
   const Topology& topology = control.topology();
   std::vector<LockWords*> words;
-  for (int rank = 0; options.schedule_lock && rank < control.size(); ++rank) {
+  for (int rank = 0; rank < control.size(); ++rank) {
     if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
   }
-  if (words.empty() || words.front() == nullptr) return {{}, 0};
-  return {std::move(words), static_cast<std::size_t>(topology.local_rank), control.outside_lock_words()};
+  return words;
+}
+
+}  // namespace
+
+control::ScheduleLock make_lock(const RuntimeOptions& options, control::ControlPlane& control) {
+  std::vector<LockWords*> words = words_of_host(control);
+  if (!options.schedule_lock || words.front() == nullptr) return {{}, 0};
+  return {std::move(words), static_cast<std::size_t>(control.topology().local_rank), control.outside_lock_words()};
 }
 
 std::optional<control::LockRelay> make_relay(const control::ScheduleLock& lock, control::ControlPlane& control) {
   const Topology& topology = control.topology();
   if (!lock.available() || !lock.spans_hosts() || topology.local_rank != 0) return std::nullopt;
-  std::vector<LockWords*> words;
-  for (int rank = 0; rank < control.size(); ++rank) {
-    if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
-  }
-  return control::LockRelay(std::move(words), *control.outside_lock_words(), topology.host_index(), static_cast<int>(topology.host_names.size()));
+  return control::LockRelay(words_of_host(control), *control.outside_lock_words(), topology.host_index(), static_cast<int>(topology.host_names.size()));
 }
 
 Duration lock_patience(const RuntimeOptions& options) {

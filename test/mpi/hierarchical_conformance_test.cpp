@@ -8,17 +8,14 @@
 
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "conformance/conformance_suite.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/hosts.h"
-#include "mpi/support/mpi_test.h"
+#include "mpi/support/mpi_harness.h"
 
 // The suite of all backends over pretended hosts. Wherever the ranks of a host are consecutive the results are those of a reduction in
 // rank order, bit for bit, fp16 and bf16 included.
 
 namespace hvd::conformance {
 namespace {
-
-using namespace std::chrono_literals;
 
 /// By the number of ranks, ranks of a host being consecutive: one letter per rank.
 using Layouts = std::map<int, std::vector<std::string>>;
@@ -39,45 +36,12 @@ const Setting kSettings[] = {{"Default", {}, false, kLayouts},
                              {"OneDriver", kOneDriver, false, {{2, {"ab"}}, {3, {"abb"}}, {4, {"abbc"}}}},
                              {"Subset", kSmallSlots, true, {{3, {"aab"}}, {4, {"aabb"}}}}};
 
-class HierarchicalHarness final : public Harness {
- public:
-  HierarchicalHarness(const Setting& setting, const std::string& hosts)
-      : hosts_(hosts), world_(mpi::MpiWorld::join({.start_timeout = 30s})), plane_(mpi::make_mpi_control_plane(world_)),
-        backend_(world_, setting.tuning) {
-    ChannelSpec spec{.process_set = setting.without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
-    if (setting.without_rank_0) spec.ranks.erase(spec.ranks.begin());
-    const auto own = std::find(spec.ranks.begin(), spec.ranks.end(), testing::mpi_rank());
-    size_ = static_cast<int>(spec.ranks.size());
-    if (own == spec.ranks.end()) return;
-    spec.set_rank = rank_ = static_cast<int>(own - spec.ranks.begin());
-    channel_ = backend_.open(spec, *plane_);
-  }
-  ~HierarchicalHarness() override {
-    testing::mpi_barrier();
-    plane_->farewell();
-  }
-
-  bool member() const { return channel_ != nullptr; }
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  Channel& channel() override { return *channel_; }
-  void run(Work& work) override { testing::complete(work); }
-
- private:
-  const testing::PretendHosts hosts_;
-  std::shared_ptr<mpi::MpiWorld> world_;
-  std::unique_ptr<control::ControlPlane> plane_;
-  hierarchical::HierarchicalBackend backend_;
-  std::unique_ptr<Channel> channel_;
-  int rank_ = -1;
-  int size_ = 0;
-};
-
 void on_all_hosts(const Setting& setting, const auto& body) {
   if (setting.without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
   for (const std::string& hosts : setting.layouts.at(testing::mpi_size())) {
     SCOPED_TRACE("hosts " + hosts);
-    HierarchicalHarness harness(setting, hosts);
+    const testing::PretendHosts pretend(hosts);
+    MpiHarness<hierarchical::HierarchicalBackend, hierarchical::HierarchicalTuning> harness(setting.tuning, setting.without_rank_0);
     if (harness.member()) body(harness);
   }
 }

@@ -1,21 +1,17 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "backend/mpi/mpi_backend.h"
 #include "conformance/conformance_suite.h"
-#include "mpi/mpi_control_plane.h"
-#include "mpi/support/mpi_test.h"
+#include "mpi/support/mpi_harness.h"
 
 // The suite of all backends, on all ranks and on a part of them, with the default cut and with one that makes many chunks and windows
 // of small tensors.
 
 namespace hvd::conformance {
 namespace {
-
-using namespace std::chrono_literals;
 
 struct Setting {
   const char* name = "";
@@ -27,37 +23,7 @@ constexpr mpi::MpiTuning kSmallChunks = {.chunk_bytes = 1024, .windows = 3, .dir
 constexpr Setting kSettings[] = {
     {"Default", {}, false}, {"SmallChunks", kSmallChunks, false}, {"Subset", {}, true}, {"SubsetSmallChunks", kSmallChunks, true}};
 
-class MpiHarness final : public Harness {
- public:
-  explicit MpiHarness(const Setting& setting)
-      : world_(mpi::MpiWorld::join({.start_timeout = 30s})), plane_(mpi::make_mpi_control_plane(world_)), backend_(world_, setting.tuning) {
-    ChannelSpec spec{.process_set = setting.without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
-    if (setting.without_rank_0) spec.ranks.erase(spec.ranks.begin());
-    const auto own = std::find(spec.ranks.begin(), spec.ranks.end(), testing::mpi_rank());
-    size_ = static_cast<int>(spec.ranks.size());
-    if (own == spec.ranks.end()) return;
-    spec.set_rank = rank_ = static_cast<int>(own - spec.ranks.begin());
-    channel_ = backend_.open(spec, *plane_);
-  }
-  ~MpiHarness() override {
-    testing::mpi_barrier();
-    plane_->farewell();
-  }
-
-  bool member() const { return channel_ != nullptr; }
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  Channel& channel() override { return *channel_; }
-  void run(Work& work) override { testing::complete(work); }
-
- private:
-  std::shared_ptr<mpi::MpiWorld> world_;
-  std::unique_ptr<control::ControlPlane> plane_;
-  mpi::MpiBackend backend_;
-  std::unique_ptr<Channel> channel_;
-  int rank_ = -1;
-  int size_ = 0;
-};
+using Tested = MpiHarness<mpi::MpiBackend, mpi::MpiTuning>;
 
 using Parameter = std::tuple<Setting, OpKind>;
 
@@ -71,7 +37,7 @@ class MpiConformance : public ::testing::TestWithParam<Parameter> {};
 TEST_P(MpiConformance, Kind) {
   const auto& [setting, kind] = GetParam();
   if (setting.without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
-  MpiHarness harness(setting);
+  Tested harness(setting.tuning, setting.without_rank_0);
   if (harness.member()) run_cases(harness, cases_of(kind, harness.size()));
 }
 
@@ -81,7 +47,7 @@ class MpiConformanceMixed : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(MpiConformanceMixed, BackToBack) {
   if (GetParam().without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
-  MpiHarness harness(GetParam());
+  Tested harness(GetParam().tuning, GetParam().without_rank_0);
   if (harness.member()) run_back_to_back(harness, mixed_cases(harness.size()));
 }
 

@@ -47,6 +47,14 @@ void complete(Work& work, Duration timeout) {
   wait_until(timeout, "a collective", [&] { return work.progress(); });
 }
 
+bool complete_all(std::vector<Work*> works, Duration timeout) {
+  const SteadyClock clock;
+  const TimePoint end = clock.now() + timeout;
+  std::erase(works, nullptr);
+  while (!works.empty() && clock.now() < end) std::erase_if(works, [](Work* work) { return work->progress(); });
+  return works.empty();
+}
+
 std::vector<int> all_ranks() {
   std::vector<int> ranks(static_cast<std::size_t>(mpi_size()));
   std::iota(ranks.begin(), ranks.end(), 0);

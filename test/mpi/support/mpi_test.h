@@ -20,6 +20,8 @@ void mpi_barrier();
 control::Message receive(control::ControlPlane&, Duration timeout = std::chrono::seconds(30));
 /// Drives a Work to its end. @throws hvd::Error after `timeout`.
 void complete(Work&, Duration timeout = std::chrono::seconds(60));
+/// Drives works side by side, those that there are. @return whether all have ended before `timeout`
+bool complete_all(std::vector<Work*>, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
 /// Names that begin with "hvd-" in /dev/shm and stay there. Another job on this machine has such a name for a moment while it starts.

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "conformance/conformance_suite.h"
+#include "mpi/mpi_control_plane.h"
+#include "mpi/support/mpi_test.h"
+
+namespace hvd::conformance {
+
+/// A channel of an MPI world of its own, for all ranks or all but rank 0. `Backend` is made of a world and a tuning.
+template <class Backend, class Tuning>
+class MpiHarness final : public Harness {
+ public:
+  MpiHarness(const Tuning& tuning, bool without_rank_0)
+      : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})), plane_(mpi::make_mpi_control_plane(world_)), backend_(world_, tuning) {
+    ChannelSpec spec{.process_set = without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
+    if (without_rank_0) spec.ranks.erase(spec.ranks.begin());
+    const auto own = std::find(spec.ranks.begin(), spec.ranks.end(), testing::mpi_rank());
+    size_ = static_cast<int>(spec.ranks.size());
+    if (own == spec.ranks.end()) return;
+    spec.set_rank = rank_ = static_cast<int>(own - spec.ranks.begin());
+    channel_ = backend_.open(spec, *plane_);
+  }
+  ~MpiHarness() override {
+    testing::mpi_barrier();
+    plane_->farewell();
+  }
+
+  bool member() const { return channel_ != nullptr; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Channel& channel() override { return *channel_; }
+  void run(Work& work) override { testing::complete(work); }
+
+ private:
+  std::shared_ptr<mpi::MpiWorld> world_;
+  std::unique_ptr<control::ControlPlane> plane_;
+  Backend backend_;
+  std::unique_ptr<Channel> channel_;
+  int rank_ = -1;
+  int size_ = 0;
+};
+
+}  // namespace hvd::conformance
