@@ -123,6 +123,8 @@ bool Engine::step() noexcept {
     }
     moved = take_submissions() || moved;
     moved = run_locked() || moved;
+    // Before this rank reports that it has left: after that the ranks of this host may enter the next lock, and their words no longer say
+    // that one left (MUT_REPORT in test/models/lock_relay.pml).
     while (relay_lock_news()) moved = run_locked() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
