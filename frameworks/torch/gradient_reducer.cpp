@@ -71,6 +71,7 @@ void GradientReducer::make_units() {
 void GradientReducer::install_hooks() {
   const std::lock_guard lock(mutex_);
   if (buckets_ == Buckets::kUsed && !buckets_fit()) forget_buckets();
+  for (Unit& unit : units_) unit.ready = 0;  // a parameter may have become active
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (!slot.active()) continue;
@@ -145,15 +146,19 @@ void GradientReducer::after_accumulate(std::size_t index) {
     submit_units({&slot.unit, 1}, all_ready_after(slot.unit), Progress::kBackground);
   } catch (...) {
     slot.phase = Phase::kIdle;
+    units_[slot.unit].ready = 0;
     throw;
   }
 }
 
-bool GradientReducer::unit_ready(const Unit& unit) const {
-  return std::all_of(unit.slots.begin(), unit.slots.end(), [this](std::size_t i) {
-    const Slot& slot = slots_[i];
-    return !slot.active() || (slot.phase == Phase::kReady && !waits_for_layout(slot));
-  });
+/// Looks at each slot once in a cycle, since a bucket may have a thousand.
+bool GradientReducer::unit_ready(Unit& unit) const {
+  while (unit.ready < unit.slots.size()) {
+    const Slot& slot = slots_[unit.slots[unit.ready]];
+    if (slot.active() && (slot.phase != Phase::kReady || waits_for_layout(slot))) return false;
+    ++unit.ready;
+  }
+  return true;
 }
 
 bool GradientReducer::waits_for_layout(const Slot& slot) const {
@@ -358,7 +363,10 @@ void GradientReducer::reset() {
     slot.passes = 0;
     slot.transfer.drop();
   }
-  for (Unit& unit : units_) unit.submitted = false;
+  for (Unit& unit : units_) {
+    unit.submitted = false;
+    unit.ready = 0;
+  }
   for (const std::size_t i : provisional_layouts_) slots_[i].transfer.agree(std::nullopt);
   provisional_layouts_.clear();
   operations_.clear();

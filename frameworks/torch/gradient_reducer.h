@@ -96,6 +96,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::string group;  ///< its name; empty for a parameter alone
     std::vector<std::size_t> slots;
     bool submitted = false;
+    std::size_t ready = 0;  ///< as many of the first slots are known to be ready, in this cycle
     std::shared_ptr<const GradientBucket> bucket = {};
   };
 
@@ -114,7 +115,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void forget_buckets();
   void place_in_bucket(const Unit&);
   void add_submissions(std::size_t unit, std::vector<Submission>& submissions);
-  bool unit_ready(const Unit&) const;
+  bool unit_ready(Unit&) const;
   bool waits_for_layout(const Slot&) const;
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
   void submit_one(const Submission&, Progress progress);

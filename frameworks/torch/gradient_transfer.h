@@ -76,6 +76,7 @@ class GradientTransfer {
 
  private:
   void check_gradient(const std::string& name, const GradientReduction& how);
+  bool copied_into_view(const torch::Tensor& gradient) const;
   void choose_layout(const Label& label, const GradientReduction& how);
   void complete_view(bool used);
   // Both of sent_.

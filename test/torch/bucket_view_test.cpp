@@ -226,6 +226,33 @@ TEST(BucketViews, ASharedParameterAndOneOfAnotherType) {
   }
 }
 
+// Small gradients are copied into their bucket otherwise than large ones.
+TEST(BucketViews, GradientsOfManySizes) {
+  std::vector<torch::Tensor> parameters;
+  NamedParameters named;
+  for (const std::int64_t count : {1, 3, 1000, 16384, 16385, 100000}) {
+    parameters.push_back(torch::zeros({count}).requires_grad_());
+    named.insert("of" + std::to_string(count), parameters.back());
+  }
+  SGD sgd(parameters, SGDOptions(0.1));
+  DistributedOptimizer optimizer(sgd, named);
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    torch::Tensor loss = torch::zeros({});
+    for (const torch::Tensor& parameter : parameters) {
+      loss = loss + (parameter * torch::arange(1, parameter.numel() + 1, torch::kFloat32) * (rank() + step)).sum();
+    }
+    loss.backward();
+    optimizer.synchronize();
+    for (const torch::Tensor& parameter : parameters) {
+      const torch::Tensor mean = torch::arange(1, parameter.numel() + 1, torch::kFloat32) * (step + (size() - 1) / 2.0);
+      EXPECT_TRUE(near(parameter.grad(), mean)) << parameter.numel() << " elements, step " << step;
+    }
+    const auto skip = optimizer.skip_synchronize();
+    optimizer.step();
+  }
+}
+
 TEST(BucketViews, GradientsOutliveTheOptimizerAndTheJob) {
   Net net = same_net();
   {
