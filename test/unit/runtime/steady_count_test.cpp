@@ -6,37 +6,18 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdlib>
-#include <new>
 #include <string>
 
 #include "backend/shm/shm_backend.h"
 #include "local/local_network.h"
+#include "support/count_allocations.h"
 #include "support/job_helpers.h"
 
 namespace {
 
-std::atomic<std::uint64_t> allocations{0};
 std::atomic<std::uint64_t> system_calls{0};
 
-void* counted(std::size_t bytes, std::size_t alignment) {
-  allocations.fetch_add(1);
-  void* memory = alignment > alignof(std::max_align_t) ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
 }  // namespace
-
-// In place of the library's: everything in this process goes through them.
-void* operator new(std::size_t bytes) { return counted(bytes, 0); }
-void* operator new[](std::size_t bytes) { return counted(bytes, 0); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 // All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting rounds through sched_yield().
 extern "C" long syscall(long number, ...) noexcept {
@@ -134,20 +115,20 @@ TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) {
   for (int i = 0; i < 12; ++i) set_and_step();
   const std::uint64_t locked = ranks_[0].runtime->metrics().locked_operations;
   ASSERT_GT(locked, 0U) << "the schedule has not been locked";
-  const std::uint64_t allocated = allocations.load();
+  const std::uint64_t allocated = allocations();
   const std::uint64_t called = system_calls.load();
   constexpr int kSteps = 20;
   for (int i = 0; i < kSteps; ++i) set_and_step();
-  EXPECT_EQ(allocations.load() - allocated, 0U);
+  EXPECT_EQ(allocations() - allocated, 0U);
   EXPECT_EQ(system_calls.load() - called, 0U);
   EXPECT_EQ(ranks_[0].runtime->metrics().locked_operations - locked, kSteps * ranks_[0].submissions.size());
 }
 
 TEST_F(SteadyCount, TheCountersCount) {
-  const std::uint64_t allocated = allocations.load();
+  const std::uint64_t allocated = allocations();
   const std::uint64_t called = system_calls.load();
   step();  // the first is negotiated
-  EXPECT_GT(allocations.load(), allocated);
+  EXPECT_GT(allocations(), allocated);
   Doorbell bell;
   bell.sleep(bell.ticket(), Doorbell::Sleeper::kStandby, std::chrono::microseconds(1));
   EXPECT_GT(system_calls.load(), called);

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <cstdint>
+
+namespace hvd::testing {
+
+/// How often this process has called operator new, in whatever library: a program that links this has its own, which count.
+std::uint64_t allocations() noexcept;
+
+}  // namespace hvd::testing

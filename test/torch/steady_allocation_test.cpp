@@ -1,0 +1,79 @@
+// What the wrapper adds to the allocations of a training step, LibTorch's own being those of the same step with hooks that do nothing.
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "support/count_allocations.h"
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+using torch::autograd::variable_list;
+
+/// LibTorch's interface makes a hook that runs first return a list, which is an allocation.
+class IdleHook : public torch::autograd::FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& gradients) override { return gradients; }
+};
+
+/// A model, its optimizer, and what is done in a step.
+struct Training {
+  Net net;
+  SGD sgd = SGD(net->parameters(), SGDOptions(0.01));
+  std::unique_ptr<DistributedOptimizer> distributed = {};
+  const Batch batch = Batch::of_rank(rank(), 1);
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()))> hooked = {};
+
+  void add_idle_hooks() {
+    for (const torch::Tensor& parameter : net->parameters()) {
+      hooked.push_back(torch::autograd::impl::grad_accumulator(parameter));
+      hooked.back()->add_pre_hook(std::make_unique<IdleHook>());
+      hooked.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [](const variable_list& outputs, const variable_list&) { return outputs; }));
+    }
+  }
+
+  void step() {
+    distributed ? distributed->zero_grad() : sgd.zero_grad();
+    loss_of(net, batch).backward();
+    distributed ? distributed->step() : sgd.step();
+  }
+  /// In one step; the least of several, since other threads of the process allocate now and then.
+  std::uint64_t allocated() {
+    // Long enough to learn the buckets, and to lock the schedule.
+    for (int i = 0; i < 40; ++i) step();
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    for (int i = 0; i < 20; ++i) {
+      const std::uint64_t before = allocations();
+      step();
+      least = std::min(least, allocations() - before);
+    }
+    return least;
+  }
+};
+
+TEST(SteadyAllocations, TheWrapperAddsNone) {
+  Training bare;
+  bare.add_idle_hooks();
+  const std::uint64_t own = bare.allocated();
+  ASSERT_GT(own, 0U) << "nothing is counted";
+
+  Training wrapped;
+  wrapped.distributed = std::make_unique<DistributedOptimizer>(wrapped.sgd, wrapped.net->named_parameters());
+  broadcast_parameters(wrapped.net);
+  const std::uint64_t locked = metrics().locked_operations;
+  const std::uint64_t with_hvd = wrapped.allocated();
+  EXPECT_GT(metrics().locked_operations, locked) << "the schedule has not been locked";
+  // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that is there already.
+  EXPECT_LE(with_hvd, own);
+}
+
+}  // namespace
+}  // namespace hvd::testing
