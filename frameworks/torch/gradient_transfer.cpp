@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_order.h"
 #include "hvd/error.h"
 #include "hvd/memory.h"
 
@@ -151,6 +152,7 @@ void GradientTransfer::complete(bool used) {
   const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
   const torch::Tensor sent = sent_;
   drop();
+  used_by_current_stream(wire);
   if (!gradient.defined()) {
     // Zeros stood in for a gradient that another rank has; one that was sent and is gone now was
     // reset by the user.
