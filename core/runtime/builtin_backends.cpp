@@ -59,8 +59,14 @@ void refuse_ranks_without_mpi() {
   }
 }
 
+std::shared_ptr<device::Api>& simulated_api() {
+  static std::shared_ptr<device::Api> api;
+  return api;
+}
+
 /// The process's GPUs; null in a build without them.
 std::shared_ptr<device::Api> device_api() {
+  if (simulated_api()) return simulated_api();
 #if HVD_HAVE_CUDA
   static const std::shared_ptr<device::Api> api = device::make_cuda_api();
   return api;
@@ -96,6 +102,7 @@ Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
   const std::string bus_id = gpu.device->api().info(gpu.device->device()).bus_id;
   bus_id.copy(gpu.report.bus_id, sizeof gpu.report.bus_id - 1);
 #if HVD_HAVE_NCCL
+  if (simulated_api()) return gpu;
   std::string reason;
   gpu.nccl = nccl::load_library(reason);
   if (gpu.nccl) {
@@ -230,6 +237,8 @@ bool mpi_threads_multiple() { return true; }
 void forget_job_peers() noexcept {}
 
 #endif
+
+void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
 
 std::vector<std::string_view> backend_names() {
   return {

@@ -26,6 +26,9 @@ struct JobConnection {
 /// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
+/// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's backends then serve. Null: CUDA's again.
+void use_device_api(std::shared_ptr<device::Api>);
+
 /// The names that a backend can be chosen by.
 std::vector<std::string_view> backend_names();
 

@@ -37,6 +37,7 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
   submission.keep_alive = what.keep_alive;
   submission.on_done = what.on_done;
   submitted = now;
+  output_ready_.reset();
   result_ = -1;
   done_.store(false, std::memory_order_relaxed);
 }
@@ -66,6 +67,7 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
 
 void OperationState::finish(const Status& status, const EventPtr& output_ready) {
   status_ = status;
+  output_ready_ = output_ready;
   call_back(status, output_ready);
   submission.keep_alive.reset();
   submission.input_ready.reset();
@@ -82,6 +84,8 @@ void OperationState::finish_in_flight(const Status& status) {
 bool Operation::done() const noexcept { return state_ && state_->done(); }
 
 const Status& Operation::status() const { return state_->status(); }
+
+EventPtr Operation::output_ready() const { return state_->output_ready(); }
 
 std::int64_t Operation::result() const { return state_->result(); }
 

@@ -37,6 +37,8 @@ class OperationState {
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// @pre done()
   const Status& status() const noexcept { return status_; }
+  /// See Operation::output_ready(). @pre done()
+  const EventPtr& output_ready() const noexcept { return output_ready_; }
   /// See Operation::result(). @pre done()
   std::int64_t result() const noexcept { return result_; }
   std::shared_ptr<Runtime> runtime() const noexcept { return runtime_.lock(); }
@@ -63,6 +65,7 @@ class OperationState {
 
   const std::weak_ptr<Runtime> runtime_;
   Status status_;
+  EventPtr output_ready_;
   std::int64_t result_ = -1;
   std::atomic<bool> done_{false};
   std::atomic<std::uint64_t> holders_{0};  ///< of the program in units of kHandle, others in units of kInternal

@@ -147,6 +147,48 @@ std::vector<GradientReducer::Parameter> name_parameters(
   return parameters;
 }
 
+/// Multiplies gradients and notes whether there was an inf or nan in one. Those on a GPU are looked at by the GPU, all in one launch for
+/// each type where LibTorch can, and nobody waits.
+class Unscaler {
+ public:
+  explicit Unscaler(double factor) : factor_(factor) {}
+
+  /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so that ranks do alike.
+  void uses(torch::Device device) {
+    if (device.is_cuda()) device_ = device;
+  }
+  void add(const torch::Tensor& values) {
+    if (!values.is_cuda()) {
+      finite_ = finite_ && torch::isfinite(values).all().item<bool>();
+      values.mul_(factor_);
+    } else if (values.scalar_type() == torch::kFloat32 || values.scalar_type() == torch::kFloat16) {
+      together_[values.scalar_type()].push_back(values);
+    } else {
+      alone_.push_back(values);
+    }
+  }
+  /// [1], float32: 0 if all was finite.
+  torch::Tensor run() {
+    const auto options = torch::TensorOptions().dtype(torch::kFloat32).device(device_);
+    torch::Tensor found = torch::full({1}, finite_ ? 0.0F : 1.0F, options);
+    for (auto& [type, values] : together_) {
+      at::_amp_foreach_non_finite_check_and_unscale_(values, found, torch::full({1}, factor_, options));
+    }
+    for (const torch::Tensor& values : alone_) {
+      found = torch::maximum(found, torch::isfinite(values).logical_not().any().to(torch::kFloat32));
+      values.mul_(factor_);
+    }
+    return found;
+  }
+
+ private:
+  const double factor_;
+  torch::Device device_ = torch::kCPU;
+  bool finite_ = true;
+  std::map<torch::ScalarType, std::vector<torch::Tensor>> together_;
+  std::vector<torch::Tensor> alone_;
+};
+
 }  // namespace
 
 int libtorch::averaging_optimizers() noexcept { return LiveOptimizers::instance().averaging(); }
@@ -217,24 +259,22 @@ void DistributedOptimizer::end_step() {
 
 bool DistributedOptimizer::unscale_gradients(double factor) {
   const torch::NoGradGuard no_grad;
-  bool finite = true;
+  Unscaler unscaler(factor);
   std::set<const c10::TensorImpl*> seen;
   for (auto& group : optimizer_.param_groups()) {
     for (torch::Tensor& parameter : group.params()) {
       torch::Tensor& gradient = parameter.mutable_grad();
+      unscaler.uses(parameter.device());
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       // Entries of one place add up, and may overflow.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
-      const torch::Tensor values = gradient.is_sparse() ? gradient._values() : gradient.detach();
-      finite = finite && torch::isfinite(values).all().item<bool>();
-      values.mul_(factor);
+      unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }
   }
-  const torch::Tensor bad =
-      allreduce(torch::full({1}, finite ? 0.0F : 1.0F), {.name = reducer_->scope() + ".found_inf",
-                                                         .op = ReduceOp::kMax,
-                                                         .process_set = options_.process_set});
-  return bad.item<float>() == 0;
+  const torch::Tensor bad = allreduce(unscaler.run(), {.name = reducer_->scope() + ".found_inf",
+                                                       .op = ReduceOp::kMax,
+                                                       .process_set = options_.process_set});
+  return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {

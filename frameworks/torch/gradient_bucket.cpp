@@ -28,6 +28,14 @@ std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
 GradientBucket::GradientBucket(std::string name, const GradientReduction& how, std::span<const torch::Tensor> parameters) {
   std::size_t bytes = 0;
   for (const torch::Tensor& parameter : parameters) bytes += room_for(parameter);
+  parameters.front().is_cuda() ? lay_out_on_gpu(parameters, bytes) : lay_out_on_host(parameters, bytes);
+  all_.zero_();  // what lies between the gradients is reduced with them
+  submission_ = reduction_in_place(std::move(name), how, view_of(all_));
+  submission_.keep_alive = keep_alive({all_});
+  submission_.alone = bytes >= kWorthACallOfItsOwn;
+}
+
+void GradientBucket::lay_out_on_host(std::span<const torch::Tensor> parameters, std::size_t bytes) {
   const std::shared_ptr<std::byte> memory = allocate_shared(bytes);
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
@@ -36,12 +44,21 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how, s
                                       parameter.options().requires_grad(false)));
     offset += room_for(parameter);
   }
-  const torch::Tensor all = torch::from_blob(memory.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())},
-                                             parameters.front().options().requires_grad(false));
-  all.zero_();  // what lies between the gradients is reduced with them
-  submission_ = reduction_in_place(std::move(name), how, view_of(all));
-  submission_.keep_alive = memory;
-  submission_.alone = bytes >= kWorthACallOfItsOwn;
+  all_ = torch::from_blob(memory.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())}, [memory](void*) {},
+                          parameters.front().options().requires_grad(false));
+}
+
+/// Views share the storage, so that LibTorch's allocator knows whose memory a stream uses.
+void GradientBucket::lay_out_on_gpu(std::span<const torch::Tensor> parameters, std::size_t bytes) {
+  const auto element = static_cast<std::int64_t>(parameters.front().element_size());
+  all_ = torch::empty({static_cast<std::int64_t>(bytes) / element}, parameters.front().options().requires_grad(false));
+  std::int64_t offset = 0;
+  for (const torch::Tensor& parameter : parameters) {
+    torch::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(all_.storage()), all_.key_set(), all_.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), strides_for(parameter), offset);
+    views_.push_back(std::move(view));
+    offset += static_cast<std::int64_t>(room_for(parameter)) / element;
+  }
 }
 
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order, std::span<const torch::Tensor> parameters,
@@ -50,16 +67,16 @@ std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> 
     std::vector<std::size_t> members;
     std::size_t bytes = 0;
   };
-  std::map<torch::ScalarType, Open> open;
+  std::map<std::pair<torch::DeviceType, torch::ScalarType>, Open> open;
   std::vector<std::vector<std::size_t>> buckets;
   for (const std::size_t index : order) {
-    Open& bucket = open[parameters[index].scalar_type()];
+    Open& bucket = open[{parameters[index].device().type(), parameters[index].scalar_type()}];
     const std::size_t bytes = room_for(parameters[index]);
     if (!bucket.members.empty() && bucket.bytes + bytes > most_bytes) buckets.push_back(std::exchange(bucket, {}).members);
     bucket.members.push_back(index);
     bucket.bytes += bytes;
   }
-  for (auto& [type, bucket] : open) {
+  for (auto& [kind, bucket] : open) {
     if (!bucket.members.empty()) buckets.push_back(std::move(bucket.members));
   }
   return buckets;

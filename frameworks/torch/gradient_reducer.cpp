@@ -139,6 +139,7 @@ void GradientReducer::after_accumulate(std::size_t index) {
   Slot& slot = slots_[index];
   if (++slot.passes < passes_per_step_) return;
   try {
+    units_[slot.unit].stream.follow(slot.transfer.parameter());
     if (slot.transfer.view().defined()) slot.transfer.place(slot.label, how_);
     slot.phase = Phase::kReady;
     if (!first_ready_) first_ready_ = index;
@@ -201,7 +202,9 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
       add_submissions(u, others);
       continue;
     }
+    follow_streams(units_[u]);
     place_in_bucket(units_[u]);
+    begin_after_current_stream(units_[u].bucket->submission());
     submit_one(units_[u].bucket->submission(), progress);
     note_submitted(u);
   }
@@ -215,12 +218,18 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
     }
   }
   if (!others.empty()) {
+    begin_after_current_stream(others);
     for (Operation& operation : submit_all(std::move(others), progress)) operations_.push_back(std::move(operation));
     for (const std::size_t u : units) {
       if (!units_[u].bucket) note_submitted(u);
     }
   }
   flags_submitted_ = flags_submitted_ || with_flags;
+}
+
+/// Nothing on the CPU.
+void GradientReducer::follow_streams(Unit& unit) {
+  for (const std::size_t i : unit.slots) unit.stream.follow(slots_[i].transfer.parameter());
 }
 
 /// What has no gradient counts as zeros.
@@ -233,6 +242,7 @@ void GradientReducer::place_in_bucket(const Unit& unit) {
 
 void GradientReducer::add_submissions(std::size_t unit, std::vector<Submission>& submissions) {
   const std::size_t first = submissions.size();
+  follow_streams(units_[unit]);
   for (const std::size_t i : units_[unit].slots) {
     Slot& slot = slots_[i];
     if (!slot.active()) continue;
@@ -303,6 +313,7 @@ bool GradientReducer::was_reset() const {
 
 void GradientReducer::wait_all() const {
   for (const Operation& operation : operations_) operation.wait();
+  for (const Operation& operation : operations_) current_stream_waits(operation);
 }
 
 void GradientReducer::synchronize() {
@@ -366,6 +377,7 @@ void GradientReducer::reset() {
   for (Unit& unit : units_) {
     unit.submitted = false;
     unit.ready = 0;
+    unit.stream.reset();
   }
   for (const std::size_t i : provisional_layouts_) slots_[i].transfer.agree(std::nullopt);
   provisional_layouts_.clear();

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "device_order.h"
 #include "gradient_bucket.h"
 #include "gradient_transfer.h"
 #include "hvd/collectives.h"
@@ -37,6 +38,9 @@ namespace hvd::libtorch {
 /// In the first cycle gradients travel one by one, and the ranks learn in which order they become ready (that of the set's first rank).
 /// From then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a bucket: `.grad` is a view into
 /// memory that is reduced as one tensor. When the set of active parameters changes, learning begins again.
+///
+/// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in the current stream of the hook, and
+/// synchronize() makes the current stream of its caller wait, not the caller.
 ///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
@@ -97,7 +101,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::vector<std::size_t> slots;
     bool submitted = false;
     std::size_t ready = 0;  ///< as many of the first slots are known to be ready, in this cycle
-    std::shared_ptr<const GradientBucket> bucket = {};
+    std::shared_ptr<GradientBucket> bucket = {};
+    StreamChain stream = {};  ///< GPU: gradients may come from several streams
   };
 
   void before_accumulate(std::size_t index);
@@ -113,6 +118,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<std::size_t> agree_on_order(const std::vector<std::size_t>& submitted);
   void use_buckets(const std::vector<std::size_t>& order);
   void forget_buckets();
+  void follow_streams(Unit&);
   void place_in_bucket(const Unit&);
   void add_submissions(std::size_t unit, std::vector<Submission>& submissions);
   bool unit_ready(Unit&) const;

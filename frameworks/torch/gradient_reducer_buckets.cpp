@@ -34,7 +34,8 @@ bool GradientReducer::buckets_fit() const {
     const torch::Tensor& view = slot.transfer.view();
     const torch::Tensor& parameter = slot.transfer.parameter();
     if (!view.defined()) return !slot.active();
-    return slot.active() && parameter.scalar_type() == view.scalar_type() && parameter.sizes() == view.sizes();
+    return slot.active() && parameter.scalar_type() == view.scalar_type() && parameter.device() == view.device() &&
+           parameter.sizes() == view.sizes();
   });
 }
 
@@ -46,6 +47,7 @@ std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::
     const torch::Tensor& parameter = slot.transfer.parameter();
     mix(hash, std::hash<std::string>()(slot.name));
     mix(hash, slot.active() ? static_cast<std::size_t>(parameter.scalar_type()) : 1000);
+    mix(hash, static_cast<std::size_t>(parameter.device().type()));
     for (const std::int64_t size : parameter.sizes()) mix(hash, static_cast<std::size_t>(size));
     for (const std::int64_t stride : parameter.strides()) mix(hash, static_cast<std::size_t>(stride));
   }
@@ -87,7 +89,7 @@ void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
     for (const std::size_t i : members) own.push_back(parameters[i]);
     const std::string name = scope_ + ".bucket" + std::to_string(units_.size()) + "[" + slots_[members.front()].name + " .. " +
                              slots_[members.back()].name + "]";
-    const auto bucket = std::make_shared<const GradientBucket>(name, how_, own);
+    const auto bucket = std::make_shared<GradientBucket>(name, how_, own);
     for (std::size_t m = 0; m < members.size(); ++m) {
       slots_[members[m]].unit = units_.size();
       slots_[members[m]].transfer.set_view(bucket->view(m));

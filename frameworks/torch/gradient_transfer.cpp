@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_order.h"
 #include "hvd/error.h"
 #include "hvd/memory.h"
 
@@ -77,7 +78,7 @@ void GradientTransfer::check_gradient(const std::string& name, const GradientRed
 
 /// Most gradients of a model are small, and for those an operator's way to the same copy takes ten times as long.
 bool GradientTransfer::copied_into_view(const torch::Tensor& gradient) const {
-  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() || gradient.device() != view_.device() ||
+  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() || !gradient.is_cpu() || !view_.is_cpu() ||
       gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() || gradient.sizes() != view_.sizes() ||
       gradient.strides() != view_.strides()) {
     return false;
@@ -173,6 +174,7 @@ void GradientTransfer::complete(bool used) {
   const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
   const torch::Tensor sent = sent_;
   drop();
+  used_by_current_stream(wire);
   if (!gradient.defined()) {
     // Zeros stood in for a gradient that another rank has; one that was sent and is gone now was
     // reset by the user.

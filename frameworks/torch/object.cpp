@@ -6,6 +6,7 @@
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "hvd/torch/parameters.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -92,15 +93,27 @@ void finish_reading(const ObjectReader& reader) {
 
 void write_tensor(ObjectWriter& writer, const torch::Tensor& tensor) {
   ObjectCodec<bool>::write(writer, tensor.defined());
-  if (tensor.defined()) write_ivalue(writer, tensor.detach());
+  if (!tensor.defined()) return;
+  ObjectCodec<bool>::write(writer, tensor.is_cuda());
+  write_ivalue(writer, tensor.detach().cpu());
 }
 
+// The sender's GPU has another number here, or none.
 torch::Tensor read_tensor(ObjectReader& reader) {
   if (!ObjectCodec<bool>::read(reader)) return {};
-  return read_ivalue(reader).toTensor();
+  const bool on_gpu = ObjectCodec<bool>::read(reader);
+  const torch::Tensor tensor = read_ivalue(reader).toTensor();
+  return on_gpu ? tensor.to(device()) : tensor;
 }
 
 void write_ivalue(ObjectWriter& writer, const c10::IValue& value) {
+  value.visit([](const c10::IValue& part) {
+    if (part.isTensor() && part.toTensor().defined() && part.toTensor().is_cuda()) {
+      throw UsageError("an IValue with a tensor on " + part.toTensor().device().str() +
+                       " cannot be sent: its GPU has another number on other ranks; expected CPU tensors; move it with cpu(), or send a torch::Tensor");
+    }
+    return false;
+  });
   const std::vector<char> bytes = torch::jit::pickle_save(value);
   writer.count(bytes.size());
   writer.raw(bytes.data(), bytes.size());

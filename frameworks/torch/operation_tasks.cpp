@@ -1,8 +1,11 @@
 #include "operation_tasks.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <numeric>
 #include <utility>
 
+#include "device_order.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 
@@ -32,12 +35,14 @@ torch::Tensor with_rows(const torch::Tensor& tensor) {
 /// Allgather, gather or alltoall: what is common to results whose size negotiation tells.
 Task concatenation_task(OpKind kind, const CollectiveOptions& options, std::string name,
                         const GatheredPtr& gathered) {
+  gathered->stream = current_stream_of(gathered->input);
   Task task;
   task.finish = [gathered, kind] {
     if (!gathered->output.defined()) {
       throw Error(std::string(to_string(kind)) +
                   ": the result could not be allocated: " + gathered->allocation_error);
     }
+    used_by_current_stream(gathered->output);
     return gathered->output;
   };
   Submission& submission = task.submission;
@@ -93,7 +98,20 @@ std::vector<std::int64_t> rows_to_send(const torch::Tensor& tensor, const torch:
   return counts;
 }
 
+/// A reduced wire tensor in the caller's type.
+torch::Tensor converted(const torch::Tensor& wire, torch::ScalarType type) {
+  used_by_current_stream(wire);
+  return wire.to(type);
+}
+
 }  // namespace
+
+torch::Tensor write_back(const torch::Tensor& result, const torch::Tensor& target) {
+  if (result.is_alias_of(target)) return target;
+  used_by_current_stream(result);
+  target.detach().copy_(result);
+  return target;
+}
 
 std::string derived_name(const std::string& name, std::string_view suffix) {
   return name.empty() ? name : name + "." + std::string(suffix);
@@ -120,12 +138,9 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   }
   if (place == Place::kIn) {
     mark_written(tensor);
-    task.finish = [tensor, output] {
-      if (!output.is_alias_of(tensor)) tensor.detach().copy_(output);
-      return tensor;
-    };
+    task.finish = [tensor, output] { return write_back(output, tensor); };
   } else {
-    task.finish = [output, type = tensor.scalar_type()] { return output.to(type); };
+    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   }
   task.submission = reduction(OpKind::kAllreduce, options, std::move(name), input, output);
   task.submission.keep_alive = keep_alive({tensor, input, output});
@@ -143,10 +158,7 @@ Task broadcast_task(const torch::Tensor& tensor, int root_rank, const Collective
       place == Place::kIn ? input : torch::empty(tensor.sizes(), input.options());
   if (place == Place::kIn) {
     mark_written(tensor);
-    task.finish = [tensor, output] {
-      if (!output.is_alias_of(tensor)) tensor.detach().copy_(output);
-      return tensor;
-    };
+    task.finish = [tensor, output] { return write_back(output, tensor); };
   } else {
     task.finish = [output] { return output; };
   }
@@ -171,7 +183,10 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
     first_dims.assign(sizes.first_dims.begin(), sizes.first_dims.end());
     std::vector<std::int64_t> shape = input.sizes().vec();
     shape.front() = std::accumulate(first_dims.begin(), first_dims.end(), std::int64_t{0});
+    const c10::OptionalStreamGuard under(stream);
     output = torch::empty(shape, input.options());
+    // The memory may have been another tensor's, which the stream is not done with.
+    if (stream && sizes.writable != nullptr) *sizes.writable = record_current_stream();
     return view_of(output);
   } catch (const c10::Error& error) {
     allocation_error = error.what_without_backtrace();
@@ -235,7 +250,7 @@ Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& opt
       rows_of_member(shape.front(), options.process_set.size(), options.process_set.rank());
   const torch::Tensor output = torch::empty(shape, input.options());
   Task task;
-  task.finish = [output, type = tensor.scalar_type()] { return output.to(type); };
+  task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   task.submission = reduction(OpKind::kReducescatter, options, std::move(name), input, output);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;

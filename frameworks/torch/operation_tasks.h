@@ -1,10 +1,12 @@
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +17,9 @@
 /// One submission for each collective. All check their arguments and throw UsageError; `name` is
 /// used instead of the options' where a group names its members.
 namespace hvd::libtorch {
+
+/// What is left to do in place: the result goes where the caller's tensor is, unless it is there. @return the target
+torch::Tensor write_back(const torch::Tensor& result, const torch::Tensor& target);
 
 /// "NAME.SUFFIX". What is unnamed stays unnamed: the core numbers it.
 std::string derived_name(const std::string& name, std::string_view suffix);
@@ -28,6 +33,7 @@ enum class Place { kOut, kIn };
 /// done, read after.
 struct Gathered {
   torch::Tensor input;
+  std::optional<c10::Stream> stream;  ///< GPU: of the submission, under which the output is allocated
   torch::Tensor output;
   std::vector<std::int64_t> first_dims;  ///< rows from each member
   std::string allocation_error;

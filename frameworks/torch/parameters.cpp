@@ -1,7 +1,7 @@
 #include "hvd/torch/parameters.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Type.h>
-#include <torch/cuda.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/serialize.h>
 
@@ -11,11 +11,14 @@
 #include <typeinfo>
 #include <utility>
 
+#include "device_order.h"
 #include "gradient_transfer.h"
+#include "hvd/device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
 #include "live_optimizers.h"
+#include "operation_tasks.h"
 #include "tensor_adapter.h"
 
 namespace hvd {
@@ -25,6 +28,7 @@ namespace {
 /// throws.
 void wait_for(const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) operation.wait();
+  for (const Operation& operation : operations) libtorch::current_stream_waits(operation);
   for (const Operation& operation : operations) operation.status().raise_if_error();
 }
 
@@ -46,10 +50,7 @@ void broadcast_tensors(const NamedParameters& tensors, int root_rank) {
     submission.input = submission.output = libtorch::view_of(wire);
     submission.root = root_rank;
     submission.keep_alive = libtorch::keep_alive({target, wire});
-    task.finish = [target, wire] {
-      if (!wire.is_alias_of(target)) target.detach().copy_(wire);
-      return target;
-    };
+    task.finish = [target, wire] { return libtorch::write_back(wire, target); };
     tasks.push_back(std::move(task));
   }
   libtorch::start_group(kGroup, std::move(tasks), Progress::kCaller).wait_all();
@@ -80,9 +81,24 @@ std::string save_optimizer(torch::optim::Optimizer& optimizer) {
   return std::move(stream).str();
 }
 
+/// State is where the parameters are, on whichever GPU the root has its own.
+std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer) {
+  std::optional<torch::Device> device;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (device.value_or(parameter.device()) != parameter.device()) {
+        throw UsageError("broadcast_optimizer_state: expected the optimizer's parameters on one device, got some on " + device->str() +
+                         " and some on " + parameter.device().str() + "; use an optimizer for each");
+      }
+      device = parameter.device();
+    }
+  }
+  return device;
+}
+
 void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   torch::serialize::InputArchive archive;
-  archive.load_from(bytes.data(), bytes.size());
+  archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
   // Loading adds to what is there; what the root does not have must go.
   optimizer.state().clear();
   optimizer.load(archive);
@@ -145,11 +161,11 @@ void agree(const std::string& complaint) {
 }  // namespace
 
 torch::Device device() {
-  if (cuda_built() && torch::cuda::is_available()) {
-    const auto count = static_cast<int>(torch::cuda::device_count());
-    return torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(local_rank() % count));
-  }
-  return torch::Device(torch::kCPU);
+  const std::optional<int> gpu = gpu_index();
+  if (!gpu || !c10::impl::hasDeviceGuardImpl(torch::kCUDA)) return torch::Device(torch::kCPU);
+  // LibTorch may have been built for another driver, and then sees none.
+  if (*gpu >= c10::impl::VirtualGuardImpl(torch::kCUDA).deviceCount()) return torch::Device(torch::kCPU);
+  return torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(*gpu));
 }
 
 torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set) {
@@ -185,6 +201,7 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   submissions.push_back(
       flags.prepare(kGroup, flags_how, transfers.front().parameter(), transfers.size(), [&](std::size_t i) { return transfers[i].has_gradient(); }));
   libtorch::make_group(kGroup, submissions);
+  libtorch::begin_after_current_stream(submissions);
   wait_for(submit_all(std::move(submissions), Progress::kCaller));
   flags.read();
   for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(flags.used(i));

@@ -2,9 +2,13 @@
 
 #include <ATen/MemoryOverlap.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "device_order.h"
+#include "hvd/device.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 
 namespace hvd {
 namespace libtorch {
@@ -24,6 +28,20 @@ std::optional<DataType> to_data_type(torch::ScalarType type) {
     case torch::kFloat64: return DataType::kFloat64;
     default: return std::nullopt;
   }
+}
+
+/// The core would say the same, but only of what reaches it: memory is allocated before.
+void check_gpu(const torch::Device& device, const Label& label) {
+  const std::string what = label.str() + ": the tensor is on " + device.str();
+  if (!device.is_cuda()) throw UsageError(what + "; expected one on the CPU or a CUDA device; move it with cpu()");
+  const std::optional<int> own = gpu_index();
+  if (!own) {
+    throw UsageError(what + (cuda_built() ? ", but hvd sees no GPU in this process (hvdrun --check-build says why); move it with cpu()"
+                                          : ", but this build of hvd has no CUDA (HVD_WITH_CUDA=OFF); rebuild hvd with it, or move the tensor with cpu()"));
+  }
+  if (device.index() == *own) return;
+  throw UsageError(what + "; expected cuda:" + std::to_string(*own) +
+                   ", the GPU that this rank works with (its local rank modulo the GPUs it sees, or HVD_DEVICE); move it with to(hvd::device())");
 }
 
 }  // namespace
@@ -54,14 +72,7 @@ void check_tensor(const torch::Tensor& tensor, const Label& label) {
     throw UsageError(label.str() + ": expected a dense tensor, got layout " +
                      c10::str(tensor.layout()) + "; convert it with to_dense()");
   }
-  if (tensor.is_cuda()) {
-    throw UsageError(label.str() + ": the tensor is on " + tensor.device().str() +
-                     ", but this build of hvd has no GPU backend; move it with cpu()");
-  }
-  if (!tensor.is_cpu()) {
-    throw UsageError(label.str() + ": the tensor is on " + tensor.device().str() +
-                     "; expected a CPU tensor; move it with cpu()");
-  }
+  if (!tensor.is_cpu()) check_gpu(tensor.device(), label);
   data_type_of(tensor, label);
 }
 
@@ -83,7 +94,7 @@ TensorView view_of(const torch::Tensor& tensor) {
   return {.data = static_cast<std::byte*>(tensor.data_ptr()),
           .count = tensor.numel(),
           .dtype = *to_data_type(tensor.scalar_type()),
-          .device = {},
+          .device = tensor.is_cuda() ? Device{DeviceType::kCuda, tensor.device().index()} : Device{},
           .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
 }
 
@@ -110,6 +121,7 @@ Handle start(Task task, Progress progress) {
 
 Handle start(std::vector<Submission> submissions,
              std::vector<std::function<torch::Tensor()>> finish, Progress progress) {
+  begin_after_current_stream(submissions);
   std::vector<Operation> operations;
   if (!submissions.empty()) operations = submit_all(std::move(submissions), progress);
   return Handle(std::make_shared<PendingResult>(std::move(operations), std::move(finish)));
@@ -153,9 +165,19 @@ const std::vector<torch::Tensor>& PendingResult::wait() {
   for (const Operation& operation : operations_) operation.wait();
   for (const Operation& operation : operations_) operation.status().raise_if_error();
   const std::lock_guard lock(mutex_);
-  if (!finished_) finish_all();
+  if (!finished_) {
+    for (const Operation& operation : operations_) current_stream_waits(operation);
+    finish_all();
+    if (on_device()) finished_on_device_ = record_current_stream();
+  }
   if (finish_error_) std::rethrow_exception(finish_error_);
+  current_stream_waits(finished_on_device_);
+  for (const torch::Tensor& result : results_) used_by_current_stream(result);
   return results_;
+}
+
+bool PendingResult::on_device() const {
+  return std::any_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.output_ready() != nullptr; });
 }
 
 void PendingResult::finish_all() {

@@ -29,7 +29,7 @@ DataType data_type_of(const torch::Tensor&, const Label&);
 
 bool is_supported(torch::ScalarType) noexcept;
 
-/// @throws UsageError unless the tensor is defined, dense, on the CPU and of a supported dtype.
+/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of a supported dtype.
 void check_tensor(const torch::Tensor&, const Label&);
 /// ... and its elements do not share memory, so that a result can be written into it.
 void check_writable(const torch::Tensor&, const Label&);
@@ -56,7 +56,8 @@ struct Task {
   std::function<torch::Tensor()> finish = {};
 };
 
-/// Submits. kCaller: the caller waits right away. @throws as submit().
+/// Submits. kCaller: the caller waits right away. GPU: the operation comes after what is in the caller's current stream. @throws as
+/// submit().
 Handle start(Task, Progress);
 /// Submits all or none. What `finish` returns, once all succeeded, is the handle's results: any
 /// number of them.
@@ -74,11 +75,13 @@ class PendingResult {
   PendingResult(std::vector<Operation> operations,
                 std::vector<std::function<torch::Tensor()>> finish);
   bool done() const noexcept;
-  /// Blocks; runs each `finish` once, in the first waiter.
+  /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued; every waiter's current stream then waits
+  /// for the results.
   const std::vector<torch::Tensor>& wait();
 
  private:
   void finish_all();
+  bool on_device() const;
 
   const std::vector<Operation> operations_;
   std::mutex mutex_;
@@ -86,6 +89,7 @@ class PendingResult {
   std::vector<std::function<torch::Tensor()>> finish_;
   bool finished_ = false;
   std::exception_ptr finish_error_;
+  EventPtr finished_on_device_;  ///< behind what `finish` has put into the first waiter's stream; null without a GPU
   std::vector<torch::Tensor> results_;
 };
 

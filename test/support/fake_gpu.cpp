@@ -63,7 +63,8 @@ class FakeApi final : public device::Api {
     FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(index)];
     ++gpu_.queues_[static_cast<std::size_t>(queue)]->clock[queue];
     state.clock = gpu_.queues_[static_cast<std::size_t>(queue)]->clock;
-    gpu_.enqueue_locked(queue, {{"record"}, false, index, ++state.recorded});
+    state.ahead.insert(++state.recorded);
+    gpu_.enqueue_locked(queue, {{"record"}, false, index, state.recorded});
   }
   void wait(device::Stream stream, device::Mark mark) override {
     const auto lock = begin("wait");
@@ -81,7 +82,7 @@ class FakeApi final : public device::Api {
     const auto lock = begin("reached");
     gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
     const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))];
-    if (state.reached < state.recorded) return false;
+    if (state.ahead.count(state.recorded) > 0) return false;
     for (const auto& [queue, seen] : state.clock) gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
     return true;
   }
@@ -283,8 +284,8 @@ bool FakeGpu::run_head(Queue& queue) {
   QueuedItem& head = queue.items.front();
   if (head.mark >= 0) {
     MarkState& mark = marks_[static_cast<std::size_t>(head.mark)];
-    if (head.is_wait && mark.reached < head.generation) return false;
-    if (!head.is_wait) mark.reached = std::max(mark.reached, head.generation);
+    if (head.is_wait && mark.ahead.count(head.generation) > 0) return false;
+    if (!head.is_wait) mark.ahead.erase(head.generation);
   } else if (head.item.ready && !head.item.ready()) {
     return false;
   }
@@ -308,6 +309,40 @@ bool FakeGpu::run_some(int most) {
   return moved;
 }
 
+void FakeGpu::run_through(device::Stream stream, Item item) {
+  const std::lock_guard lock(mutex_);
+  enqueue(stream, std::move(item));
+  run_queue(*queues_[static_cast<std::size_t>(queue_of(stream))]);
+}
+
+// Until the mark's record() has run, or to the end. Marks are recorded before they are waited for, so it always gets there.
+void FakeGpu::run_queue(Queue& queue, int until_mark, std::uint64_t generation) {
+  while (!queue.items.empty()) {
+    if (until_mark >= 0 && marks_[static_cast<std::size_t>(until_mark)].ahead.count(generation) == 0) return;
+    if (run_head(queue)) continue;
+    const QueuedItem& head = queue.items.front();
+    const auto holds = [&](const std::unique_ptr<Queue>& other) {
+      return std::any_of(other->items.begin(), other->items.end(),
+                         [&](const QueuedItem& item) { return !item.is_wait && item.mark == head.mark && item.generation == head.generation; });
+    };
+    const auto other = std::find_if(queues_.begin(), queues_.end(), holds);
+    if (head.mark < 0 || other == queues_.end()) throw Error("fake: '" + head.item.name + "' waits for what never comes");
+    const auto [mark, wanted] = std::pair(head.mark, head.generation);
+    run_queue(**other, mark, wanted);
+  }
+}
+
+void FakeGpu::forget_seen(const std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  const Range all{memory, blocks_.at(memory).bytes, true};
+  std::erase_if(accesses_, [&](const Access& access) {
+    return overlap(access.range, all) && std::any_of(host_.begin(), host_.end(), [&](const auto& host) {
+      const auto seen = host.second.find(access.queue);
+      return seen != host.second.end() && seen->second >= access.at;
+    });
+  });
+}
+
 bool FakeGpu::run_all() {
   const std::lock_guard lock(mutex_);
   while (run_some(1)) {
@@ -318,6 +353,11 @@ bool FakeGpu::run_all() {
 std::vector<std::string> FakeGpu::faults() const {
   const std::lock_guard lock(mutex_);
   return faults_;
+}
+
+std::vector<std::string> FakeGpu::take_faults() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(faults_, {});
 }
 
 FakeGpuCounts FakeGpu::counts(int rank) const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ class FakeGpu {
   bool run_all();
   /// What was wrong: accesses without order, memory that is not the device's, calls without the device made current.
   std::vector<std::string> faults() const;
+  /// The same, and forgets them.
+  std::vector<std::string> take_faults();
   FakeGpuCounts counts(int rank) const;
 
   // For the fake of NCCL.
@@ -66,10 +69,15 @@ class FakeGpu {
     std::function<void()> run = {};
   };
   void enqueue(device::Stream, Item);
+  /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and nothing else: whoever computes in
+  /// place of the device may then touch the memory.
+  void run_through(device::Stream, Item);
   std::recursive_mutex& mutex() { return mutex_; }
 
   /// Memory that begins as garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
+  /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are over, and need no further order.
+  void forget_seen(const std::byte* memory);
   /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
   void release(std::byte*);
 
@@ -88,7 +96,8 @@ class FakeGpu {
   };
   struct MarkState {
     std::uint64_t recorded = 0;
-    std::uint64_t reached = 0;
+    /// Recorded and not reached. More than one when a mark is used again before the device has come to where it was.
+    std::set<std::uint64_t> ahead;
     Clock clock;
     bool alive = true;
   };
@@ -114,6 +123,7 @@ class FakeGpu {
   void check_memory(const Item&);
   bool run_some(int most);
   bool run_head(Queue&);
+  void run_queue(Queue&, int until_mark = -1, std::uint64_t generation = 0);
   void fault(const std::string&);
 
   const FakeGpuOptions options_;

@@ -117,6 +117,8 @@ class Operation {
   void wait() const;
   /// How it ended. Valid once done().
   const Status& status() const;
+  /// On a GPU the result is there for whoever waits for this event (see hvd::wait_for_event()); null: it is there. Valid once done().
+  EventPtr output_ready() const;
   /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and status().ok().
   std::int64_t result() const;
 

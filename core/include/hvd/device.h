@@ -11,9 +11,10 @@
 /// ends with an event behind which the result is there:
 ///
 ///     submission.input_ready = hvd::record_event(stream);
-///     submission.on_done = [&](const hvd::Status&, const hvd::EventPtr& ready) { result_ready = ready; };
-///     hvd::submit(std::move(submission)).wait();          // until it is queued on the device, not until it has run
-///     hvd::wait_for_event(stream, result_ready);          // what the stream does next finds the result
+///     const hvd::Operation operation = hvd::submit(std::move(submission));
+///     operation.wait();                                          // until it is queued on the device, not until it has run
+///     operation.status().raise_if_error();
+///     hvd::wait_for_event(stream, operation.output_ready());     // what the stream does next finds the result
 namespace hvd {
 
 /// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or HVD_DEVICE. Nothing without one.

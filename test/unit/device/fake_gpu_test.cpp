@@ -56,6 +56,49 @@ TEST_F(FakeGpuTest, OverwritingWhatIsStillReadIsARace) {
   EXPECT_FALSE(gpu_.faults().empty());
 }
 
+TEST_F(FakeGpuTest, AMarkThatIsUsedAgainStandsForBothPlaces) {
+  const device::Mark mark = api_->create_mark();
+  const device::Stream c = api_->create_stream();
+  api_->fill(memory_, 4, 4, 7, a_);
+  api_->record(mark, a_);
+  api_->wait(b_, mark);
+  api_->copy(memory_ + 512, memory_, 16, device::Direction::kOnDevice, b_);
+  api_->record(mark, c);  // reached at once, which b does not care about
+  gpu_.run_through(c, {"work", {}, {}, {}});
+  EXPECT_TRUE(api_->reached(mark));
+  gpu_.run_through(b_, {"work", {}, {}, {}});
+  std::uint32_t value = 0;
+  std::memcpy(&value, memory_ + 512, sizeof value);
+  EXPECT_EQ(value, 7U);
+  EXPECT_TRUE(gpu_.take_faults().empty());
+}
+
+TEST_F(FakeGpuTest, RunsThroughAQueueAndNoFurther) {
+  api_->fill(memory_, 1, 4, 1, a_);
+  const device::Mark mark = api_->create_mark();
+  api_->record(mark, a_);
+  api_->fill(memory_, 1, 4, 2, a_);
+  api_->wait(b_, mark);
+  gpu_.run_through(b_, {"work", {}, {}, {}});
+  std::uint32_t value = 0;
+  std::memcpy(&value, memory_, sizeof value);
+  EXPECT_EQ(value, 1U);
+}
+
+TEST_F(FakeGpuTest, MemoryOfSomebodyElseNeedsNoOrderOnceTheHostHasSeenTheEnd) {
+  const device::Mark mark = api_->create_mark();
+  api_->fill(memory_, 4, 4, 7, a_);
+  gpu_.forget_seen(memory_);
+  api_->fill(memory_, 4, 4, 8, b_);
+  EXPECT_EQ(gpu_.take_faults().size(), 1U);
+  api_->record(mark, b_);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(api_->reached(mark));
+  gpu_.forget_seen(memory_);
+  gpu_.run_through(a_, {"work", {{memory_, 16, true}}, {}, {}});
+  EXPECT_EQ(gpu_.take_faults().size(), 0U);
+}
+
 TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreNoticed) {
   std::byte own[16] = {};
   api_->copy(memory_, own, 16, device::Direction::kToDevice, a_);

@@ -18,8 +18,8 @@ namespace hvd {
 
 using NamedParameters = torch::OrderedDict<std::string, torch::Tensor>;
 
-/// Where this rank should compute: cuda:local_rank when this build has GPU support and there is a
-/// usable GPU, else cpu.
+/// Where this rank should compute: its GPU (hvd::gpu_index()) when hvd and LibTorch both can use it,
+/// else cpu. @throws NotInitializedError.
 torch::Device device();
 
 /// loss / size of the set, so that gradients *summed* over ranks (see all_reduce) are those of the

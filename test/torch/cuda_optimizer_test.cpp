@@ -1,0 +1,234 @@
+#include <hvd/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+#include "torch/support/cuda_test.h"
+
+// Training on a (simulated) GPU. Its operators are the CPU's and hvd's path goes through the host's memory, so whatever is trained has the
+// same bits as on the CPU.
+
+namespace hvd::testing {
+namespace {
+
+using CudaOptimizer = CudaTest;
+constexpr int kSteps = 7;
+
+Net make_net(torch::Device on) {
+  torch::manual_seed(3);
+  Net net;
+  net->to(on);
+  return net;
+}
+
+torch::Tensor loss_on(Net& net, const Batch& batch, torch::Device on) {
+  return torch::mse_loss(net->forward(batch.x.to(on)), batch.y.to(on));
+}
+
+/// The parameters after some steps on a device.
+std::vector<torch::Tensor> trained(torch::Device on, const DistributedOptimizerOptions& options) {
+  Net net = make_net(on);
+  broadcast_parameters(net);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), options);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (int pass = 0; pass < options.backward_passes_per_step; ++pass) {
+      loss_on(net, Batch::of_rank(rank(), 10 * step + pass), on).backward();
+    }
+    optimizer.step();
+  }
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : net->parameters()) {
+    EXPECT_EQ(parameter.device().type(), on.type());
+    values.push_back(parameter.detach().cpu());
+  }
+  return values;
+}
+
+void expect_as_on_the_cpu(const DistributedOptimizerOptions& options) {
+  const std::vector<torch::Tensor> cpu = trained(torch::kCPU, options);
+  const std::vector<torch::Tensor> gpu = trained(device(), options);
+  for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_TRUE(torch::equal(cpu[i], gpu[i])) << "parameter " << i << "\n" << cpu[i] << gpu[i];
+  EXPECT_TRUE(same_on_all_ranks(gpu));
+}
+
+TEST_F(CudaOptimizer, Buckets) { expect_as_on_the_cpu({}); }
+TEST_F(CudaOptimizer, WithoutBuckets) { expect_as_on_the_cpu({.gradient_as_bucket_view = false}); }
+TEST_F(CudaOptimizer, SeveralPasses) { expect_as_on_the_cpu({.backward_passes_per_step = 3}); }
+TEST_F(CudaOptimizer, Float16OnTheWire) { expect_as_on_the_cpu({.compression = Compression::kFloat16}); }
+TEST_F(CudaOptimizer, BFloat16OnTheWireSeveralPasses) {
+  expect_as_on_the_cpu({.compression = Compression::kBFloat16, .backward_passes_per_step = 2});
+}
+TEST_F(CudaOptimizer, Groups) { expect_as_on_the_cpu({.groups = {{"fc1.weight", "fc2.bias"}, {"norm.weight", "norm.bias", "fc1.bias"}}}); }
+TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
+TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
+
+TEST_F(CudaOptimizer, SteadyStepsDoNotWaitForTheDevice) {
+  Net net = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  const Batch batch = Batch::of_rank(rank(), 0);
+  const torch::Tensor x = batch.x.to(device()), y = batch.y.to(device());
+  const auto step = [&] {
+    optimizer.zero_grad();
+    torch::mse_loss(net->forward(x), y).backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 4; ++i) step();
+  const int host = fake_host_waits();
+  const HvdCalls hvd = hvd_calls();
+  for (int i = 0; i < 10; ++i) step();
+  EXPECT_EQ(fake_host_waits(), host);
+  EXPECT_EQ(hvd_calls().synchronize, hvd.synchronize);
+  EXPECT_GT(hvd_calls().records, hvd.records);
+}
+
+// Gradients come from the streams of the forward pass, and the optimizer steps on another.
+TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {
+  Net net = make_net(device());
+  Net twin = make_net(torch::kCPU);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters()), twin_optimizer(twin_sgd, twin->named_parameters());
+  const c10::Stream side = side_stream();
+  const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
+  // What is put into `to` comes after what is in `from`.
+  const auto order = [&](const c10::Stream& from, const c10::Stream& to) {
+    void* event = nullptr;
+    gpus.record(&event, from, device().index(), c10::EventFlag::BACKEND_DEFAULT);
+    gpus.block(event, to);
+    gpus.destroyEvent(event, device().index());
+  };
+  for (int i = 0; i < kSteps; ++i) {
+    const Batch batch = Batch::of_rank(rank(), i);
+    const c10::Stream main = gpus.getStream(device());
+    optimizer.zero_grad();
+    order(main, side);
+    {
+      const c10::StreamGuard guard(side);
+      loss_on(net, batch, device()).backward();
+    }
+    order(side, main);
+    optimizer.step();
+    twin_optimizer.zero_grad();
+    loss_on(twin, batch, torch::kCPU).backward();
+    twin_optimizer.step();
+  }
+  for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(net->parameters()[i].detach().cpu(), twin->parameters()[i].detach()));
+  }
+}
+
+TEST_F(CudaOptimizer, ParameterWithoutGradientOnOneRank) {
+  torch::Tensor a = torch::ones({3}, device()).requires_grad_(), b = torch::ones({5}, device()).requires_grad_();
+  torch::optim::SGD sgd({a, b}, torch::optim::SGDOptions(1));
+  NamedParameters named;
+  named.insert("a", a);
+  named.insert("b", b);
+  DistributedOptimizer optimizer(sgd, named, {.op = ReduceOp::kSum});
+  for (int i = 0; i < 4; ++i) {
+    optimizer.zero_grad();
+    (rank() == 0 ? a.sum() + b.sum() : a.sum()).backward();
+    optimizer.synchronize();
+    EXPECT_TRUE(on_gpu(a.grad(), torch::full({3}, static_cast<float>(size()))));
+    EXPECT_TRUE(on_gpu(b.grad(), torch::ones({5})));
+    optimizer.step();
+  }
+}
+
+TEST_F(CudaOptimizer, DiscardedGradientsAreLeftAlone) {
+  Net net = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  for (int i = 0; i < 5; ++i) {
+    loss_on(net, Batch::of_rank(rank(), i), device()).backward();
+    optimizer.zero_grad(/*set_to_none=*/i % 2 == 0);
+    loss_on(net, Batch::of_rank(rank(), i + 1), device()).backward();
+    optimizer.step();
+    net->zero_grad();
+  }
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  EXPECT_TRUE(same_on_all_ranks(values));
+}
+
+TEST_F(CudaOptimizer, AllReduceOfScaledLosses) {
+  Net net = make_net(device()), twin = make_net(torch::kCPU);
+  scale_loss(loss_on(net, Batch::of_rank(rank(), 1), device())).backward();
+  scale_loss(loss_on(twin, Batch::of_rank(rank(), 1), torch::kCPU)).backward();
+  all_reduce(net->parameters());
+  all_reduce(twin->parameters());
+  for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(net->parameters()[i].grad().cpu(), twin->parameters()[i].grad()));
+  }
+}
+
+TEST_F(CudaOptimizer, BroadcastOptimizerState) {
+  Net net = make_net(device());
+  torch::optim::AdamW adamw(net->parameters(), torch::optim::AdamWOptions(rank() == 0 ? 0.25 : 0.5));
+  if (rank() == 0) {
+    loss_on(net, Batch::of_rank(0, 1), device()).backward();
+    adamw.step();
+  }
+  broadcast_parameters(net);
+  broadcast_optimizer_state(adamw);
+  ASSERT_EQ(adamw.state().size(), net->parameters().size());
+  std::vector<torch::Tensor> moments;
+  for (const torch::Tensor& parameter : net->parameters()) {
+    const auto& state = static_cast<torch::optim::AdamWParamState&>(*adamw.state().at(parameter.unsafeGetTensorImpl()));
+    EXPECT_EQ(state.exp_avg().device(), device());
+    moments.push_back(state.exp_avg().cpu());
+  }
+  EXPECT_TRUE(same_on_all_ranks(moments));
+}
+
+TEST_F(CudaOptimizer, GradScalerReadsOnceAndSkipsTogether) {
+  Net net = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  GradScaler scaler({.init_scale = 1024});
+  const Batch batch = Batch::of_rank(rank(), 0);
+  const torch::Tensor x = batch.x.to(device()), y = batch.y.to(device());
+  for (int i = 0; i < 6; ++i) {
+    const bool overflows = i == 3 && rank() == size() - 1;
+    const torch::Tensor before = net->fc1->weight.detach().clone();
+    optimizer.zero_grad();
+    torch::Tensor loss = torch::mse_loss(net->forward(x), y);
+    if (overflows) loss = loss * std::numeric_limits<float>::infinity();
+    scaler.scale(loss).backward();
+    const int host = fake_host_waits();
+    EXPECT_EQ(scaler.step(optimizer), i != 3);
+    if (i > 1) {
+      EXPECT_EQ(fake_host_waits(), host + 1);
+    }
+    scaler.update();
+    EXPECT_EQ(torch::equal(before.cpu(), net->fc1->weight.detach().cpu()), i == 3);
+  }
+  EXPECT_EQ(scaler.get_scale(), 512);
+}
+
+TEST_F(CudaOptimizer, GradScalerUnscalesAsOnTheCpu) {
+  const auto run = [](torch::Device on, torch::ScalarType type) {
+    torch::Tensor weight = torch::ones({4}, torch::TensorOptions().device(on).dtype(type)).requires_grad_();
+    torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.5));
+    NamedParameters named;
+    named.insert("weight", weight);
+    DistributedOptimizer optimizer(sgd, named);
+    GradScaler scaler({.init_scale = 64});
+    for (int i = 0; i < 4; ++i) {
+      optimizer.zero_grad();
+      scaler.scale((weight * weight).sum()).backward();
+      EXPECT_TRUE(scaler.step(optimizer));
+      scaler.update();
+    }
+    return weight.detach().cpu();
+  };
+  for (const auto type : {torch::kFloat16, torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
+    EXPECT_TRUE(torch::equal(run(device(), type), run(torch::kCPU, type))) << type;
+  }
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,143 @@
+#include <hvd/torch.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "hvd/device.h"
+#include "hvd/error.h"
+#include "torch/support/cuda_test.h"
+
+// The order between the program's streams and hvd's, and who owns memory meanwhile. The first tests are about the simulation: it notices
+// what the others rely on.
+
+namespace hvd::testing {
+namespace {
+
+using CudaStreams = CudaTest;
+
+/// An allreduce of a tensor on the GPU without the adapter, which would see to the order.
+Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
+  Submission submission;
+  submission.name = name;
+  submission.op = ReduceOp::kSum;
+  submission.input = {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), DataType::kFloat32, {DeviceType::kCuda, *gpu_index()}, {tensor.numel()}};
+  submission.output = submission.input;
+  submission.keep_alive = std::make_shared<torch::Tensor>(tensor);
+  return submission;
+}
+
+void* current_handle() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device()).native_handle(); }
+
+bool contains(const std::vector<std::string>& faults, const std::string& text) {
+  return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) { return fault.find(text) != std::string::npos; });
+}
+
+TEST_F(CudaStreams, ForgottenInputEventIsNoticed) {
+  const torch::Tensor tensor = torch::ones({1000}, device());
+  const Operation operation = submit(bare_allreduce("no event", tensor));
+  operation.wait();
+  wait_for_event(current_handle(), operation.output_ready());
+  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
+}
+
+TEST_F(CudaStreams, ForgottenWaitIsNoticed) {
+  const torch::Tensor tensor = torch::ones({1000}, device());
+  Submission submission = bare_allreduce("no wait", tensor);
+  submission.input_ready = record_event(current_handle());
+  const Operation operation = submit(std::move(submission));
+  operation.wait();
+  (tensor + 1).cpu();
+  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
+  wait_for_event(current_handle(), operation.output_ready());
+  EXPECT_TRUE(near(tensor.cpu(), torch::full({1000}, static_cast<float>(size()))));
+}
+
+TEST_F(CudaStreams, ForgottenRecordStreamIsNoticed) {
+  torch::Tensor tensor = torch::ones({1000}, device());
+  {
+    const c10::StreamGuard side(side_stream());
+    record_event(current_handle());
+    torch::Tensor reader = tensor + 1;  // in no order with the fill
+  }
+  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
+}
+
+TEST_F(CudaStreams, SubmittedOnOneStreamWaitedForOnAnother) {
+  for (int round = 0; round < 10; ++round) {
+    Handle handle;
+    {
+      const c10::StreamGuard a(side_stream());
+      const torch::Tensor tensor = gpu_tensor({3000}, torch::kFloat32, round);
+      handle = allreduce_async(tensor, {.name = "a to b", .op = ReduceOp::kSum});
+    }
+    const torch::Tensor expected = reference_reduce(every_rank({3000}, torch::kFloat32, round), ReduceOp::kSum);
+    {
+      const c10::StreamGuard b(side_stream());
+      EXPECT_TRUE(on_gpu(handle.wait(), expected));
+    }
+    // Whoever waits has its own stream.
+    std::thread([&] { EXPECT_TRUE(on_gpu(handle.wait(), expected)); }).join();
+    EXPECT_TRUE(on_gpu(handle.wait(), expected));
+  }
+}
+
+TEST_F(CudaStreams, CopiedBackOnTheFirstWaitersStream) {
+  for (int round = 0; round < 5; ++round) {
+    const torch::Tensor tensor = gpu_tensor({40, 30}, torch::kFloat32, round).t();
+    const Handle handle = allreduce_async_(tensor, {.name = "strided", .op = ReduceOp::kSum, .compression = Compression::kFloat16});
+    const torch::Tensor expected = reference_reduce(every_rank({40, 30}, torch::kFloat32, round), ReduceOp::kSum).t();
+    std::thread([&] {
+      const c10::StreamGuard other(side_stream());
+      handle.wait();
+    }).join();
+    EXPECT_TRUE(on_gpu(handle.wait(), expected));
+  }
+}
+
+// The result goes back to the pool of the stream that it was allocated under while another stream still reads it.
+TEST_F(CudaStreams, MemoryIsNotUsedAgainWhileAnotherStreamReads) {
+  for (int round = 0; round < 5; ++round) {
+    const torch::Tensor own = gpu_tensor({rank() + 1, 64}, torch::kFloat32, round);
+    const Handle reduced = allreduce_async(gpu_tensor({64}, torch::kFloat32, round), {.name = "reduced", .op = ReduceOp::kSum});
+    const Handle wire = allreduce_async(gpu_tensor({64}, torch::kFloat32, round), {.name = "wire", .compression = Compression::kFloat16});
+    const Handle gathered = allgather_async(own, {.name = "gathered"});
+    {
+      const c10::StreamGuard side(side_stream());
+      std::vector<torch::Tensor> kept;
+      for (Handle handle : {reduced, wire, gathered}) kept.push_back(handle.wait() + 1);
+    }
+  }
+  for (int i = 0; i < 20; ++i) torch::zeros({64}, device());
+  for (std::int64_t rows = 1; rows < 8; ++rows) torch::zeros({rows, 64}, device());
+}
+
+TEST_F(CudaStreams, InputMayBeDroppedAndItsMemoryUsedAgain) {
+  std::vector<Handle> handles;
+  for (int i = 0; i < 20; ++i) {
+    handles.push_back(allreduce_async(gpu_tensor({500}, torch::kFloat32, i), {.name = "dropped" + std::to_string(i), .op = ReduceOp::kSum}));
+    torch::full({500}, -1.0F, device());
+  }
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(on_gpu(handles[static_cast<std::size_t>(i)].wait(), reference_reduce(every_rank({500}, torch::kFloat32, i), ReduceOp::kSum)));
+  }
+}
+
+TEST_F(CudaStreams, NobodyWaitsForTheDevice) {
+  const torch::Tensor tensor = gpu_tensor({300}, torch::kFloat32);
+  allreduce(tensor, {.name = "first"});
+  const int host = fake_host_waits();
+  const int hvd = hvd_calls().synchronize;
+  for (int i = 0; i < 10; ++i) {
+    allreduce(tensor, {.name = "first"});
+    grouped_allreduce_async_({tensor, tensor.clone()}, {.name = "group"}).wait_all();
+    allgather(tensor, {.name = "rows"});
+  }
+  EXPECT_EQ(fake_host_waits(), host);
+  EXPECT_EQ(hvd_calls().synchronize, hvd);
+}
+
+}  // namespace
+}  // namespace hvd::testing
