@@ -54,12 +54,13 @@ run_dev() {
   build dev --preset dev && run_tests dev -LE large -j "$jobs"
 }
 
+# The dev part runs all seeds of the simulations. They have one thread, so ThreadSanitizer finds little in them.
 run_asan_ubsan() {
-  build asan-ubsan --preset asan-ubsan && run_tests asan-ubsan -L 'unit|sim' -j "$jobs"
+  build asan-ubsan --preset asan-ubsan && HVD_SIM_SEEDS=300 run_tests asan-ubsan -L 'unit|sim' -j "$jobs"
 }
 
 run_tsan() {
-  build tsan --preset tsan && run_tests tsan -L 'unit|sim' -j "$jobs"
+  build tsan --preset tsan && HVD_SIM_SEEDS=40 run_tests tsan -L 'unit|sim' -j "$jobs"
 }
 
 run_fuzz() {
