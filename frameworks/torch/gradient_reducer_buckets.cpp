@@ -1,4 +1,6 @@
 // GradientReducer: how it comes to use buckets.
+#include <malloc.h>
+
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -15,6 +17,13 @@ namespace {
 constexpr std::size_t kMostBucketBytes = std::size_t{8} << 20;
 // A small model has several buckets too, so that the first are reduced while backward still runs.
 constexpr std::size_t kFewestBuckets = 8;
+
+/// malloc keeps what lies below memory that is in use.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
+#endif
+}
 
 void mix(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U); }
 
@@ -94,7 +103,9 @@ void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
     for (std::size_t m = 0; m < members.size(); ++m) {
       slots_[members[m]].unit = units_.size();
       slots_[members[m]].transfer.set_view(bucket->view(m));
+      slots_[members[m]].transfer.move_to_view();
     }
+    return_free_memory();  // of these gradients, before the next bucket takes as much
     units_.push_back({.group = "", .slots = members, .bucket = bucket});
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
