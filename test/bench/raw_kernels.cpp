@@ -1,6 +1,5 @@
 #include "bench/raw_kernels.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -33,13 +32,9 @@ class Barrier {
   void wait() noexcept {
     const std::uint64_t mine = arrived_[rank_]->fetch_add(1, std::memory_order_acq_rel) + 1;
     for (const auto* other : arrived_) {
-      constexpr int kSpins = 1000;
+      constexpr int kSpins = 20'000;  // some 20 us
       for (int spins = 0; other->load(std::memory_order_acquire) < mine; ++spins) {
-        if (spins < kSpins) {
-          _mm_pause();
-        } else {
-          sched_yield();
-        }
+        if (spins >= kSpins) sched_yield();
       }
     }
   }
