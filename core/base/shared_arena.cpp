@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <new>
 #include <random>
@@ -36,10 +38,25 @@ std::byte* map_file(int descriptor, std::size_t capacity) {
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-// A core dump would write all of the address range, holes included.
-void mark(std::byte* base, std::size_t capacity) {
-  ::madvise(base, capacity, MADV_DONTFORK);
-  ::madvise(base, capacity, MADV_DONTDUMP);
+std::size_t limit_of(int resource) {
+  rlimit limit = {};
+  const bool limited = ::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return limited ? static_cast<std::size_t>(limit.rlim_cur) : kMostCapacity;
+}
+
+/// A file above RLIMIT_FSIZE ends the process with SIGXFSZ; the arenas of all ranks have to leave most of the address space to others.
+std::size_t most_capacity() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const std::size_t memory = static_cast<std::size_t>(std::max(pages, 1L)) * kPage;
+  const std::size_t room = limit_of(RLIMIT_AS);
+  return std::min({memory, limit_of(RLIMIT_FSIZE), room == kMostCapacity ? room : room / 8});
+}
+
+/// Where memory is never promised twice, a page that cannot be had when it is written to would be a SIGBUS.
+SharedArena::Pages pages_of_this_system() {
+  int mode = 0;
+  std::ifstream("/proc/sys/vm/overcommit_memory") >> mode;
+  return mode == 2 ? SharedArena::Pages::kWhenAllocated : SharedArena::Pages::kWhenWritten;
 }
 
 std::shared_ptr<SharedArena> refuse(const char* call, int error) {
@@ -49,13 +66,11 @@ std::shared_ptr<SharedArena> refuse(const char* call, int error) {
 
 }  // namespace
 
-std::shared_ptr<SharedArena> SharedArena::create() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  return create(std::min(static_cast<std::size_t>(std::max(pages, 1L)) * kPage, kMostCapacity));
-}
+std::shared_ptr<SharedArena> SharedArena::create() { return create(most_capacity() / kPage * kPage, pages_of_this_system()); }
 
-std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity) {
+std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pages) {
   capacity = std::max(rounded(capacity, kPage), 2 * kPage);
+  if (capacity > limit_of(RLIMIT_FSIZE)) return refuse("a file of that size", EFBIG);
   const int descriptor = ::memfd_create("hvd-arena", MFD_CLOEXEC);
   if (descriptor < 0) return refuse("memfd_create", errno);
   std::byte* base = nullptr;
@@ -65,16 +80,23 @@ std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity) {
     ::close(descriptor);
     return refuse("mapping it", error);
   }
-  mark(base, capacity);
+  // A core dump would write all of the address range, holes included.
+  ::madvise(base, capacity, MADV_DONTDUMP);
   std::random_device random;
   const std::uint64_t identity = std::uint64_t{random()} << 32 | random();
+  if (pages == Pages::kWhenAllocated && ::fallocate(descriptor, 0, 0, kPage) != 0) {
+    const int error = errno;
+    ::munmap(base, capacity);
+    ::close(descriptor);
+    return refuse("the first page", error);
+  }
   auto* const header = reinterpret_cast<Header*>(base);
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
   header->identity = identity;
-  return std::shared_ptr<SharedArena>(new SharedArena(base, {::getpid(), descriptor, capacity, identity}));
+  return std::shared_ptr<SharedArena>(new SharedArena(base, {::getpid(), descriptor, capacity, identity}, pages));
 }
 
-SharedArena::SharedArena(std::byte* base, const ArenaAddress& address) : base_(base), address_(address) {
+SharedArena::SharedArena(std::byte* base, const ArenaAddress& address, Pages pages) : base_(base), address_(address), pages_(pages) {
   free_.emplace(kPage, address.capacity - kPage);
   by_size_.emplace(address.capacity - kPage, kPage);
 }
@@ -84,8 +106,26 @@ SharedArena::~SharedArena() {
   ::close(address_.descriptor);
 }
 
+// The copy is made page by page, by the kernel, when this process writes. Shared, its writes would change what the parent and the other
+// ranks compute with. Only system calls: of a process with several threads the child has one, and whatever the others held is held for ever.
+void SharedArena::after_fork_in_child() noexcept {
+  constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  const bool first = !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild's is a copy already
+  if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor, 0) == MAP_FAILED) {
+    // There may be no room for a copy. Reading takes none.
+    ::mprotect(base_, address_.capacity, PROT_READ);
+  }
+  mutex_.unlock();
+}
+
+bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept {
+  if (pages_ == Pages::kWhenWritten) return true;
+  return ::fallocate(address_.descriptor, 0, static_cast<off_t>(begin), static_cast<off_t>(size)) == 0;
+}
+
 // Best fit, the lowest of equals: a program that repeats its allocations gets the same addresses again, with pages and caches warm.
 std::byte* SharedArena::allocate(std::size_t bytes) {
+  if (bytes > address_.capacity || inherited()) return nullptr;
   const std::size_t size = rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kLine : kPage);
   const std::lock_guard lock(mutex_);
   auto found = by_size_.lower_bound({size, 0});
@@ -95,30 +135,38 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
     begin = rounded(found->second, size < kPage ? kLine : kPage);
     if (begin + size <= found->second + found->first) break;
   }
-  if (found == by_size_.end()) return nullptr;
+  if (found == by_size_.end() || !take_pages(begin, size)) return nullptr;
   const auto [block_size, block] = *found;
-  by_size_.erase(found);
-  free_.erase(block);
-  if (begin > block) {
-    free_.emplace(block, begin - block);
-    by_size_.emplace(begin - block, block);
-  }
   const std::size_t end = begin + size;
-  if (const std::size_t rest = block + block_size - end; rest > 0) {
-    free_.emplace(end, rest);
-    by_size_.emplace(rest, end);
+  const std::size_t rest = block + block_size - end;
+  // What may throw comes first.
+  Blocks blocks;
+  Sizes sizes;
+  if (begin > block) {
+    blocks.emplace(block, begin - block);
+    sizes.emplace(begin - block, block);
   }
-  taken_.emplace(begin, size);
+  if (rest > 0) {
+    blocks.emplace(end, rest);
+    sizes.emplace(rest, end);
+  }
+  Taken& taken = taken_.try_emplace(begin).first->second;
+  taken.block = free_.extract(block);
+  taken.size = by_size_.extract(found);
+  taken.block.key() = begin;
+  taken.block.mapped() = size;
+  free_.merge(blocks);
+  by_size_.merge(sizes);
   used_ += size;
   return base_ + begin;
 }
 
 void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
+  if (inherited()) return;
   const std::lock_guard lock(mutex_);
-  const auto taken = taken_.find(static_cast<std::size_t>(memory - base_));
-  std::size_t begin = taken->first;
-  std::size_t size = taken->second;
-  taken_.erase(taken);
+  auto [block, size_node] = std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
+  std::size_t begin = block.key();
+  std::size_t size = block.mapped();
   used_ -= size;
   if (returns_pages && size >= kPage) ::madvise(base_ + begin, size, MADV_REMOVE);
   const auto next = free_.lower_bound(begin);
@@ -137,8 +185,11 @@ void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
       free_.erase(before);
     }
   }
-  free_.emplace(begin, size);
-  by_size_.emplace(size, begin);
+  block.key() = begin;
+  block.mapped() = size;
+  size_node.value() = {size, begin};
+  free_.insert(std::move(block));
+  by_size_.insert(std::move(size_node));
 }
 
 std::optional<std::uint64_t> SharedArena::offset_of(const void* memory, std::size_t bytes) const noexcept {
@@ -175,7 +226,9 @@ std::unique_ptr<PeerArena> PeerArena::map(const ArenaAddress& address) {
   std::byte* const base = ours ? map_file(descriptor, address.capacity) : nullptr;
   ::close(descriptor);
   if (base == nullptr) return nullptr;
-  mark(base, address.capacity);
+  // Neither for a child nor for a core dump, which would write all of the address range, holes included.
+  ::madvise(base, address.capacity, MADV_DONTFORK);
+  ::madvise(base, address.capacity, MADV_DONTDUMP);
   return std::unique_ptr<PeerArena>(new PeerArena(base, address.capacity));
 }
 

@@ -1,8 +1,13 @@
 #include "runtime/context.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -33,6 +38,10 @@ struct Context {
   std::once_flag arena_made;
   std::shared_ptr<SharedArena> arena;     // once arena_made; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
+  std::atomic<bool> full_told{false};
+  bool job_inherited = false;  // set in a child of fork(), before it has threads
+  // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end as it would.
+  alignas(std::shared_ptr<Runtime>) std::byte inherited_runtime[sizeof(std::shared_ptr<Runtime>)];
 };
 
 Context& context() {
@@ -40,9 +49,36 @@ Context& context() {
   return *instance;
 }
 
-const std::shared_ptr<SharedArena>& process_arena() {
-  std::call_once(context().arena_made, [] { context().arena = SharedArena::create(); });
-  return context().arena;
+void before_fork() {
+  context().mutex.lock();
+  context().arena->before_fork();
+}
+
+void after_fork_in_parent() {
+  context().arena->after_fork_in_parent();
+  context().mutex.unlock();
+}
+
+/// The child is in no job: its messages would mix with its parent's, and its end must not look like the parent's.
+void after_fork_in_child() {
+  Context& process = context();
+  process.arena->after_fork_in_child();
+  process.job_inherited = process.job_inherited || process.runtime != nullptr;
+  if (process.runtime) {
+    process.last_words.reset();
+    new (process.inherited_runtime) std::shared_ptr<Runtime>(std::move(process.runtime));
+  }
+  process.mutex.unlock();
+}
+
+/// Null where there is none, or another process's.
+std::shared_ptr<SharedArena> process_arena() {
+  std::call_once(context().arena_made, [] {
+    context().arena = SharedArena::create();
+    if (context().arena) ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  });
+  const std::shared_ptr<SharedArena>& arena = context().arena;
+  return arena && !arena->inherited() ? arena : nullptr;
 }
 
 std::shared_ptr<Runtime> runtime_or_null() {
@@ -99,6 +135,10 @@ void init(const Options& options) {
   auto& process = runtime::context();
   const std::lock_guard lock(process.lifecycle);
   if (runtime::runtime_or_null()) throw UsageError("hvd::init: already initialised; call hvd::shutdown() before initialising again");
+  if (process.job_inherited) {
+    throw UsageError("hvd::init: this process was made by fork() while its parent was in a job, whose connections it cannot use; "
+                     "fork before hvd::init(), or start another program");
+  }
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::check_backend_name(resolved);
@@ -125,12 +165,36 @@ void shutdown() {
   runtime::leave(std::nullopt);
 }
 
-std::shared_ptr<std::byte> allocate_shared(std::size_t bytes, ReleasedPages released) {
-  return allocate_shared(runtime::process_arena(), bytes, released == ReleasedPages::kReturned);
+std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) { return allocate_shared(runtime::process_arena(), bytes, true); }
+
+std::byte* allocate_shared_block(std::size_t bytes) noexcept {
+  runtime::process_arena();
+  SharedArena* const arena = runtime::context().arena.get();
+  if (arena != nullptr && arena->inherited()) return nullptr;
+  try {
+    if (std::byte* const block = arena != nullptr ? arena->allocate(bytes) : nullptr) return block;
+    if (!runtime::context().full_told.exchange(true)) {
+      HVD_LOG(kWarning) << "no shared memory for a tensor of " << bytes << " bytes, so it is ordinary memory and will be copied: "
+                        << (arena == nullptr ? std::string("the system does not let this process have any (HVD_LOG_LEVEL=debug says why)")
+                                             : std::to_string(arena->used()) + " of " + std::to_string(arena->address().capacity) +
+                                                   " bytes are in use, or the system has none left");
+    }
+  } catch (const std::bad_alloc&) {  // of the arena's own lists: the caller's memory will not be had either
+  }
+  return nullptr;
 }
 
+bool free_shared_block(void* block) noexcept {
+  SharedArena* const arena = runtime::context().arena.get();
+  if (arena == nullptr || !arena->offset_of(block, 1)) return false;
+  arena->deallocate(static_cast<std::byte*>(block), false);
+  return true;
+}
+
+bool has_shared_memory() noexcept { return runtime::process_arena() != nullptr; }
+
 bool is_shared(const void* memory, std::size_t bytes) noexcept {
-  const auto& arena = runtime::process_arena();
+  const auto arena = runtime::process_arena();
   return arena && arena->offset_of(memory, bytes).has_value();
 }
 

@@ -1,4 +1,6 @@
 // GradientReducer: how it comes to use buckets.
+#include <malloc.h>
+
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -16,14 +18,21 @@ constexpr std::size_t kMostBucketBytes = std::size_t{8} << 20;
 // A small model has several buckets too, so that the first are reduced while backward still runs.
 constexpr std::size_t kFewestBuckets = 8;
 
+/// malloc keeps what lies below memory that is in use.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
+#endif
+}
+
 void mix(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U); }
 
 }  // namespace
 
-/// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and 16-bit copies cannot be views. Gradients that are
-/// born in shared memory need no buckets. Only what all ranks of the set agree on decides.
+/// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and 16-bit copies cannot be views. Only what all ranks of
+/// the set agree on decides.
 bool GradientReducer::may_use_buckets() const {
-  const bool wanted = how_.bucket_views && !shared_allocator_installed() && how_.process_set.size() > 1;
+  const bool wanted = how_.bucket_views && how_.process_set.size() > 1;
   return wanted && how_.compression == Compression::kNone && how_.op != ReduceOp::kAdasum &&
          std::all_of(slots_.begin(), slots_.end(),
                      [](const Slot& slot) { return slot.group < 0 && slot.transfer.agreed_layout().value_or(0) == 0; });
@@ -40,7 +49,8 @@ bool GradientReducer::buckets_fit() const {
 }
 
 /// The order in which the set's first rank submitted its gradients; empty when a rank has joined, since it would not learn it.
-/// If the ranks' parameters do not lie in memory alike, buckets are refused.
+/// If the ranks' parameters do not lie in memory alike, or gradients are born in shared memory on any rank and so need no copies, buckets are
+/// refused.
 std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::size_t>& submitted) {
   std::size_t hash = slots_.size();
   for (const Slot& slot : slots_) {
@@ -53,18 +63,20 @@ std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::
   }
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(submitted.size());
-  // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for each rank, which only that rank sets.
+  // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for each rank, which only that rank sets:
+  // 1 if its gradients are born in shared memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
   values[count + 1] = -layout;
-  values[count + 2 + how_.process_set.rank()] = 0;
+  values[count + 2 + how_.process_set.rank()] = shared_allocator_installed() ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(submitted.begin(), submitted.end(), values);
   const torch::Tensor all =
       allreduce(own, {.name = scope_ + ".order", .op = ReduceOp::kMax, .process_set = how_.process_set});
   const auto* const common = all.const_data_ptr<std::int64_t>();
   if (std::any_of(common + count + 2, common + all.numel(), [](std::int64_t entry) { return entry < 0; })) return {};
-  if (common[count] != -common[count + 1]) {
+  const bool born_shared = std::any_of(common + count + 2, common + all.numel(), [](std::int64_t entry) { return entry > 0; });
+  if (born_shared || common[count] != -common[count + 1]) {
     buckets_ = Buckets::kRefused;
     return {};
   }
@@ -93,7 +105,9 @@ void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
     for (std::size_t m = 0; m < members.size(); ++m) {
       slots_[members[m]].unit = units_.size();
       slots_[members[m]].transfer.set_view(bucket->view(m));
+      slots_[members[m]].transfer.move_to_view();
     }
+    return_free_memory();  // of these gradients, before the next bucket takes as much
     units_.push_back({.group = "", .slots = members, .bucket = bucket});
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {

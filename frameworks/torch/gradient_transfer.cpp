@@ -6,6 +6,7 @@
 
 #include "device_order.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/memory.h"
 
 namespace hvd::libtorch {
@@ -131,9 +132,22 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
   Submission submission = in_place(name, how, wire_);
-  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part.
-  submission.alone = wire_.nbytes() >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes());
+  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part. Elsewhere it goes through shared memory
+  // piece by piece, and the common buffer would be as large as all gradients.
+  const bool one_host = local_size() == size();
+  submission.alone = (wire_.nbytes() >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
+                     (wire_.nbytes() >= kLargeOnOneHost && one_host && wire_.is_cpu());
   return submission;
+}
+
+void GradientTransfer::move_to_view() {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool fits = gradient.defined() && gradient.layout() == torch::kStrided && gradient.scalar_type() == view_.scalar_type() &&
+                    gradient.sizes() == view_.sizes();
+  if (!fits) return;
+  view_.copy_(gradient);
+  gradient = view_;
 }
 
 std::vector<Submission> GradientTransfer::prepare_sparse(const std::string& name,

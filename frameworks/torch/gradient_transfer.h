@@ -34,6 +34,8 @@ struct GradientReduction {
 
 /// Copying less than this into a common buffer costs less than another call of the backend. In bytes.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
+/// From here on a tensor is not fused within one host, wherever it lies. In bytes.
+inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
 /// An allreduce of `memory` in its own place. The caller sets keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
@@ -64,6 +66,9 @@ class GradientTransfer {
   /// Where the gradient goes instead of being sent by itself: memory that is reduced with others'. Undefined: nowhere.
   void set_view(torch::Tensor view) { view_ = std::move(view); }
   const torch::Tensor& view() const noexcept { return view_; }
+  /// Brings a `.grad` that is not in flight into the view, so that its own memory is free. Does nothing to one that is no such tensor.
+  /// @pre there is a view
+  void move_to_view();
   /// Instead of prepare(): brings the current `.grad` into the view, which becomes `.grad`; zeros if there is none.
   /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
   void place(const std::string& name, const GradientReduction& how);

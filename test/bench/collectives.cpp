@@ -185,8 +185,10 @@ void add_gloo(Json& row, const Json& gloo) {
 
 void print_rows(const Json& rows, std::ostream& out) {
   std::vector<std::string> peers = peer_names();
-  const auto has_gloo = [](const Json& row) { return row["contenders"].contains(kGloo); };
-  if (std::any_of(rows.begin(), rows.end(), has_gloo)) peers.emplace_back(kGloo);
+  peers.emplace_back(kGloo);
+  std::erase_if(peers, [&](const std::string& peer) {
+    return std::none_of(rows.begin(), rows.end(), [&](const Json& row) { return row["contenders"].contains(peer); });
+  });
   std::vector<std::string> headers = {"size", "times", "p50 us", "p95 us", "p99 us", "algbw", "busbw"};
   for (const std::string& peer : peers) headers.push_back(peer + " us");
   for (const std::string& peer : peers) headers.push_back("/" + peer);

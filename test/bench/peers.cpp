@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "bench/raw_kernels.h"
 
 namespace hvd::bench {
 namespace {
@@ -120,10 +123,11 @@ void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chu
   }
 }
 
-std::vector<std::string> peer_names() { return {"mpi", "mpi-chunked", "copy"}; }
+std::vector<std::string> peer_names() { return {"raw-shared", "raw-staged", "mpi", "mpi-chunked", "copy"}; }
 
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator) {
   std::vector<std::unique_ptr<Contender>> peers;
+  if (auto raw = make_raw_kernel(exercise, communicator)) peers.push_back(std::move(raw));
   peers.push_back(std::make_unique<OneCall>(exercise, communicator));
   if (exercise.bytes() > kChunkBytes) peers.push_back(std::make_unique<Chunked>(exercise, communicator));
   peers.push_back(std::make_unique<Copy>(exercise));

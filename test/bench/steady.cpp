@@ -9,16 +9,21 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "bench/statistics.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "runtime/timeline_slot.h"
 
 namespace hvd::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kElements = 1024;
+// Looks at the timeline's switch on the way of a batch: when it is agreed on, launched, and done (core/runtime/executor.cpp). The log is not
+// asked at all on the way of a locked step, which steady_count_test asserts.
+constexpr int kTimelineChecks = 3;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -33,12 +38,13 @@ double cpu_seconds() {
 /// The same operations again and again.
 class Steps {
  public:
-  Steps(const Session& session, int tensors) : session_(session), memory_(static_cast<std::size_t>(tensors) + 1, std::vector<float>(kElements)) {
+  Steps(const Session& session, int tensors, std::int64_t elements, const std::string& name)
+      : session_(session), memory_(static_cast<std::size_t>(tensors) + 1, std::vector<float>(static_cast<std::size_t>(elements))) {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       Submission submission;
-      submission.name = "steady." + std::to_string(i);
+      submission.name = name + "." + std::to_string(i);
       submission.op = ReduceOp::kMax;  // so that values stay what they are
-      submission.input = {reinterpret_cast<std::byte*>(memory_[i].data()), kElements, DataType::kFloat32, {}, {kElements}};
+      submission.input = {reinterpret_cast<std::byte*>(memory_[i].data()), elements, DataType::kFloat32, {}, {elements}};
       submission.output = submission.input;
       submissions_.push_back(std::move(submission));
     }
@@ -73,7 +79,7 @@ class Steps {
 };
 
 Json measure_deviation(const Session& session, const SteadyOptions& options) {
-  Steps steps(session, options.tensors);
+  Steps steps(session, options.tensors, kElements, "steady");
   constexpr int kWarmUps = 30;
   std::vector<double> clean, deviating;
   double negotiated = 0;
@@ -108,11 +114,52 @@ Json measure_idle(const Session& session, const SteadyOptions& options) {
   return {{"seconds", options.pause_seconds}, {"cores_per_rank", json_number(session.slowest(share))}};
 }
 
+/// Nanoseconds of one `check`, and of the branch on it, in a loop: more than it adds in the middle of other work.
+template <class Check>
+double nanoseconds_of(const Check& check) {
+  constexpr int kTimes = 2'000'000;
+  std::vector<double> samples;
+  int on = 0;
+  for (int i = 0; i < 9; ++i) {
+    const auto begin = Clock::now();
+    for (int n = 0; n < kTimes; ++n) {
+      asm volatile("" : : : "memory");  // looked at anew each time
+      if (check()) ++on;
+    }
+    samples.push_back(seconds_since(begin) / kTimes * 1e9);
+  }
+  if (on != 0) throw Error("hvd-bench: the timeline or the log is on");
+  return percentile(samples, 0.5);
+}
+
+/// What looking at the switches of timeline and log costs of the shortest operation there is, locked and of 8 bytes.
+Json measure_disabled(const Session& session, const SteadyOptions& options) {
+  Steps steps(session, 1, 2, "shortest");
+  steps.run(30, -1);
+  std::vector<double> runs;
+  const std::uint64_t before = metrics().locked_operations;
+  for (int i = 0; i < options.rounds; ++i) runs.push_back(steps.run(options.steps, -1) / options.steps * 1e9);
+  const std::uint64_t locked = metrics().locked_operations - before;
+  session.slowest(runs);
+  const runtime::TimelineSlot slot;
+  const double timeline = session.slowest(nanoseconds_of([&] { return slot.on(); }));
+  const double log = session.slowest(nanoseconds_of([] { return LogLevel::kTrace >= log_level(); }));
+  const double operation = percentile(runs, 0.5);
+  return {{"operation_ns", json_number(operation)},
+          {"locked_operations", locked},
+          {"timeline_checks", kTimelineChecks},
+          {"timeline_check_ns", json_number(timeline)},
+          {"log_checks", 0},
+          {"log_check_ns", json_number(log)},
+          {"share", json_number(kTimelineChecks * timeline / operation)}};
+}
+
 }  // namespace
 
 Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out) {
   Json result;
   result["deviation"] = measure_deviation(session, options);
+  result["disabled"] = measure_disabled(session, options);
   result["idle"] = measure_idle(session, options);
   if (session.rank() != 0) return result;
   const Json& deviation = result["deviation"];
@@ -121,6 +168,12 @@ Json run_steady(const Session& session, const SteadyOptions& options, std::ostre
   table.add({number_text(deviation["step_us"].get<double>()), number_text(deviation["cost_us"].get<double>()),
              number_text(deviation["loss"].get<double>() * 100), number_text(deviation["negotiated_steps"].get<double>())});
   table.print(out);
+  const Json& disabled = result["disabled"];
+  out << "\nlocked operations of 8 bytes, with " << kTimelineChecks << " looks at the timeline's switch, and none at the log's\n";
+  Table checks({"operation ns", "look at timeline ns", "at log ns", "of the operation %"});
+  checks.add({number_text(disabled["operation_ns"].get<double>()), number_text(disabled["timeline_check_ns"].get<double>()),
+              number_text(disabled["log_check_ns"].get<double>()), number_text(disabled["share"].get<double>() * 100)});
+  checks.print(out);
   out << "\nwhile the program does nothing for " << options.pause_seconds << " s, a rank uses "
       << number_text(result["idle"]["cores_per_rank"].get<double>() * 100) << " % of a core\n";
   return result;

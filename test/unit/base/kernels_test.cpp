@@ -244,10 +244,10 @@ TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
   const auto [dtype, op] = GetParam();
   std::vector<ReduceScale> scales = {{}};
   if (dtype != DataType::kBool) {
-    scales.insert(scales.end(), {{1.25, 0.3, 1}, {1.0, 0.75, 1}, {0.5, 1.0, 1}});
+    for (const ReduceScale& scale : {ReduceScale{1.25, 0.3, 1}, ReduceScale{1.0, 0.75, 1}, ReduceScale{0.5, 1.0, 1}}) scales.push_back(scale);
   }
   if (dtype != DataType::kBool && op == ReduceOp::kSum) {
-    scales.insert(scales.end(), {{1.0, 1.0, 5}, {1.0, 0.75, 5}});
+    for (const ReduceScale& scale : {ReduceScale{1.0, 1.0, 5}, ReduceScale{1.0, 0.75, 5}}) scales.push_back(scale);
   }
   constexpr int kSources = 5;
   constexpr std::int64_t kCount = 2051;  // some blocks and a rest

@@ -1,12 +1,21 @@
 #include "base/shared_arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 #include <vector>
 
 namespace hvd {
@@ -87,6 +96,163 @@ TEST(SharedArena, GivenBackPagesReadAsZeros) {
   arena->deallocate(memory, true);
   ASSERT_EQ(arena->allocate(kMiB), memory);
   EXPECT_EQ(memory[kMiB / 2], std::byte{0});
+}
+
+TEST(SharedArena, RefusesMoreThanThereCanBe) {
+  const auto arena = SharedArena::create(kMiB);
+  EXPECT_EQ(arena->allocate(std::numeric_limits<std::size_t>::max()), nullptr);
+  EXPECT_EQ(arena->allocate(kMiB + 1), nullptr);
+  EXPECT_NE(arena->allocate(kMiB / 2), nullptr);
+}
+
+TEST(SharedArena, TakesPagesWhenItIsTold) {
+  const auto taken = [](const SharedArena& arena) {
+    struct stat status {};
+    EXPECT_EQ(::fstat(arena.address().descriptor, &status), 0);
+    return static_cast<std::size_t>(status.st_blocks) * 512;
+  };
+  const auto lazy = SharedArena::create(4 * kMiB);
+  EXPECT_NE(lazy->allocate(kMiB), nullptr);
+  EXPECT_LT(taken(*lazy), kMiB);
+  const auto eager = SharedArena::create(4 * kMiB, SharedArena::Pages::kWhenAllocated);
+  std::byte* const memory = eager->allocate(kMiB);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_GE(taken(*eager), kMiB);
+  eager->deallocate(memory, true);
+  EXPECT_LT(taken(*eager), kMiB);
+  EXPECT_EQ(eager->allocate(kMiB), memory);
+  EXPECT_GE(taken(*eager), kMiB);
+}
+
+/// Blocks go from threads that fill them to threads that check and free them, as a data loader's do.
+TEST(SharedArena, ThreadsHandBlocksToEachOther) {
+  const auto arena = SharedArena::create(256 * kMiB);
+  struct Block {
+    std::byte* memory;
+    std::size_t bytes;
+    std::byte mark;
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Block> queue;
+  int makers = 3;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int maker = 0; maker < 3; ++maker) {
+    threads.emplace_back([&, maker] {
+      std::mt19937 random(static_cast<unsigned>(maker));
+      for (int i = 0; i < 1000; ++i) {
+        const std::size_t bytes = 1 + random() % 20000;
+        const auto mark = static_cast<std::byte>(random());
+        std::byte* const memory = arena->allocate(bytes);
+        if (memory == nullptr) {
+          ++wrong;
+          continue;
+        }
+        std::memset(memory, static_cast<int>(mark), bytes);
+        const std::lock_guard lock(mutex);
+        queue.push_back({memory, bytes, mark});
+        changed.notify_one();
+      }
+      const std::lock_guard lock(mutex);
+      if (--makers == 0) changed.notify_all();
+    });
+  }
+  for (int user = 0; user < 3; ++user) {
+    threads.emplace_back([&, user] {
+      for (int i = 0;; ++i) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return !queue.empty() || makers == 0; });
+        if (queue.empty()) return;
+        const Block block = queue.front();
+        queue.pop_front();
+        lock.unlock();
+        for (std::size_t b = 0; b < block.bytes; ++b) wrong += block.memory[b] == block.mark ? 0 : 1;
+        arena->deallocate(block.memory, (i + user) % 4 == 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(arena->used(), 0U);
+}
+
+/// 0 when `run` says true in a child made by fork() as hvd::init() arranges it.
+int in_child(SharedArena& arena, const std::function<bool()>& run) {
+  arena.before_fork();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    arena.after_fork_in_child();
+    ::_exit(run() ? 0 : 1);
+  }
+  arena.after_fork_in_parent();
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST(SharedArena, AChildHasACopy) {
+  const auto arena = SharedArena::create(8 * kMiB);
+  std::byte* const memory = arena->allocate(kMiB);
+  std::memset(memory, 7, kMiB);
+  const auto use = [&] {
+    const bool reads = memory[5] == std::byte{7} && memory[kMiB - 1] == std::byte{7};
+    std::memset(memory, 8, kMiB);
+    const bool writes = memory[5] == std::byte{8};
+    const bool gives_nothing = arena->inherited() && arena->allocate(64) == nullptr;
+    // Its own child has what it has.
+    const bool passes_on = in_child(*arena, [&] { return memory[5] == std::byte{8}; }) == 0;
+    arena->deallocate(memory, true);
+    return reads && writes && gives_nothing && passes_on;
+  };
+  EXPECT_EQ(in_child(*arena, use), 0);
+  EXPECT_FALSE(arena->inherited());
+  for (std::size_t b = 0; b < kMiB; ++b) ASSERT_EQ(memory[b], std::byte{7});
+  std::byte* const other = arena->allocate(kMiB);
+  EXPECT_NE(other, memory);
+  arena->deallocate(memory, false);
+  EXPECT_EQ(arena->used(), kMiB);
+}
+
+TEST(SharedArena, ForksWhileOtherThreadsAllocate) {
+  const auto arena = SharedArena::create(64 * kMiB);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) arena->deallocate(arena->allocate(10000), false);
+    });
+  }
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(in_child(*arena, [&] { return arena->allocate(64) == nullptr; }), 0);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(arena->used(), 0U);
+}
+
+TEST(SharedArena, KeepsWithinTheLimitsOfTheProcess) {
+  const auto with_limit = [](__rlimit_resource_t resource, rlim_t most) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const rlimit limit{most, most};
+      if (::setrlimit(resource, &limit) != 0) ::_exit(2);
+      const auto arena = SharedArena::create();
+      if (!arena) ::_exit(10);
+      std::byte* const memory = arena->allocate(kMiB);
+      if (memory != nullptr) std::memset(memory, 1, kMiB);
+      ::_exit(memory != nullptr && arena->address().capacity <= most ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return status;
+  };
+  EXPECT_EQ(with_limit(RLIMIT_FSIZE, 64 * kMiB), 0);
+  EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_FSIZE, 1024)), 10) << "there is none";
+  EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_NOFILE, 3)), 10) << "there is none";
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_EQ(with_limit(RLIMIT_AS, rlim_t{4} << 30), 0);
+#endif
 }
 
 TEST(PeerArena, AnotherProcessSeesAndChangesTheSameMemory) {

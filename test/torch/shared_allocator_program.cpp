@@ -1,0 +1,66 @@
+// Programs that end with tensors alive, and ones that train, for shared_allocator_process_test.
+#include <hvd/memory.h>
+#include <hvd/torch.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace {
+
+constexpr std::int64_t kLarge = 300'000;
+
+bool has(const torch::Tensor& tensor, double value) { return (tensor == value).all().item<bool>(); }
+
+/// Lives until everything else is gone.
+struct Survivor {
+  torch::Tensor tensor;
+  ~Survivor() {
+    if (!tensor.defined()) return;
+    const bool kept = has(tensor, 5);
+    tensor.add_(1);
+    const torch::Tensor later = tensor.clone();
+    std::fprintf(stderr, "%s\n", kept && has(later, 6) ? "SURVIVED" : "LOST");
+  }
+};
+Survivor survivor;
+torch::Tensor plain;
+
+/// Gradients are exchanged, whatever memory they lie in on each rank.
+bool train() {
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(300, 300), torch::nn::Linear(300, 10));
+  hvd::broadcast_parameters(net);
+  torch::optim::SGD sgd(net->parameters(), 0.01);
+  hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
+  for (int step = 0; step < 8; ++step) {
+    optimizer.zero_grad();
+    net->forward(torch::full({4, 300}, 0.1 * (hvd::rank() + 1 + step))).square().mean().backward();
+    optimizer.step();
+  }
+  double difference = 0;
+  for (const torch::Tensor& parameter : net->parameters()) {
+    const torch::Tensor most = hvd::allreduce(parameter.detach(), {.op = hvd::ReduceOp::kMax});
+    difference += (most - parameter.detach()).abs().max().item<double>();
+  }
+  return difference == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string way = argc > 1 ? argv[1] : "";
+  torch::set_num_threads(1);
+  hvd::init();
+  survivor.tensor = torch::full({kLarge}, 5, torch::kFloat32);
+  plain = torch::full({kLarge}, 1, torch::kFloat32);
+  std::fprintf(stderr, "%s\n", hvd::is_shared(plain.data_ptr(), plain.nbytes()) ? "SHARED" : "ORDINARY");
+  hvd::allreduce_(plain, {.name = "plain", .op = hvd::ReduceOp::kSum});
+  if (!has(plain, hvd::size()) || !train()) return 1;
+  for (int i = 0; i < 3; ++i) torch::ones({kLarge + i});
+  if (way == "exit without shutdown") std::exit(0);
+  hvd::shutdown();
+  if (!has(survivor.tensor, 5) || !has(plain + 1, plain[0].item<double>() + 1)) return 1;
+  if (way == "exit") std::exit(0);
+  return 0;
+}
