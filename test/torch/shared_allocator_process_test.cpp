@@ -39,7 +39,7 @@ std::set<std::string> shared_files() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
-    if (name.find("hvd") != std::string::npos) names.insert(name);
+    if (name.starts_with("hvd")) names.insert(name);  // others are of MPI
   }
   return names;
 }
