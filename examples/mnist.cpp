@@ -1,6 +1,9 @@
 // Trains a small convolutional network on MNIST or Fashion-MNIST, on one rank or many:
 //   hvdrun -np 2 build/release/examples/mnist --epochs 2
+// On GPUs, in mixed precision:
+//   hvdrun -np 2 build/release/examples/mnist --device cuda --precision bf16
 
+#include <ATen/autocast_mode.h>
 #include <hvd/torch.h>
 #include <unistd.h>
 
@@ -31,6 +34,8 @@ struct Settings {
   std::size_t batch_size = 64;
   double lr = 1e-3;
   std::uint64_t seed = 1;
+  std::string device = "auto";
+  std::string precision = "fp32";
   std::string checkpoint;
   std::string resume;
 };
@@ -56,6 +61,42 @@ class NetImpl : public nn::Module {
   nn::Linear fc2_ = register_module("fc2", nn::Linear(128, 10));
 };
 TORCH_MODULE(Net);
+
+// --- Device and precision ---
+
+torch::Device choose_device(const std::string& wanted) {
+  if (wanted == "cpu") return torch::kCPU;
+  const torch::Device device = hvd::device();
+  if (wanted == "cuda" && !device.is_cuda()) {
+    throw std::runtime_error(std::string("--device cuda: expected a GPU that both hvd and LibTorch can use, found none (") +
+                             (hvd::cuda_built() ? "is there a driver, and a LibTorch with CUDA?" : "this hvd was built without CUDA") +
+                             "); use --device cpu, and see hvdrun --check-build");
+  }
+  return device;
+}
+
+/// Runs what is called in its lifetime in 16 bits where LibTorch considers that safe.
+class Autocast {
+ public:
+  Autocast(const std::string& precision, torch::Device device) : type_(device.type()), on_(precision != "fp32") {
+    if (!on_) return;
+    at::autocast::increment_nesting();
+    at::autocast::set_autocast_dtype(type_, precision == "fp16" ? torch::kFloat16 : torch::kBFloat16);
+    at::autocast::set_autocast_enabled(type_, true);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+  ~Autocast() {
+    if (!on_) return;
+    at::autocast::set_autocast_enabled(type_, false);
+    // Casts of weights are kept until here; the optimizer changes the weights next.
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  }
+
+ private:
+  const torch::DeviceType type_;
+  const bool on_;
+};
 
 // --- Data ---
 
@@ -108,7 +149,8 @@ class Progress {
   Progress(std::int64_t epoch, std::int64_t epochs, std::size_t images)
       : label_("epoch " + std::to_string(epoch) + "/" + std::to_string(epochs)), images_(images) {}
 
-  void update(std::size_t done, double loss) {
+  /// Reads the loss, and so waits for a GPU, only when it is shown.
+  void update(std::size_t done, const torch::Tensor& loss) {
     if (hvd::rank() != 0) return;
     const auto now = Clock::now();
     const std::size_t percent = 100 * done / images_;
@@ -122,9 +164,9 @@ class Progress {
       const std::size_t filled = percent * kWidth / 100;
       const std::string bar = std::string(filled, '=') + std::string(kWidth - filled, ' ');
       std::printf("\r%s [%s] %3zu %%  loss %.4f  %.0f images/s ", label_.c_str(), bar.c_str(),
-                  percent, loss, rate);
+                  percent, loss.item<double>(), rate);
     } else {
-      std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent, loss, rate);
+      std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent, loss.item<double>(), rate);
     }
     std::fflush(stdout);
   }
@@ -177,12 +219,12 @@ void save_checkpoint(const std::string& file, const Net& model,
 }
 
 std::int64_t load_checkpoint(const std::string& file, Net& model,
-                             torch::optim::Optimizer& optimizer) {
+                             torch::optim::Optimizer& optimizer, torch::Device device) {
   if (!std::filesystem::exists(file)) {
     throw std::runtime_error("checkpoint '" + file + "' does not exist");
   }
   torch::serialize::InputArchive archive, model_archive, optimizer_archive;
-  archive.load_from(file);
+  archive.load_from(file, device);
   archive.read("model", model_archive);
   archive.read("optimizer", optimizer_archive);
   model->load(model_archive);
@@ -204,22 +246,28 @@ void seed_epoch(const Settings& settings, std::int64_t epoch) {
 
 template <class Loader>
 void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimizer,
-                 Progress progress, torch::Device device) {
+                 hvd::GradScaler& scaler, Progress progress, torch::Device device,
+                 const std::string& precision) {
   model->train();
   torch::Tensor loss_sum = torch::zeros({}, device);
   std::int64_t steps = 0;
   std::size_t images = 0;
   for (Batch& batch : loader) {
     optimizer.zero_grad();
-    const torch::Tensor output = model->forward(batch.images.to(device));
-    const torch::Tensor loss = torch::nll_loss(output, batch.labels.to(device));
-    loss.backward();
-    optimizer.step();
+    torch::Tensor output;
+    {
+      const Autocast autocast(precision, device);
+      output = model->forward(batch.images.to(device));
+    }
+    const torch::Tensor loss = torch::nll_loss(output.to(torch::kFloat32), batch.labels.to(device));
+    scaler.scale(loss).backward();
+    scaler.step(optimizer);
+    scaler.update();
 
     loss_sum += loss.detach();
     ++steps;
     images += static_cast<std::size_t>(output.size(0) * hvd::size());
-    progress.update(images, loss.item<double>());
+    progress.update(images, loss.detach());
   }
   const torch::Tensor mean = hvd::allreduce(loss_sum / steps, {.name = "mean loss"});
   progress.finish(mean.item<double>());
@@ -248,7 +296,7 @@ double train(const Settings& settings) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     torch::set_num_threads(std::max(1, cores / hvd::local_size()));
   }
-  const torch::Device device = hvd::device();
+  const torch::Device device = choose_device(settings.device);
   const ImageDataset training(settings.data, "train");
   const ImageDataset test(settings.data, "t10k");
 
@@ -259,12 +307,14 @@ double train(const Settings& settings) {
 
   std::int64_t first_epoch = 0;
   if (!settings.resume.empty() && hvd::rank() == 0) {
-    first_epoch = load_checkpoint(settings.resume, model, optimizer);
+    first_epoch = load_checkpoint(settings.resume, model, optimizer, device);
   }
   first_epoch = hvd::broadcast_object(first_epoch);
   hvd::broadcast_parameters(model);
   hvd::broadcast_optimizer_state(optimizer);
   hvd::DistributedOptimizer distributed(optimizer, model->named_parameters());
+  // bfloat16 has the range of float32.
+  hvd::GradScaler scaler({.enabled = settings.precision == "fp16"});
 
   hvd::DistributedSampler sampler(training.size().value(), {.seed = settings.seed});
   const auto loader = torch::data::make_data_loader(training, sampler, settings.batch_size);
@@ -273,8 +323,8 @@ double train(const Settings& settings) {
   for (std::int64_t epoch = first_epoch; epoch < settings.epochs; ++epoch) {
     sampler.set_epoch(static_cast<std::size_t>(epoch));
     seed_epoch(settings, epoch);
-    train_epoch(*loader, model, distributed, Progress(epoch + 1, settings.epochs, images_per_epoch),
-                device);
+    train_epoch(*loader, model, distributed, scaler,
+                Progress(epoch + 1, settings.epochs, images_per_epoch), device, settings.precision);
     if (!settings.checkpoint.empty() && hvd::rank() == 0) {
       save_checkpoint(settings.checkpoint, model, optimizer, epoch + 1);
     }
@@ -315,6 +365,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   app.add_option("--seed", settings.seed, "Seed of weights, order and dropout")
+      ->capture_default_str();
+  app.add_option("--device", settings.device, "cpu, cuda, or auto: a GPU if there is one")
+      ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
+      ->capture_default_str();
+  app.add_option("--precision", settings.precision, "fp32, or fp16 or bf16 where that is safe (autocast)")
+      ->check(CLI::IsMember({"fp32", "fp16", "bf16"}))
       ->capture_default_str();
   app.add_option("--checkpoint", settings.checkpoint, "File that rank 0 writes after each epoch");
   app.add_option("--resume", settings.resume, "Checkpoint to continue from");

@@ -69,9 +69,19 @@ done
 OMP_NUM_THREADS=1 "$mnist" --data "$work/data" --epochs 2 --resume "$work/whole/c.pt" >"$work/out" || fail "failed alone"
 [[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) without a launcher, $whole with"
 
+# In 16 bits, with and without scaled losses.
+for precision in bf16 fp16; do
+  train 2 --epochs 2 --device cpu --precision "$precision"
+  [[ $(accuracy) > 0.8 ]] || fail "the network did not learn in $precision: $(cat "$work/out")"
+done
+
 # An error is one clear line and a code of 1.
 code=0
 "$hvdrun" -np 2 "$mnist" --data "$work/none" >"$work/out" 2>&1 </dev/null || code=$?
 ((code == 1)) || fail "exit code $code without a data set: $(cat "$work/out")"
 grep -q "rank [01]: neither 'train-images-idx3-ubyte' nor" "$work/out" || fail "no clear message: $(cat "$work/out")"
+code=0
+CUDA_VISIBLE_DEVICES='' "$hvdrun" -np 2 "$mnist" --data "$work/data" --device cuda >"$work/out" 2>&1 </dev/null || code=$?
+((code == 1)) || fail "exit code $code for --device cuda without a GPU: $(cat "$work/out")"
+grep -q "rank [01]: --device cuda: expected a GPU" "$work/out" || fail "no clear message: $(cat "$work/out")"
 echo "mnist_test: ok"

@@ -55,6 +55,36 @@ run "$build/launcher/hvd-build-info"
 section "tests"
 run ctest --test-dir "$build" --output-on-failure -R '^(device_test|nccl_channel_test|runtime_device_test)$'
 run ctest --test-dir "$build" --output-on-failure -L gpu
+
+section "LibTorch"
+# One that was built with CUDA: in .venv or named by Torch_DIR or CMAKE_PREFIX_PATH as for every build, or the python's own.
+torch_build=$build/torch
+torch_options=(-DCMAKE_BUILD_TYPE=Release -DHVD_WITH_CUDA=ON -DHVD_WITH_TORCH=ON)
+torch_prefix=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.version.cuda else "")' 2>/dev/null || true)
+[[ -z $torch_prefix || -n ${Torch_DIR:-}${CMAKE_PREFIX_PATH:-} ]] || torch_options+=("-DCMAKE_PREFIX_PATH=$torch_prefix")
+mnist=$torch_build/examples/mnist
+data=${HVD_MNIST_DATA:-/usr/share/datasets/fashion-mnist}
+if ! cmake -G Ninja -S . -B "$torch_build" "${torch_options[@]}" >"$build/configure-torch.log" 2>&1; then
+  note "skipped: no LibTorch to build against; the end of $build/configure-torch.log:"
+  tail -n 5 "$build/configure-torch.log" | tee -a "$results"
+elif ! cmake --build "$torch_build" -j "$(nproc)" --target gpu_torch_test mnist hvdrun >"$build/build-torch.log" 2>&1; then
+  note "the build with LibTorch failed; the end of $build/build-torch.log:"
+  tail -n 40 "$build/build-torch.log" | tee -a "$results"
+  failed=1
+else
+  # Tests of the core belong to the first build.
+  run ctest --test-dir "$torch_build" --output-on-failure -R '^gpu_torch_test'
+  torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$torch_build/CMakeCache.txt")
+  if ((gpus > 0)) && [[ ! -e $torch_dir/../../../lib/libtorch_cuda.so ]]; then
+    note "mnist was skipped: the LibTorch in $torch_dir was built without CUDA; Torch_DIR names another"
+  elif ((gpus > 0)) && [[ -d $data ]]; then
+    for precision in bf16 fp16; do
+      run "$torch_build/launcher/hvdrun" -np 2 "$mnist" --data "$data" --epochs 1 --device cuda --precision "$precision"
+    done
+  elif ((gpus > 0)); then
+    note "mnist was skipped: there is no data set in $data; HVD_MNIST_DATA names another folder"
+  fi
+fi
 ((gpus > 0)) || exit 2
 
 section "sanitizers"

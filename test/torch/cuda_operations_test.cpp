@@ -8,7 +8,7 @@
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
 
-// Every operation of the adapter on a (simulated) GPU. The numbers are those of the CPU; what is tested is that results are there, on the
+// Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The numbers are those of the CPU; what is tested is that results are there, on the
 // right device, and that nothing touches memory before or after its time.
 
 namespace hvd::testing {
@@ -30,7 +30,7 @@ std::vector<torch::Tensor> ragged(int seed) {
 
 TEST_F(CudaOperations, ComputeOnTheRanksOwnGpu) {
   ASSERT_TRUE(gpu_index().has_value());
-  EXPECT_EQ(device(), torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank() % kFakeCudaDevices)));
+  EXPECT_EQ(device(), torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank() % cuda_devices())));
 }
 
 TEST_F(CudaOperations, AllreduceEveryTypeAndOp) {
@@ -167,7 +167,8 @@ TEST_F(CudaOperations, ObjectsWithTensors) {
 }
 
 TEST_F(CudaOperations, RefuseAnotherGpu) {
-  const torch::Device other(torch::kCUDA, static_cast<c10::DeviceIndex>(1 - device().index()));
+  if (cuda_devices() < 2) GTEST_SKIP() << "there is no other GPU";
+  const torch::Device other(torch::kCUDA, static_cast<c10::DeviceIndex>((device().index() + 1) % cuda_devices()));
   const torch::Tensor tensor = torch::zeros({3}, other);
   for (const auto& act : std::vector<std::function<void()>>{[&] { allreduce(tensor, {.name = "wrong"}); },
                                                             [&] { allgather(tensor, {.name = "wrong"}); },

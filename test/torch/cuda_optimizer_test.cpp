@@ -6,6 +6,7 @@
 
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
+#include "torch/support/fake_cuda.h"
 
 // Training on a (simulated) GPU. Its operators are the CPU's and hvd's path goes through the host's memory, so whatever is trained has the
 // same bits as on the CPU.
@@ -93,17 +94,9 @@ TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
   DistributedOptimizer optimizer(sgd, net->named_parameters()), twin_optimizer(twin_sgd, twin->named_parameters());
   const c10::Stream side = side_stream();
-  const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
-  // What is put into `to` comes after what is in `from`.
-  const auto order = [&](const c10::Stream& from, const c10::Stream& to) {
-    void* event = nullptr;
-    gpus.record(&event, from, device().index(), c10::EventFlag::BACKEND_DEFAULT);
-    gpus.block(event, to);
-    gpus.destroyEvent(event, device().index());
-  };
   for (int i = 0; i < kSteps; ++i) {
     const Batch batch = Batch::of_rank(rank(), i);
-    const c10::Stream main = gpus.getStream(device());
+    const c10::Stream main = current_stream();
     optimizer.zero_grad();
     order(main, side);
     {
@@ -120,6 +113,42 @@ TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {
     EXPECT_TRUE(torch::equal(net->parameters()[i].detach().cpu(), twin->parameters()[i].detach()));
   }
 }
+
+/// Parameters of which every other one accumulates its gradient in another stream.
+class CudaTwoStreams : public CudaTest {
+ protected:
+  static void accumulate(const DistributedOptimizerOptions& how);
+};
+
+void CudaTwoStreams::accumulate(const DistributedOptimizerOptions& how) {
+  const c10::Stream side = side_stream();
+  std::vector<torch::Tensor> parameters, graphs;
+  NamedParameters named;
+  for (int i = 0; i < 20; ++i) {
+    const c10::OptionalStreamGuard guard(i % 2 == 0 ? std::optional(side) : std::nullopt);
+    parameters.push_back(torch::full({5}, 1.0F * i, device()).requires_grad_());
+    graphs.push_back(parameters.back() * 1);  // whoever uses a parameter first decides on the stream of its gradient
+    named.insert("p" + std::to_string(i), parameters.back());
+  }
+  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0));
+  DistributedOptimizer optimizer(sgd, named, how);
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    torch::Tensor loss = torch::zeros({}, device());
+    order(side, current_stream());
+    for (const torch::Tensor& parameter : parameters) loss = loss + (parameter * parameter).sum() * (rank() + 1);
+    loss.backward();
+    optimizer.synchronize();
+    for (int i = 0; i < 20; ++i) {
+      const torch::Tensor expected = torch::full({5}, 2.0F * static_cast<float>(i) * static_cast<float>(size() * (size() + 1) / 2));
+      EXPECT_TRUE(near(parameters[static_cast<std::size_t>(i)].grad().cpu(), expected)) << "parameter " << i << " in step " << step;
+    }
+    optimizer.step();
+  }
+}
+
+TEST_F(CudaTwoStreams, Buckets) { accumulate({.op = ReduceOp::kSum}); }
+TEST_F(CudaTwoStreams, Groups) { accumulate({.op = ReduceOp::kSum, .groups = {{"p0", "p1", "p2"}, {"p8", "p13"}}}); }
 
 TEST_F(CudaOptimizer, ParameterWithoutGradientOnOneRank) {
   torch::Tensor a = torch::ones({3}, device()).requires_grad_(), b = torch::ones({5}, device()).requires_grad_();

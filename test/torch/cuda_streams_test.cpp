@@ -9,6 +9,7 @@
 #include "hvd/device.h"
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
+#include "torch/support/fake_cuda.h"
 
 // The order between the program's streams and hvd's, and who owns memory meanwhile. The first tests are about the simulation: it notices
 // what the others rely on.
@@ -29,8 +30,6 @@ Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
   return submission;
 }
 
-void* current_handle() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device()).native_handle(); }
-
 bool contains(const std::vector<std::string>& faults, const std::string& text) {
   return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) { return fault.find(text) != std::string::npos; });
 }
@@ -39,30 +38,35 @@ TEST_F(CudaStreams, ForgottenInputEventIsNoticed) {
   const torch::Tensor tensor = torch::ones({1000}, device());
   const Operation operation = submit(bare_allreduce("no event", tensor));
   operation.wait();
-  wait_for_event(current_handle(), operation.output_ready());
-  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
+  wait_for_event(current_stream().native_handle(), operation.output_ready());
+  EXPECT_TRUE(contains(take_cuda_faults(), "and neither waits for the other"));
 }
 
 TEST_F(CudaStreams, ForgottenWaitIsNoticed) {
   const torch::Tensor tensor = torch::ones({1000}, device());
   Submission submission = bare_allreduce("no wait", tensor);
-  submission.input_ready = record_event(current_handle());
+  submission.input_ready = record_event(current_stream().native_handle());
   const Operation operation = submit(std::move(submission));
   operation.wait();
   (tensor + 1).cpu();
-  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
-  wait_for_event(current_handle(), operation.output_ready());
+  EXPECT_TRUE(contains(take_cuda_faults(), "and neither waits for the other"));
+  wait_for_event(current_stream().native_handle(), operation.output_ready());
   EXPECT_TRUE(near(tensor.cpu(), torch::full({1000}, static_cast<float>(size()))));
 }
 
 TEST_F(CudaStreams, ForgottenRecordStreamIsNoticed) {
   torch::Tensor tensor = torch::ones({1000}, device());
+  const c10::Stream main = current_stream(), side = side_stream();
+  order(main, side);
   {
-    const c10::StreamGuard side(side_stream());
-    record_event(current_handle());
-    torch::Tensor reader = tensor + 1;  // in no order with the fill
+    const c10::StreamGuard guard(side);
+    torch::Tensor reader = tensor + 1;
   }
-  EXPECT_TRUE(contains(take_fake_faults(), "and neither waits for the other"));
+  EXPECT_TRUE(take_cuda_faults().empty());
+  tensor.reset();
+  torch::zeros({1000}, device());  // gets the memory that the other stream may still read
+  EXPECT_TRUE(contains(take_cuda_faults(), "and neither waits for the other"));
+  order(side, main);
 }
 
 TEST_F(CudaStreams, SubmittedOnOneStreamWaitedForOnAnother) {
@@ -122,6 +126,27 @@ TEST_F(CudaStreams, InputMayBeDroppedAndItsMemoryUsedAgain) {
   }
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(on_gpu(handles[static_cast<std::size_t>(i)].wait(), reference_reduce(every_rank({500}, torch::kFloat32, i), ReduceOp::kSum)));
+  }
+}
+
+// The output is allocated when the other rank has come. By then the submitter's stream has used that memory for something else.
+TEST_F(CudaStreams, LateOutputWaitsForWhatItsMemoryWasBefore) {
+  if (size() == 1) GTEST_SKIP() << "there is no other rank to wait for";
+  const std::int64_t rows = 1000 * size();
+  const torch::Tensor own = gpu_tensor({1000}, torch::kFloat32);
+  const auto rendezvous = [] { allreduce(torch::zeros({1}), {.name = "rendezvous"}); };
+  for (int round = 0; round < 3; ++round) {
+    Handle handle;
+    if (rank() == 0) {
+      handle = allgather_async(own, {.name = "late"});
+      torch::full({rows}, -1.0F, device());
+      rendezvous();
+    } else {
+      rendezvous();
+      handle = allgather_async(own, {.name = "late"});
+    }
+    EXPECT_TRUE(on_gpu(handle.wait(), torch::cat(every_rank({1000}, torch::kFloat32))));
+    rendezvous();
   }
 }
 

@@ -1,26 +1,40 @@
 #pragma once
 
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "torch/support/fake_cuda.h"
+#include "torch/support/cuda_device.h"
 #include "torch/support/torch_test.h"
 
 namespace hvd::testing {
 
-/// Tests with tensors on the simulated GPU. What was not in order there fails the test.
+/// Tests with tensors on a GPU, simulated or real. What was not in order there fails the test.
 class CudaTest : public ::testing::Test {
  protected:
+  void SetUp() override {
+    if (!device().is_cuda()) GTEST_SKIP() << "there is no GPU that both hvd and LibTorch can use";
+  }
   void TearDown() override {
-    for (const std::string& fault : take_fake_faults()) ADD_FAILURE() << fault;
+    for (const std::string& fault : take_cuda_faults()) ADD_FAILURE() << fault;
   }
 
   static torch::Tensor gpu_tensor(at::IntArrayRef shape, torch::ScalarType type, int seed = 0) {
     return rank_tensor(rank(), shape, type, seed).to(device());
   }
-  static c10::Stream side_stream() { return new_fake_stream(device().index()); }
+  static c10::Stream side_stream() { return other_cuda_stream(device().index()); }
+
+  static c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device()); }
+  /// What is put into `to` from now on comes after what is in `from`.
+  static void order(const c10::Stream& from, const c10::Stream& to) {
+    const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
+    void* event = nullptr;
+    gpus.record(&event, from, device().index(), c10::EventFlag::BACKEND_DEFAULT);
+    gpus.block(event, to);
+    gpus.destroyEvent(event, device().index());
+  }
 
   /// Equal, and on this rank's GPU.
   static ::testing::AssertionResult on_gpu(const torch::Tensor& actual, const torch::Tensor& expected) {

@@ -24,13 +24,16 @@
 namespace hvd::testing {
 namespace {
 
+// Two, so that ranks 0 and 1 compute on different ones, and each has one that is not its own.
+constexpr int kDevices = 2;
+
 // Of FakeGpu's ranks: who asks.
 constexpr int kHvd = 0;
 constexpr int kLibTorch = 1;
 
 thread_local int host_waits = 0;
 thread_local c10::DeviceIndex device_of_thread = 0;
-thread_local std::array<c10::StreamId, kFakeCudaDevices> streams_of_thread = {};
+thread_local std::array<c10::StreamId, kDevices> streams_of_thread = {};
 
 /// The device and LibTorch's streams on it. Lives as long as the process, as the threads of autograd do.
 class FakeCuda {
@@ -60,7 +63,7 @@ class FakeCuda {
   }
 
  private:
-  FakeCuda() : gpu_({.seed = 7, .devices = kFakeCudaDevices}), api_(gpu_.api(kLibTorch)) {}
+  FakeCuda() : gpu_({.seed = 7, .devices = kDevices}), api_(gpu_.api(kLibTorch)) {}
 
   FakeGpu gpu_;
   const std::shared_ptr<device::Api> api_;
@@ -151,11 +154,11 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Device getDevice() const override { return {c10::DeviceType::CUDA, device_of_thread}; }
   void setDevice(c10::Device device) const override {
-    TORCH_CHECK(device.index() >= 0 && device.index() < kFakeCudaDevices, "there is no ", device);
+    TORCH_CHECK(device.index() >= 0 && device.index() < kDevices, "there is no ", device);
     device_of_thread = device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { device_of_thread = device.index(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return kFakeCudaDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
   c10::Stream getStream(c10::Device device) const override { return current_stream(device.has_index() ? device.index() : device_of_thread); }
   c10::Stream getDefaultStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
@@ -216,8 +219,8 @@ struct FakeHooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return kFakeCudaDevices; }
-  int getNumGPUs() const override { return kFakeCudaDevices; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  int getNumGPUs() const override { return kDevices; }
   c10::DeviceIndex getCurrentDevice() const override { return device_of_thread; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
   c10::Device getDeviceFromPtr(void*) const override { return {c10::DeviceType::CUDA, device_of_thread}; }
@@ -401,13 +404,14 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
 
 }  // namespace
 
-std::vector<std::string> take_fake_faults() { return FakeCuda::instance().gpu().take_faults(); }
+int cuda_devices() { return kDevices; }
+std::vector<std::string> take_cuda_faults() { return FakeCuda::instance().gpu().take_faults(); }
 int fake_host_waits() { return host_waits; }
 HvdCalls hvd_calls() {
   const FakeGpuCounts counts = FakeCuda::instance().gpu().counts(kHvd);
   return {.synchronize = counts.synchronize, .records = counts.records};
 }
-c10::Stream new_fake_stream(c10::DeviceIndex device) { return FakeCuda::instance().new_stream(device); }
+c10::Stream other_cuda_stream(c10::DeviceIndex device) { return FakeCuda::instance().new_stream(device); }
 
 }  // namespace hvd::testing
 

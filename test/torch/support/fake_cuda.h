@@ -1,9 +1,6 @@
 #pragma once
 
-#include <c10/core/Stream.h>
-
-#include <string>
-#include <vector>
+#include "torch/support/cuda_device.h"
 
 /// A simulated CUDA device in a LibTorch that has none, so that the adapter's own code runs with tensors on a GPU: streams, events and
 /// memory are those of a FakeGpu (support/fake_gpu.h), operators are computed by the CPU's kernels in the same memory. A program that links fake_cuda.cpp has
@@ -17,12 +14,6 @@
 /// streams were recorded as its users.
 namespace hvd::testing {
 
-/// Two, so that ranks 0 and 1 compute on different ones, and each has one that is not its own.
-inline constexpr int kFakeCudaDevices = 2;
-
-/// What was not in order on the device since the last call.
-std::vector<std::string> take_fake_faults();
-
 /// How often the calling thread has waited for the device: tensors read by the host, streams and events synchronised.
 int fake_host_waits();
 
@@ -32,8 +23,5 @@ struct HvdCalls {
   int records = 0;
 };
 HvdCalls hvd_calls();
-
-/// Another stream of the device, each time a new one.
-c10::Stream new_fake_stream(c10::DeviceIndex device);
 
 }  // namespace hvd::testing

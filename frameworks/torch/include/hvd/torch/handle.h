@@ -25,7 +25,8 @@ class Handle {
   /// Whether wait() would return at once. False for an empty handle.
   bool done() const noexcept;
   /// Blocks until the operation is done and returns its result; in place, the tensor that was
-  /// passed. May be called again, also from other threads: every call returns the same tensor or
+  /// passed. On a GPU: until it is queued; the caller's current stream then waits for the result.
+  /// May be called again, also from other threads: every call returns the same tensor or
   /// throws the same error.
   /// @throws MismatchError, StalledError, PeerLostError, ShutdownError; UsageError on an empty
   /// handle or one that has not exactly one result (use wait_all()).

@@ -14,7 +14,7 @@
 ///
 /// Common to all. Every rank of the process set calls the same operation with the same name; the
 /// calls may come in any order and from any thread. An empty name is numbered, so unnamed calls
-/// must come in the same order everywhere. Tensors are dense, on the CPU, of dtype uint8, int8,
+/// must come in the same order everywhere. Tensors are dense, on the CPU or this rank's GPU, of dtype uint8, int8,
 /// int16, int32, int64, bool, float16, bfloat16, float32 or float64, of any shape and strides, zero
 /// elements included; others are a UsageError. A result is a fresh contiguous tensor.
 ///

@@ -1,0 +1,76 @@
+// Training with LibTorch on a real GPU; several ranks may share it. The operations are tested by test/torch/cuda_operations_test.cpp, which is
+// part of this program too.
+#include <hvd/torch.h>
+
+#include <vector>
+
+#include "torch/support/cuda_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using GpuTraining = CudaTest;
+
+/// The parameters after some steps: on one device in one process, on the batch of all ranks, or on this rank's with the others.
+std::vector<torch::Tensor> trained(torch::Device on, bool together, const DistributedOptimizerOptions& options) {
+  torch::manual_seed(3);
+  Net net(16);
+  net->to(on);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  std::unique_ptr<DistributedOptimizer> optimizer;
+  if (together) optimizer = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters(), options);
+  for (int step = 0; step < 8; ++step) {
+    const Batch batch = together ? Batch::of_rank(rank(), step) : Batch::joined(step);
+    together ? optimizer->zero_grad() : sgd.zero_grad();
+    torch::mse_loss(net->forward(batch.x.to(on)), batch.y.to(on)).backward();
+    together ? optimizer->step() : sgd.step();
+  }
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  return values;
+}
+
+void expect_as_one_process(const DistributedOptimizerOptions& options, double tolerance) {
+  const std::vector<torch::Tensor> alone = trained(torch::kCPU, false, {});
+  const std::vector<torch::Tensor> together = trained(device(), true, options);
+  for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(near(together[i], alone[i], tolerance)) << "parameter " << i;
+  EXPECT_TRUE(same_on_all_ranks(together));
+}
+
+TEST_F(GpuTraining, Buckets) { expect_as_one_process({}, 1e-3); }
+TEST_F(GpuTraining, WithoutBuckets) { expect_as_one_process({.gradient_as_bucket_view = false}, 1e-3); }
+TEST_F(GpuTraining, BFloat16OnTheWire) { expect_as_one_process({.compression = Compression::kBFloat16}, 3e-2); }
+
+TEST_F(GpuTraining, SideStreams) {
+  for (int round = 0; round < 50; ++round) {
+    Handle handle;
+    {
+      const c10::StreamGuard a(side_stream());
+      const torch::Tensor work = torch::randn({512, 512}, device());
+      const torch::Tensor ones = (work.mm(work) * 0 + 1).reshape({-1});
+      handle = allreduce_async(ones, {.name = "side", .op = ReduceOp::kSum});
+    }
+    const c10::StreamGuard b(side_stream());
+    EXPECT_TRUE(on_gpu(handle.wait(), torch::full({512 * 512}, static_cast<float>(size()))));
+  }
+}
+
+TEST_F(GpuTraining, ScalerSkipsOnEveryRank) {
+  torch::Tensor weight = torch::ones({4}, device()).requires_grad_();
+  torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.5));
+  NamedParameters named;
+  named.insert("weight", weight);
+  DistributedOptimizer optimizer(sgd, named);
+  GradScaler scaler({.init_scale = 64});
+  for (int i = 0; i < 4; ++i) {
+    optimizer.zero_grad();
+    const double factor = i == 2 && rank() == 0 ? std::numeric_limits<double>::infinity() : 1;
+    scaler.scale((weight * factor).sum()).backward();
+    EXPECT_EQ(scaler.step(optimizer), i != 2);
+    scaler.update();
+  }
+  EXPECT_TRUE(on_gpu(weight.detach(), torch::full({4}, -0.5F)));
+}
+
+}  // namespace
+}  // namespace hvd::testing
