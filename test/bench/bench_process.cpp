@@ -1,12 +1,12 @@
 #include "bench/bench_process.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <utility>
+
+#include "support/run_command.h"
 
 namespace hvd::bench {
 
@@ -15,13 +15,8 @@ std::string temporary_path(const std::string& name) {
 }
 
 Outcome run_command(const std::string& command) {
-  std::FILE* const pipe = ::popen(("timeout -s KILL 50 " + command + " 2>&1").c_str(), "r");
-  Outcome outcome;
-  std::array<char, 4096> buffer;
-  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), size);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
+  testing::CommandResult result = testing::run_command(command, 50);
+  return {.exit_code = result.exit_code, .output = std::move(result.output), .document = {}};
 }
 
 Outcome run_bench(int ranks, const std::string& arguments) {

@@ -1,36 +1,25 @@
 // HVD_SHM_ALLOCATOR=1 in whole programs: how they end, and what they do where the system gives no memory.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstdio>
+#include <chrono>
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
+
+#include "support/run_command.h"
 
 namespace {
 
-struct Outcome {
-  int exit_code = -1;
-  std::string output;
+using hvd::testing::CommandResult;
 
-  int count(const std::string& what) const {
-    int found = 0;
-    for (auto at = output.find(what); at != std::string::npos; at = output.find(what, at + 1)) ++found;
-    return found;
-  }
-};
-
-Outcome run(const std::string& command) {
-  std::FILE* const pipe = ::popen(("timeout -s KILL 60 " + command + " 2>&1").c_str(), "r");
-  Outcome outcome;
-  std::array<char, 4096> buffer;
-  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), size);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
+int count(const CommandResult& result, const std::string& what) {
+  int found = 0;
+  for (auto at = result.output.find(what); at != std::string::npos; at = result.output.find(what, at + 1)) ++found;
+  return found;
 }
+
+CommandResult run(const std::string& command) { return hvd::testing::run_command(command, 60); }
 
 const std::string kMpirun = HVD_MPIEXEC " --oversubscribe --bind-to none";
 const std::string kProgram = HVD_PROGRAM;
@@ -46,49 +35,58 @@ std::set<std::string> shared_files() {
 
 class SharedAllocatorProcess : public ::testing::Test {
  protected:
-  // Other tests' jobs may come and go meanwhile.
+  // Jobs of other tests may come and go meanwhile, and have files with a name for a moment.
   void TearDown() override {
-    for (const std::string& name : shared_files()) EXPECT_TRUE(before_.contains(name)) << "left behind: " << name;
+    for (int i = 0; i < 100 && !left_behind().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(left_behind(), "");
   }
 
  private:
+  std::string left_behind() const {
+    std::string names;
+    for (const std::string& name : shared_files()) {
+      if (!before_.contains(name)) names += name + ' ';
+    }
+    return names;
+  }
+
   const std::set<std::string> before_ = shared_files();
 };
 
 TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
   for (const int ranks : {1, 2}) {
     for (const std::string way : {"return", "exit", "exit without shutdown"}) {
-      const Outcome outcome =
+      const CommandResult result =
           run(kMpirun + " -np " + std::to_string(ranks) + " -x HVD_SHM_ALLOCATOR=1 " + kProgram + " '" + way + "'");
-      EXPECT_EQ(outcome.exit_code, 0) << way << '\n' << outcome.output;
-      EXPECT_EQ(outcome.count("SHARED"), ranks) << outcome.output;
-      EXPECT_EQ(outcome.count("SURVIVED"), ranks) << way << '\n' << outcome.output;
+      EXPECT_EQ(result.exit_code, 0) << way << '\n' << result.output;
+      EXPECT_EQ(count(result, "SHARED"), ranks) << result.output;
+      EXPECT_EQ(count(result, "SURVIVED"), ranks) << way << '\n' << result.output;
     }
   }
 }
 
 // As long as one rank wants them, nobody takes buckets, and nobody waits for ever.
 TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
-  const Outcome outcome = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram + " return : -np 1 " + kProgram + " return");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_EQ(outcome.count("SHARED"), 1) << outcome.output;
-  EXPECT_EQ(outcome.count("ORDINARY"), 1) << outcome.output;
+  const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram + " return : -np 1 " + kProgram + " return");
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result, "SHARED"), 1) << result.output;
+  EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
 }
 
 TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
   // No file may be as large as an arena; to exceed the limit would be a SIGXFSZ.
-  const Outcome outcome = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 4; exec \"$0\" return' " + kProgram);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_EQ(outcome.count("ORDINARY"), 1) << outcome.output;
-  EXPECT_EQ(outcome.count("HVD_SHM_ALLOCATOR=1 has no effect"), 1) << outcome.output;
+  const CommandResult result = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 4; exec \"$0\" return' " + kProgram);
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
+  EXPECT_EQ(count(result, "HVD_SHM_ALLOCATOR=1 has no effect"), 1) << result.output;
 }
 
 TEST_F(SharedAllocatorProcess, AFullArenaIsToldOnce) {
   // 128 KiB.
-  const Outcome outcome = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_EQ(outcome.count("ORDINARY"), 1) << outcome.output;
-  EXPECT_EQ(outcome.count("no shared memory for a tensor of"), 1) << outcome.output;
+  const CommandResult result = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
+  EXPECT_EQ(count(result, "no shared memory for a tensor of"), 1) << result.output;
 }
 
 }  // namespace
