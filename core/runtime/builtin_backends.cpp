@@ -138,7 +138,7 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, std::span<const Gpu
   };
   nccl::NcclOptions nccl_options;
   nccl_options.init_timeout = options.start_timeout;
-  nccl_options.registers_buffers = options.nccl_register;
+  if (options.nccl_register) nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
   job.backends.push_back(std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
 #endif
 }

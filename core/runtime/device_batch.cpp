@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/log.h"
 #include "control/validator.h"
 #include "hvd/error.h"
 
@@ -21,21 +22,6 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 
 bool is_floating(DataType type) {
   return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 || type == DataType::kFloat64;
-}
-
-device::Allocator memory_of(Channel& channel, device::Context& context) {
-  const device::Allocator plain = context.plain_memory();
-  auto own = std::make_shared<std::vector<std::byte*>>();  // what came from the channel
-  return {[&channel, plain, own](std::size_t bytes) {
-            std::byte* const memory = channel.allocate(bytes);
-            if (memory == nullptr) return plain.allocate(bytes);
-            own->push_back(memory);
-            return memory;
-          },
-          [&channel, plain, own](std::byte* memory) {
-            const bool from_channel = std::erase(*own, memory) > 0;
-            from_channel ? channel.release(memory) : plain.release(memory);
-          }};
 }
 
 class DeviceBatch final : public Work {
@@ -58,6 +44,7 @@ class DeviceBatch final : public Work {
     if (unpacks()) unpack();
     input_.release(ready_);
     output_.release(ready_);
+    if (in_turn_) lane_.channels_own.release(ready_);
     return true;
   }
   bool moved() const noexcept override { return work_->moved(); }
@@ -124,12 +111,22 @@ class DeviceBatch final : public Work {
     return bytes;
   }
 
+  /// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is agreed, and batches of a lane follow
+  /// each other in one order. A tensor by itself lies in the caller's memory on the ranks that have it, so a rank that has joined may not
+  /// take one for it.
+  void lease_output(std::size_t bytes, bool fused_in_place) {
+    std::span<std::byte> own;
+    if (fused_in_place) own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
+    in_turn_ = !own.empty();
+    if (!in_turn_) output_ = lane_.buffers.lease(bytes, lane_.in.get());
+    out_ = in_turn_ ? own : output_.bytes();
+  }
+
   void prepare_fused() {
     // What is cut or joined by rows has its sizes from the collective, so it lies without gaps.
     const bool padded = job_.in_place_kind();
     const std::size_t out_bytes = padded ? padded_bytes() : job_.out_bytes();
-    output_ = lane_.buffers.lease(out_bytes, lane_.in.get());
-    out_ = output_.bytes();
+    lease_output(out_bytes, padded);
     std::span<std::byte> packed = out_;
     if (padded) {
       collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
@@ -154,8 +151,7 @@ class DeviceBatch final : public Work {
     const bool padded = job_.in_place_kind() && job_.fused();
     const std::size_t out_bytes = padded ? padded_bytes() : job_.out_bytes();
     if (padded) collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
-    output_ = lane_.buffers.lease(out_bytes, lane_.in.get());
-    out_ = output_.bytes();
+    lease_output(out_bytes, padded);
     std::span<std::byte> contribution = out_;
     if (!job_.in_place_kind()) {
       input_ = lane_.buffers.lease(job_.in_bytes(), lane_.in.get());
@@ -189,6 +185,7 @@ class DeviceBatch final : public Work {
   std::span<std::byte> out_;
   device::BufferLease input_;
   device::BufferLease output_;
+  bool in_turn_ = false;  // out_ is the channel's own
   std::vector<device::Piece> pieces_;
   EventPtr ready_;
   std::unique_ptr<Work> work_;  // last: it uses what is above
@@ -197,7 +194,16 @@ class DeviceBatch final : public Work {
 }  // namespace
 
 DeviceLane::DeviceLane(device::Context& on, Channel& of, bool folds_factors)
-    : context(on), channel(of), folds(folds_factors), in(on), out(on), buffers(on.api(), on.device(), memory_of(of, on)) {}
+    : context(on), channel(of), folds(folds_factors), in(on), out(on), buffers(on.api(), on.device(), on.plain_memory()), channels_own(on.api()) {}
+
+DeviceLane::~DeviceLane() {
+  try {
+    const device::DeviceGuard guard(context.api(), context.device());
+    if (channels_own.idle()) channel.give_back_fusion_buffers();
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: " << error.what();  // the device has failed, which others report
+  }
+}
 
 std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const Launch& launch, const Launch& launch_on_host) {
   if (job.request().kind != OpKind::kAlltoall) return std::make_unique<DeviceBatch>(lane, job, launch);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "device/buffer_ring.h"
 #include "device/context.h"
 #include "hvd/backend.h"
 #include "runtime/composite_work.h"
@@ -21,13 +22,15 @@ struct DeviceLane {
   /// @param channel outlives this
   /// @param folds factors of floating types are applied while packing and unpacking
   DeviceLane(device::Context&, Channel& channel, bool folds);
+  ~DeviceLane();
 
   device::Context& context;
   Channel& channel;
   const bool folds;
   const device::OwnedStream in;
   const device::OwnedStream out;
-  device::BufferPool buffers;  ///< of the channel's memory, if it has some
+  device::BufferPool buffers;
+  device::BufferRing channels_own;  ///< for what is fused and as large on every rank, see Channel::fusion_buffers()
 };
 
 /// Starts a job whose tensors are on the device: one launch packs them behind their input_ready events, the collective follows, and one

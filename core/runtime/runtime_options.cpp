@@ -45,6 +45,12 @@ ProgressMode progress_mode(const Options& options) {
   throw UsageError("progress (HVD_PROGRESS): expected 'auto', 'inline' or 'background', got '" + name + "'");
 }
 
+bool nccl_register() {
+  const std::string choice = env_string("NCCL_REGISTER").value_or("auto");
+  if (choice == "auto" || choice == "off") return choice == "auto";
+  throw UsageError("HVD_NCCL_REGISTER: expected 'auto' or 'off', got '" + choice + "'");
+}
+
 }  // namespace
 
 RuntimeOptions resolve(const Options& options) {
@@ -65,7 +71,7 @@ RuntimeOptions resolve(const Options& options) {
     throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
   }
   if (const auto device = env_int("DEVICE", 0, kMostDevices)) resolved.device = static_cast<int>(*device);
-  resolved.nccl_register = env_int("NCCL_REGISTER", 0, 1).value_or(0) == 1;
+  resolved.nccl_register = nccl_register();
   resolved.backend = options.backend ? options.backend : env_string("BACKEND");
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
   return resolved;

@@ -25,8 +25,8 @@ struct RuntimeOptions {
   int control_radix = 32;
   /// The GPU to use, as the process counts them; unset: the local rank modulo their number.
   std::optional<int> device = {};
-  /// NCCL registers fusion buffers.
-  bool nccl_register = false;
+  /// NCCL registers fusion buffers where its version can.
+  bool nccl_register = true;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
   /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).

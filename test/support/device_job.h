@@ -35,7 +35,8 @@ class DeviceJob {
     std::unique_ptr<device::OwnedStream> app;  ///< where the program computes
   };
 
-  DeviceJob(int size, Path path, runtime::RuntimeOptions runtime = {}, const FakeNcclOptions& nccl = {}, std::uint64_t seed = 1)
+  DeviceJob(int size, Path path, runtime::RuntimeOptions runtime = {}, const FakeNcclOptions& nccl = {}, std::uint64_t seed = 1,
+            const nccl::NcclOptions& backend = {})
       : gpu_({.seed = seed}), nccl_(gpu_, nccl) {
     LocalJobOptions options;
     options.size = size;
@@ -48,10 +49,10 @@ class DeviceJob {
       return device;
     };
     if (path == Path::kNccl) {
-      options.device_backend = [this](int rank, const std::shared_ptr<device::Context>& device, const std::shared_ptr<Backend>& local) {
+      options.device_backend = [this, backend](int rank, const std::shared_ptr<device::Context>& device, const std::shared_ptr<Backend>& local) {
         return std::make_shared<NcclBackend>(
             nccl_.library(rank), device, [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); },
-            nccl::NcclOptions{}, clock_);
+            backend, clock_);
       };
     }
     job_ = std::make_unique<LocalJob>(options, clock_);

@@ -80,6 +80,8 @@ class FakeGpu {
   void forget_seen(const std::byte* memory);
   /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
   void release(std::byte*);
+  /// One more line of faults(), from somebody else who is simulated. Under mutex().
+  void fault(const std::string&);
 
  private:
   friend class FakeApi;
@@ -124,7 +126,6 @@ class FakeGpu {
   bool run_some(int most);
   bool run_head(Queue&);
   void run_queue(Queue&, int until_mark = -1, std::uint64_t generation = 0);
-  void fault(const std::string&);
 
   const FakeGpuOptions options_;
   mutable std::recursive_mutex mutex_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "base/kernels.h"
@@ -77,12 +79,14 @@ class FakeNcclLibrary final : public nccl::Library {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().destroyed;
     member_of(comm).alive = false;
+    if (!member_of(comm).registered.empty()) nccl_.gpu_.fault("NCCL: a communicator was destroyed that has registered buffers");
   }
   void abort(nccl::Comm comm) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().aborted;
     FakeNccl::Member& member = member_of(comm);
     member.alive = false;
+    counts().registered -= static_cast<int>(std::exchange(member.registered, {}).size());
     // What waits on the device ends, with whatever is in memory.
     for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)]) launch->done = true;
   }
@@ -123,15 +127,36 @@ class FakeNcclLibrary final : public nccl::Library {
   }
 
   bool has_registration() const noexcept override { return nccl_.options_.version >= 21900; }
-  std::byte* allocate(std::size_t bytes) override { return nccl_.gpu_.allocate(bytes); }
-  void release(std::byte*) noexcept override {}
-  void* register_buffer(nccl::Comm, std::byte* memory, std::size_t) override {
+  std::byte* allocate(std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
+    if (rank_ == nccl_.options_.allocate_throws_at) throw Error("fake NCCL: out of device memory");
+    ++counts().allocated;
+    return nccl_.gpu_.allocate(bytes);
+  }
+  void release(std::byte* memory) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    --counts().allocated;
+    for (const FakeNccl::Member& member : nccl_.members_) {
+      if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was freed that is registered");
+    }
+    nccl_.gpu_.release(memory);
+  }
+  void* register_buffer(nccl::Comm comm, std::byte* memory, std::size_t bytes) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    FakeNccl::Member& member = member_of(comm);
+    if (!member.alive || member.busy > 0) throw Error("fake NCCL: the communicator is gone or busy");
+    if (rank_ == nccl_.options_.register_throws_at) throw Error("fake NCCL: cannot register");
+    if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was registered twice");
     ++counts().registered;
+    ++counts().registrations;
+    member.registered[memory] = {bytes, member.registrations++};
     return memory;
   }
-  void deregister_buffer(nccl::Comm, void*) noexcept override {
+  void deregister_buffer(nccl::Comm comm, void* registration) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
+    FakeNccl::Member& member = member_of(comm);
+    if (!member.alive) nccl_.gpu_.fault("NCCL: a buffer was deregistered after its communicator had ended");
+    if (member.registered.erase(static_cast<std::byte*>(registration)) == 0) nccl_.gpu_.fault("NCCL: a buffer was deregistered that is not registered");
     --counts().registered;
   }
 
@@ -258,6 +283,25 @@ void FakeNccl::execute(World& world, std::size_t position) {
   for (const auto& launches : world.launches) launches[position]->done = true;
 }
 
+void FakeNccl::check_registered(const World& world, const std::vector<const Call*>& calls) {
+  constexpr int kPlain = -1;
+  const auto buffer_of = [](const Member& member, const std::byte* memory) {
+    const auto after = member.registered.upper_bound(memory);
+    if (after == member.registered.begin()) return kPlain;
+    const auto& [begin, entry] = *std::prev(after);
+    return memory < begin + entry.first ? entry.second : kPlain;
+  };
+  std::vector<std::pair<int, int>> buffers;
+  for (const Member& member : members_) {
+    if (member.world.get() != &world) continue;
+    const Call& call = *calls[static_cast<std::size_t>(member.rank)];
+    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out));
+    if (buffers.back().second != kPlain) ++counts_[member.owner].from_registered;
+  }
+  if (std::adjacent_find(buffers.begin(), buffers.end(), std::not_equal_to<>()) == buffers.end()) return;
+  gpu_.fault("NCCL: a collective of registered memory on some ranks only, or of different buffers");
+}
+
 void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& members) {
   const Call& first = *members.front();
   for (const Call* call : members) {
@@ -266,6 +310,7 @@ void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& 
       throw Error("fake NCCL: ranks launched different collectives");
     }
   }
+  check_registered(world, members);
   const std::size_t bytes = bytes_of(first.count, first.type);
   const auto ranks = static_cast<std::size_t>(world.size);
   const auto root = static_cast<std::size_t>(std::max(first.peer, 0));

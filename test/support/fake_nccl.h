@@ -10,7 +10,9 @@
 #include "support/fake_gpu.h"
 
 /// NCCL between the ranks of a test, on their simulated GPU. As the real one it does nothing unless all ranks of a communicator come,
-/// with the same collective, and in the same order; and like a non-blocking one it says "busy" for a while after each call.
+/// with the same collective, and in the same order; and like a non-blocking one it says "busy" for a while after each call. It reports, as
+/// a fault of the GPU, a collective that has registered memory on some ranks only or another buffer on each, and registrations that outlive
+/// their buffer or their communicator's destroy().
 namespace hvd::testing {
 
 struct FakeNcclOptions {
@@ -21,6 +23,9 @@ struct FakeNcclOptions {
   int init_throws_at = -1;
   /// The rank whose communicator fails while it is being made; -1: none.
   int init_fails_at = -1;
+  /// The ranks that cannot allocate, or not register; -1: none.
+  int allocate_throws_at = -1;
+  int register_throws_at = -1;
 };
 
 struct FakeNcclCounts {
@@ -30,7 +35,10 @@ struct FakeNcclCounts {
   int finalized = 0;
   int destroyed = 0;
   int aborted = 0;
-  int registered = 0;
+  int allocated = 0;      ///< buffers that are not freed yet
+  int registered = 0;     ///< buffers that are registered now
+  int registrations = 0;  ///< ever
+  int from_registered = 0;  ///< collectives from and to registered memory
   std::vector<nccl::Reduction> reductions = {};
 };
 
@@ -74,11 +82,14 @@ class FakeNccl {
     int busy = 0;
     bool alive = true;
     bool broken = false;
+    std::map<const std::byte*, std::pair<std::size_t, int>> registered = {};  // how many bytes, and as which it was
+    int registrations = 0;
   };
 
   bool try_execute(World&, std::size_t position);
   void execute(World&, std::size_t position);
   void execute_collective(World&, const std::vector<const Call*>&);
+  void check_registered(const World&, const std::vector<const Call*>&);
 
   FakeGpu& gpu_;
   const FakeNcclOptions options_;

@@ -57,7 +57,8 @@ class Library {
   virtual void send(const std::byte* in, std::size_t count, DataType, int peer, Comm, device::Stream) = 0;
   virtual void receive(std::byte* out, std::size_t count, DataType, int peer, Comm, device::Stream) = 0;
 
-  /// Has the four below (2.19 and newer).
+  /// Has the four below (2.19 and newer). They concern this rank alone and are over when they return. A buffer that is still registered
+  /// when its communicator is aborted is no longer so afterwards.
   virtual bool has_registration() const noexcept = 0;
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte*) noexcept = 0;

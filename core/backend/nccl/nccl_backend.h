@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -17,9 +19,13 @@ struct NcclOptions {
   Duration init_timeout = std::chrono::minutes(5);
   /// How long the end of a communicator waits for the peers.
   Duration finalize_timeout = std::chrono::seconds(5);
-  /// Fusion buffers come from NCCL and are registered with the communicator. Equal on all ranks.
-  bool registers_buffers = false;
+  /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the communicator; 0: none. Where the ranks
+  /// differ, none are.
+  std::size_t registered_bytes = 0;
 };
+
+/// Room for a batch of as many bytes with what its tensors are padded by; 0 where nothing is fused.
+std::size_t registered_bytes_for(std::int64_t fusion_threshold) noexcept;
 
 /// Opens a channel for host memory between the ranks of a device's channel.
 using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec&, Peers&)>;

@@ -13,12 +13,15 @@ namespace hvd::nccl {
 namespace {
 
 /// A broadcast that was cut off may still write to it.
-void keep_for_ever(std::shared_ptr<UniqueId> id) {
+void keep_for_ever(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<UniqueId>>;  // never destroyed
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;  // never destroyed
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(id));
+  kept->push_back(std::move(memory));
 }
+
+/// With two, one batch is packed while another is reduced.
+constexpr int kFusionBuffers = 2;
 
 }  // namespace
 
@@ -33,13 +36,12 @@ NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<devic
       host_(std::move(host)),
       stream_(*device_),
       buffers_(device_->api(), device_->device(), device_->plain_memory()),
-      id_(std::make_shared<UniqueId>()) {}
+      notes_(std::make_shared<Notes>()) {}
 
 NcclChannel::~NcclChannel() {
   if (comm_.handle == nullptr || state_ == State::kAborted) return;
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
-    for (const auto& [memory, registration] : registrations_) library_->deregister_buffer(comm_, registration);
     if (state_ != State::kReady) {
       library_->abort(comm_);
       return;
@@ -78,17 +80,63 @@ bool NcclChannel::settled() {
 // others get here.
 void NcclChannel::meet() {
   if (!meeting_) {
-    if (spec_.set_rank == 0) *id_ = library_->make_id();
+    if (spec_.set_rank == 0) notes_->id = library_->make_id();
     Collective broadcast;
     broadcast.kind = OpKind::kBroadcast;
     broadcast.dtype = DataType::kUInt8;
-    broadcast.count = static_cast<std::int64_t>(id_->size());
-    meeting_ = host_->launch(broadcast, *id_, *id_);
+    broadcast.count = static_cast<std::int64_t>(notes_->id.size());
+    meeting_ = host_->launch(broadcast, notes_->id, notes_->id);
   }
   if (!meeting_->progress()) return;
   meeting_.reset();
-  comm_ = library_->begin_init(*id_, size(), rank());
+  comm_ = library_->begin_init(notes_->id, size(), rank());
   state_ = State::kJoining;
+}
+
+// Note [Registered on all ranks or on none]: a collective of which some ranks pass registered memory and others do not is undefined.
+// So the buffers are made once, before the first launch, and one vote over the host's channel says whether all ranks have them, of one
+// size: then the least of all sizes is the greatest, and not 0. Who has none votes too. A rank alone has nothing to gain from it.
+void NcclChannel::propose() {
+  state_ = State::kAgreeing;
+  if (size() == 1) return;
+  const std::int64_t bytes = register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
+  notes_->votes = {bytes, -bytes};
+  Collective vote;
+  vote.kind = OpKind::kAllreduce;
+  vote.op = ReduceOp::kMin;
+  vote.dtype = DataType::kInt64;
+  vote.count = static_cast<std::int64_t>(notes_->votes.size());
+  const std::span<std::byte> votes = std::as_writable_bytes(std::span(notes_->votes));
+  meeting_ = host_->launch(vote, votes, votes);
+}
+
+void NcclChannel::agree() {
+  if (meeting_ && !meeting_->progress()) return;
+  meeting_.reset();
+  state_ = State::kReady;
+  if (fusion_buffers_.empty() || (notes_->votes[0] > 0 && notes_->votes[0] == -notes_->votes[1])) return;
+  HVD_LOG(kDebug) << who() << " works without registered buffers: not every rank has registered as much";
+  give_back_fusion_buffers();
+}
+
+bool NcclChannel::register_buffers() {
+  if (options_.registered_bytes == 0 || !library_->has_registration()) return false;
+  try {
+    for (int i = 0; i < kFusionBuffers; ++i) {
+      fusion_buffers_.emplace_back(library_->allocate(options_.registered_bytes), options_.registered_bytes);
+      registrations_.push_back(library_->register_buffer(comm_, fusion_buffers_.back().data(), options_.registered_bytes));
+    }
+    return true;
+  } catch (const Error& error) {
+    HVD_LOG(kDebug) << who() << " works without registered buffers: " << error.what();
+  }
+  give_back_fusion_buffers();
+  return false;
+}
+
+void NcclChannel::deregister_buffers() noexcept {
+  for (void* const registration : registrations_) library_->deregister_buffer(comm_, registration);
+  registrations_.clear();
 }
 
 bool NcclChannel::ready() {
@@ -96,10 +144,9 @@ bool NcclChannel::ready() {
   if (state_ == State::kAborted) throw Error(who() + " has been aborted");
   const device::DeviceGuard guard(device_->api(), device_->device());
   if (state_ == State::kMeeting) meet();
-  if (state_ == State::kJoining && settled()) {
-    state_ = State::kReady;
-    return true;
-  }
+  if (state_ == State::kJoining && settled()) propose();
+  if (state_ == State::kAgreeing) agree();
+  if (state_ == State::kReady) return true;
   if (clock_.now() < deadline_) return false;
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(options_.init_timeout);
   throw PeerLostError(who() + " was not ready after " + std::to_string(waited.count()) +
@@ -122,30 +169,28 @@ void NcclChannel::check_health() {
 void NcclChannel::abort() noexcept {
   if (std::exchange(state_, State::kAborted) == State::kAborted) return;
   host_->abort();
-  if (meeting_) keep_for_ever(id_);
+  if (meeting_) keep_for_ever(notes_);
   meeting_.reset();
   if (comm_.handle == nullptr) return;
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     library_->abort(comm_);
+    registrations_.clear();  // NCCL undoes them once its kernels have ended; sooner would take the memory from under them
   } catch (const std::exception& error) {
     HVD_LOG(kError) << who() << " could not be aborted: " << error.what();
   }
 }
 
-std::byte* NcclChannel::allocate(std::size_t bytes) {
-  if (!options_.registers_buffers || !library_->has_registration()) return nullptr;
-  std::byte* const memory = library_->allocate(bytes);
-  registrations_[memory] = library_->register_buffer(comm_, memory, bytes);
-  return memory;
-}
-
-void NcclChannel::release(std::byte* memory) noexcept {
-  const auto found = registrations_.find(memory);
-  if (found == registrations_.end()) return;
-  if (state_ == State::kReady) library_->deregister_buffer(comm_, found->second);
-  registrations_.erase(found);
-  library_->release(memory);
+void NcclChannel::give_back_fusion_buffers() noexcept {
+  if (fusion_buffers_.empty()) return;
+  try {
+    const device::DeviceGuard guard(device_->api(), device_->device());
+    deregister_buffers();
+    for (const std::span<std::byte> buffer : fusion_buffers_) library_->release(buffer.data());
+    fusion_buffers_.clear();
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << who() << " has not freed its fusion buffers: " << error.what();  // the device has failed, which others report
+  }
 }
 
 }  // namespace hvd::nccl

@@ -1,8 +1,11 @@
 #pragma once
 
-#include <map>
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "backend/nccl/library.h"
 #include "backend/nccl/nccl_backend.h"
@@ -15,7 +18,7 @@ namespace hvd::nccl {
 
 /// A communicator on its way and in use.
 ///
-///   meeting --the id has come over the host's channel--> joining --health() settled--> ready
+///   meeting --the id has come over the host's channel--> joining --health() settled--> agreeing --all have voted--> ready
 ///       \------------------------ too late, or an error: a throw ------------------------/      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
@@ -31,8 +34,8 @@ class NcclChannel final : public Channel {
   void check_health() override;
   void abort() noexcept override;
   Channel* host() noexcept override { return host_.get(); }
-  std::byte* allocate(std::size_t bytes) override;
-  void release(std::byte*) noexcept override;
+  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override { return fusion_buffers_; }
+  void give_back_fusion_buffers() noexcept override;
 
   // --- for its works ---
   Library& library() noexcept { return *library_; }
@@ -46,8 +49,13 @@ class NcclChannel final : public Channel {
   bool settled();
 
  private:
-  enum class State { kMeeting, kJoining, kReady, kAborted };
+  enum class State { kMeeting, kJoining, kAgreeing, kReady, kAborted };
   void meet();
+  /// Registers what this rank can, and asks the others.
+  void propose();
+  void agree();
+  bool register_buffers();
+  void deregister_buffers() noexcept;
   [[noreturn]] void fail(const Health&) const;
   std::string who() const;
 
@@ -60,11 +68,17 @@ class NcclChannel final : public Channel {
   const std::unique_ptr<Channel> host_;
   device::OwnedStream stream_;
   device::BufferPool buffers_;
-  std::shared_ptr<UniqueId> id_;   // kept for as long as the host's channel may write to it
-  std::unique_ptr<Work> meeting_;  // the broadcast of the id
+  /// What goes over the host's channel, kept for as long as that may write to it.
+  struct Notes {
+    UniqueId id;
+    std::array<std::int64_t, 2> votes;  ///< bytes of a buffer that this rank has registered, and their negative
+  };
+  std::shared_ptr<Notes> notes_;
+  std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the vote
   State state_ = State::kMeeting;
   Comm comm_;
-  std::map<std::byte*, void*> registrations_;
+  std::vector<std::span<std::byte>> fusion_buffers_;
+  std::vector<void*> registrations_;  // of the first of them
 };
 
 /// Puts the collective into the stream; progress() is true once it is there.

@@ -96,9 +96,11 @@ class Channel {
   virtual void check_health() {}
   /// A channel between the same ranks for memory of the host, to be used between works of this one; null: this one will do.
   virtual Channel* host() noexcept { return nullptr; }
-  /// Device memory that this channel reduces best; null: any will do. @pre ready(). Freed by release(), before the channel ends.
-  virtual std::byte* allocate(std::size_t /*bytes*/) { return nullptr; }
-  virtual void release(std::byte*) noexcept {}
+  /// Device memory of the channel's own that it reduces best: buffers of one size, as many and as large on every rank, empty where any
+  /// memory will do. What is launched from one of them has to be so on every rank, from the buffer of the same index. @pre ready()
+  virtual std::span<const std::span<std::byte>> fusion_buffers() const noexcept { return {}; }
+  /// The device no longer works on them. Those that are not given back before the channel ends stay allocated.
+  virtual void give_back_fusion_buffers() noexcept {}
 };
 
 struct ChannelSpec {

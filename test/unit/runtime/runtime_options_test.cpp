@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
     try {
@@ -52,6 +52,16 @@ TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
   EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress, ProgressMode::kBackground);
   ::setenv("HVD_PROGRESS", "sometimes", 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
+}
+
+TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoOrOff) {
+  EXPECT_TRUE(runtime::resolve({}).nccl_register);
+  ::setenv("HVD_NCCL_REGISTER", "off", 1);
+  EXPECT_FALSE(runtime::resolve({}).nccl_register);
+  ::setenv("HVD_NCCL_REGISTER", "auto", 1);
+  EXPECT_TRUE(runtime::resolve({}).nccl_register);
+  ::setenv("HVD_NCCL_REGISTER", "1", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto' or 'off'"), HasSubstr("'1'")));
 }
 
 TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "backend/local/local_backend.h"
 #include "backend/nccl/nccl_backend.h"
@@ -44,7 +45,8 @@ class NcclChannelTest : public ::testing::Test {
     std::unique_ptr<Channel> channel;
   };
 
-  void start(int size, const FakeNcclOptions& fake = {}, const nccl::NcclOptions& options = {}) {
+  void start(int size, const FakeNcclOptions& fake = {}, const nccl::NcclOptions& options = {},
+             const std::optional<nccl::NcclOptions>& of_the_last = {}) {
     nccl_ = std::make_unique<FakeNccl>(gpu_, fake);
     const auto world = std::make_shared<LocalWorld>(size);
     std::vector<int> all(static_cast<std::size_t>(size));
@@ -55,7 +57,8 @@ class NcclChannelTest : public ::testing::Test {
       one.device = std::make_shared<device::Context>(gpu_.api(rank), 0);
       const auto host = std::make_shared<LocalBackend>(world);
       one.backend = std::make_unique<NcclBackend>(
-          nccl_->library(rank), one.device, [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); }, options, clock_);
+          nccl_->library(rank), one.device, [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); },
+          rank == size - 1 ? of_the_last.value_or(options) : options, clock_);
       one.channel = one.backend->open({.ranks = all, .set_rank = rank, .device = {DeviceType::kCuda, 0}}, one.peers);
     }
   }
@@ -296,20 +299,127 @@ TEST_F(NcclChannelTest, EndsInOrder) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclChannelTest, BuffersAreRegisteredWhereTheVersionCanAndItIsWanted) {
-  start(1, {.version = 21900}, {.registers_buffers = true});
-  ASSERT_TRUE(connect(1));
-  std::byte* const memory = ranks_[0]->channel->allocate(1000);
-  EXPECT_NE(memory, nullptr);
-  EXPECT_EQ(nccl_->counts(0).registered, 1);
-  ranks_[0]->channel->release(memory);
-  EXPECT_EQ(nccl_->counts(0).registered, 0);
+constexpr std::size_t kRegistered = 4096;
+
+TEST_F(NcclChannelTest, TwoBuffersAreRegisteredBeforeTheFirstLaunchAndGivenBackInOrder) {
+  start(3, {.version = 21900}, {.registered_bytes = kRegistered});
+  ASSERT_TRUE(connect(3));
+  for (int rank = 0; rank < 3; ++rank) {
+    Channel& channel = *ranks_[static_cast<std::size_t>(rank)]->channel;
+    ASSERT_EQ(channel.fusion_buffers().size(), 2U);
+    for (const auto& buffer : channel.fusion_buffers()) EXPECT_EQ(buffer.size(), kRegistered);
+    EXPECT_TRUE(channel.ready());
+    EXPECT_EQ(nccl_->counts(rank).registrations, 2) << "and not again";
+  }
+  EXPECT_EQ(allreduce(sum(2), {{1, 2}, {3, 4}, {5, 6}}), (std::vector<float>{9, 12}));
+  for (int rank = 0; rank < 3; ++rank) {
+    Channel& channel = *ranks_[static_cast<std::size_t>(rank)]->channel;
+    channel.give_back_fusion_buffers();
+    channel.give_back_fusion_buffers();
+    EXPECT_TRUE(channel.fusion_buffers().empty());
+    EXPECT_EQ(nccl_->counts(rank).registered, 0);
+    EXPECT_EQ(nccl_->counts(rank).allocated, 0);
+  }
+  for (const auto& rank : ranks_) rank->channel.reset();
+  EXPECT_EQ(nccl_->counts(0).destroyed, 1);
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclChannelTest, OldVersionsRegisterNothing) {
-  start(1, {.version = 21805}, {.registers_buffers = true});
-  ASSERT_TRUE(connect(1));
-  EXPECT_EQ(ranks_[0]->channel->allocate(1000), nullptr);
+TEST_F(NcclChannelTest, AnAbortComesBeforeTheBuffersAreFreed) {
+  start(2, {}, {.registered_bytes = kRegistered});
+  ASSERT_TRUE(connect(2));
+  for (int rank = 0; rank < 2; ++rank) {
+    Channel& channel = *ranks_[static_cast<std::size_t>(rank)]->channel;
+    channel.abort();
+    EXPECT_EQ(nccl_->counts(rank).registered, 0) << "NCCL has undone it";
+    EXPECT_EQ(nccl_->counts(rank).allocated, 2);
+    channel.give_back_fusion_buffers();
+    EXPECT_EQ(nccl_->counts(rank).allocated, 0);
+  }
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclChannelTest, AnAbortWhileTheRanksVoteLeavesNothingBehind) {
+  start(2, {}, {.registered_bytes = kRegistered});
+  // Rank 1 stops asking as soon as it has joined, so rank 0 has registered and waits for its vote.
+  for (int round = 0; round < 50 && nccl_->counts(0).registered < 2; ++round) {
+    EXPECT_FALSE(ranks_[0]->channel->ready());
+    if (nccl_->counts(1).inits > 0) continue;
+    EXPECT_FALSE(ranks_[1]->channel->ready());
+  }
+  ASSERT_EQ(nccl_->counts(0).registered, 2);
+  EXPECT_FALSE(ranks_[0]->channel->ready());
+  for (int rank = 0; rank < 2; ++rank) {
+    Channel& channel = *ranks_[static_cast<std::size_t>(rank)]->channel;
+    channel.abort();
+    channel.give_back_fusion_buffers();
+    EXPECT_EQ(nccl_->counts(rank).registered, 0);
+    EXPECT_EQ(nccl_->counts(rank).allocated, 0);
+  }
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+class NcclRegistrationTest : public NcclChannelTest {
+ protected:
+  /// The communicator works, and no rank has a buffer of its own.
+  void expect_none(std::size_t ranks) {
+    ASSERT_TRUE(connect(ranks));
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      EXPECT_TRUE(ranks_[rank]->channel->fusion_buffers().empty()) << rank;
+      EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).registered, 0) << rank;
+      EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).allocated, 0) << rank;
+    }
+    EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})), std::vector<float>{static_cast<float>(ranks)});
+    for (const auto& rank : ranks_) rank->channel.reset();
+    EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+  }
+};
+
+TEST_F(NcclRegistrationTest, OldVersionsRegisterNothing) {
+  start(2, {.version = 21805}, {.registered_bytes = kRegistered});
+  expect_none(2);
+  EXPECT_EQ(nccl_->counts(0).registrations, 0);
+}
+
+TEST_F(NcclRegistrationTest, SwitchedOffItRegistersNothing) {
+  start(2);
+  expect_none(2);
+  EXPECT_EQ(nccl_->counts(0).registrations, 0);
+}
+
+TEST_F(NcclRegistrationTest, ARankAloneRegistersNothing) {
+  start(1, {}, {.registered_bytes = kRegistered});
+  expect_none(1);
+  EXPECT_EQ(nccl_->counts(0).registrations, 0);
+}
+
+TEST_F(NcclRegistrationTest, WhereOneRankCannotRegisterNoneDoes) {
+  start(3, {.register_throws_at = 1}, {.registered_bytes = kRegistered});
+  expect_none(3);
+  EXPECT_EQ(nccl_->counts(0).registrations, 2) << "it could have";
+}
+
+TEST_F(NcclRegistrationTest, WhereOneRankHasNoMemoryForItNoneRegisters) {
+  start(3, {.allocate_throws_at = 2}, {.registered_bytes = kRegistered});
+  expect_none(3);
+  EXPECT_EQ(nccl_->counts(0).registrations, 2) << "it could have";
+}
+
+TEST_F(NcclRegistrationTest, RanksThatDifferRegisterNothing) {
+  start(3, {}, {.registered_bytes = kRegistered}, nccl::NcclOptions{.registered_bytes = 2 * kRegistered});
+  expect_none(3);
+  EXPECT_EQ(nccl_->counts(0).registrations, 2) << "it could have";
+}
+
+TEST_F(NcclRegistrationTest, WhereOneRankHasSwitchedItOffNoneRegisters) {
+  start(3, {}, {.registered_bytes = kRegistered}, nccl::NcclOptions{});
+  expect_none(3);
+}
+
+TEST(NcclRegisteredBytesTest, ABatchFitsWithItsPadding) {
+  EXPECT_EQ(nccl::registered_bytes_for(0), 0U) << "nothing is fused";
+  EXPECT_EQ(nccl::registered_bytes_for(1), 2U << 20);
+  EXPECT_EQ(nccl::registered_bytes_for(64 << 20), 68U << 20);
 }
 
 TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {

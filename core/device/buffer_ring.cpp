@@ -1,0 +1,26 @@
+#include "device/buffer_ring.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd::device {
+
+std::span<std::byte> BufferRing::take(std::span<const std::span<std::byte>> buffers, std::size_t size, Stream stream) {
+  if (buffers.empty() || size == 0 || size > buffers.front().size()) return {};
+  free_after_.resize(buffers.size());
+  if (free_after_[next_]) api_.wait(stream, {free_after_[next_]->native()});
+  taken_ = true;
+  return buffers[next_].first(size);
+}
+
+void BufferRing::release(EventPtr after) {
+  free_after_[next_] = std::move(after);
+  next_ = (next_ + 1) % free_after_.size();
+  taken_ = false;
+}
+
+bool BufferRing::idle() const {
+  return !taken_ && std::all_of(free_after_.begin(), free_after_.end(), [](const EventPtr& event) { return event == nullptr || event->query(); });
+}
+
+}  // namespace hvd::device
