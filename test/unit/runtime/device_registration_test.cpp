@@ -1,6 +1,8 @@
 // Batches in memory that NCCL has registered: the same ones on every rank, and nothing registered in a step that repeats.
 #include <gtest/gtest.h>
 
+#include "hvd/error.h"
+#include "runtime/device_batch.h"
 #include "support/device_job.h"
 
 namespace hvd::testing {
@@ -160,6 +162,46 @@ TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
     EXPECT_EQ(job->nccl().counts(rank).aborted, 1);
     EXPECT_EQ(job->nccl().counts(rank).registered, 0);
   }
+}
+
+class TwoBuffers final : public Channel {
+ public:
+  explicit TwoBuffers(FakeGpu& gpu) : buffers_{{gpu.allocate(64), 64}, {gpu.allocate(64), 64}} {}
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>, std::span<std::byte>) override { throw Error("nothing is launched here"); }
+  void abort() noexcept override {}
+  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override { return buffers_; }
+  void give_back_fusion_buffers() noexcept override { ++given_back; }
+  int given_back = 0;
+
+ private:
+  const std::vector<std::span<std::byte>> buffers_;
+};
+
+TEST(DeviceLaneTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
+  FakeGpu gpu;
+  device::Context context(gpu.api(0), 0);
+  const device::OwnedStream queue(context);
+  const device::DeviceGuard guard(context.api(), 0);
+  bool go = false;
+  FakeGpu::Item slow;
+  slow.ready = [&go] { return go; };
+  gpu.enqueue(queue.get(), std::move(slow));
+  const EventPtr behind = context.marks()->record(queue.get());
+  // A lane whose batch ends, or does not, and then the lane does.
+  const auto given_back = [&](bool ends, const EventPtr& last_use) {
+    TwoBuffers channel(gpu);
+    {
+      runtime::DeviceLane lane(context, channel, true);
+      EXPECT_EQ(lane.channels_own.take(channel.fusion_buffers(), 8, lane.in.get()).size(), 8U);
+      if (ends) lane.channels_own.release(last_use);
+    }
+    return channel.given_back;
+  };
+  EXPECT_EQ(given_back(false, nullptr), 0) << "it has failed: nobody knows what is still in a queue";
+  EXPECT_EQ(given_back(true, behind), 0);
+  go = true;
+  EXPECT_TRUE(gpu.run_all());
+  EXPECT_EQ(given_back(true, behind), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRegistrationTest, ::testing::Values(1, 2, 3, 4, 5));
