@@ -18,7 +18,7 @@ endif()
 function(hvd_configure_target target)
   set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
                $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
-  # GCC 12 takes sums of std::string for overlapping copies when it optimises: https://gcc.gnu.org/PR105651
+  # GCC 12 takes sums of std::string for overlapping copies when it optimises (GCC bug 105651)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     list(APPEND warnings -Wno-restrict)
   endif()

@@ -43,10 +43,10 @@ std::string microseconds(TimePoint time) {
 }  // namespace
 
 std::string timeline_path_of(const std::string& pattern, int rank) {
-  const std::string placeholder = "{rank}";
+  const std::string rank_mark = "{rank}";
   std::string path = pattern;
-  if (const auto at = path.find(placeholder); at != std::string::npos) {
-    return path.replace(at, placeholder.size(), std::to_string(rank));
+  if (const auto at = path.find(rank_mark); at != std::string::npos) {
+    return path.replace(at, rank_mark.size(), std::to_string(rank));
   }
   const auto slash = path.rfind('/');
   const auto dot = path.rfind('.');
