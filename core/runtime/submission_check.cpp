@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "hvd/error.h"
@@ -175,6 +176,27 @@ class Checker {
            ", expected " + std::to_string(expected) + " of " + std::string(to_string(submission_.input.dtype)));
     }
     if (output.count > 0 && output.data == nullptr) fail("the output has no memory");
+    check_overlap();
+  }
+
+  // The others may still read the input when this rank's result comes in: only rows that nobody else reads can take it.
+  void check_overlap() const {
+    const TensorView& input = submission_.input;
+    const TensorView& output = submission_.output;
+    const std::less<const std::byte*> before;
+    if (input.count == 0 || output.count == 0) return;
+    if (!before(output.data, input.data + input.bytes()) || !before(input.data, output.data + output.bytes())) return;
+    if (submission_.kind != OpKind::kReducescatter) {
+      if (output.data != input.data) fail("the output overlaps the input; expected the same memory or none in common");
+      return;
+    }
+    const auto members = static_cast<int>(sets_.ranks(submission_.process_set).size());
+    const int position = sets_.position(submission_.process_set, rank_);
+    std::int64_t first = 0;
+    for (int member = 0; member < position; ++member) first += rows_of_member(input.shape[0], members, member);
+    if (output.data == input.data + static_cast<std::size_t>(first) * (input.bytes() / static_cast<std::size_t>(input.shape[0]))) return;
+    fail("the output overlaps the input; expected the rows of it that this rank gets, from row " + std::to_string(first) +
+         " on, or no memory in common");
   }
 
   void check_group() const {

@@ -32,8 +32,8 @@ struct Submission {
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
   TensorView input = {};
-  /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the input's rows. Unused when
-  /// `allocate_output` is set.
+  /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the input's rows, and of the input's memory
+  /// only those. Unused when `allocate_output` is set.
   TensorView output = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: allgather, alltoall, and gather (at the
   /// destination only). It returns the output; the memory's owner is whatever the callback captured.

@@ -108,6 +108,34 @@ TEST_F(SubmissionCheckTest, RefusesAnOutputOfAnotherSize) {
   expect_refused("the output has 5 elements of float32, expected 6 of float32");
 }
 
+TEST_F(SubmissionCheckTest, RefusesAnOutputThatOverlapsTheInput) {
+  std::vector<float> memory(9);
+  submission_.input.data = reinterpret_cast<std::byte*>(memory.data());
+  submission_.output.data = submission_.input.data + sizeof(float);
+  expect_refused("the output overlaps the input; expected the same memory or none in common");
+  std::swap(submission_.input.data, submission_.output.data);
+  expect_refused("the output overlaps the input");
+  submission_.output.data = submission_.input.data;
+  EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
+}
+
+TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads) {
+  std::vector<float> memory(12);  // 6 rows; of 4 ranks, this one gets rows 2 and 3
+  submission_.kind = OpKind::kReducescatter;
+  submission_.input.data = reinterpret_cast<std::byte*>(memory.data());
+  submission_.input.shape = {6, 2};
+  submission_.input.count = 12;
+  submission_.output.shape = {2, 2};
+  submission_.output.count = 4;
+  submission_.output.data = submission_.input.data;
+  expect_refused("expected the rows of it that this rank gets, from row 2 on");
+  submission_.output.data = submission_.input.data + 4 * sizeof(float);
+  EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
+  std::vector<float> elsewhere(4);
+  submission_.output.data = reinterpret_cast<std::byte*>(elsewhere.data());
+  EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
+}
+
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
   submission_.postscale = std::nan("");
   expect_refused("not finite");

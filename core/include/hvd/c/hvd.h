@@ -189,7 +189,7 @@ typedef struct hvd_submission {
   /// Broadcast: may be NULL, for output's memory.
   const void* input;
   /// Where the result of an allreduce, broadcast or reducescatter goes, and how many bytes there are, which may be more
-  /// than it takes. It may be the input's memory. NULL for the other kinds: see `allocate`.
+  /// than it takes. It may be the input's memory (reducescatter: the rows that this rank gets). NULL for the other kinds: see `allocate`.
   void* output;
   size_t output_bytes;
   /// Reductions: the result is postscale * op(prescale * x). 0 is HVD_ERROR_USAGE, as it is what forgetting
