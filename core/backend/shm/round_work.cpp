@@ -184,23 +184,30 @@ class AllgatherWork final : public RoundWork {
   const std::size_t step_;
 };
 
-/// Kinds in which each member has something of its own for each other: a slot is shared out among the receivers.
+/// Kinds in which each member has something of its own for each other: a slot is shared out among the receivers. What a member has for
+/// itself stays where it is.
 class ExchangeWork : public RoundWork {
  public:
   ExchangeWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
                std::span<const std::int64_t> sent)
       : RoundWork(std::move(shared), collective, in, out),
         sent_(blocks(sent, element())),
-        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size()) / kLine * kLine) {}
+        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size() - 1) / kLine * kLine) {}
 
  protected:
   void fill(std::uint64_t round) override {
     for (int member = 0; member < lane().size(); ++member) {
+      if (member == lane().rank()) continue;
       const Stretch& part = sent_[static_cast<std::size_t>(member)];
       move_bytes(place(round, lane().rank(), member), in_.data() + part.offset(round, step_), part.size(round, step_));
     }
   }
-  std::byte* place(std::uint64_t round, int from, int to) noexcept { return slot(round, from) + static_cast<std::size_t>(to) * step_; }
+  /// @pre from is not to
+  std::byte* place(std::uint64_t round, int from, int to) noexcept {
+    return slot(round, from) + static_cast<std::size_t>(to < from ? to : to - 1) * step_;
+  }
+  /// What this member has for itself.
+  const Stretch& kept() noexcept { return sent_[static_cast<std::size_t>(lane().rank())]; }
 
   const std::vector<Stretch> sent_;
   const std::size_t step_;
@@ -223,16 +230,16 @@ class ReducescatterWork final : public ExchangeWork {
     const std::size_t bytes = own.size(round, step_);
     if (bytes == 0) return;
     for (int member = 0; member < lane().size(); ++member) {
-      lane().sources[static_cast<std::size_t>(member)] = place(round, member, lane().rank());
+      lane().sources[static_cast<std::size_t>(member)] =
+          member == lane().rank() ? in_.data() + kept().offset(round, step_) : place(round, member, lane().rank());
     }
     reduce(lane().sources, out_.data() + own.offset(round, step_), static_cast<std::int64_t>(bytes / element()), collective_.dtype,
            collective_.op, collective_.scale);
   }
   void work_in_place() override {
     if (out_.empty()) return;
-    const std::size_t begin = sent_[static_cast<std::size_t>(lane().rank())].begin;
     for (int member = 0; member < lane().size(); ++member) {
-      lane().sources[static_cast<std::size_t>(member)] = (member == lane().rank() ? in_.data() : input_of(member)) + begin;
+      lane().sources[static_cast<std::size_t>(member)] = (member == lane().rank() ? in_.data() : input_of(member)) + kept().begin;
     }
     reduce(lane().sources, out_.data(), static_cast<std::int64_t>(out_.size() / element()), collective_.dtype, collective_.op,
            collective_.scale);
@@ -248,16 +255,40 @@ class AlltoallWork final : public ExchangeWork {
   }
 
  private:
-  void begin() override { rounds_ = 1; }
+  void begin() override {
+    rounds_ = 1;  // until the others have said how many
+    offer({in_.empty() ? kUnused : lane().offset_of(in_.data(), in_.size()), kUnused});
+  }
+  // Where in the input what each receives begins: the receivers know how much it is only.
+  void fill_in_place() override {
+    auto* const begins = reinterpret_cast<std::uint64_t*>(slot(0, lane().rank()));
+    for (std::size_t member = 0; member < sent_.size(); ++member) begins[member] = sent_[member].begin;
+  }
+  void work_in_place() override {
+    for (int member = 0; member < lane().size(); ++member) {
+      const Stretch& part = received_[static_cast<std::size_t>(member)];
+      const std::byte* const from =
+          member == lane().rank() ? in_.data() + kept().begin : input_of(member) + reinterpret_cast<const std::uint64_t*>(slot(0, member))[lane().rank()];
+      move_bytes(out_.data() + part.begin, from, part.bytes);
+    }
+  }
   void fill(std::uint64_t round) override {
-    if (round == 0) lane().own().rounds_wanted[first_round() % 2] = most_rounds(sent_, step_);
+    if (round == 0) {
+      std::vector<Stretch> travels = sent_;
+      travels[static_cast<std::size_t>(lane().rank())].bytes = 0;
+      lane().own().rounds_wanted[first_round() % 2] = most_rounds(travels, step_);
+    }
     ExchangeWork::fill(round);
   }
   void process(std::uint64_t round) override {
     if (round == 0) {
-      for (int member = 0; member < lane().size(); ++member) rounds_ = std::max(rounds_, lane().party(member).rounds_wanted[first_round() % 2]);
+      std::uint64_t most = 1;
+      for (int member = 0; member < lane().size(); ++member) most = std::max(most, lane().party(member).rounds_wanted[first_round() % 2]);
+      rounds_ += most - 1;
+      move_bytes(out_.data() + received_[static_cast<std::size_t>(lane().rank())].begin, in_.data() + kept().begin, kept().bytes);
     }
     for (int member = 0; member < lane().size(); ++member) {
+      if (member == lane().rank()) continue;
       const Stretch& part = received_[static_cast<std::size_t>(member)];
       move_bytes(out_.data() + part.offset(round, step_), place(round, member, lane().rank()), part.size(round, step_));
     }
@@ -349,7 +380,8 @@ bool RoundWork::step() {
   const std::uint64_t known = offers_ && !settled_ ? 1 : rounds_;
   if (filled_ < known && filled_ < taken_ + 2 && (round < 2 || lane_->all_reached(&Lane::Party::taken, round - 1))) {
     if (offers_ && filled_ == 0) lane_->own().place[base_ % 2] = place_;
-    if (!offers_ || filled_ > 0 || !offered_by(lane_->rank())) fill(filled_ - skipped_);
+    const bool fills = !offers_ || filled_ > 0 || !offered_by(lane_->rank());
+    fills ? fill(filled_ - skipped_) : fill_in_place();
     reach(&Lane::Party::filled, ++filled_);
     return true;
   }

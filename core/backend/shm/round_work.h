@@ -36,6 +36,8 @@ class RoundWork : public Work {
   virtual void fill(std::uint64_t round) = 0;
   virtual void process(std::uint64_t round) = 0;
   virtual void take(std::uint64_t /*round*/) {}
+  /// Instead of fill(0), by a member that counts on work in place: what the others need besides the places.
+  virtual void fill_in_place() {}
   /// From and to the members' arenas.
   virtual void work_in_place() {}
 
