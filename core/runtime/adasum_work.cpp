@@ -80,6 +80,7 @@ class AdasumWork final : public Work {
     }
     return false;
   }
+  bool moved() const noexcept override { return work_->moved(); }
 
  private:
   enum class Phase { kExchange, kCombine, kGather };

@@ -31,6 +31,7 @@ class AlltoallWork final : public Work {
   }
 
   EventPtr output_ready() const override { return work_->output_ready(); }
+  bool moved() const noexcept override { return work_->moved(); }
 
   bool progress() override {
     if (!work_->progress()) return false;
