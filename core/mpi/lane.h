@@ -48,6 +48,8 @@ class Lane {
 
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
   int rank() const noexcept { return spec_.set_rank; }
+  /// The memory is a device's: only MPI may touch it.
+  bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
   const MpiTuning& tuning() const noexcept { return tuning_; }
 
   /// Peers are set ranks here.

@@ -11,6 +11,7 @@
 
 #include "backend/local/local_backend.h"
 #include "backend/shm/shm_backend.h"
+#include "base/config.h"
 #include "base/log.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
@@ -117,18 +118,18 @@ Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
   return gpu;
 }
 
-/// Adds the backend for GPUs if all ranks can use it. @param reports of all ranks
-void add_device_backends(JobConnection& job, const Gpu& gpu, std::span<const GpuReport> reports, const RuntimeOptions& options) {
+/// Adds the backend for GPUs if all ranks can use it.
+void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement& agreement, const RuntimeOptions& options) {
   job.device = gpu.device;
   if (!job.device) return;
-  const Topology topology = job.control->topology();
-  const GpuAgreement agreement = agree_on_gpus(reports, topology);
   if (!agreement.nccl) {
     if (options.backend && *options.backend == "nccl") throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
-    HVD_LOG(kInfo) << "GPU tensors go through the host's memory: " << agreement.reason;
+    HVD_LOG(kInfo) << "GPU tensors go through the host's memory: " << agreement.reason
+                   << (agreement.cuda_aware_mpi ? "; MPI is CUDA-aware: where it carries them, what is only moved does not" : "");
     return;
   }
 #if HVD_HAVE_NCCL
+  const Topology topology = job.control->topology();
   // The id of a communicator, and later the splits of an alltoall, go over the best channel for the host's memory that has both.
   const nccl::OpenHostChannel open_host = [backends = job.backends, topology](const ChannelSpec& spec, Peers& peers) {
     Collective exchange;
@@ -149,7 +150,7 @@ JobConnection job_of_one(const RuntimeOptions& options) {
   job.control = local::LocalNetwork::create({.size = 1}, clock)->plane(0);
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   const Gpu gpu = inspect_gpu(options, 0);
-  add_device_backends(job, gpu, {&gpu.report, 1}, options);
+  add_device_backends(job, gpu, agree_on_gpus({&gpu.report, 1}, job.control->topology()), options);
   return job;
 }
 
@@ -206,15 +207,17 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   JobConnection job;
   job.world = world;
   job.control = mpi::make_mpi_control_plane(world);
-  job.backends.push_back(std::make_shared<mpi::MpiBackend>(world));
+  Gpu gpu = inspect_gpu(options, world->topology().local_rank);
+  gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
+  std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
+  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report), world_options.start_timeout);
+  const GpuAgreement agreement = agree_on_gpus(reports, world->topology());
+  job.backends.push_back(std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
   if (world->board_shared() && room_for_shm(*world)) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
   if (room_for_hierarchical(*world)) job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
-  const Gpu gpu = inspect_gpu(options, world->topology().local_rank);
-  std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
-  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report), world_options.start_timeout);
-  add_device_backends(job, gpu, reports, options);
+  add_device_backends(job, gpu, agreement, options);
   return job;
 }
 
@@ -267,11 +270,27 @@ bool nccl_usable() noexcept {
 #endif
 }
 
+#if HVD_HAVE_MPI
+namespace {
+
+std::string describe_cuda_aware_mpi() {
+  const bool off = env_string("CUDA_AWARE_MPI").value_or("auto") == "off";
+  if (mpi::cuda_aware()) {
+    return off ? "yes, and not used: HVD_CUDA_AWARE_MPI=off; GPU tensors without NCCL are staged"
+               : "yes: where MPI carries GPU tensors, those that are only moved are not staged";
+  }
+  // Some only know once they have started.
+  return std::string("no") + (mpi::is_active() ? "" : ", as far as MPI says before a job begins") + ": GPU tensors without NCCL are staged";
+}
+
+}  // namespace
+#endif
+
 std::vector<Component> optional_components() {
   return {
 #if HVD_HAVE_MPI
       {"MPI", true, mpi::library_version()},
-      {"CUDA-aware MPI", true, mpi::cuda_aware() ? "yes, and not used: GPU tensors without NCCL are staged" : "no, and not needed"},
+      {"CUDA-aware MPI", true, describe_cuda_aware_mpi()},
 #else
       {"MPI", false, "HVD_WITH_MPI=OFF"},
 #endif

@@ -110,10 +110,17 @@ Status Engine::failure() const {
   return failure_;
 }
 
+// Note [The device of MPI's calls]: a CUDA-aware MPI gets on with a message in whichever call looks after messages, also one for another
+// message, and makes its events and copies in the context that the calling thread has current then; with another one, or none, they fail, or
+// do not wait (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the device is current for the whole of
+// every round, control messages included, and nothing is launched on such a channel in the round that opens it.
+
 bool Engine::step() noexcept {
   bool moved = false;
   now_ = clock_.now();
   try {
+    std::optional<device::DeviceGuard> current;
+    if (device::Context* const device = executor_.device_to_be_current()) current.emplace(device->api(), device->device());
     if (has_outside_failure_.load(std::memory_order_acquire) && !failed()) fail(*outside_failure_, true);
     if (failed()) {
       dump_state_if_asked();

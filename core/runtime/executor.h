@@ -80,6 +80,9 @@ class Executor {
   void start(const std::shared_ptr<Job>&);
   /// The set is no more: its channels are closed as soon as what was started in them has ended.
   void retire(int process_set);
+  /// Asked at the beginning of a round of the engine: the device that has to be current for all of it; null: none has to be. See
+  /// Note [The device of MPI's calls].
+  device::Context* device_to_be_current() noexcept;
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
   bool active() const noexcept { return in_flight_ > 0; }
@@ -119,6 +122,8 @@ class Executor {
   DeviceQueue device_queue_;
   std::uint64_t device_jobs_ = 0;       // of ordered lanes, started and
   std::uint64_t device_completed_ = 0;  // completed
+  bool carries_device_memory_ = false;  // a channel does
+  bool device_is_current_ = false;      // in this round
 };
 
 }  // namespace hvd::runtime

@@ -9,8 +9,10 @@
 namespace hvd::runtime {
 namespace {
 
-/// Of the channel for the host's memory that a staged one has to itself.
+/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it that carries the device's memory.
 constexpr int kStagingInstance = 2;
+constexpr int kCarrierInstance = 3;
+static_assert(kCarrierInstance < kMostInstances);
 
 }  // namespace
 
@@ -34,19 +36,33 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
     collective.kind = OpKind::kAlltoall;
   }
   Backend& backend = own != nullptr ? *own : choose_backend(host, collective);
-  const std::string name = std::string(backend.name()) + (own != nullptr ? "" : ", staged");
+  const bool carries = own == nullptr && backend.carries_memory_of(spec.device.type);
+  const std::string name = std::string(backend.name()) + (own != nullptr ? "" : carries ? ", CUDA-aware" : ", staged");
   Lane& lane = lanes_[{spec.process_set, name}];
   if (lane.channel) return lane;
   lane.backend = name;
   lane.ordered = own != nullptr;
-  lane.channel = own != nullptr ? backend.open(spec, environment_.peers)
-                                : make_staged_channel(backend.open(host, environment_.peers), environment_.device, spec);
+  if (own != nullptr) {
+    lane.channel = backend.open(spec, environment_.peers);
+  } else {
+    ChannelSpec carried = spec;
+    carried.instance = kCarrierInstance;
+    std::unique_ptr<Channel> carrier = carries ? backend.open(carried, environment_.peers) : nullptr;
+    lane.channel = make_staged_channel(backend.open(host, environment_.peers), std::move(carrier), environment_.device, spec);
+  }
   lane.device = std::make_unique<DeviceLane>(*environment_.device, *lane.channel, own != nullptr);
+  carries_device_memory_ = carries_device_memory_ || carries;
   return lane;
+}
+
+device::Context* Executor::device_to_be_current() noexcept {
+  device_is_current_ = carries_device_memory_;
+  return device_is_current_ ? environment_.device.get() : nullptr;
 }
 
 bool Executor::device_may_launch(Lane& lane, const Job& job) {
   if (lane.ordered && job.device_order != device_completed_) return false;
+  if (carries_device_memory_ && !device_is_current_) return false;  // from the next round on it is
   return lane.channel->ready();
 }
 

@@ -45,10 +45,10 @@ ProgressMode progress_mode(const Options& options) {
   throw UsageError("progress (HVD_PROGRESS): expected 'auto', 'inline' or 'background', got '" + name + "'");
 }
 
-bool nccl_register() {
-  const std::string choice = env_string("NCCL_REGISTER").value_or("auto");
+bool auto_not_off(const std::string& variable) {
+  const std::string choice = env_string(variable).value_or("auto");
   if (choice == "auto" || choice == "off") return choice == "auto";
-  throw UsageError("HVD_NCCL_REGISTER: expected 'auto' or 'off', got '" + choice + "'");
+  throw UsageError("HVD_" + variable + ": expected 'auto' or 'off', got '" + choice + "'");
 }
 
 }  // namespace
@@ -71,7 +71,8 @@ RuntimeOptions resolve(const Options& options) {
     throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
   }
   if (const auto device = env_int("DEVICE", 0, kMostDevices)) resolved.device = static_cast<int>(*device);
-  resolved.nccl_register = nccl_register();
+  resolved.nccl_register = auto_not_off("NCCL_REGISTER");
+  resolved.cuda_aware_mpi = auto_not_off("CUDA_AWARE_MPI");
   resolved.backend = options.backend ? options.backend : env_string("BACKEND");
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
   return resolved;

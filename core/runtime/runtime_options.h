@@ -27,6 +27,8 @@ struct RuntimeOptions {
   std::optional<int> device = {};
   /// NCCL registers fusion buffers where its version can.
   bool nccl_register = true;
+  /// MPI is handed pointers to GPU memory where it takes them.
+  bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
   /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).

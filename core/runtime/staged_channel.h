@@ -19,7 +19,9 @@ struct StagingOptions {
 ///
 /// A Work is complete when its last copy to the device is queued. Adasum is made of the host's operations here.
 /// @param host opened for these ranks, and used by this channel only
-std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::shared_ptr<device::Context>, const ChannelSpec&,
-                                             const StagingOptions& = {});
+/// @param carrier likewise, see Backend::carries_memory_of(): what is only moved goes through it, with no copy but of what a rank keeps for
+/// itself. Null: there is none
+std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::unique_ptr<Channel> carrier, std::shared_ptr<device::Context>,
+                                             const ChannelSpec&, const StagingOptions& = {});
 
 }  // namespace hvd::runtime

@@ -116,6 +116,7 @@ class FakeApi final : public device::Api {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction, device::Stream stream) override {
     const auto lock = begin("copy");
     ++counts().copies;
+    counts().copies_to_host += direction == device::Direction::kToHost ? 1 : 0;
     // What the device will read there, for whoever has to know before the device has come so far.
     if (direction == device::Direction::kToDevice) gpu_.uploads_[to].assign(from, from + bytes);
     know(stream);
@@ -237,9 +238,33 @@ void FakeGpu::enqueue(device::Stream stream, Item item) {
   const std::lock_guard lock(mutex_);
   const int queue = queue_of(stream);
   check_memory(item);
-  check_ranges(item, queue);
+  check_ranges(item, queue, queues_[static_cast<std::size_t>(queue)]->clock);
   enqueue_locked(queue, {std::move(item)});
 }
+
+int FakeGpu::host_begins(int rank, const Range& range) {
+  const std::lock_guard lock(mutex_);
+  const Item item{"the host", {range}, {}, {}};
+  const int access = -++host_accesses_;
+  Clock clock = host_[rank];
+  check_memory(item);
+  check_ranges(item, access, clock);
+  return access;
+}
+
+void FakeGpu::host_ends(int rank, int access) {
+  const std::lock_guard lock(mutex_);
+  host_[rank][access] = 1;
+}
+
+bool FakeGpu::is_device_memory(const void* memory) const {
+  const std::lock_guard lock(mutex_);
+  const auto* const byte = static_cast<const std::byte*>(memory);
+  auto block = blocks_.upper_bound(byte);
+  return block != blocks_.begin() && (--block, byte < block->first + block->second.bytes && !block->second.pinned);
+}
+
+bool FakeGpu::device_is_current() noexcept { return current_device >= 0; }
 
 void FakeGpu::enqueue_locked(int queue, QueuedItem item) {
   queues_[static_cast<std::size_t>(queue)]->items.push_back(std::move(item));
@@ -255,8 +280,7 @@ void FakeGpu::check_memory(const Item& item) {
   }
 }
 
-void FakeGpu::check_ranges(const Item& item, int queue) {
-  Clock& clock = queues_[static_cast<std::size_t>(queue)]->clock;
+void FakeGpu::check_ranges(const Item& item, int queue, Clock& clock) {
   const std::uint64_t now = ++clock[queue];
   for (const Range& range : item.ranges) {
     for (const Access& access : accesses_) {

@@ -30,6 +30,7 @@ struct FakeGpuCounts {
   int allocate = 0;
   int launches = 0;
   int copies = 0;
+  int copies_to_host = 0;  ///< of them
   int waits = 0;
   int records = 0;
 };
@@ -73,6 +74,16 @@ class FakeGpu {
   /// place of the device may then touch the memory.
   void run_through(device::Stream, Item);
   std::recursive_mutex& mutex() { return mutex_; }
+
+  // For somebody who touches the memory from the host, as MPI does.
+  /// In the rank's name: what conflicts and was queued before has to have been seen reached by it, what is queued from now on has to come
+  /// after host_ends(). Returns what the latter wants.
+  int host_begins(int rank, const Range&);
+  void host_ends(int rank, int access);
+  /// The device's own memory, not pinned memory and not the host's.
+  bool is_device_memory(const void*) const;
+  /// A device is current for the calling thread.
+  static bool device_is_current() noexcept;
 
   /// Memory that begins as garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
@@ -121,7 +132,7 @@ class FakeGpu {
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
   void release_locked(std::byte*, bool pinned);
   void enqueue_locked(int queue, QueuedItem);
-  void check_ranges(const Item&, int queue);
+  void check_ranges(const Item&, int queue, Clock&);
   void check_memory(const Item&);
   bool run_some(int most);
   bool run_head(Queue&);
@@ -138,6 +149,7 @@ class FakeGpu {
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;
   std::map<int, Clock> host_;  // by rank: what it has seen reached
+  int host_accesses_ = 0;      // each counts as a queue of its own, with a negative number
 };
 
 /// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.

@@ -65,7 +65,7 @@ class ExchangeWork final : public MpiWork {
 
   void add(int peer, std::span<const std::byte> to_peer, std::span<std::byte> from_peer) {
     if (peer == lane().rank()) {
-      copy_ = LocalCopy(to_peer, from_peer.data());
+      if (!lane().on_device()) copy_ = LocalCopy(to_peer, from_peer.data());
       return;
     }
     flows_.add_receive(peer, from_peer);
@@ -95,7 +95,7 @@ class BroadcastWork final : public MpiWork {
     const int own = (lane().rank() - collective.root + ranks) % ranks;
     const auto absolute = [&](int relative) { return (relative + collective.root) % ranks; };
     const bool is_root = own == 0;
-    if (is_root) copy_ = LocalCopy(in, out.data());
+    if (is_root && !lane().on_device()) copy_ = LocalCopy(in, out.data());
     int bit = 1;
     for (; bit < ranks && (own & bit) == 0; bit <<= 1) {
     }

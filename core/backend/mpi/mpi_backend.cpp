@@ -35,6 +35,9 @@ class MpiChannel final : public Channel {
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
     if (lane_->abandoned()) throw Error("mpi: " + std::string(to_string(collective.kind)) + " launched on a channel that has failed");
+    if (lane_->on_device() && (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
+      throw Error("mpi: " + std::string(to_string(collective.kind)) + " of a device's memory, which the CPU cannot reduce");
+    }
     const Sizes sizes = sizes_of(collective);
     const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
     const bool reads_input = collective.kind != OpKind::kBroadcast || collective.root == lane_->rank();
@@ -103,7 +106,8 @@ class MpiChannel final : public Channel {
 
 }  // namespace
 
-MpiBackend::MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning) : world_(std::move(world)), tuning_(tuning) {
+MpiBackend::MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning, bool cuda_aware)
+    : world_(std::move(world)), tuning_(tuning), cuda_aware_(cuda_aware) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
   const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk && tuning.chunk_bytes % kLine == 0 &&
@@ -119,6 +123,9 @@ int MpiBackend::score(const Topology&, const ChannelSpec& spec, const Collective
 }
 
 std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers) {
+  if (spec.device.type != DeviceType::kCpu && !carries_memory_of(spec.device.type)) {
+    throw Error("mpi: this MPI has not said that it takes memory of a " + std::string(to_string(spec.device.type)) + " device");
+  }
   return std::make_unique<MpiChannel>(std::make_shared<Lane>(world_, spec, peers, tuning_));
 }
 

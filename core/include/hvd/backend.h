@@ -122,6 +122,11 @@ class Backend {
   virtual int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept = 0;
   /// Called on every member of the set at the same point of the agreed plan. Must not block on other ranks.
   virtual std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) = 0;
+  /// For a backend of the host's memory, whose score() for this type is 0: open() takes a spec with such a device all the same, for a
+  /// channel that only carries the device's memory from rank to rank (broadcast, allgather, alltoall). Its works read and write the memory
+  /// from launch() until they are complete, without waiting for the device; what a rank keeps for itself is left to the caller. They are
+  /// launched and driven with the device current. Must be the same on every rank.
+  virtual bool carries_memory_of(DeviceType) const noexcept { return false; }
 };
 
 }  // namespace hvd

@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
     try {
@@ -62,6 +62,14 @@ TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoOrOff) {
   EXPECT_TRUE(runtime::resolve({}).nccl_register);
   ::setenv("HVD_NCCL_REGISTER", "1", 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto' or 'off'"), HasSubstr("'1'")));
+}
+
+TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {
+  EXPECT_TRUE(runtime::resolve({}).cuda_aware_mpi);
+  ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
+  EXPECT_FALSE(runtime::resolve({}).cuda_aware_mpi);
+  ::setenv("HVD_CUDA_AWARE_MPI", "on", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("'auto' or 'off'"), HasSubstr("'on'")));
 }
 
 TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
