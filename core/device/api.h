@@ -82,7 +82,11 @@ class Api {
   virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
   virtual void release_pinned(std::byte*) noexcept = 0;
 
-  /// Host memory has to come from allocate_pinned().
+  /// Makes the host's memory as allocate_pinned()'s, where the system allows it; whole pages. Neither may come in a step that repeats.
+  virtual void pin(std::byte* memory, std::size_t bytes) = 0;
+  virtual void unpin(std::byte* memory) noexcept = 0;
+
+  /// Host memory has to come from allocate_pinned() or to be pinned.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction, Stream) = 0;
   virtual void run(const CopyLaunch&, Stream) = 0;
   /// Writes `element_bytes` (1, 2, 4 or 8) of the pattern, `count` times. @pre `to` is aligned to an element

@@ -48,7 +48,8 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
     ChannelSpec carried = spec;
     carried.instance = kCarrierInstance;
     std::unique_ptr<Channel> carrier = carries ? backend.open(carried, environment_.peers) : nullptr;
-    lane.channel = make_staged_channel(backend.open(host, environment_.peers), std::move(carrier), environment_.device, spec);
+    lane.channel = make_staged_channel(backend.open(host, environment_.peers), std::move(carrier), environment_.device, spec,
+                                       environment_.arena);
   }
   lane.device = std::make_unique<DeviceLane>(*environment_.device, *lane.channel, own != nullptr);
   carries_device_memory_ = carries_device_memory_ || carries;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/pinned_pool.h"
 #include "hvd/error.h"
 #include "runtime/composite_work.h"
 #include "runtime/operation_state.h"
@@ -14,50 +15,10 @@
 namespace hvd::runtime {
 namespace {
 
-/// Pinned memory that is used again. What is dropped without give_back() is kept for ever: the device or a peer may still use it.
-class PinnedPool {
- public:
-  explicit PinnedPool(device::Context& device) : device_(device) {}
-  PinnedPool(const PinnedPool&) = delete;
-  PinnedPool& operator=(const PinnedPool&) = delete;
-  ~PinnedPool() {
-    try {
-      const device::DeviceGuard guard(device_.api(), device_.device());
-      for (const Buffer& buffer : free_) {
-        if (!buffer.free_after || buffer.free_after->query()) device_.api().release_pinned(buffer.memory);
-      }
-    } catch (const Error&) {  // the device has failed, and the process ends
-    }
-  }
-
-  struct Buffer {
-    std::byte* memory = nullptr;
-    std::size_t capacity = 0;
-    EventPtr free_after = {};
-  };
-  Buffer take(std::size_t bytes) {
-    const auto usable = [bytes](const Buffer& buffer) { return buffer.capacity >= bytes && (!buffer.free_after || buffer.free_after->query()); };
-    const auto found = std::find_if(free_.begin(), free_.end(), usable);
-    if (found != free_.end()) {
-      Buffer buffer = std::move(*found);
-      free_.erase(found);
-      buffer.free_after = nullptr;
-      return buffer;
-    }
-    const std::size_t capacity = std::max<std::size_t>((bytes + 4095) / 4096 * 4096, 4096);
-    return {device_.api().allocate_pinned(capacity), capacity};
-  }
-  void give_back(Buffer buffer) { free_.push_back(std::move(buffer)); }
-
- private:
-  device::Context& device_;
-  std::vector<Buffer> free_;
-};
-
 /// What a channel and its works share.
 struct Stage {
   Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying, std::shared_ptr<device::Context> on, const ChannelSpec& of,
-        const StagingOptions& how)
+        std::shared_ptr<SharedArena> arena, const StagingOptions& how)
       : host(std::move(host_channel)),
         carrier(std::move(carrying)),
         device(std::move(on)),
@@ -65,7 +26,7 @@ struct Stage {
         options(how),
         down(*device),
         up(*device),
-        pinned(*device) {}
+        pinned(device->api(), device->device(), std::move(arena)) {}
 
   const std::unique_ptr<Channel> host;
   const std::unique_ptr<Channel> carrier;  // of the device's memory; null: none
@@ -74,7 +35,7 @@ struct Stage {
   const StagingOptions options;
   const device::OwnedStream down;  // to the host
   const device::OwnedStream up;
-  PinnedPool pinned;
+  device::PinnedPool pinned;
 };
 
 /// A collective through the host's memory, in pieces if it can be cut. Per piece:
@@ -116,8 +77,8 @@ class StagedWork final : public Work {
     std::span<const std::byte> in;  // on the device
     std::span<std::byte> out;
     std::int64_t count = 0;
-    PinnedPool::Buffer host_in = {};
-    PinnedPool::Buffer host_out = {};  // unless it is the same
+    device::PinnedPool::Buffer host_in = {};
+    device::PinnedPool::Buffer host_out = {};  // unless it is the same
     EventPtr down = {};
     std::unique_ptr<Work> work = {};
   };
@@ -172,7 +133,7 @@ class StagedWork final : public Work {
 
   void go_up(Piece& piece) {
     piece.work.reset();
-    PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
+    device::PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
     if (!piece.out.empty()) {
       stage_->device->api().copy(piece.out.data(), source.memory, piece.out.size(), device::Direction::kToDevice, stage_->up.get());
       source.free_after = stage_->device->marks()->record(stage_->up.get());
@@ -272,8 +233,10 @@ class StagedChannel final : public Channel {
 }  // namespace
 
 std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::unique_ptr<Channel> carrier,
-                                             std::shared_ptr<device::Context> device, const ChannelSpec& spec, const StagingOptions& options) {
-  return std::make_unique<StagedChannel>(std::make_shared<Stage>(std::move(host), std::move(carrier), std::move(device), spec, options));
+                                             std::shared_ptr<device::Context> device, const ChannelSpec& spec, std::shared_ptr<SharedArena> arena,
+                                             const StagingOptions& options) {
+  return std::make_unique<StagedChannel>(
+      std::make_shared<Stage>(std::move(host), std::move(carrier), std::move(device), spec, std::move(arena), options));
 }
 
 }  // namespace hvd::runtime

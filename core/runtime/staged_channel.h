@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/shared_arena.h"
 #include "device/context.h"
 #include "hvd/backend.h"
 
@@ -21,7 +22,8 @@ struct StagingOptions {
 /// @param host opened for these ranks, and used by this channel only
 /// @param carrier likewise, see Backend::carries_memory_of(): what is only moved goes through it, with no copy but of what a rank keeps for
 /// itself. Null: there is none
+/// @param arena of this rank, for the pinned memory; may be null
 std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::unique_ptr<Channel> carrier, std::shared_ptr<device::Context>,
-                                             const ChannelSpec&, const StagingOptions& = {});
+                                             const ChannelSpec&, std::shared_ptr<SharedArena> arena, const StagingOptions& = {});
 
 }  // namespace hvd::runtime

@@ -248,7 +248,9 @@ TEST_P(CudaAware, SharedMemoryIsTouchedByTheCpuSoItStages) {
   ::setenv("HVD_BACKEND", "shm", 1);
   start();
   move_everything();
+  reduce_something();
   EXPECT_GT(gpu_.counts(0).copies_to_host, 0);
+  EXPECT_GT(gpu_.pinned(), 0) << "in memory that the others reduce where it lies";
   EXPECT_EQ(take_device_messages(), 0);
 }
 

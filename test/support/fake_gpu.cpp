@@ -113,6 +113,16 @@ class FakeApi final : public device::Api {
     gpu_.release_locked(memory, true);
   }
 
+  void pin(std::byte* memory, std::size_t bytes) override {
+    const auto lock = begin("pin");
+    ++counts().allocate;
+    gpu_.pin_locked(memory, bytes);
+  }
+  void unpin(std::byte* memory) noexcept override {
+    const auto lock = begin("unpin");
+    gpu_.release_locked(memory, true);
+  }
+
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction, device::Stream stream) override {
     const auto lock = begin("copy");
     ++counts().copies;
@@ -201,6 +211,14 @@ std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
   std::byte* const aligned = memory.get() + (kAlignment - address % kAlignment) % kAlignment;
   blocks_[aligned] = {std::move(memory), bytes, pinned, false};
   return aligned;
+}
+
+void FakeGpu::pin_locked(std::byte* memory, std::size_t bytes) {
+  if (!options_.can_pin) throw Error("fake: cudaHostRegister failed: operation not supported");
+  if (reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0) fault("memory was pinned that is not whole pages");
+  if (const auto known = blocks_.find(memory); known != blocks_.end() && !known->second.freed) fault("memory was pinned twice");
+  blocks_[memory] = {nullptr, bytes, true, false};
+  ++pinned_;
 }
 
 std::byte* FakeGpu::allocate(std::size_t bytes) {
@@ -382,6 +400,11 @@ std::vector<std::string> FakeGpu::faults() const {
 std::vector<std::string> FakeGpu::take_faults() {
   const std::lock_guard lock(mutex_);
   return std::exchange(faults_, {});
+}
+
+int FakeGpu::pinned() const {
+  const std::lock_guard lock(mutex_);
+  return pinned_;
 }
 
 FakeGpuCounts FakeGpu::counts(int rank) const {

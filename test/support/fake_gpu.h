@@ -22,6 +22,8 @@ struct FakeGpuOptions {
   std::uint64_t seed = 1;
   /// Devices that a process sees.
   int devices = 1;
+  /// Memory that the device's library has not allocated can be pinned.
+  bool can_pin = true;
 };
 
 /// Calls of the Api, by one rank.
@@ -55,6 +57,8 @@ class FakeGpu {
   /// The same, and forgets them.
   std::vector<std::string> take_faults();
   FakeGpuCounts counts(int rank) const;
+  /// How often memory was pinned that somebody else has allocated.
+  int pinned() const;
 
   // For the fake of NCCL.
   struct Range {
@@ -130,6 +134,7 @@ class FakeGpu {
   int queue_of(device::Stream) const;
   int mark_of(device::Mark) const;
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
+  void pin_locked(std::byte*, std::size_t bytes);
   void release_locked(std::byte*, bool pinned);
   void enqueue_locked(int queue, QueuedItem);
   void check_ranges(const Item&, int queue, Clock&);
@@ -149,6 +154,7 @@ class FakeGpu {
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;
   std::map<int, Clock> host_;  // by rank: what it has seen reached
+  int pinned_ = 0;
   int host_accesses_ = 0;      // each counts as a queue of its own, with a negative number
 };
 

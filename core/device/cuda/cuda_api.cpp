@@ -97,6 +97,8 @@ class CudaApi final : public Api {
     return static_cast<std::byte*>(memory);
   }
   void release_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
+  void pin(std::byte* memory, std::size_t bytes) override { check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable), "cudaHostRegister"); }
+  void unpin(std::byte* memory) noexcept override { cudaHostUnregister(memory); }
 
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction direction, Stream stream) override {
     const cudaMemcpyKind kind = direction == Direction::kToDevice ? cudaMemcpyHostToDevice
