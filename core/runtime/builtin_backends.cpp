@@ -139,7 +139,8 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement&
   };
   nccl::NcclOptions nccl_options;
   nccl_options.init_timeout = options.start_timeout;
-  if (options.nccl_register) nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
+  if (options.nccl_register != NcclRegister::kOff) nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
+  nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
   job.backends.push_back(std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
 #endif
 }

@@ -45,6 +45,14 @@ ProgressMode progress_mode(const Options& options) {
   throw UsageError("progress (HVD_PROGRESS): expected 'auto', 'inline' or 'background', got '" + name + "'");
 }
 
+NcclRegister nccl_register() {
+  const std::string choice = env_string("NCCL_REGISTER").value_or("auto");
+  if (choice == "auto") return NcclRegister::kAuto;
+  if (choice == "window") return NcclRegister::kWindow;
+  if (choice == "off") return NcclRegister::kOff;
+  throw UsageError("HVD_NCCL_REGISTER: expected 'auto', 'window' or 'off', got '" + choice + "'");
+}
+
 bool auto_not_off(const std::string& variable) {
   const std::string choice = env_string(variable).value_or("auto");
   if (choice == "auto" || choice == "off") return choice == "auto";
@@ -71,7 +79,7 @@ RuntimeOptions resolve(const Options& options) {
     throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
   }
   if (const auto device = env_int("DEVICE", 0, kMostDevices)) resolved.device = static_cast<int>(*device);
-  resolved.nccl_register = auto_not_off("NCCL_REGISTER");
+  resolved.nccl_register = nccl_register();
   resolved.cuda_aware_mpi = auto_not_off("CUDA_AWARE_MPI");
   resolved.backend = options.backend ? options.backend : env_string("BACKEND");
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");

@@ -10,6 +10,8 @@
 
 namespace hvd::runtime {
 
+enum class NcclRegister : std::uint8_t { kOff, kAuto, kWindow };
+
 /// Options with every value decided.
 struct RuntimeOptions {
   std::int64_t fusion_threshold = 64 << 20;
@@ -25,8 +27,8 @@ struct RuntimeOptions {
   int control_radix = 32;
   /// The GPU to use, as the process counts them; unset: the local rank modulo their number.
   std::optional<int> device = {};
-  /// NCCL registers fusion buffers where its version can.
-  bool nccl_register = true;
+  /// NCCL registers fusion buffers where its version can, and makes symmetric windows of them.
+  NcclRegister nccl_register = NcclRegister::kAuto;
   /// MPI is handed pointers to GPU memory where it takes them.
   bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include "base/kernels.h"
@@ -51,6 +52,7 @@ class FakeNcclLibrary final : public nccl::Library {
       world->size = size;
       world->launches.resize(static_cast<std::size_t>(size));
       world->executed.resize(static_cast<std::size_t>(size));
+      world->windows.resize(static_cast<std::size_t>(size));
     }
     if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
     ++world->joined;
@@ -66,6 +68,7 @@ class FakeNcclLibrary final : public nccl::Library {
     if (broken != nccl_.broken_.end()) return broken->second;
     if (member.world->joined < member.world->size) return {nccl::Health::State::kBusy};
     if (member.busy-- > 0) return {nccl::Health::State::kBusy};
+    if (member.window_to_be != nullptr) return nccl_.make_window(member);
     return {};
   }
 
@@ -80,6 +83,7 @@ class FakeNcclLibrary final : public nccl::Library {
     ++counts().destroyed;
     member_of(comm).alive = false;
     if (!member_of(comm).registered.empty()) nccl_.gpu_.fault("NCCL: a communicator was destroyed that has registered buffers");
+    if (!member_of(comm).windows.empty()) nccl_.gpu_.fault("NCCL: a communicator was destroyed that has windows");
   }
   void abort(nccl::Comm comm) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
@@ -87,6 +91,8 @@ class FakeNcclLibrary final : public nccl::Library {
     FakeNccl::Member& member = member_of(comm);
     member.alive = false;
     counts().registered -= static_cast<int>(std::exchange(member.registered, {}).size());
+    counts().windows -= static_cast<int>(std::exchange(member.windows, {}).size());
+    if (member.window_to_be != nullptr) *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
     // What waits on the device ends, with whatever is in memory.
     for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)]) launch->done = true;
   }
@@ -138,13 +144,14 @@ class FakeNcclLibrary final : public nccl::Library {
     --counts().allocated;
     for (const FakeNccl::Member& member : nccl_.members_) {
       if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was freed that is registered");
+      if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was freed that is a window");
     }
     nccl_.gpu_.release(memory);
   }
   void* register_buffer(nccl::Comm comm, std::byte* memory, std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.busy > 0) throw Error("fake NCCL: the communicator is gone or busy");
+    if (!member.alive || member.changes()) throw Error("fake NCCL: the communicator is gone or busy");
     if (rank_ == nccl_.options_.register_throws_at) throw Error("fake NCCL: cannot register");
     if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was registered twice");
     ++counts().registered;
@@ -158,6 +165,27 @@ class FakeNcclLibrary final : public nccl::Library {
     if (!member.alive) nccl_.gpu_.fault("NCCL: a buffer was deregistered after its communicator had ended");
     if (member.registered.erase(static_cast<std::byte*>(registration)) == 0) nccl_.gpu_.fault("NCCL: a buffer was deregistered that is not registered");
     --counts().registered;
+  }
+
+  bool has_windows() const noexcept override { return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at; }
+  void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes, void** window) override {
+    const std::lock_guard lock(nccl_.mutex_);
+    FakeNccl::Member& member = member_of(comm);
+    if (!member.alive || member.changes()) throw Error("fake NCCL: the communicator is gone or busy");
+    if (rank_ == nccl_.options_.window_throws_at) throw Error("fake NCCL: not an address of cuMem");
+    if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a window was made twice");
+    ++counts().windows_begun;
+    member.world->windows[static_cast<std::size_t>(member.rank)].push_back(bytes);
+    member.busy = nccl_.options_.busy_answers;
+    member.window_to_be = window;
+    member.window_memory = memory;
+  }
+  void deregister_window(nccl::Comm comm, void* window) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    FakeNccl::Member& member = member_of(comm);
+    if (!member.alive || member.window_to_be != nullptr) nccl_.gpu_.fault("NCCL: a window was ended while its communicator was not there for it");
+    if (member.windows.erase(static_cast<std::byte*>(window)) == 0) nccl_.gpu_.fault("NCCL: a window was ended that is none");
+    --counts().windows;
   }
 
  private:
@@ -199,7 +227,7 @@ class FakeNcclLibrary final : public nccl::Library {
   void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream) {
     FakeNccl::Member& member = member_of(comm);
     if (!member.alive) throw Error("fake NCCL: the communicator is gone");
-    if (member.busy > 0) throw Error("fake NCCL: a call while the last one is under way");
+    if (member.changes()) throw Error("fake NCCL: a call while the last one is under way");
     member.busy = nccl_.options_.busy_answers;
     ++counts().launches;
     auto& launches = member.world->launches[static_cast<std::size_t>(member.rank)];
@@ -237,6 +265,25 @@ FakeNcclCounts FakeNccl::counts(int rank) const {
 void FakeNccl::break_rank(int rank, bool remote, const std::string& text) {
   const std::lock_guard lock(mutex_);
   broken_[rank] = {nccl::Health::State::kFailed, remote, text};
+}
+
+nccl::Health FakeNccl::make_window(Member& member) {
+  if (member.owner == options_.window_fails_at) {
+    member.broken = true;
+    return {nccl::Health::State::kFailed, false, "out of device memory"};
+  }
+  const auto& own = member.world->windows[static_cast<std::size_t>(member.rank)];
+  for (const auto& others : member.world->windows) {
+    if (others.size() < own.size()) return {nccl::Health::State::kBusy};
+    if (others[own.size() - 1] != own.back()) gpu_.fault("NCCL: a window has another size on each rank");
+  }
+  const bool none = options_.null_windows_from >= 0 && member.owner >= options_.null_windows_from;
+  void** const window = std::exchange(member.window_to_be, nullptr);
+  *window = none ? nullptr : member.window_memory;
+  if (none) return {};
+  member.windows[member.window_memory] = own.back();
+  ++counts_[member.owner].windows;
+  return {};
 }
 
 bool FakeNccl::try_execute(World& world, std::size_t position) {
@@ -291,12 +338,17 @@ void FakeNccl::check_registered(const World& world, const std::vector<const Call
     const auto& [begin, entry] = *std::prev(after);
     return memory < begin + entry.first ? entry.second : kPlain;
   };
-  std::vector<std::pair<int, int>> buffers;
+  const auto is_window = [](const Member& member, const std::byte* memory) {
+    const auto after = member.windows.upper_bound(memory);
+    return after != member.windows.begin() && memory < std::prev(after)->first + std::prev(after)->second;
+  };
+  std::vector<std::tuple<int, int, bool>> buffers;
   for (const Member& member : members_) {
     if (member.world.get() != &world) continue;
     const Call& call = *calls[static_cast<std::size_t>(member.rank)];
-    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out));
-    if (buffers.back().second != kPlain) ++counts_[member.owner].from_registered;
+    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out), is_window(member, call.out));
+    if (std::get<1>(buffers.back()) != kPlain) ++counts_[member.owner].from_registered;
+    if (is_window(member, call.in) && is_window(member, call.out)) ++counts_[member.owner].from_windows;
   }
   if (std::adjacent_find(buffers.begin(), buffers.end(), std::not_equal_to<>()) == buffers.end()) return;
   gpu_.fault("NCCL: a collective of registered memory on some ranks only, or of different buffers");

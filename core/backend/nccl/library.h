@@ -64,6 +64,15 @@ class Library {
   virtual void release(std::byte*) noexcept = 0;
   virtual void* register_buffer(Comm, std::byte*, std::size_t bytes) = 0;
   virtual void deregister_buffer(Comm, void* registration) noexcept = 0;
+
+  /// Has the two below (2.27 and newer).
+  virtual bool has_windows() const noexcept = 0;
+  /// Makes a symmetric window of the buffer, beside its registration: memory that the ranks pass to a collective equally far from the
+  /// beginning of the same window. Collective, with the same size and in the same order on every rank. Over when health() says so; until
+  /// then `window` is NCCL's to write, also after an error. It is null afterwards where NCCL has no use for windows between these ranks.
+  virtual void begin_register_window(Comm, std::byte*, std::size_t bytes, void** window) = 0;
+  /// Concerns this rank alone, and is over when it returns; the rest as with a registration.
+  virtual void deregister_window(Comm, void* window) noexcept = 0;
 };
 
 }  // namespace hvd::nccl

@@ -22,6 +22,8 @@ struct NcclOptions {
   /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the communicator; 0: none. Where the ranks
   /// differ, none are.
   std::size_t registered_bytes = 0;
+  /// They become symmetric windows as well, if all ranks can and want it. An error while that is done ends the job.
+  bool windows = false;
 };
 
 /// Room for a batch of as many bytes with what its tensors are padded by; 0 where nothing is fused.

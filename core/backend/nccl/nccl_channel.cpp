@@ -1,8 +1,10 @@
 #include "backend/nccl/nccl_channel.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,13 +14,16 @@
 namespace hvd::nccl {
 namespace {
 
-/// A broadcast that was cut off may still write to it.
+/// Whoever was cut off, a broadcast or NCCL, may still write to it.
 void keep_for_ever(std::shared_ptr<const void> memory) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<const void>>;  // never destroyed
   const std::lock_guard lock(mutex);
   kept->push_back(std::move(memory));
 }
+
+constexpr const char* kWhileMakingWindows =
+    "; expected NCCL to make windows of the fusion buffers, as HVD_NCCL_REGISTER=window asks for; set HVD_NCCL_REGISTER=auto to do without";
 
 /// With two, one batch is packed while another is reduced.
 constexpr int kFusionBuffers = 2;
@@ -43,6 +48,7 @@ NcclChannel::~NcclChannel() {
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     if (state_ != State::kReady) {
+      if (state_ == State::kOpening) keep_for_ever(notes_);
       library_->abort(comm_);
       return;
     }
@@ -100,23 +106,76 @@ void NcclChannel::propose() {
   state_ = State::kAgreeing;
   if (size() == 1) return;
   const std::int64_t bytes = register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
-  notes_->votes = {bytes, -bytes};
+  vote({bytes, -bytes, options_.windows && library_->has_windows() ? 1 : 0});
+}
+
+void NcclChannel::vote(const Votes& own) {
+  notes_->votes = own;
   Collective vote;
   vote.kind = OpKind::kAllreduce;
   vote.op = ReduceOp::kMin;
   vote.dtype = DataType::kInt64;
-  vote.count = static_cast<std::int64_t>(notes_->votes.size());
+  vote.count = static_cast<std::int64_t>(own.size());
   const std::span<std::byte> votes = std::as_writable_bytes(std::span(notes_->votes));
   meeting_ = host_->launch(vote, votes, votes);
 }
 
-void NcclChannel::agree() {
-  if (meeting_ && !meeting_->progress()) return;
+bool NcclChannel::voted() {
+  if (meeting_ && !meeting_->progress()) return false;
   meeting_.reset();
+  return true;
+}
+
+void NcclChannel::agree() {
+  if (!voted()) return;
   state_ = State::kReady;
-  if (fusion_buffers_.empty() || (notes_->votes[0] > 0 && notes_->votes[0] == -notes_->votes[1])) return;
-  HVD_LOG(kDebug) << who() << " works without registered buffers: not every rank has registered as much";
-  give_back_fusion_buffers();
+  if (fusion_buffers_.empty()) return;
+  if (notes_->votes[0] <= 0 || notes_->votes[0] != -notes_->votes[1]) {
+    HVD_LOG(kDebug) << who() << " works without registered buffers: not every rank has registered as much";
+    return give_back_fusion_buffers();
+  }
+  if (notes_->votes[2] == 1) {
+    state_ = State::kOpening;
+  } else if (options_.windows) {
+    HVD_LOG(kDebug) << who() << " works without windows: not every rank wants and has them";
+  }
+}
+
+// Note [Windows on all ranks or on none]: making one is collective and takes the ranks' help until its end, so it begins only when all have
+// said that they will, and there is no way back from an error: the communicator has failed. NCCL says itself, and then to all ranks, where
+// it has no use for windows; a vote makes sure of the latter. The buffers stay registered in any case.
+void NcclChannel::open_windows() {
+  static_assert(kFusionBuffers == std::tuple_size_v<decltype(Notes::windows)>);
+  try {
+    while (settled()) {
+      if (windows_begun_ == fusion_buffers_.size()) {
+        state_ = State::kConfirming;
+        const bool all = std::find(notes_->windows.begin(), notes_->windows.end(), nullptr) == notes_->windows.end();
+        return vote({all ? 1 : 0, 0, 0});
+      }
+      const std::span<std::byte> buffer = fusion_buffers_[windows_begun_];
+      void** const window = &notes_->windows[windows_begun_++];
+      library_->begin_register_window(comm_, buffer.data(), buffer.size(), window);
+    }
+  } catch (const PeerLostError& error) {
+    throw PeerLostError(error.what() + std::string(kWhileMakingWindows), error.rank());
+  } catch (const Error& error) {
+    throw Error(error.what() + std::string(kWhileMakingWindows));
+  }
+}
+
+void NcclChannel::confirm_windows() {
+  if (!voted()) return;
+  state_ = State::kReady;
+  if (notes_->votes[0] == 1) return;
+  HVD_LOG(kDebug) << who() << " works without windows: NCCL has no use for them between these ranks";
+  close_windows();
+}
+
+void NcclChannel::close_windows() noexcept {
+  for (void*& window : notes_->windows) {
+    if (window != nullptr) library_->deregister_window(comm_, std::exchange(window, nullptr));
+  }
 }
 
 bool NcclChannel::register_buffers() {
@@ -135,6 +194,7 @@ bool NcclChannel::register_buffers() {
 }
 
 void NcclChannel::deregister_buffers() noexcept {
+  if (state_ != State::kAborted) close_windows();
   for (void* const registration : registrations_) library_->deregister_buffer(comm_, registration);
   registrations_.clear();
 }
@@ -146,9 +206,17 @@ bool NcclChannel::ready() {
   if (state_ == State::kMeeting) meet();
   if (state_ == State::kJoining && settled()) propose();
   if (state_ == State::kAgreeing) agree();
+  if (state_ == State::kOpening) open_windows();
+  if (state_ == State::kConfirming) confirm_windows();
   if (state_ == State::kReady) return true;
   if (clock_.now() < deadline_) return false;
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(options_.init_timeout);
+  if (state_ == State::kOpening || state_ == State::kConfirming) {
+    throw PeerLostError(who() + " was not ready after " + std::to_string(waited.count()) +
+                            " s: expected all its ranks to make windows of their fusion buffers (HVD_NCCL_REGISTER=window), but at least one did " +
+                            "not; set it to auto to do without, and the NCCL_ variables alike on every rank",
+                        -1);
+  }
   throw PeerLostError(who() + " was not ready after " + std::to_string(waited.count()) +
                           " s: expected all its ranks to join, but at least one did not (HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)",
                       -1);
@@ -167,9 +235,10 @@ void NcclChannel::check_health() {
 }
 
 void NcclChannel::abort() noexcept {
-  if (std::exchange(state_, State::kAborted) == State::kAborted) return;
+  const State before = std::exchange(state_, State::kAborted);
+  if (before == State::kAborted) return;
   host_->abort();
-  if (meeting_) keep_for_ever(notes_);
+  if (meeting_ || before == State::kOpening) keep_for_ever(notes_);
   meeting_.reset();
   if (comm_.handle == nullptr) return;
   try {

@@ -19,7 +19,8 @@ namespace hvd::nccl {
 /// A communicator on its way and in use.
 ///
 ///   meeting --the id has come over the host's channel--> joining --health() settled--> agreeing --all have voted--> ready
-///       \------------------------ too late, or an error: a throw ------------------------/      any --abort()--> aborted
+///       agreeing --all want windows--> opening --each one settled--> confirming --all have voted--> ready
+///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
   NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>, const ChannelSpec&, std::unique_ptr<Channel> host,
@@ -49,11 +50,18 @@ class NcclChannel final : public Channel {
   bool settled();
 
  private:
-  enum class State { kMeeting, kJoining, kAgreeing, kReady, kAborted };
+  enum class State { kMeeting, kJoining, kAgreeing, kOpening, kConfirming, kReady, kAborted };
+  using Votes = std::array<std::int64_t, 3>;
   void meet();
   /// Registers what this rank can, and asks the others.
   void propose();
   void agree();
+  /// Of all ranks' votes the least, when meeting_ has ended.
+  void vote(const Votes&);
+  bool voted();
+  void open_windows();
+  void confirm_windows();
+  void close_windows() noexcept;
   bool register_buffers();
   void deregister_buffers() noexcept;
   [[noreturn]] void fail(const Health&) const;
@@ -71,14 +79,16 @@ class NcclChannel final : public Channel {
   /// What goes over the host's channel, kept for as long as that may write to it.
   struct Notes {
     UniqueId id;
-    std::array<std::int64_t, 2> votes;  ///< bytes of a buffer that this rank has registered, and their negative
+    Votes votes;
+    std::array<void*, 2> windows = {};  ///< of the first fusion buffers; NCCL writes them while the channel is opening
   };
   std::shared_ptr<Notes> notes_;
-  std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the vote
+  std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the votes
   State state_ = State::kMeeting;
   Comm comm_;
   std::vector<std::span<std::byte>> fusion_buffers_;
   std::vector<void*> registrations_;  // of the first of them
+  std::size_t windows_begun_ = 0;
 };
 
 /// Puts the collective into the stream; progress() is true once it is there.

@@ -14,6 +14,12 @@ namespace {
 /// Non-blocking communicators and their end in two steps work from here on.
 constexpr int kOldest = 21800;
 
+/// Windows work from here on. Their functions and flag are written out, so that older headers will do.
+constexpr int kOldestWithWindows = 22700;
+using RegisterWindow = ncclResult_t (*)(ncclComm_t, void* memory, std::size_t bytes, void** window, int flags);
+using DeregisterWindow = ncclResult_t (*)(ncclComm_t, void* window);
+constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
+
 /// NCCL's functions, found when the program runs. The types are the header's, so that a call that does not fit does not compile.
 struct Functions {
   decltype(&ncclGetVersion) get_version = nullptr;
@@ -39,6 +45,8 @@ struct Functions {
   decltype(&ncclMemFree) mem_free = nullptr;
   decltype(&ncclCommRegister) comm_register = nullptr;
   decltype(&ncclCommDeregister) comm_deregister = nullptr;
+  RegisterWindow register_window = nullptr;
+  DeregisterWindow deregister_window = nullptr;
 };
 
 template <class Function>
@@ -63,6 +71,8 @@ std::string find_functions(void* library, Functions& f) {
   find(library, "ncclMemFree", f.mem_free);
   find(library, "ncclCommRegister", f.comm_register);
   find(library, "ncclCommDeregister", f.comm_deregister);
+  find(library, "ncclCommWindowRegister", f.register_window);
+  find(library, "ncclCommWindowDeregister", f.deregister_window);
   return {};
 }
 
@@ -181,6 +191,15 @@ class NcclLibrary final : public Library {
     return registration;
   }
   void deregister_buffer(Comm comm, void* registration) noexcept override { f_.comm_deregister(comm_of(comm), registration); }
+
+  bool has_windows() const noexcept override {
+    return version_ >= kOldestWithWindows && f_.register_window != nullptr && f_.deregister_window != nullptr;
+  }
+  void begin_register_window(Comm comm, std::byte* memory, std::size_t bytes, void** window) override {
+    *window = nullptr;  // not every version does
+    check(f_.register_window(comm_of(comm), memory, bytes, window, kSymmetricWindow), "ncclCommWindowRegister", comm_of(comm));
+  }
+  void deregister_window(Comm comm, void* window) noexcept override { f_.deregister_window(comm_of(comm), window); }
 
  private:
   std::string text_of(ncclResult_t result, ncclComm_t comm) const {

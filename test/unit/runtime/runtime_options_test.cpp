@@ -54,14 +54,16 @@ TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
 }
 
-TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoOrOff) {
-  EXPECT_TRUE(runtime::resolve({}).nccl_register);
+TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
   ::setenv("HVD_NCCL_REGISTER", "off", 1);
-  EXPECT_FALSE(runtime::resolve({}).nccl_register);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
+  ::setenv("HVD_NCCL_REGISTER", "window", 1);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kWindow);
   ::setenv("HVD_NCCL_REGISTER", "auto", 1);
-  EXPECT_TRUE(runtime::resolve({}).nccl_register);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
   ::setenv("HVD_NCCL_REGISTER", "1", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto' or 'off'"), HasSubstr("'1'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
 }
 
 TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "backend/local/local_backend.h"
+#include "backend/nccl/nccl_backend.h"
+#include "backend/nccl/nccl_channel.h"
+#include "hvd/error.h"
+#include "support/fake_nccl.h"
+
+/// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped by one thread.
+namespace hvd::testing {
+
+using std::chrono::seconds;
+
+class NobodyToWake final : public Peers {
+ public:
+  NobodyToWake(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  void ring(int) noexcept override {}
+
+ private:
+  const int rank_;
+  const int size_;
+};
+
+class SetClock final : public Clock {
+ public:
+  TimePoint now() const noexcept override { return now_; }
+  TimePoint now_{std::chrono::hours(1)};
+};
+
+/// The ranks of a job, stepped by one thread.
+class NcclChannelTest : public ::testing::Test {
+ protected:
+  struct Rank {
+    explicit Rank(int rank, int size) : peers(rank, size) {}
+    NobodyToWake peers;
+    std::shared_ptr<device::Context> device;
+    std::unique_ptr<NcclBackend> backend;
+    std::unique_ptr<Channel> channel;
+  };
+
+  void start(int size, const FakeNcclOptions& fake = {}, const nccl::NcclOptions& options = {},
+             const std::optional<nccl::NcclOptions>& of_the_last = {}) {
+    nccl_ = std::make_unique<FakeNccl>(gpu_, fake);
+    const auto world = std::make_shared<LocalWorld>(size);
+    std::vector<int> all(static_cast<std::size_t>(size));
+    std::iota(all.begin(), all.end(), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(rank, size));
+      Rank& one = *ranks_.back();
+      one.device = std::make_shared<device::Context>(gpu_.api(rank), 0);
+      const auto host = std::make_shared<LocalBackend>(world);
+      one.backend = std::make_unique<NcclBackend>(
+          nccl_->library(rank), one.device, [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); },
+          rank == size - 1 ? of_the_last.value_or(options) : options, clock_);
+      one.channel = one.backend->open({.ranks = all, .set_rank = rank, .device = {DeviceType::kCuda, 0}}, one.peers);
+    }
+  }
+
+  bool connect(std::size_t ranks) {
+    bool all = false;
+    for (int round = 0; round < 50 && !all; ++round) {
+      all = true;
+      for (std::size_t rank = 0; rank < ranks; ++rank) all = ranks_[rank]->channel->ready() && all;
+    }
+    return all;
+  }
+
+  std::span<std::byte> tensor(const std::vector<float>& values) {
+    std::byte* const memory = gpu_.allocate(values.size() * sizeof(float));
+    std::memcpy(memory, values.data(), values.size() * sizeof(float));
+    return {memory, values.size() * sizeof(float)};
+  }
+  static std::vector<float> values_of(std::span<const std::byte> memory) {
+    std::vector<float> values(memory.size() / sizeof(float));
+    std::memcpy(values.data(), memory.data(), memory.size());
+    return values;
+  }
+
+  std::vector<float> allreduce(const Collective& collective, std::vector<std::vector<float>> inputs) {
+    std::vector<std::span<std::byte>> tensors;
+    for (const auto& input : inputs) tensors.push_back(tensor(input));
+    std::vector<std::unique_ptr<Work>> works;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) works.push_back(ranks_[rank]->channel->launch(collective, tensors[rank], tensors[rank]));
+    for (const auto& work : works) {
+      int rounds = 0;
+      while (!work->progress()) EXPECT_LT(++rounds, 20);
+      EXPECT_NE(work->output_ready(), nullptr);
+    }
+    EXPECT_TRUE(gpu_.run_all());
+    for (const auto& other : tensors) EXPECT_EQ(values_of(other), values_of(tensors[0]));
+    return values_of(tensors[0]);
+  }
+
+  static Collective sum(std::int64_t count) {
+    Collective collective;
+    collective.count = count;
+    return collective;
+  }
+
+  FakeGpu gpu_;
+  SetClock clock_;
+  std::unique_ptr<FakeNccl> nccl_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace hvd::testing
