@@ -70,13 +70,13 @@ note "built at $SECONDS s: ${targets[*]}"
 run 60 "$build/launcher/hvd-build-info"
 
 # With LibTorch, while the tests of the core run: the one that Torch_DIR names, else the python's own if it has CUDA, else as for every
-# build. Hosts may lack parts of the toolkit that LibTorch's CMake files look for: then without that search.
+# build. Hosts may lack parts of the toolkit that LibTorch's CMake files look for, so first without that search.
 torch_build=$build/torch
 build_with_torch() {
   local options=(-DCMAKE_BUILD_TYPE=Release -DHVD_WITH_CUDA=ON -DHVD_WITH_TORCH=ON) prefix search
   prefix=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.version.cuda else "")' 2>/dev/null || true)
   [[ -z $prefix || -n ${Torch_DIR:-} ]] || options+=("-DTorch_DIR=$prefix/Torch")
-  for search in ON OFF; do
+  for search in OFF ON; do
     rm -rf "$torch_build/CMakeCache.txt" "$torch_build/CMakeFiles"
     if cmake -G Ninja -S . -B "$torch_build" "${options[@]}" -DHVD_TORCH_NEEDS_TOOLKIT=$search; then
       cmake --build "$torch_build" -j "$(nproc)" --target gpu_torch_test mnist hvdrun || return 3

@@ -58,7 +58,7 @@ void Driver::push(CUctx_st* context) const {
   check(push_(context), "cuCtxPushCurrent");
   if (depth++ > 0) return;
   mode_outside = kRelaxed;
-  exchange_capture_mode_(&mode_outside);  // fails for a wrong argument only
+  if (exchange_capture_mode_(&mode_outside) != 0) mode_outside = 0;  // the device has failed, which others report
 }
 
 void Driver::pop() const noexcept {
