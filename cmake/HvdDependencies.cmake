@@ -30,16 +30,16 @@ if(HVD_WITH_CUDA)
   endif()
 endif()
 if(HVD_HAVE_CUDA AND HVD_WITH_NCCL)
-  find_package(NCCL 2.18 QUIET)
+  find_package(NCCL 2.19 QUIET)  # of the header; the library that is found when a program runs may be 2.18
   if(NCCL_FOUND)
     set(HVD_HAVE_NCCL ON)
     message(STATUS "hvd: NCCL ${NCCL_VERSION} in ${NCCL_LIBRARY}")
   elseif(HVD_WITH_NCCL STREQUAL "AUTO")
-    message(STATUS "hvd: without NCCL, none from 2.18 on was found (set NCCL_HOME, or run 'bash third_party/setup.sh')")
+    message(STATUS "hvd: without NCCL, no nccl.h from 2.19 on was found (set NCCL_HOME, or run 'bash third_party/setup.sh')")
   endif()
 endif()
 if(HVD_WITH_NCCL AND NOT HVD_WITH_NCCL STREQUAL "AUTO" AND NOT HVD_HAVE_NCCL)
-  message(FATAL_ERROR "hvd: HVD_WITH_NCCL=${HVD_WITH_NCCL}, but NCCL 2.18 or newer, or the CUDA that it needs, was not found; "
+  message(FATAL_ERROR "hvd: HVD_WITH_NCCL=${HVD_WITH_NCCL}, but nccl.h of 2.19 or newer, or the CUDA that it needs, was not found; "
                       "set NCCL_HOME, or HVD_WITH_NCCL=OFF")
 endif()
 
@@ -53,6 +53,11 @@ if(HVD_WITH_TORCH)
     endif()
   elseif(DEFINED ENV{Torch_DIR} AND NOT Torch_DIR)
     set(Torch_DIR "$ENV{Torch_DIR}" CACHE PATH "Folder of TorchConfig.cmake")
+  endif()
+  # A LibTorch with CUDA looks for all of the toolkit that it was built with, which is more than many hosts have. hvd's adapter has no header
+  # of CUDA, so it can do without: the presence of this target ends that search (Caffe2/public/cuda.cmake).
+  if(NOT HVD_TORCH_NEEDS_TOOLKIT AND NOT TARGET torch::cudart)
+    add_library(torch::cudart INTERFACE IMPORTED GLOBAL)
   endif()
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)

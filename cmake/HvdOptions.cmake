@@ -8,6 +8,7 @@ set(HVD_WITH_NCCL AUTO CACHE STRING "Build the NCCL backend, which needs HVD_WIT
 set_property(CACHE HVD_WITH_CUDA HVD_WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
 set(HVD_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
     "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES takes them: sm_80, sm_90, and PTX for newer ones")
+option(HVD_TORCH_NEEDS_TOOLKIT "Let a LibTorch with CUDA look for all of the toolkit that it was built with; OFF where that is not installed" ON)
 option(HVD_BUILD_LAUNCHER "Build hvdrun" ON)
 option(HVD_BUILD_EXAMPLES "Build the examples (they need HVD_WITH_TORCH)" ON)
 option(HVD_BUILD_TESTS "Build the tests" ON)

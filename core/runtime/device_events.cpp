@@ -13,8 +13,8 @@ device::Context& usable_device(const runtime::Runtime& runtime, const char* func
   const device::DeviceGuard guard(context.api(), context.device());
   if (context.api().capturing({stream})) {
     throw UsageError(std::string("hvd::") + function +
-                     ": the stream is being captured into a CUDA graph, and an operation of hvd cannot be part of one; capture what is "
-                     "computed between two steps, and leave hvd outside");
+                     ": the stream is being captured into a CUDA graph, and an operation of hvd cannot be part of one; expected a stream that "
+                     "works; capture forward and backward under no_sync(), and call operations, wait() and step() outside of the capture");
   }
   return context;
 }

@@ -2,9 +2,11 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <string>
 #include <utility>
 
 #include "hvd/device.h"
+#include "hvd/error.h"
 #include "hvd/hvd.h"
 
 namespace hvd::libtorch {
@@ -16,6 +18,16 @@ c10::Stream current_stream() {
   return gpus().getStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu_index().value_or(0))});
 }
 
+/// With the name of what was to begin: backward() shows the error of a hook to somebody who has called no operation.
+EventPtr record_for(const Submission& submission) {
+  try {
+    return record_current_stream();
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(to_string(submission.kind)) + (submission.name.empty() ? " (unnamed)" : " '" + submission.name + "'") + ": " +
+                     error.what());
+  }
+}
+
 }  // namespace
 
 EventPtr record_current_stream() { return record_event(current_stream().native_handle()); }
@@ -24,7 +36,7 @@ void begin_after_current_stream(std::span<Submission> submissions) {
   EventPtr point;  // one serves all
   for (Submission& submission : submissions) {
     if (submission.input.device.type == DeviceType::kCpu) continue;
-    if (!point) point = record_current_stream();
+    if (!point) point = record_for(submission);
     submission.input_ready = point;
   }
 }

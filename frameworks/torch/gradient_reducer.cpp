@@ -135,7 +135,7 @@ void GradientReducer::before_accumulate(std::size_t index) {
 void GradientReducer::after_accumulate(std::size_t index) {
   const std::lock_guard lock(mutex_);
   synchronized_ = false;
-  if (no_sync_depth_->load() > 0) return;
+  if (no_sync_depth_->load() > 0) return check_stays_in_place(index);
   Slot& slot = slots_[index];
   if (++slot.passes < passes_per_step_) return;
   try {
@@ -149,6 +149,21 @@ void GradientReducer::after_accumulate(std::size_t index) {
     slot.phase = Phase::kIdle;
     units_[slot.unit].ready = 0;
     throw;
+  }
+}
+
+/// A graph that is being captured writes where this gradient is now, at every replay; buckets would take its place sooner or later. One
+/// parameter of a pass stands for all.
+void GradientReducer::check_stays_in_place(std::size_t index) const {
+  const torch::Tensor& parameter = slots_[index].transfer.parameter();
+  const auto first = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.active(); });
+  if (!parameter.is_cuda() || &*first != &slots_[index] || !may_use_buckets()) return;
+  try {
+    record_current_stream();
+  } catch (const UsageError&) {
+    throw UsageError("DistributedOptimizer: a backward() under no_sync() is being captured into a CUDA graph, and gradients are views of buckets, "
+                     "which later steps may replace; expected gradients that stay where a replay writes them; construct the optimizer "
+                     "with gradient_as_bucket_view = false");
   }
 }
 

@@ -122,6 +122,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void place_in_bucket(const Unit&);
   void add_submissions(std::size_t unit, std::vector<Submission>& submissions);
   bool unit_ready(Unit&) const;
+  void check_stays_in_place(std::size_t slot) const;
   bool waits_for_layout(const Slot&) const;
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
   void submit_one(const Submission&, Progress progress);

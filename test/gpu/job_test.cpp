@@ -3,11 +3,13 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hvd/collectives.h"
@@ -169,6 +171,33 @@ TEST_F(GpuJobTest, AStreamUnderCaptureIsRefused) {
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
   cudaGraphDestroy(graph);
+}
+
+// A capture in the default mode forbids all threads of the process what hvd's engine does.
+TEST_F(GpuJobTest, WorkUnderWaySpoilsNoCapture) {
+  GpuMemory tensor(1 << 20);
+  cudaStream_t captured = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
+  for (int round = 0; round < 10; ++round) {  // the first makes what is made once
+    tensor.write(std::vector<float>(1 << 20, 1.0F), stream_);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    auto ready = std::make_shared<EventPtr>();
+    const Operation operation = submit(in_place(tensor, "during a capture", ready));
+    if (round > 0) {
+      EXPECT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
+    }
+    operation.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the engine looks at what is queued every 2 ms
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    if (round > 0) {
+      cudaGraph_t graph = nullptr;
+      EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess) << "round " << round;
+      cudaGraphDestroy(graph);
+    }
+    wait_for_event(stream_, *ready);
+    EXPECT_EQ(tensor.read(stream_)[77], static_cast<float>(size()));
+  }
+  cudaStreamDestroy(captured);
 }
 
 }  // namespace

@@ -41,7 +41,11 @@ class GpuKernelsTest : public ::testing::Test {
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     ~Memory() { cudaFree(device); }
-    void upload() { ASSERT_EQ(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice), cudaSuccess); }
+    /// From memory that is not pinned cudaMemcpy() may return before all is there, and hvd's streams do not wait for the default one.
+    void upload() {
+      ASSERT_EQ(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
     std::vector<std::byte> download() const {
       std::vector<std::byte> bytes(host.size());
       EXPECT_EQ(cudaMemcpy(bytes.data(), device, bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);

@@ -1,9 +1,11 @@
 // Training with LibTorch on a real GPU; several ranks may share it. The operations are tested by test/torch/cuda_operations_test.cpp, which is
 // part of this program too.
+#include <cuda_runtime_api.h>
 #include <hvd/torch.h>
 
 #include <vector>
 
+#include "hvd/error.h"
 #include "torch/support/cuda_test.h"
 
 namespace hvd::testing {
@@ -70,6 +72,21 @@ TEST_F(GpuTraining, ScalerSkipsOnEveryRank) {
     scaler.update();
   }
   EXPECT_TRUE(on_gpu(weight.detach(), torch::full({4}, -0.5F)));
+}
+
+// As test/torch/cuda_capture_test.cpp, with a capture that is one.
+TEST_F(GpuTraining, ACapturedOperationIsRefusedAndWorksAfterwards) {
+  const c10::Stream side = side_stream();
+  const c10::StreamGuard guard(side);
+  const torch::Tensor ones = torch::ones({1000}, device());
+  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}), torch::full({1000}, static_cast<float>(size()))));
+  auto* const stream = static_cast<cudaStream_t>(side.native_handle());
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_THROW(allreduce_(ones, {.name = "captured", .op = ReduceOp::kSum}), UsageError);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
+  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}), torch::full({1000}, static_cast<float>(size()))));
 }
 
 }  // namespace

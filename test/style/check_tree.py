@@ -21,7 +21,7 @@ LIBRARIES = (
                                    "test/gpu/", "test/bench/", "test/fault/"), "LibTorch"),
     (r"mpi(-ext)?\.h$", ("core/mpi/", "core/backend/mpi/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
-     ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/nccl_mock/"), "CUDA and NCCL"),
+     ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
     (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
 )

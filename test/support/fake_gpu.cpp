@@ -57,6 +57,7 @@ class FakeApi final : public device::Api {
   }
   void record(device::Mark mark, device::Stream stream) override {
     const auto lock = begin("record");
+    gpu_.check_not_captured(stream, rank_, "record");
     ++counts().records;
     const int queue = gpu_.queue_of(stream);
     const int index = gpu_.mark_of(mark);
@@ -68,6 +69,7 @@ class FakeApi final : public device::Api {
   }
   void wait(device::Stream stream, device::Mark mark) override {
     const auto lock = begin("wait");
+    gpu_.check_not_captured(stream, rank_, "wait");
     ++counts().waits;
     const int queue = gpu_.queue_of(stream);
     const int index = gpu_.mark_of(mark);
@@ -86,7 +88,10 @@ class FakeApi final : public device::Api {
     for (const auto& [queue, seen] : state.clock) gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
     return true;
   }
-  bool capturing(device::Stream) override { return false; }
+  bool capturing(device::Stream stream) override {
+    const auto lock = begin("capturing");
+    return gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->captured_by >= 0;
+  }
   void synchronize(device::Stream stream) override {
     const auto lock = begin("synchronize");
     ++counts().synchronize;
@@ -125,6 +130,7 @@ class FakeApi final : public device::Api {
 
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction, device::Stream stream) override {
     const auto lock = begin("copy");
+    gpu_.check_not_captured(stream, rank_, "copy");
     ++counts().copies;
     counts().copies_to_host += direction == device::Direction::kToHost ? 1 : 0;
     // What the device will read there, for whoever has to know before the device has come so far.
@@ -134,6 +140,7 @@ class FakeApi final : public device::Api {
   }
   void run(const device::CopyLaunch& launch, device::Stream stream) override {
     const auto lock = begin("run");
+    gpu_.check_not_captured(stream, rank_, "run");
     ++counts().launches;
     FakeGpu::Item item{"batched copy", {}, {}, [launch] { run_copy_on_host(launch, 7); }};
     item.ranges.push_back({reinterpret_cast<const std::byte*>(launch.tiles), launch.count * sizeof(device::Tile), false});
@@ -149,6 +156,7 @@ class FakeApi final : public device::Api {
   }
   void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, device::Stream stream) override {
     const auto lock = begin("fill");
+    gpu_.check_not_captured(stream, rank_, "fill");
     ++counts().launches;
     gpu_.enqueue(stream, {"fill", {{to, count * element_bytes, true}}, {}, [=] {
       for (std::size_t i = 0; i < count; ++i) std::memcpy(to + i * element_bytes, &pattern, element_bytes);
@@ -355,6 +363,18 @@ void FakeGpu::run_through(device::Stream stream, Item item) {
   const std::lock_guard lock(mutex_);
   enqueue(stream, std::move(item));
   run_queue(*queues_[static_cast<std::size_t>(queue_of(stream))]);
+}
+
+void FakeGpu::begin_capture(device::Stream stream, int by) {
+  const std::lock_guard lock(mutex_);
+  queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by = by;
+}
+
+void FakeGpu::end_capture(device::Stream stream) { begin_capture(stream, -1); }
+
+void FakeGpu::check_not_captured(device::Stream stream, int rank, const char* call) {
+  const int by = queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by;
+  if (by >= 0 && by != rank) fault(std::string(call) + " on a stream that is being captured into a graph");
 }
 
 // Until the mark's record() has run, or to the end. Marks are recorded before they are waited for, so it always gets there.

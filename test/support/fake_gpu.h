@@ -77,6 +77,9 @@ class FakeGpu {
   /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and nothing else: whoever computes in
   /// place of the device may then touch the memory.
   void run_through(device::Stream, Item);
+  /// Between the two the stream records a graph, or so it says: whatever any rank but `by` puts there is a fault.
+  void begin_capture(device::Stream, int by);
+  void end_capture(device::Stream);
   std::recursive_mutex& mutex() { return mutex_; }
 
   // For somebody who touches the memory from the host, as MPI does.
@@ -109,6 +112,7 @@ class FakeGpu {
   };
   struct Queue {
     std::deque<QueuedItem> items;
+    int captured_by = -1;  // a rank; -1: it is not
     Clock clock;  // of what was put in so far
   };
   struct MarkState {
@@ -133,6 +137,7 @@ class FakeGpu {
 
   int queue_of(device::Stream) const;
   int mark_of(device::Mark) const;
+  void check_not_captured(device::Stream, int rank, const char* call);
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
   void pin_locked(std::byte*, std::size_t bytes);
   void release_locked(std::byte*, bool pinned);

@@ -129,8 +129,9 @@ class NcclLibrary final : public Library {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ncclComm_t comm = nullptr;
-    check(f_.init(&comm, size, id, rank, &config), "ncclCommInitRankConfig", nullptr);
-    return {comm};
+    const ncclResult_t result = f_.init(&comm, size, id, rank, &config);
+    if (comm == nullptr) check(result, "ncclCommInitRankConfig", nullptr);
+    return {comm};  // where there is one, health() says what has become of it, and it has to be aborted
   }
 
   Health health(Comm comm) override {
@@ -188,6 +189,7 @@ class NcclLibrary final : public Library {
   void* register_buffer(Comm comm, std::byte* memory, std::size_t bytes) override {
     void* registration = nullptr;
     check(f_.comm_register(comm_of(comm), memory, bytes, &registration), "ncclCommRegister", comm_of(comm));
+    if (registration == nullptr) throw Error("NCCL " + version_text(version_) + ": ncclCommRegister registers nothing (NCCL_LOCAL_REGISTER=0?)");
     return registration;
   }
   void deregister_buffer(Comm comm, void* registration) noexcept override { f_.comm_deregister(comm_of(comm), registration); }

@@ -18,6 +18,11 @@ void check(cudaError_t result, const char* call) {
   throw Error(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(result) + " (" + cudaGetErrorName(result) + ")");
 }
 
+/// For calls that cannot report: an error that stayed would be taken for that of the next launch.
+void forget(cudaError_t result) noexcept {
+  if (result != cudaSuccess) cudaGetLastError();
+}
+
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t event_of(Mark mark) { return static_cast<cudaEvent_t>(mark.handle); }
 
@@ -57,14 +62,14 @@ class CudaApi final : public Api {
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority");
     return {stream};
   }
-  void destroy_stream(Stream stream) noexcept override { cudaStreamDestroy(stream_of(stream)); }
+  void destroy_stream(Stream stream) noexcept override { forget(cudaStreamDestroy(stream_of(stream))); }
 
   Mark create_mark() override {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return {event};
   }
-  void destroy_mark(Mark mark) noexcept override { cudaEventDestroy(event_of(mark)); }
+  void destroy_mark(Mark mark) noexcept override { forget(cudaEventDestroy(event_of(mark))); }
   void record(Mark mark, Stream stream) override { check(cudaEventRecord(event_of(mark), stream_of(stream)), "cudaEventRecord"); }
   void wait(Stream stream, Mark mark) override {
     check(cudaStreamWaitEvent(stream_of(stream), event_of(mark), 0), "cudaStreamWaitEvent");
@@ -80,7 +85,12 @@ class CudaApi final : public Api {
   }
   bool capturing(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing");
+    const cudaError_t result = cudaStreamIsCapturing(stream_of(stream), &status);
+    if (result == cudaErrorStreamCaptureImplicit) {  // the default stream, while one that waits for it is being captured
+      cudaGetLastError();
+      return true;
+    }
+    check(result, "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
   void synchronize(Stream stream) override { check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
@@ -90,15 +100,15 @@ class CudaApi final : public Api {
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     return static_cast<std::byte*>(memory);
   }
-  void release(std::byte* memory) noexcept override { cudaFree(memory); }
+  void release(std::byte* memory) noexcept override { forget(cudaFree(memory)); }
   std::byte* allocate_pinned(std::size_t bytes) override {
     void* memory = nullptr;
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc");
     return static_cast<std::byte*>(memory);
   }
-  void release_pinned(std::byte* memory) noexcept override { cudaFreeHost(memory); }
+  void release_pinned(std::byte* memory) noexcept override { forget(cudaFreeHost(memory)); }
   void pin(std::byte* memory, std::size_t bytes) override { check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable), "cudaHostRegister"); }
-  void unpin(std::byte* memory) noexcept override { cudaHostUnregister(memory); }
+  void unpin(std::byte* memory) noexcept override { forget(cudaHostUnregister(memory)); }
 
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction direction, Stream stream) override {
     const cudaMemcpyKind kind = direction == Direction::kToDevice ? cudaMemcpyHostToDevice

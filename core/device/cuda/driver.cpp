@@ -13,6 +13,15 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
+// Note [Captures]: a capture in CUDA's default mode, which is LibTorch's too, forbids every thread of the process what might disturb it: to
+// ask whether an event has been reached, to allocate, to free. Who does so anyway gets an error and spoils the capture. hvd's engine does
+// all of that on threads of its own and of the program, for operations that were queued before the capture began; it never touches a
+// stream that is being captured. So its threads take themselves out of that rule while they work with the device.
+constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+
+thread_local int depth = 0;
+thread_local int mode_outside = 0;
+
 }  // namespace
 
 const Driver* Driver::get() {
@@ -23,6 +32,7 @@ const Driver* Driver::get() {
     const bool complete = find(library, "cuInit", driver.init_) && find(library, "cuDeviceGet", driver.device_get_) &&
                           find(library, "cuDevicePrimaryCtxRetain", driver.retain_) &&
                           find(library, "cuCtxPushCurrent_v2", driver.push_) && find(library, "cuCtxPopCurrent_v2", driver.pop_) &&
+                          find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode_) &&
                           find(library, "cuGetErrorString", driver.error_string_);
     return complete && driver.init_(0) == 0 ? &driver : nullptr;
   }();
@@ -44,9 +54,15 @@ CUctx_st* Driver::primary_context(int device) const {
   return context;
 }
 
-void Driver::push(CUctx_st* context) const { check(push_(context), "cuCtxPushCurrent"); }
+void Driver::push(CUctx_st* context) const {
+  check(push_(context), "cuCtxPushCurrent");
+  if (depth++ > 0) return;
+  mode_outside = kRelaxed;
+  if (exchange_capture_mode_(&mode_outside) != 0) mode_outside = 0;  // the device has failed, which others report
+}
 
 void Driver::pop() const noexcept {
+  if (--depth == 0) exchange_capture_mode_(&mode_outside);
   CUctx_st* popped = nullptr;
   pop_(&popped);
 }

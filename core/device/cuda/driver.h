@@ -15,7 +15,8 @@ class Driver {
 
   /// The device's primary context, made and kept for as long as the process lives. @throws Error
   CUctx_st* primary_context(int device) const;
-  /// @throws Error
+  /// Makes the context the calling thread's until pop(), and lets the thread do meanwhile what it may not while a stream is being captured
+  /// into a graph elsewhere: Note [Captures]. Nests. @throws Error
   void push(CUctx_st* context) const;
   void pop() const noexcept;
 
@@ -28,6 +29,7 @@ class Driver {
   int (*retain_)(CUctx_st**, int) = nullptr;
   int (*push_)(CUctx_st*) = nullptr;
   int (*pop_)(CUctx_st**) = nullptr;
+  int (*exchange_capture_mode_)(int*) = nullptr;
   int (*error_string_)(int, const char**) = nullptr;
 };
 

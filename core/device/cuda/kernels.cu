@@ -62,6 +62,16 @@ __global__ void __launch_bounds__(kThreads) fill_elements(Element* to, std::size
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) to[i] = value;
 }
 
+/// Without <<<>>>, so that a C++ compiler takes this file too: the tests run the kernels thread by thread.
+template <class... Parameters>
+cudaError_t start_kernel(unsigned blocks, cudaStream_t stream, void (*kernel)(Parameters...), std::type_identity_t<Parameters>... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 struct Target {
   const CopyLaunch& launch;
   unsigned blocks;
@@ -70,8 +80,7 @@ struct Target {
 
 template <bool kToBuffer, class Copy>
 cudaError_t start(const Target& target, const Copy& copy) {
-  copy_tiles<kToBuffer><<<target.blocks, kThreads, 0, target.stream>>>(target.launch.tiles, target.launch.count, target.launch.buffer, copy);
-  return cudaGetLastError();
+  return start_kernel(target.blocks, target.stream, copy_tiles<kToBuffer, Copy>, target.launch.tiles, target.launch.count, target.launch.buffer, copy);
 }
 
 template <class Copy>
@@ -113,8 +122,7 @@ unsigned blocks_for(std::size_t work, int multiprocessors) {
 
 template <class Element>
 cudaError_t fill(std::byte* to, std::size_t count, std::uint64_t pattern, unsigned blocks, cudaStream_t stream) {
-  fill_elements<<<blocks, kThreads, 0, stream>>>(reinterpret_cast<Element*>(to), count, static_cast<Element>(pattern));
-  return cudaGetLastError();
+  return start_kernel(blocks, stream, fill_elements<Element>, reinterpret_cast<Element*>(to), count, static_cast<Element>(pattern));
 }
 
 }  // namespace

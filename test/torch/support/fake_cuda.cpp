@@ -411,6 +411,10 @@ HvdCalls hvd_calls() {
   const FakeGpuCounts counts = FakeCuda::instance().gpu().counts(kHvd);
   return {.synchronize = counts.synchronize, .records = counts.records};
 }
+FakeCapture::FakeCapture(const c10::Stream& stream) : stream_(stream) {
+  FakeCuda::instance().gpu().begin_capture(FakeCuda::instance().queue(stream_), kLibTorch);
+}
+FakeCapture::~FakeCapture() { FakeCuda::instance().gpu().end_capture(FakeCuda::instance().queue(stream_)); }
 c10::Stream other_cuda_stream(c10::DeviceIndex device) { return FakeCuda::instance().new_stream(device); }
 
 }  // namespace hvd::testing

@@ -17,6 +17,18 @@ namespace hvd::testing {
 /// How often the calling thread has waited for the device: tensors read by the host, streams and events synchronised.
 int fake_host_waits();
 
+/// The stream is being captured into a CUDA graph, as far as anybody can see who asks; operators compute all the same.
+class FakeCapture {
+ public:
+  explicit FakeCapture(const c10::Stream&);
+  FakeCapture(const FakeCapture&) = delete;
+  FakeCapture& operator=(const FakeCapture&) = delete;
+  ~FakeCapture();
+
+ private:
+  const c10::Stream stream_;
+};
+
 /// What hvd has asked of the device.
 struct HvdCalls {
   int synchronize = 0;

@@ -1,0 +1,62 @@
+// Training whose forward and backward pass are a CUDA graph, as docs/torch.md says. Built where LibTorch has CUDA.
+#include <ATen/cuda/CUDAGraph.h>
+#include <hvd/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "torch/support/cuda_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using GpuGraphs = CudaTest;
+
+/// Some steps on one stream; from the third on they replay a graph, if wanted.
+std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
+  const c10::StreamGuard guard(stream);
+  torch::manual_seed(3);
+  Net net(16);
+  net->to(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), {.gradient_as_bucket_view = false});
+  const Batch first = Batch::of_rank(rank(), 0);
+  const torch::Tensor x = first.x.to(device());
+  const torch::Tensor y = first.y.to(device());
+  std::unique_ptr<at::cuda::CUDAGraph> graph;
+  for (int step = 0; step < 8; ++step) {
+    const Batch batch = Batch::of_rank(rank(), step);
+    x.copy_(batch.x);
+    y.copy_(batch.y);
+    if (captured && step == 2) {
+      optimizer.zero_grad(/*set_to_none=*/true);  // so that the graph has memory of its own for the gradients
+      c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeStream(stream);
+      const NoSync no_sync = optimizer.no_sync();
+      graph = std::make_unique<at::cuda::CUDAGraph>();
+      graph->capture_begin();
+      torch::mse_loss(net->forward(x), y).backward();
+      graph->capture_end();
+    }
+    if (graph) {
+      graph->replay();
+    } else {
+      optimizer.zero_grad();
+      torch::mse_loss(net->forward(x), y).backward();
+    }
+    optimizer.step();
+  }
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  return values;
+}
+
+TEST_F(GpuGraphs, ForwardAndBackwardAreReplayed) {
+  const c10::Stream stream = side_stream();
+  const std::vector<torch::Tensor> plain = trained(stream, false);
+  const std::vector<torch::Tensor> replayed = trained(stream, true);
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(near(replayed[i], plain[i], 1e-4)) << "parameter " << i;
+  EXPECT_TRUE(same_on_all_ranks(replayed));
+}
+
+}  // namespace
+}  // namespace hvd::testing

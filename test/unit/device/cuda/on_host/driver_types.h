@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <type_traits>
+
+// Of CUDA's headers what core/device/cuda/kernels.cu uses, for a C++ compiler: a launch runs the kernel here and now, thread by thread.
+#define __global__
+#define __device__
+#define __launch_bounds__(threads)
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+using cudaStream_t = struct CUstream_st*;
+
+struct dim3 {
+  dim3(unsigned width = 1) : x(width) {}  // as in CUDA, not explicit
+  unsigned x;
+};
+inline thread_local dim3 threadIdx;
+inline thread_local dim3 blockIdx;
+inline thread_local dim3 gridDim;
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  cudaStream_t stream;
+};
+
+namespace hvd::testing {
+
+struct KernelLaunch {
+  unsigned blocks;
+  unsigned threads;
+  /// Runs one thread of it, from beginning to end: no kernel of hvd's waits for other threads.
+  std::function<void(unsigned block, unsigned thread)> run;
+};
+/// What a launch does.
+inline std::function<void(const KernelLaunch&)> on_launch;
+
+}  // namespace hvd::testing
+
+template <class... Parameters>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
+  const unsigned blocks = config->gridDim.x;
+  const unsigned threads = config->blockDim.x;
+  if (blocks == 0 || blocks > 0x7fffffffU || threads == 0 || threads > 1024) return cudaErrorInvalidConfiguration;
+  hvd::testing::on_launch({blocks, threads, [&](unsigned block, unsigned thread) {
+                             gridDim = dim3(blocks);
+                             blockIdx = dim3(block);
+                             threadIdx = dim3(thread);
+                             kernel(arguments...);
+                           }});
+  return cudaSuccess;
+}
