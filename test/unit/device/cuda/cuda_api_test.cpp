@@ -38,6 +38,8 @@ class CudaApiTest : public ::testing::Test {
     const device::Mark mark = api_->create_mark();
     std::byte* const memory = api_->allocate(64);
     std::byte* const pinned = api_->allocate_pinned(64);
+    api_->pin(pinned, 64);
+    api_->unpin(pinned);
     api_->copy(memory, pinned, 64, device::Direction::kToDevice, stream);
     api_->run({}, stream);
     api_->fill(memory, 1, 1, 0, stream);
@@ -122,6 +124,10 @@ TEST_F(CudaApiTest, WhatCouldNotBeFreedIsNotTheNextLaunchsError) {
   api_->release(api_->allocate(1));
   EXPECT_NO_THROW(api_->run({}, {}));
   api_->release_pinned(api_->allocate_pinned(1));
+  EXPECT_NO_THROW(api_->run({}, {}));
+  std::byte memory{};
+  api_->pin(&memory, 1);
+  api_->unpin(&memory);
   EXPECT_NO_THROW(api_->run({}, {}));
   api_->destroy_mark(api_->create_mark());
   EXPECT_NO_THROW(api_->run({}, {}));

@@ -162,6 +162,8 @@ cudaError_t cudaFreeHost(void* memory) {
   std::free(memory);
   return call("cudaFreeHost", true, hvd::testing::read(&FakeCudart::free));
 }
+cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return call("cudaHostRegister", true); }
+cudaError_t cudaHostUnregister(void*) { return call("cudaHostUnregister", true, hvd::testing::read(&FakeCudart::free)); }
 cudaError_t cudaMemcpyAsync(void*, const void*, std::size_t, cudaMemcpyKind, cudaStream_t) { return call("cudaMemcpyAsync", false); }
 
 }  // extern "C"
