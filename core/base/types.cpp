@@ -92,6 +92,18 @@ std::string_view to_string(OpKind kind) noexcept {
   return "unknown";
 }
 
+std::string_view to_string(Compression compression) noexcept {
+  switch (compression) {
+    case Compression::kNone:
+      return "none";
+    case Compression::kFloat16:
+      return "float16";
+    case Compression::kBFloat16:
+      return "bfloat16";
+  }
+  return "unknown";
+}
+
 std::string_view to_string(DeviceType type) noexcept {
   switch (type) {
     case DeviceType::kCpu:

@@ -33,6 +33,9 @@ static_assert(same(HVD_OP_MIN, ReduceOp::kMin) && same(HVD_OP_MAX, ReduceOp::kMa
 static_assert(same(HVD_OP_PRODUCT, ReduceOp::kProduct) && same(HVD_OP_ADASUM, ReduceOp::kAdasum));
 static_assert(HVD_OP_ADASUM + 1 == kReduceOpCount);
 
+static_assert(same(HVD_COMPRESSION_NONE, Compression::kNone) && same(HVD_COMPRESSION_FLOAT16, Compression::kFloat16));
+static_assert(same(HVD_COMPRESSION_BFLOAT16, Compression::kBFloat16) && HVD_COMPRESSION_BFLOAT16 + 1 == kCompressionCount);
+
 static_assert(same(HVD_KIND_ALLREDUCE, OpKind::kAllreduce) && same(HVD_KIND_ALLGATHER, OpKind::kAllgather));
 static_assert(same(HVD_KIND_BROADCAST, OpKind::kBroadcast) && same(HVD_KIND_REDUCESCATTER, OpKind::kReducescatter));
 static_assert(same(HVD_KIND_ALLTOALL, OpKind::kAlltoall) && same(HVD_KIND_BARRIER, OpKind::kBarrier));
@@ -113,6 +116,8 @@ class Translator {
     submission_.prescale = given_.prescale;
     submission_.postscale = given_.postscale;
     submission_.root = given_.root;
+    submission_.compression = enumerator<Compression>(given_.compression, kCompressionCount, "compression");
+    if (given_.reserved != 0) fail("reserved is " + std::to_string(given_.reserved) + ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
     describe_input();
     const OpKind kind = submission_.kind;
     if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather) {

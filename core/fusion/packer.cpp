@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/cast.h"
+
 namespace hvd::fusion {
 namespace {
 
@@ -25,6 +27,24 @@ void unpack(std::span<const std::byte> buffer, std::span<const std::span<std::by
   for (const auto piece : pieces) {
     copy(piece.data(), from, piece.size());
     from += piece.size();
+  }
+}
+
+void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer, DataType buffer_type, double factor) {
+  std::byte* to = buffer.data();
+  for (const auto piece : pieces) {
+    const std::size_t count = piece.size() / sizeof(float);
+    narrow(piece.data(), to, static_cast<std::int64_t>(count), buffer_type, factor);
+    to += count * size_of(buffer_type);
+  }
+}
+
+void unpack_widened(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces, DataType buffer_type, double factor) {
+  const std::byte* from = buffer.data();
+  for (const auto piece : pieces) {
+    const std::size_t count = piece.size() / sizeof(float);
+    widen(from, piece.data(), static_cast<std::int64_t>(count), buffer_type, factor);
+    from += count * size_of(buffer_type);
   }
 }
 

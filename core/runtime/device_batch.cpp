@@ -26,7 +26,7 @@ bool is_floating(DataType type) {
 
 class DeviceBatch final : public Work {
  public:
-  DeviceBatch(DeviceLane& lane, Job& job, const Launch& launch) : lane_(lane), job_(job), type_(job.collective().dtype), collective_(job.collective()) {
+  DeviceBatch(DeviceLane& lane, Job& job, const Launch& launch) : lane_(lane), job_(job), tensor_type_(job.request().dtype), type_(job.collective().dtype), collective_(job.collective()) {
     const device::DeviceGuard guard(lane_.context.api(), lane_.context.device());
     if (!job_.absent_here()) job_.ask_for_outputs();
     fold();
@@ -51,21 +51,22 @@ class DeviceBatch final : public Work {
   EventPtr output_ready() const override { return ready_; }
 
  private:
-  bool unpacks() const { return job_.fused() && !job_.absent_here(); }
-  bool needs_in_stream() const { return job_.fused() || job_.absent_here() || job_.scales_early() || !single_event(); }
+  bool unpacks() const { return job_.buffered() && !job_.absent_here(); }
+  bool needs_in_stream() const { return job_.buffered() || job_.absent_here() || job_.scales_early() || !single_event(); }
   bool sends() const { return collective_.kind != OpKind::kBroadcast || job_.at_root(); }
 
   /// With packing and unpacking at hand, factors cost nothing there. An average over all is left to the channel.
   void fold() {
     const bool reduces = collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
+    before_ = job_.factor_in();
+    after_ = job_.factor_out();
     if (job_.scales_early()) {
-      before_ = job_.request().prescale;
       if (!is_floating(type_)) throw Error("integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a floating type");
     }
-    if (!reduces || !job_.fused() || !lane_.folds || !is_floating(type_)) return;
+    if (!reduces || !job_.buffered() || !lane_.folds || !is_floating(type_)) return;
     ReduceScale& scale = collective_.scale;
     before_ *= std::exchange(scale.prescale, 1.0);
-    after_ = std::exchange(scale.postscale, 1.0);
+    after_ *= std::exchange(scale.postscale, 1.0);
     if (scale.divisor != static_cast<std::int64_t>(job_.spec().ranks.size())) {
       after_ /= static_cast<double>(std::exchange(scale.divisor, 1));
     }
@@ -87,7 +88,7 @@ class DeviceBatch final : public Work {
   void prepare() {
     if (needs_in_stream()) wait_for_inputs();
     if (job_.absent_here()) return prepare_absent();
-    if (job_.fused()) return prepare_fused();
+    if (job_.buffered()) return prepare_buffered();
     const Submission& submission = job_.operations().front()->submission;
     if (!needs_in_stream()) collective_.input_ready = submission.input_ready;
     in_ = {submission.input.data, submission.input.bytes()};
@@ -104,31 +105,34 @@ class DeviceBatch final : public Work {
     in_ = scaled;
   }
 
-  /// Bytes of the batch when every tensor begins at a multiple of kAlignment; the same on every rank.
+  /// What a tensor takes up in the buffer: the next one begins at a multiple of kAlignment. One by itself has no gap behind it, which Adasum
+  /// would take for a part of the vector. The same on every rank.
+  std::size_t room_for(std::size_t bytes) const { return job_.fused() && job_.in_place_kind() ? aligned(bytes) : bytes; }
+
   std::size_t padded_bytes() const {
     std::size_t bytes = 0;
-    for (const auto& operation : job_.agreed()) bytes += aligned(static_cast<std::size_t>(operation.request.elements()) * size_of(type_));
+    for (const auto& operation : job_.agreed()) bytes += room_for(static_cast<std::size_t>(operation.request.elements()) * size_of(type_));
     return bytes;
   }
 
   /// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is agreed, and batches of a lane follow
   /// each other in one order. A tensor by itself lies in the caller's memory on the ranks that have it, so a rank that has joined may not
-  /// take one for it.
-  void lease_output(std::size_t bytes, bool fused_in_place) {
+  /// take one for it, unless it is cast.
+  void lease_output(std::size_t bytes, bool buffered_in_place) {
     std::span<std::byte> own;
-    if (fused_in_place) own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
+    if (buffered_in_place) own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
     in_turn_ = !own.empty();
     if (!in_turn_) output_ = lane_.buffers.lease(bytes, lane_.in.get());
     out_ = in_turn_ ? own : output_.bytes();
   }
 
-  void prepare_fused() {
+  void prepare_buffered() {
     // What is cut or joined by rows has its sizes from the collective, so it lies without gaps.
-    const bool padded = job_.in_place_kind();
-    const std::size_t out_bytes = padded ? padded_bytes() : job_.out_bytes();
-    lease_output(out_bytes, padded);
+    const bool in_place = job_.in_place_kind();
+    const std::size_t out_bytes = in_place ? padded_bytes() : job_.out_bytes();
+    lease_output(out_bytes, in_place);
     std::span<std::byte> packed = out_;
-    if (padded) {
+    if (in_place) {
       collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
     } else {
       input_ = lane_.buffers.lease(job_.in_bytes(), lane_.in.get());
@@ -138,20 +142,21 @@ class DeviceBatch final : public Work {
     if (!sends()) return;
     pieces_.clear();
     std::size_t offset = 0;
-    for (const auto piece : job_.input_pieces()) add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset, padded);  // only read
-    lane_.context.plans().run(pieces_, {type_, type_, before_ != 1.0}, packed.data(), true, before_, lane_.in.get());
+    for (const auto piece : job_.input_pieces()) add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset);  // only read
+    lane_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(), true, before_, lane_.in.get());
   }
 
-  void add_piece(std::byte* tensor, std::size_t bytes, std::size_t& offset, bool padded) {
-    pieces_.push_back({tensor, offset, bytes / size_of(type_)});
-    offset += padded ? aligned(bytes) : bytes;
+  void add_piece(std::byte* tensor, std::size_t bytes, std::size_t& offset) {
+    const std::size_t count = bytes / size_of(tensor_type_);
+    pieces_.push_back({tensor, offset, count});
+    offset += room_for(count * size_of(type_));
   }
 
   void prepare_absent() {
-    const bool padded = job_.in_place_kind() && job_.fused();
-    const std::size_t out_bytes = padded ? padded_bytes() : job_.out_bytes();
-    if (padded) collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
-    lease_output(out_bytes, padded);
+    const bool in_place = job_.in_place_kind() && job_.buffered();
+    const std::size_t out_bytes = in_place ? padded_bytes() : job_.out_bytes();
+    if (in_place) collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
+    lease_output(out_bytes, in_place);
     std::span<std::byte> contribution = out_;
     if (!job_.in_place_kind()) {
       input_ = lane_.buffers.lease(job_.in_bytes(), lane_.in.get());
@@ -170,14 +175,15 @@ class DeviceBatch final : public Work {
     lane_.context.wait(lane_.out.get(), ready_);
     pieces_.clear();
     std::size_t offset = 0;
-    for (const auto piece : job_.output_pieces()) add_piece(piece.data(), piece.size(), offset, job_.in_place_kind());
-    lane_.context.plans().run(pieces_, {type_, type_, after_ != 1.0}, out_.data(), false, after_, lane_.out.get());
+    for (const auto piece : job_.output_pieces()) add_piece(piece.data(), piece.size(), offset);
+    lane_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false, after_, lane_.out.get());
     ready_ = lane_.context.marks()->record(lane_.out.get());
   }
 
   DeviceLane& lane_;
   Job& job_;
-  const DataType type_;
+  const DataType tensor_type_;
+  const DataType type_;  // in the buffer
   Collective collective_;
   double before_ = 1.0;  // factor while packing
   double after_ = 1.0;   // and while unpacking

@@ -33,8 +33,8 @@ struct DeviceLane {
   device::BufferRing channels_own;  ///< for what is fused and as large on every rank, see Channel::fusion_buffers()
 };
 
-/// Starts a job whose tensors are on the device: one launch packs them behind their input_ready events, the collective follows, and one
-/// launch unpacks; an unfused one without a factor goes to the channel as it is. The Work is complete once all of that is queued, which
+/// Starts a job whose tensors are on the device: one launch packs them (and scales and casts) behind their input_ready events, the collective
+/// follows, and one launch unpacks; an unfused one without a factor or a cast goes to the channel as it is. The Work is complete once all of that is queued, which
 /// takes no time of the device, and output_ready() is the event behind it. No call waits on the host.
 /// @param job and lane outlive the Work
 std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const Launch& launch, const Launch& launch_on_host);

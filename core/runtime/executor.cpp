@@ -71,7 +71,7 @@ std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
 void Executor::keep_buffers_for(std::span<const std::shared_ptr<Job>> jobs) {
   std::size_t largest = 0;
   for (const auto& job : jobs) {
-    if (job->lane == nullptr || job->on_device() || !job->fused()) continue;
+    if (job->lane == nullptr || job->on_device() || !job->buffered()) continue;
     largest = std::max({largest, job->in_bytes(), job->out_bytes()});
   }
   // A pool's buffer has at least a cache line.

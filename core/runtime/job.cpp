@@ -1,6 +1,7 @@
 #include "runtime/job.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -75,11 +76,12 @@ bool Job::in_place_kind() const noexcept {
 void Job::describe() {
   const wire::Request& first = request();
   collective_.kind = first.kind;
-  collective_.dtype = first.dtype;
+  collective_.dtype = first.travels_as();
   collective_.op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
   const auto contributors = static_cast<std::int64_t>(spec_.ranks.size() - batch_.absent.size());
   collective_.scale = {first.prescale, first.postscale, first.op == ReduceOp::kAverage ? contributors : 1};
-  if (scales_early()) collective_.scale.prescale = 1.0;
+  if (casts() || scales_early()) collective_.scale.prescale = 1.0;
+  if (factor_out() != 1.0) collective_.scale.postscale = 1.0;
   if (first.kind == OpKind::kBroadcast || first.kind == OpKind::kGather) {
     const auto root = std::lower_bound(spec_.ranks.begin(), spec_.ranks.end(), first.root);
     collective_.root = static_cast<int>(root - spec_.ranks.begin());
@@ -126,9 +128,13 @@ void Job::describe_rows() {
 // A factor changes what an absent rank's contribution leaves unchanged (1 in a product), so it is applied before that comes in.
 bool Job::scales_early() const noexcept {
   const ReduceOp op = request().op;
-  return !batch_.absent.empty() && request().prescale != 1.0 &&
+  return !casts() && !batch_.absent.empty() && request().prescale != 1.0 &&
          (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
 }
+
+// What makes numbers smaller comes before they are rounded to 16 bits and what makes them larger after, so that neither leaves the range
+// needlessly.
+double Job::factor_out() const noexcept { return casts() && std::abs(request().postscale) > 1.0 ? request().postscale : 1.0; }
 
 std::size_t Job::in_bytes() const {
   const std::size_t element = size_of(collective_.dtype);
@@ -169,13 +175,13 @@ void Job::prepare(fusion::FusionBufferPool& pool) {
   if (batch_.absent_here) return prepare_absent(pool);
   ask_for_outputs();
   if (request().kind == OpKind::kAlltoall) return;  // AlltoallWork takes care of it
-  const bool packs = fused() || scales_early();
-  if (!fused()) {
+  const bool packs = buffered() || scales_early();
+  if (!buffered()) {
     in_ = input_bytes(operations_.front());
     if (request().kind != OpKind::kGather || at_root()) out_ = output_bytes(operations_.front());
   }
   if (!packs) return;
-  if (fused()) {
+  if (buffered()) {
     output_buffer_ = pool.lease(out_bytes());
     out_ = output_buffer_.bytes();
   }
@@ -188,12 +194,13 @@ void Job::prepare(fusion::FusionBufferPool& pool) {
     input_buffer_ = pool.lease(in_bytes());
     packed = input_buffer_.bytes();
   }
-  fusion::pack(input_pieces(), packed);
   in_ = packed;
+  if (casts()) return fusion::pack_narrowed(input_pieces(), packed, collective_.dtype, factor_in());
+  fusion::pack(input_pieces(), packed);
   if (!scales_early()) return;
   const std::byte* const source = packed.data();
   reduce({&source, 1}, packed.data(), static_cast<std::int64_t>(packed.size() / size_of(collective_.dtype)), collective_.dtype,
-         collective_.op, {request().prescale, 1.0, 1});
+         collective_.op, {factor_in(), 1.0, 1});
 }
 
 void Job::prepare_absent(fusion::FusionBufferPool& pool) {
@@ -226,7 +233,9 @@ std::span<const std::span<std::byte>> Job::output_pieces() {
 }
 
 void Job::unpack() {
-  if (fused() && !batch_.absent_here) fusion::unpack(output_buffer_.bytes(), output_pieces());
+  if (!buffered() || batch_.absent_here) return;
+  if (casts()) return fusion::unpack_widened(output_buffer_.bytes(), output_pieces(), collective_.dtype, factor_out());
+  fusion::unpack(output_buffer_.bytes(), output_pieces());
 }
 
 void Job::abandon_buffers() noexcept {

@@ -50,12 +50,19 @@ class Job {
   // What a batch on a device is put together from (device_batch.h) instead of prepare() and unpack().
   bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
   bool fused() const noexcept { return batch_.operations.size() > 1; }
+  /// The tensors are of fp32 and the collective is of a 16-bit type.
+  bool casts() const noexcept { return collective_.dtype != request().dtype; }
+  /// It goes through a buffer; otherwise the collective works on the callers' memory.
+  bool buffered() const noexcept { return fused() || casts(); }
   bool absent_here() const noexcept { return batch_.absent_here; }
   /// As many elements out as in, on every rank.
   bool in_place_kind() const noexcept;
   bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
-  /// The request's first factor is applied while packing, and is no part of the collective.
+  /// The request's first factor is applied while packing, and is no part of the collective, though nothing is cast.
   bool scales_early() const noexcept;
+  /// What elements are multiplied by while they are packed, and while they are unpacked; the collective has the rest.
+  double factor_in() const noexcept { return casts() || scales_early() ? request().prescale : 1.0; }
+  double factor_out() const noexcept;
   std::size_t in_bytes() const;
   std::size_t out_bytes() const;
   /// Asks for the outputs whose size has been agreed on, if there are such. @throws hvd::Error for one of the wrong size.

@@ -49,7 +49,7 @@ bool asks_for_the_same(const Submission& what, const Submission& before, const w
   return what.name == request.name && what.kind == before.kind && what.op == before.op && alike(what.input, before.input) &&
          alike(what.output, before.output) && what.prescale == before.prescale && what.postscale == before.postscale && what.root == before.root &&
          what.process_set == 0 && before.process_set == 0 && what.group == before.group && what.group_size == before.group_size &&
-         what.group_index == before.group_index && what.alone == before.alone && what.splits.empty() && before.splits.empty() &&
+         what.group_index == before.group_index && what.alone == before.alone && what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
          (what.allocate_output != nullptr || !wire::gathers(what.kind)) && !wire::only_agrees(what.kind);
 }
 

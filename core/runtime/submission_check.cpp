@@ -21,6 +21,7 @@ class Checker {
     if (agrees_on_job()) return check_job_operation();
     check_device();
     check_op();
+    check_compression();
     check_shape();
     check_output();
     check_group();
@@ -113,6 +114,14 @@ class Checker {
     if (submission_.input.dtype == DataType::kBool && (submission_.prescale != 1 || submission_.postscale != 1)) {
       fail("bool cannot be scaled; leave prescale and postscale at 1");
     }
+  }
+
+  void check_compression() const {
+    if (submission_.compression == Compression::kNone) return;
+    const std::string compression(to_string(submission_.compression));
+    if (submission_.kind != OpKind::kAllreduce) fail("compression (" + compression + ") is for allreduce; send a tensor of 16 bits instead");
+    if (submission_.input.dtype == DataType::kFloat32) return;
+    fail("compression (" + compression + ") is for float32, got " + std::string(to_string(submission_.input.dtype)) + "; submit it without");
   }
 
   void check_adasum() const {
@@ -231,6 +240,7 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   request.op = reduces ? submission.op : ReduceOp::kSum;
   request.prescale = reduces ? submission.prescale : 1.0;
   request.postscale = reduces ? submission.postscale : 1.0;
+  request.compression = submission.compression;
   const bool has_root = submission.kind == OpKind::kBroadcast || submission.kind == OpKind::kGather ||
                         submission.kind == OpKind::kRemoveProcessSet;
   request.root = has_root ? submission.root : 0;

@@ -17,7 +17,8 @@ enum RequestFlag : std::uint8_t {
   kHasSplits = 8,
   kUnnamed = 16,
   kAlone = 32,
-  kAllRequestFlags = 63,
+  kCompressed = 64,
+  kAllRequestFlags = 127,
 };
 
 // Bits of a plan's flag byte.
@@ -73,6 +74,13 @@ void check_element_count(const Reader& in, const Request& request) {
   }
 }
 
+Compression read_compression(Reader& in, const Request& request) {
+  const auto compression = read_enum<Compression>(in, "compression", kCompressionCount);
+  if (compression == Compression::kNone) in.fail("compression", "flagged, and none");
+  if (request.kind != OpKind::kAllreduce || request.dtype != DataType::kFloat32) in.fail("compression", "not of an allreduce of float32");
+  return compression;
+}
+
 }  // namespace
 
 Writer start(MessageKind kind) {
@@ -88,7 +96,8 @@ void write_request(Writer& out, const Request& request) {
   out.u8(static_cast<std::uint8_t>(
       (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
       (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
-      (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0)));
+      (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0) |
+      (request.compression != Compression::kNone ? kCompressed : 0)));
   if (request.unnamed) {
     out.varint(request.ordinal);
   } else {
@@ -111,6 +120,7 @@ void write_request(Writer& out, const Request& request) {
     out.varint(static_cast<std::uint64_t>(request.group_index));
   }
   if (!request.splits.empty()) write_sizes(out, request.splits);
+  if (request.compression != Compression::kNone) out.u8(static_cast<std::uint8_t>(request.compression));
 }
 
 Request read_request(Reader& in) {
@@ -148,6 +158,7 @@ Request read_request(Reader& in) {
     }
   }
   if ((flags & kHasSplits) != 0) request.splits = read_sizes(in, "splits", kMaxRanks);
+  if ((flags & kCompressed) != 0) request.compression = read_compression(in, request);
   if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
   return request;
 }
@@ -328,6 +339,11 @@ std::int64_t Request::elements() const noexcept {
   std::int64_t elements = 1;
   for (const auto size : shape) elements *= size;
   return elements;
+}
+
+DataType Request::travels_as() const noexcept {
+  if (compression == Compression::kNone) return dtype;
+  return compression == Compression::kFloat16 ? DataType::kFloat16 : DataType::kBFloat16;
 }
 
 std::string Request::group_key() const {

@@ -53,12 +53,15 @@ struct Request {
   int group_size = 0;
   int group_index = 0;
   bool alone = false;  ///< not to be fused with others
+  Compression compression = Compression::kNone;  ///< of an allreduce of fp32
   std::vector<std::int64_t> shape = {};
   std::vector<std::int64_t> splits = {};  ///< kAddProcessSet: the set's world ranks, ascending
 
   friend bool operator==(const Request&, const Request&) = default;
 
   std::int64_t elements() const noexcept;
+  /// The type that is moved and reduced: the dtype, or what it is compressed to.
+  DataType travels_as() const noexcept;
   /// Identifies the group within the process set; meaningful when group_size > 0.
   std::string group_key() const;
 };

@@ -29,13 +29,14 @@ void mix(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e377
 
 }  // namespace
 
-/// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and 16-bit copies cannot be views. Only what all ranks of
-/// the set agree on decides.
+/// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be views. Only what
+/// all ranks of the set agree on decides: the types of active parameters, whose gradients have just been reduced, are.
 bool GradientReducer::may_use_buckets() const {
-  const bool wanted = how_.bucket_views && how_.process_set.size() > 1;
-  return wanted && how_.compression == Compression::kNone && how_.op != ReduceOp::kAdasum &&
-         std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.group < 0 && slot.transfer.agreed_layout().value_or(0) == 0; });
+  const bool wanted = how_.bucket_views && how_.process_set.size() > 1 && how_.op != ReduceOp::kAdasum;
+  return wanted && std::all_of(slots_.begin(), slots_.end(), [this](const Slot& slot) {
+           const bool cast = slot.active() && type_to_cast_to(slot.transfer.parameter().scalar_type(), how_.compression).has_value();
+           return !cast && slot.group < 0 && slot.transfer.agreed_layout().value_or(0) == 0;
+         });
 }
 
 bool GradientReducer::buckets_fit() const {

@@ -16,6 +16,7 @@ Submission reduction_in_place(std::string name, const GradientReduction& how, Te
   submission.name = std::move(name);
   submission.kind = OpKind::kAllreduce;
   submission.op = how.op;
+  submission.compression = compression_in_core(memory.dtype, how.compression);
   submission.input = submission.output = std::move(memory);
   submission.prescale = how.prescale;
   submission.postscale = how.postscale;
@@ -122,7 +123,7 @@ std::vector<Submission> GradientTransfer::prepare(const std::string& name,
 Submission GradientTransfer::prepare_dense(const std::string& name, const GradientReduction& how) {
   const Label label{"gradient", name};
   const auto wire_dtype =
-      wire_type(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
+      type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
   if (sent_.defined()) {
     check_tensor(sent_, label);
     wire_ = packed(sent_).to(wire_dtype);
@@ -135,8 +136,10 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
   // It can be reduced where it is, so a copy into a common buffer would be the most expensive part. Elsewhere it goes through shared memory
   // piece by piece, and the common buffer would be as large as all gradients.
   const bool one_host = local_size() == size();
-  submission.alone = (wire_.nbytes() >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
-                     (wire_.nbytes() >= kLargeOnOneHost && one_host && wire_.is_cpu());
+  const bool compressed = submission.compression != Compression::kNone;  // then it goes through a buffer wherever it lies
+  const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
+  submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
+                     (travelling >= kLargeOnOneHost && one_host && wire_.is_cpu());
   return submission;
 }
 
@@ -213,7 +216,7 @@ const Submission& UsedFlags::prepare(const std::string& scope, const GradientRed
                                      const std::function<bool(std::size_t)>& used) {
   const torch::NoGradGuard no_grad;
   const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
-  const auto dtype = wire_type(own, how.compression).value_or(own);
+  const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
   if (!flags_.defined() || flags_.scalar_type() != dtype || values_.numel() != static_cast<std::int64_t>(count)) {
     values_ = torch::zeros({static_cast<std::int64_t>(count)}, torch::kFloat32);
     flags_ = values_.to(dtype);

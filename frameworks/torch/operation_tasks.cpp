@@ -129,7 +129,7 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   Task task;
   torch::Tensor input = packed(tensor);
   torch::Tensor output;
-  if (const auto wire = wire_type(tensor.scalar_type(), options.compression)) {
+  if (const auto wire = type_to_cast_to(tensor.scalar_type(), options.compression)) {
     output = input = input.to(*wire);
   } else if (place == Place::kIn) {
     output = input;
@@ -143,6 +143,7 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
     task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   }
   task.submission = reduction(OpKind::kAllreduce, options, std::move(name), input, output);
+  task.submission.compression = compression_in_core(task.submission.input.dtype, options.compression);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;
 }

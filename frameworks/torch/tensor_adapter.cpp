@@ -104,6 +104,15 @@ std::optional<torch::ScalarType> wire_type(torch::ScalarType type, Compression c
   return compression == Compression::kFloat16 ? torch::kFloat16 : torch::kBFloat16;
 }
 
+std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType type, Compression compression) {
+  if (type == torch::kFloat32) return std::nullopt;
+  return wire_type(type, compression);
+}
+
+Compression compression_in_core(DataType type, Compression compression) noexcept {
+  return type == DataType::kFloat32 ? compression : Compression::kNone;
+}
+
 void mark_written(const torch::Tensor& tensor) {
   // An inference tensor has no version.
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

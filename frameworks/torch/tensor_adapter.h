@@ -43,6 +43,10 @@ TensorView view_of(const torch::Tensor&);
 
 /// The 16-bit type that a tensor of this type travels as; nullopt: as it is.
 std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
+/// The same of what has to be cast before and after an allreduce: float32 the core casts itself, see Submission::compression.
+std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
+/// What the core is asked for in an allreduce of this type.
+Compression compression_in_core(DataType, Compression) noexcept;
 
 /// Makes autograd notice that the tensor's memory changed behind its back.
 void mark_written(const torch::Tensor&);

@@ -1,4 +1,5 @@
 /* Every kind of operation, alone, asynchronous and grouped, and the wrong calls of it. */
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "capi/check.h"
@@ -40,6 +41,22 @@ static void test_allreduce(void) {
     EXPECT_EQ(out[i], (float)(size - 1 + i));
     EXPECT_EQ(data[i], (float)(2 * rank + i));
   }
+
+  /* As a program says that was built before there was compression. */
+  sum.struct_size = offsetof(hvd_submission_t, compression);
+  sum.compression = 3;
+  EXPECT_OK(hvd_run(&sum, NULL));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], (float)(size - 1 + i));
+  sum.struct_size = sizeof sum;
+
+  /* In 16 bits: 1 + 2^-11 is not one of them. */
+  sum.op = HVD_OP_SUM;
+  sum.compression = HVD_COMPRESSION_FLOAT16;
+  for (int i = 0; i < 5; ++i) data[i] = 1.0F + 1.0F / 2048;
+  EXPECT_OK(hvd_run(&sum, NULL));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], (float)size);
+  sum.compression = HVD_COMPRESSION_NONE;
+  for (int i = 0; i < 5; ++i) data[i] = (float)(2 * rank + i);
 
   sum.ndim = 0;
   sum.shape = NULL;
@@ -302,12 +319,14 @@ static void test_bad_submissions(void) {
     EXPECT(operation == NULL);                          \
   } while (0)
   EXPECT_REFUSED(struct_size, 0, "struct_size");
-  EXPECT_REFUSED(struct_size, sizeof bad - 8, "struct_size");
+  EXPECT_REFUSED(struct_size, offsetof(hvd_submission_t, compression) - 8, "struct_size");
   EXPECT_REFUSED(kind, 8, "kind is 8");
   EXPECT_REFUSED(kind, -1, "kind is -1");
   EXPECT_REFUSED(op, 6, "op is 6");
   EXPECT_REFUSED(dtype, 10, "dtype is 10");
   EXPECT_REFUSED(dtype, -1, "dtype is -1");
+  EXPECT_REFUSED(compression, 3, "compression is 3");
+  EXPECT_REFUSED(reserved, 1, "reserved is 1");
   EXPECT_REFUSED(ndim, -1, "ndim");
   EXPECT_REFUSED(shape, NULL, "shape is NULL");
   EXPECT_REFUSED(shape, &negative, "bad shape");

@@ -21,9 +21,11 @@ constexpr std::chrono::milliseconds kLonger{1300};
 struct Tensor {
   std::string name;
   std::vector<float> memory;
+  Compression compression = Compression::kNone;  // of which the values are exact, too
   Operation operation = {};
 
-  Tensor(std::string called, std::size_t elements) : name(std::move(called)), memory(elements) {}
+  Tensor(std::string called, std::size_t elements, Compression how = Compression::kNone)
+      : name(std::move(called)), memory(elements), compression(how) {}
 
   void submit(int step, Progress progress = Progress::kCaller) {
     for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>((rank() + 1) * (static_cast<int>(i % 7) + step % 5));
@@ -32,6 +34,7 @@ struct Tensor {
     submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
                         {static_cast<std::int64_t>(memory.size())}};
     submission.output = submission.input;
+    submission.compression = compression;
     operation = hvd::submit(std::move(submission), progress);
   }
   void check(int step) {
@@ -115,6 +118,19 @@ TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
   const std::uint64_t before = locked();
   steps_with_it(20);
   EXPECT_EQ(locked() - before, 20U * 4U);
+}
+
+TEST_F(Steady, WhatIsCastOnTheWayIsLockedToo) {
+  tensors_.emplace_back("half", 10, Compression::kFloat16);
+  tensors_.emplace_back("brain", 40001, Compression::kBFloat16);
+  steps(0, 30);
+  std::this_thread::sleep_for(kLonger);
+  const std::uint64_t before = locked();
+  steps(30, 50);
+  EXPECT_EQ(locked() - before, 20U * 5U);
+  tensors_.back().compression = Compression::kFloat16;  // another operation of the same name
+  steps(50, 90);
+  EXPECT_GT(locked() - before, 20U * 5U);
 }
 
 TEST_F(Steady, RanksMaySubmitInAnyOrder) {

@@ -89,6 +89,7 @@ void RandomProgram::choose_kind(ProgramOperation& operation) {
   form.op = kReductions[random_() % kReductions.size()];
   if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage) form.op = ReduceOp::kMax;
   if (form.input.dtype == DataType::kFloat32 && random_() % 2 == 0) form.prescale = 0.5;
+  if (form.input.dtype == DataType::kFloat32 && form.kind == OpKind::kAllreduce) form.compression = static_cast<Compression>(random_() % kCompressionCount);
 }
 
 Bytes RandomProgram::input(const ProgramOperation& operation, int step, int rank) const {
@@ -111,6 +112,7 @@ Bytes RandomProgram::expected_reduction(const ProgramOperation& operation, int s
   for (const int rank : contributors(operation, step)) inputs.push_back(input(operation, step, rank));
   const Submission& form = operation.form;
   const bool average = form.op == ReduceOp::kAverage;
+  if (form.compression != Compression::kNone) return reference_compressed(inputs, form.compression, form.op, form.prescale, form.postscale);
   return reference_reduce(inputs, form.input.dtype, average ? ReduceOp::kSum : form.op,
                           {form.prescale, form.postscale, average ? static_cast<std::int64_t>(inputs.size()) : 1});
 }

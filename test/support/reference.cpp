@@ -212,6 +212,28 @@ Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType dtype, ReduceO
   return output;
 }
 
+Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression compression, ReduceOp op, double prescale, double postscale) {
+  const bool half = compression == Compression::kFloat16;
+  std::vector<Bytes> narrowed;
+  for (const Bytes& input : inputs) {
+    Bytes& to = narrowed.emplace_back(input.size() / 2);
+    for (std::size_t i = 0; i < input.size() / 4; ++i) {
+      const float value = get<float>(input, i) * static_cast<float>(prescale);
+      put(to, i, half ? float_to_half(value) : float_to_bfloat16(value));
+    }
+  }
+  const bool enlarges = std::abs(postscale) > 1;
+  const ReduceScale scale{1.0, enlarges ? 1.0 : postscale, op == ReduceOp::kAverage ? static_cast<std::int64_t>(inputs.size()) : 1};
+  const Bytes reduced = reference_reduce(narrowed, half ? DataType::kFloat16 : DataType::kBFloat16, op == ReduceOp::kAverage ? ReduceOp::kSum : op, scale);
+  Bytes output(inputs.at(0).size());
+  for (std::size_t i = 0; i < output.size() / 4; ++i) {
+    const auto bits = get<std::uint16_t>(reduced, i);
+    const float value = half ? half_to_float(bits) : bfloat16_to_float(bits);
+    put(output, i, enlarges ? value * static_cast<float>(postscale) : value);
+  }
+  return output;
+}
+
 std::int64_t first_difference(const std::byte* actual, const Bytes& expected, DataType dtype) {
   if (expected.empty() || std::memcmp(actual, expected.data(), expected.size()) == 0) {
     return -1;

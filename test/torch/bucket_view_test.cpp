@@ -61,13 +61,12 @@ TEST(BucketViews, GradientsLieSideBySideFromTheSecondStepOn) {
   }
 }
 
-TEST(BucketViews, AStepOfManyTensorsIsFewOperations) {
-  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+std::uint64_t operations_of_a_step(const DistributedOptimizerOptions& options) {
   torch::nn::Sequential layers;
   for (int i = 0; i < 64; ++i) layers->push_back(torch::nn::Linear(8, 8));
   broadcast_parameters(layers);
   SGD sgd(layers->parameters(), SGDOptions(0.05));
-  DistributedOptimizer optimizer(sgd, layers->named_parameters());
+  DistributedOptimizer optimizer(sgd, layers->named_parameters(), options);
   std::uint64_t before = 0;
   for (int step = 0; step < 3; ++step) {
     before = metrics().completed_operations;
@@ -75,9 +74,44 @@ TEST(BucketViews, AStepOfManyTensorsIsFewOperations) {
     layers->forward(torch::ones({2, 8})).sum().backward();
     optimizer.step();
   }
-  const std::uint64_t operations = metrics().completed_operations - before;
-  EXPECT_GE(operations, 8U) << "some are reduced while backward runs";
-  EXPECT_LE(operations, 12U) << "of 128 tensors";
+  return metrics().completed_operations - before;
+}
+
+TEST(BucketViews, AStepOfManyTensorsIsFewOperations) {
+  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+  for (const Compression compression : {Compression::kNone, Compression::kFloat16}) {
+    const std::uint64_t operations = operations_of_a_step({.compression = compression});
+    EXPECT_GE(operations, 8U) << "some are reduced while backward runs";
+    EXPECT_LE(operations, 12U) << "of 128 tensors";
+  }
+}
+
+TEST(BucketViews, BucketsThatTravelAs16BitsChangeNothing) {
+  const auto run = [](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
+    optimizer.zero_grad(step % 2 == 0);
+    backward(net, step);
+    optimizer.step();
+  };
+  expect_equal_with_views(run, {.compression = Compression::kFloat16});
+  expect_equal_with_views(run, {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3});
+}
+
+TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
+  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+  torch::nn::Sequential layers(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  layers->to(torch::kFloat64);
+  broadcast_parameters(layers);
+  SGD sgd(layers->parameters(), SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, layers->named_parameters(), {.compression = Compression::kFloat16});
+  for (int step = 0; step < 3; ++step) {
+    const std::uint64_t before = metrics().completed_operations;
+    optimizer.zero_grad();
+    layers->forward(torch::ones({2, 4}, torch::kFloat64)).sum().backward();
+    optimizer.step();
+    const std::uint64_t layouts = step == 0 ? 1 : 0;  // which are agreed on once
+    EXPECT_EQ(metrics().completed_operations - before, 5U + layouts) << "four gradients and which of them there are";
+    EXPECT_EQ(layers->parameters()[0].grad().scalar_type(), torch::kFloat64);
+  }
 }
 
 TEST(BucketViews, AStepThatIsDroppedThoughAParameterHadNoGradient) {

@@ -67,10 +67,10 @@ TEST_F(CudaOptimizer, Groups) { expect_as_on_the_cpu({.groups = {{"fc1.weight", 
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
-TEST_F(CudaOptimizer, SteadyStepsDoNotWaitForTheDevice) {
+void expect_no_waits(const DistributedOptimizerOptions& options) {
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
-  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), options);
   const Batch batch = Batch::of_rank(rank(), 0);
   const torch::Tensor x = batch.x.to(device()), y = batch.y.to(device());
   const auto step = [&] {
@@ -86,6 +86,10 @@ TEST_F(CudaOptimizer, SteadyStepsDoNotWaitForTheDevice) {
   EXPECT_EQ(hvd_calls().synchronize, hvd.synchronize);
   EXPECT_GT(hvd_calls().records, hvd.records);
 }
+
+TEST_F(CudaOptimizer, SteadyStepsDoNotWaitForTheDevice) { expect_no_waits({}); }
+TEST_F(CudaOptimizer, SteadyStepsThatTravelAs16BitsDoNotEither) { expect_no_waits({.compression = Compression::kFloat16}); }
+TEST_F(CudaOptimizer, Float16OnTheWireOneByOne) { expect_as_on_the_cpu({.compression = Compression::kFloat16, .gradient_as_bucket_view = false}); }
 
 // Gradients come from the streams of the forward pass, and the optimizer steps on another.
 TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {

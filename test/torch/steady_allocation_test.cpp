@@ -65,14 +65,17 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
   const std::uint64_t own = bare.allocated();
   ASSERT_GT(own, 0U) << "nothing is counted";
 
-  Training wrapped;
-  wrapped.distributed = std::make_unique<DistributedOptimizer>(wrapped.sgd, wrapped.net->named_parameters());
-  broadcast_parameters(wrapped.net);
-  const std::uint64_t locked = metrics().locked_operations;
-  const std::uint64_t with_hvd = wrapped.allocated();
-  EXPECT_GT(metrics().locked_operations, locked) << "the schedule has not been locked";
-  // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that is there already.
-  EXPECT_LE(with_hvd, own);
+  for (const Compression compression : {Compression::kNone, Compression::kFloat16}) {
+    Training wrapped;
+    wrapped.distributed = std::make_unique<DistributedOptimizer>(wrapped.sgd, wrapped.net->named_parameters(),
+                                                                 DistributedOptimizerOptions{.compression = compression});
+    broadcast_parameters(wrapped.net);
+    const std::uint64_t locked = metrics().locked_operations;
+    const std::uint64_t with_hvd = wrapped.allocated();
+    EXPECT_GT(metrics().locked_operations, locked) << "the schedule has not been locked";
+    // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that is there already.
+    EXPECT_LE(with_hvd, own) << to_string(compression);
+  }
 }
 
 }  // namespace

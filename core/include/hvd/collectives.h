@@ -40,6 +40,11 @@ struct Submission {
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   double prescale = 1.0;
   double postscale = 1.0;
+  /// Allreduce of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer of the runtime's and back. Each
+  /// rank contributes prescale * x, computed in fp32 and rounded once; the result is rounded to 16 bits after the divisor of an average,
+  /// and becomes fp32. Where the host reduces, a postscale that makes numbers smaller comes before that rounding and one that makes them larger
+  /// after it, in fp32; where a GPU does, it comes after it. Tensors that are 16-bit themselves need none.
+  Compression compression = Compression::kNone;
   /// World rank of the source (broadcast) or the destination (gather).
   int root = 0;
   /// Alltoall: how many of the input's rows go to each member, in set order. kAddProcessSet: the world ranks of the set.

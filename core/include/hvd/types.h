@@ -58,8 +58,9 @@ enum class OpKind : std::uint8_t {
 };
 inline constexpr int kOpKindCount = 10;
 
-/// How gradients are cast for the wire.
+/// The 16-bit type as which float32 travels. The numbers travel on the wire: append only.
 enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };
+inline constexpr int kCompressionCount = 3;
 
 enum class DeviceType : std::uint8_t { kCpu = 0, kCuda = 1 };
 
@@ -76,6 +77,7 @@ std::size_t size_of(DataType) noexcept;
 std::string_view to_string(DataType) noexcept;
 std::string_view to_string(ReduceOp) noexcept;
 std::string_view to_string(OpKind) noexcept;
+std::string_view to_string(Compression) noexcept;
 std::string_view to_string(DeviceType) noexcept;
 /// A shape as it appears in error messages: "[128,64]".
 std::string shape_to_string(std::span<const std::int64_t> shape);

@@ -70,6 +70,8 @@ TEST(FusionPlanner, OnlyWhatIsAlikeSharesABatch) {
       [](auto& r) { r.kind = OpKind::kAllgather; },
       [](auto& r) { r.op = ReduceOp::kMax; },
       [](auto& r) { r.dtype = DataType::kFloat16; },
+      [](auto& r) { r.compression = Compression::kFloat16; },
+      [](auto& r) { r.compression = Compression::kBFloat16; },
       [](auto& r) { r.device = DeviceType::kCuda; },
       [](auto& r) { r.root = 1; },
       [](auto& r) { r.prescale = 2; },

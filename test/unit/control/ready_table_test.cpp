@@ -78,6 +78,15 @@ TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
   } while (std::next_permutation(ranks.begin(), ranks.end()));
 }
 
+TEST_F(ReadyTableTest, WhatIsCompressedCountsAsItTravels) {
+  ReadyTable table(sets_, 3);
+  wire::Request request = allreduce("r", {3, 5});
+  EXPECT_EQ(batch_bytes(*table.add(0, request, std::nullopt, {})), 15 * 4);
+  request.name = "c";
+  request.compression = Compression::kBFloat16;
+  EXPECT_EQ(batch_bytes(*table.add(0, request, std::nullopt, {})), 15 * 2);
+}
+
 TEST_F(ReadyTableTest, WhatIsPlannedAndWhatIsSaidDoNotDependOnTheOrderOfArrival) {
   std::vector<int> ranks = {0, 1, 2};
   const std::vector<std::vector<std::int64_t>> shapes = {{3}, {3}, {5}};

@@ -78,6 +78,21 @@ TEST(ResponseCache, UnnamedOperationsThatAreAlikeShareAnEntry) {
   EXPECT_EQ(cache.expand(0, 900, 0), unnamed(OpKind::kAllreduce, 900));
 }
 
+TEST(ResponseCache, WhatIsCompressedIsAnotherOperation) {
+  const auto compressed = [](wire::Request request) {
+    request.compression = Compression::kFloat16;
+    return request;
+  };
+  ResponseCache cache(4);
+  cache.put(entry(allreduce("a")));
+  EXPECT_FALSE(cache.matches(0, compressed(allreduce("a")), 0));
+  cache.put(entry(compressed(allreduce("a"))));
+  EXPECT_TRUE(cache.matches(0, compressed(allreduce("a")), 0));
+  EXPECT_FALSE(cache.matches(0, allreduce("a"), 0));
+  cache.put(entry(unnamed(OpKind::kAllreduce, 3)));
+  EXPECT_FALSE(cache.find(compressed(unnamed(OpKind::kAllreduce, 4))));
+}
+
 TEST(ResponseCache, MembersOfAnUnnamedGroupHaveEntriesOfTheirOwn) {
   ResponseCache cache(4);
   cache.put(entry(in_group(unnamed(OpKind::kAllreduce, 10), "", 2, 0)));

@@ -35,6 +35,7 @@ TEST(Validator, ComparesEachField) {
        "kind of operation differs: rank 0 allreduce, rank 1 broadcast"},
       {[](auto& r) { r.dtype = DataType::kFloat16; },
        "dtype differs: rank 0 float32, rank 1 float16"},
+      {[](auto& r) { r.compression = Compression::kFloat16; }, "compression differs: rank 0 none, rank 1 float16"},
       {[](auto& r) { r.shape = {}; }, "shape differs: rank 0 [4], rank 1 []"},
       {[](auto& r) { r.op = ReduceOp::kMin; }, "op differs: rank 0 sum, rank 1 min"},
       {[](auto& r) { r.prescale = 0.5; }, "prescale factor differs: rank 0 1, rank 1 0.5"},

@@ -22,7 +22,8 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
   }
 
   /// A group of tensors that are reduced in one call, and what became of them.
-  static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count, int ranks = kRanks) {
+  static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count, int ranks = kRanks,
+                   Compression compression = Compression::kNone) {
     std::vector<Operation> handles;
     std::vector<FloatOperation> operations;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -31,6 +32,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
         operations.push_back(FloatOperation::in_place(job, rank, name + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
                                                       Floats(count, static_cast<float>(rank + tensor))));
         group.push_back(operations.back().submission);
+        group.back().compression = compression;
       }
       for (auto& handle : job.runtime(rank).submit(std::move(group), Progress::kBackground)) handles.push_back(handle);
     }
@@ -115,6 +117,19 @@ TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOth
   step(*job, "w", kTensors, 5, kRanks - 1);
   step(*job, "alone", 1, 5, kRanks - 1);
   step(*job, "w", kTensors, 5, kRanks - 1);
+  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join));
+  ASSERT_TRUE(job->run(joins));
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, ATensorByItselfThatIsCastLiesInRegisteredMemoryOnEveryRank) {
+  const auto job = start();
+  Submission join;
+  join.kind = OpKind::kJoin;
+  step(*job, "alone", 1, 5, kRanks, Compression::kFloat16);
+  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join)};
+  step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16);
   for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join));
   ASSERT_TRUE(job->run(joins));
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;

@@ -45,6 +45,8 @@ class DeviceSteadyTest : public ::testing::Test {
         submission.op = ReduceOp::kAverage;
         submission.input = submission.output = gradients_[static_cast<std::size_t>(rank * kTensors + tensor)].view(DataType::kFloat32);
         submission.input_ready = written;
+        submission.compression = compression_;
+        submission.alone = alone_;
         ready.push_back(std::make_shared<EventPtr>());
         submission.on_done = [event = ready.back()](const Status&, const EventPtr& done) { *event = done; };
         submissions.push_back(std::move(submission));
@@ -59,11 +61,15 @@ class DeviceSteadyTest : public ::testing::Test {
     }
   }
 
+  void expect_two_launches_per_batch(int batches_per_step);
+
   DeviceJob job_;
   std::vector<GpuTensor<float>> gradients_;
+  Compression compression_ = Compression::kNone;
+  bool alone_ = false;
 };
 
-TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBatch) {
+void DeviceSteadyTest::expect_two_launches_per_batch(int batches_per_step) {
   for (int number = 0; number < 5; ++number) step(number);
   const FakeGpuCounts before = job_.gpu().counts(0);
   const std::uint64_t batches_before = job_.runtime(0).metrics().backend_calls;
@@ -72,7 +78,7 @@ TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBa
   for (int number = 5; number < 5 + kSteps; ++number) step(number);
   const FakeGpuCounts after = job_.gpu().counts(0);
   const auto batches = static_cast<int>(job_.runtime(0).metrics().backend_calls - batches_before);
-  EXPECT_EQ(batches, kSteps);
+  EXPECT_EQ(batches, kSteps * batches_per_step);
   EXPECT_EQ(after.synchronize, 0);
   EXPECT_EQ(after.allocate, before.allocate);
   EXPECT_EQ(job_.rank(0).device->plans().uploads(), uploads);
@@ -84,6 +90,19 @@ TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBa
     EXPECT_EQ(job_.read<float>(rank, last.view(DataType::kFloat32), nullptr)[3], 25.0F);
   }
   job_.expect_no_faults();
+}
+
+TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBatch) { expect_two_launches_per_batch(1); }
+
+TEST_F(DeviceSteadyTest, TheSameWhenTheBatchIsCastOnTheWay) {
+  compression_ = Compression::kBFloat16;
+  expect_two_launches_per_batch(1);
+}
+
+TEST_F(DeviceSteadyTest, TheSameWhenEachTensorIsCastByItself) {
+  compression_ = Compression::kFloat16;
+  alone_ = true;
+  expect_two_launches_per_batch(kTensors);
 }
 
 TEST_F(DeviceSteadyTest, TheHostRunsAheadOfTheDevice) {

@@ -55,6 +55,7 @@ struct Rank {
   std::shared_ptr<SharedArena> arena = SharedArena::create();
   std::shared_ptr<runtime::Runtime> runtime = {};
   std::vector<std::vector<float>> memory = {std::vector<float>(10), std::vector<float>(3000), std::vector<float>(400'001)};
+  std::vector<std::vector<float>> cast = {std::vector<float>(11), std::vector<float>(2000), std::vector<float>(300'001)};
   std::shared_ptr<std::byte> shared = {};
   std::vector<Submission> submissions = {};
   std::vector<Operation> handles = {};
@@ -73,13 +74,22 @@ struct Rank {
     in_place.alone = true;
     in_place.keep_alive = shared;
     submissions.push_back(in_place);
+    for (std::size_t i = 0; i < cast.size(); ++i) {  // two of them fused
+      submissions.push_back(float_operation(cast[i], "travels as 16 bits, " + std::to_string(i)));
+      submissions.back().compression = Compression::kFloat16;
+      submissions.back().alone = i == 2;
+    }
     handles.resize(submissions.size());
   }
   void set(float value) {
     for (auto& tensor : memory) std::fill(tensor.begin(), tensor.end(), value);
+    for (auto& tensor : cast) std::fill(tensor.begin(), tensor.end(), value);
     std::fill_n(reinterpret_cast<float*>(shared.get()), 500'000, value);
   }
-  float last(std::size_t tensor) const { return tensor < memory.size() ? memory[tensor].back() : reinterpret_cast<const float*>(shared.get())[499'999]; }
+  float last(std::size_t tensor) const {
+    if (tensor < memory.size()) return memory[tensor].back();
+    return tensor == memory.size() ? reinterpret_cast<const float*>(shared.get())[499'999] : cast[tensor - memory.size() - 1].back();
+  }
 };
 
 class SteadyCount : public ::testing::Test {

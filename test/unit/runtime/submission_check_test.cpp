@@ -43,6 +43,18 @@ TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
   EXPECT_EQ(request.shape, (std::vector<std::int64_t>{2, 3}));
 }
 
+TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32AndNothingElse) {
+  submission_.compression = Compression::kBFloat16;
+  EXPECT_EQ(runtime::make_request(submission_, sets_, 1).compression, Compression::kBFloat16);
+  for (const DataType type : {DataType::kFloat16, DataType::kFloat64, DataType::kInt32}) {
+    submission_.input.dtype = submission_.output.dtype = type;
+    expect_refused("compression (bfloat16) is for float32, got " + std::string(to_string(type)));
+  }
+  submission_.input.dtype = submission_.output.dtype = DataType::kFloat32;
+  submission_.kind = OpKind::kReducescatter;
+  expect_refused("compression (bfloat16) is for allreduce");
+}
+
 TEST_F(SubmissionCheckTest, RefusesAnUnknownSet) {
   submission_.process_set = 9;
   expect_refused("there is no process set 9");

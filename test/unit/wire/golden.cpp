@@ -45,6 +45,13 @@ Request unnamed_gather() {
   return request;
 }
 
+Request compressed() {
+  Request request = tensor("fc1.bias", {128});
+  request.compression = Compression::kBFloat16;
+  request.alone = true;
+  return request;
+}
+
 Report report_of_everything() {
   Report report;
   report.last_applied = 300;
@@ -156,6 +163,8 @@ std::vector<Golden> messages() {
   Report leaving;
   leaving.last_applied = 2;
   leaving.shutdown = true;
+  Report report_compressed;
+  report_compressed.requests = {compressed()};
   Plan end;
   end.sequence = 3;
   end.shutdown = true;
@@ -183,6 +192,7 @@ std::vector<Golden> messages() {
        "00000000000000c0"
        "05626c6f636b 03 01 03 01 02 03"
        "10 05 01 01 04 00 00 02 02 03"},
+      {"report_compressed", report_compressed, "680101 00 00 00 00 01 60 086663312e62696173 00 00 08 00 00 01 8001 02"},
       {"plan_everything", plan_of_everything(),
        "680102 8101 01 02"
        "01 00 10 05 01 01 04 00 00 02 02 03 03 02 00 8201"

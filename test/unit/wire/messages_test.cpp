@@ -120,6 +120,8 @@ TEST(Messages, NumbersOnTheWireArePinned) {
   EXPECT_EQ(static_cast<int>(ReduceOp::kAdasum), kReduceOpCount - 1);
   EXPECT_EQ(static_cast<int>(DataType::kFloat16), 6);
   EXPECT_EQ(static_cast<int>(DataType::kFloat64), kDataTypeCount - 1);
+  EXPECT_EQ(static_cast<int>(Compression::kFloat16), 1);
+  EXPECT_EQ(static_cast<int>(Compression::kBFloat16), kCompressionCount - 1);
   EXPECT_EQ(static_cast<int>(StatusCode::kMismatch), 2);
   EXPECT_EQ(static_cast<int>(StatusCode::kInternal), kStatusCodeCount - 1);
 }
@@ -135,6 +137,31 @@ TEST(Messages, DefaultsTakeNoRoomAndComeBack) {
   request.group = "g";
   request.group_size = 2;
   EXPECT_EQ(round_trip(with(request)).requests.front(), request);
+}
+
+TEST(Messages, CompressionIsOfAnAllreduceOfFloat32) {
+  Request request;
+  request.name = "a";
+  EXPECT_EQ(request.travels_as(), DataType::kFloat32);
+  request.compression = Compression::kFloat16;
+  request.group = "g";
+  request.group_size = 2;
+  request.splits = {1};
+  const Request back = round_trip(with(request)).requests.front();
+  EXPECT_EQ(back, request);
+  EXPECT_EQ(back.travels_as(), DataType::kFloat16);
+  request.compression = Compression::kBFloat16;
+  EXPECT_EQ(round_trip(with(request)).requests.front().travels_as(), DataType::kBFloat16);
+  for (const std::uint8_t number : {0, 3}) {
+    Bytes bytes = encode(with(request));
+    bytes.back() = std::byte{number};
+    EXPECT_THAT(failure(bytes), HasSubstr("compression at byte")) << int{number};
+  }
+  request.dtype = DataType::kFloat64;
+  EXPECT_THAT(failure(encode(with(request))), HasSubstr("not of an allreduce of float32"));
+  request.dtype = DataType::kFloat32;
+  request.kind = OpKind::kReducescatter;
+  EXPECT_THAT(failure(encode(with(request))), HasSubstr("not of an allreduce of float32"));
 }
 
 TEST(Messages, SlotsTravelAsBits) {
@@ -203,7 +230,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
     return from_hex("680101 00 00 00 00 01" + fields);
   };
   EXPECT_EQ(failure(request("00 0161 00 01 08 00 00 01 05")), "(no error)");
-  EXPECT_THAT(failure(request("40 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 64"));
+  EXPECT_THAT(failure(request("80 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 128"));
   EXPECT_THAT(failure(request("00 0161 0a 01 08 00 00 01 05")), HasSubstr("kind at byte"));
   EXPECT_THAT(failure(request("00 0161 00 06 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));

@@ -22,7 +22,8 @@ class GradientReducer;
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
-  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype.
+  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast on its way into the runtime's buffer,
+  /// which needs no copy per tensor (see hvd::Submission::compression).
   Compression compression = Compression::kNone;
   /// Backward passes whose gradients add up before they are reduced.
   int backward_passes_per_step = 1;
@@ -38,8 +39,8 @@ struct DistributedOptimizerOptions {
   /// From the second step on, `.grad` tensors lie side by side in buffers that are reduced where
   /// they are: nothing is copied back, and nothing is copied in when gradients are zeroed rather
   /// than dropped (`zero_grad(false)`). Results do not depend on it. A `.grad` that the program
-  /// keeps from one step is overwritten in the next. Without effect with compression, groups,
-  /// Adasum or sparse gradients.
+  /// keeps from one step is overwritten in the next. Without effect with groups, Adasum, sparse
+  /// gradients or compressed float64 ones.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
 };

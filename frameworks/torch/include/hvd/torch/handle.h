@@ -13,8 +13,8 @@ class PendingResult;
 
 /// An asynchronous operation, or a group of them. Movable, copyable; copies refer to the same
 /// operation. Dropping every copy cancels nothing: the operation completes, but a result that must
-/// be copied back into a non-contiguous or compressed tensor (see allreduce_async_) is copied back
-/// by wait() only. Thread-safe.
+/// be copied back into a non-contiguous tensor, or a compressed one of float64 (see
+/// allreduce_async_), is copied back by wait() only. Thread-safe.
 class Handle {
  public:
   /// Refers to nothing: valid() is false and wait() throws UsageError.

@@ -32,7 +32,8 @@ struct AllreduceOptions {
   double prescale_factor = 1;
   double postscale_factor = 1;
   /// Sends float32 and float64 as 16 bits; the result has the input's dtype. Other dtypes are sent
-  /// as they are.
+  /// as they are. An allreduce of float32 multiplies by the prescale factor before it rounds to 16
+  /// bits: see hvd::Submission::compression.
   Compression compression = Compression::kNone;
   ProcessSet process_set = {};
 };
@@ -99,8 +100,8 @@ torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options =
 torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
                          const CollectiveOptions& options = {});
 
-// Asynchronous, and not differentiable. Non-contiguous and compressed in-place tensors get their
-// result at the first wait().
+// Asynchronous, and not differentiable. In-place tensors that are not contiguous, or compressed and
+// of float64, get their result at the first wait().
 
 Handle allreduce_async(const torch::Tensor& tensor, const AllreduceOptions& options = {});
 Handle allreduce_async_(torch::Tensor tensor, const AllreduceOptions& options = {});
