@@ -157,7 +157,7 @@ void GradientReducer::after_accumulate(std::size_t index) {
 void GradientReducer::check_stays_in_place(std::size_t index) const {
   const torch::Tensor& parameter = slots_[index].transfer.parameter();
   const auto first = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.active(); });
-  if (!parameter.is_cuda() || &*first != &slots_[index] || !may_use_buckets()) return;
+  if (!parameter.is_cuda() || first - slots_.begin() != static_cast<std::ptrdiff_t>(index) || !may_use_buckets()) return;
   try {
     record_current_stream();
   } catch (const UsageError&) {
