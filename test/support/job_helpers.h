@@ -24,4 +24,10 @@ inline Operation submit_one(runtime::Runtime& runtime, Submission submission, Pr
   return runtime.submit(std::move(one), progress).front();
 }
 
+inline Submission join_operation() {
+  Submission join;
+  join.kind = OpKind::kJoin;
+  return join;
+}
+
 }  // namespace hvd::testing

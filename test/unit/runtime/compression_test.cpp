@@ -46,9 +46,7 @@ class Job {
   }
   /// The rank has joined as far as the others are concerned.
   void join(int number) {
-    Submission join;
-    join.kind = OpKind::kJoin;
-    joined_.push_back(submit_one(job_.rank(number), std::move(join)));
+    joined_.push_back(submit_one(job_.rank(number), join_operation()));
     for (int i = 0; i < 200; ++i) job_.step_all();
   }
 

@@ -129,9 +129,7 @@ TEST_P(DeviceCompressionTest, AdasumTakesNoPaddingIntoTheVector) {
 TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
   if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
   const int joined = size_ - 1;
-  Submission join;
-  join.kind = OpKind::kJoin;
-  const Operation waiting = submit_one(job_.runtime(joined), join);
+  const Operation waiting = submit_one(job_.runtime(joined), join_operation());
   std::vector<std::vector<FloatOperation>> ranks;
   for (int rank = 0; rank < joined; ++rank) {
     auto& own = ranks.emplace_back();
@@ -152,7 +150,7 @@ TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
     EXPECT_EQ(result(rank, own[2]), Floats(11, 2 * 3.0F));
   }
   std::vector<Operation> joins = {waiting};
-  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join));
+  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join_operation()));
   EXPECT_TRUE(job_.run(joins));
   job_.expect_no_faults();
 }

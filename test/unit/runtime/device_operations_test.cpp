@@ -262,9 +262,7 @@ TEST_P(DeviceOperationsTest, ALargeTensorInManyPieces) {
 TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
   if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
   const int joined = size_ - 1;
-  Submission join;
-  join.kind = OpKind::kJoin;
-  const Operation waiting = submit_one(job_.runtime(joined), join);
+  const Operation waiting = submit_one(job_.runtime(joined), join_operation());
   std::vector<std::vector<FloatOperation>> ranks;
   std::vector<Operation> handles;
   for (int rank = 0; rank < joined; ++rank) {
@@ -286,7 +284,7 @@ TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
     EXPECT_FLOAT_EQ(result(rank, own[2])[0], 2 * 3.0F);
   }
   std::vector<Operation> joins = {waiting};
-  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join));
+  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join_operation()));
   EXPECT_TRUE(job_.run(joins));
   job_.expect_no_faults();
 }

@@ -111,13 +111,11 @@ TEST_P(DeviceRegistrationTest, WhatIsAloneOrTooLargeLiesElsewhereOnEveryRank) {
 
 TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOthersDo) {
   const auto job = start();
-  Submission join;
-  join.kind = OpKind::kJoin;
-  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join)};
+  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
   step(*job, "w", kTensors, 5, kRanks - 1);
   step(*job, "alone", 1, 5, kRanks - 1);
   step(*job, "w", kTensors, 5, kRanks - 1);
-  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join));
+  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join_operation()));
   ASSERT_TRUE(job->run(joins));
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
   job->expect_no_faults();
@@ -125,12 +123,10 @@ TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOth
 
 TEST_P(DeviceRegistrationTest, ATensorByItselfThatIsCastLiesInRegisteredMemoryOnEveryRank) {
   const auto job = start();
-  Submission join;
-  join.kind = OpKind::kJoin;
   step(*job, "alone", 1, 5, kRanks, Compression::kFloat16);
-  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join)};
+  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
   step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16);
-  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join));
+  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join_operation()));
   ASSERT_TRUE(job->run(joins));
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
   job->expect_no_faults();

@@ -188,15 +188,11 @@ TEST(Sets, BadListsAreRefused) {
 
 TEST(Join, ARankThatHasJoinedMayAskForNothing) {
   Ranks ranks(2);
-  Submission join;
-  join.kind = OpKind::kJoin;
-  const Operation joined = submit_one(ranks.rank(0), std::move(join));
+  const Operation joined = submit_one(ranks.rank(0), join_operation());
   ranks.step_a_while();
   std::vector<float> data(4, 1);
   EXPECT_THROW(submit_one(ranks.rank(0), float_operation(data, "x")), UsageError);
-  Submission other;
-  other.kind = OpKind::kJoin;
-  ranks.submit(1, std::move(other));
+  ranks.submit(1, join_operation());
   EXPECT_EQ(ranks.run().front().result(), 1);
   EXPECT_EQ(joined.result(), 1);
 }
@@ -205,18 +201,14 @@ TEST(Join, UnnamedOperationsPairAgainAfterwards) {
   Ranks ranks(2);
   for (int round = 0; round < 2; ++round) {
     std::vector<float> alone(2, 5);
-    Submission join;
-    join.kind = OpKind::kJoin;
-    const Operation joined = submit_one(ranks.rank(0), std::move(join));
+    const Operation joined = submit_one(ranks.rank(0), join_operation());
     ranks.step_a_while();
     for (int i = 0; i < 3; ++i) {  // which rank 0 does not count
       ranks.submit(1, float_operation(alone, ""));
       ranks.run();
     }
     EXPECT_THAT(alone, ElementsAre(5, 5));
-    Submission last;
-    last.kind = OpKind::kJoin;
-    ranks.submit(1, std::move(last));
+    ranks.submit(1, join_operation());
     ranks.run();
     std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
     for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
@@ -228,9 +220,7 @@ TEST(Join, UnnamedOperationsPairAgainAfterwards) {
 TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
   for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kAverage}) {
     Ranks ranks(2);
-    Submission join;
-    join.kind = OpKind::kJoin;
-    const Operation joined = submit_one(ranks.rank(0), std::move(join));
+    const Operation joined = submit_one(ranks.rank(0), join_operation());
     std::vector<float> data = {8, -2};
     Submission submission = float_operation(data, "x");
     submission.op = op;
