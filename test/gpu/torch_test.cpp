@@ -74,6 +74,46 @@ TEST_F(GpuTraining, ScalerSkipsOnEveryRank) {
   EXPECT_TRUE(on_gpu(weight.detach(), torch::full({4}, -0.5F)));
 }
 
+TEST_F(GpuTraining, SparseTensors) {
+  // Ranks have different numbers of entries, and places repeat.
+  const auto of_rank = [](int r) {
+    const torch::Tensor n = torch::arange(2 * r + 3, torch::kInt64);
+    return torch::sparse_coo_tensor(torch::stack({(n * (r + 2)) % 6, torch::floor_divide(n, 2) % 4}), rank_tensor(r, {2 * r + 3, 2}, torch::kFloat32),
+                                    {6, 4, 2});
+  };
+  torch::Tensor expected = torch::zeros({6, 4, 2});
+  for (int r = 0; r < size(); ++r) expected += of_rank(r).to_dense();
+  const torch::Tensor sum = sparse_allreduce(of_rank(rank()).to(device()), {.name = "sparse", .op = ReduceOp::kSum});
+  EXPECT_TRUE(sum.is_sparse());
+  EXPECT_TRUE(on_gpu(sum.to_dense(), expected));
+}
+
+TEST_F(GpuTraining, SparseGradients) {
+  torch::manual_seed(3);
+  const auto options = [](bool sparse) { return torch::nn::EmbeddingOptions(20, 3).sparse(sparse); };
+  torch::nn::Embedding alone(options(false));
+  torch::nn::Embedding table(options(true));
+  {
+    const torch::NoGradGuard no_grad;
+    table->weight.copy_(alone->weight);
+  }
+  table->to(device());
+  torch::optim::SGD sgd_alone(alone->parameters(), 0.1);
+  torch::optim::SGD sgd(table->parameters(), 0.1);
+  DistributedOptimizer optimizer(sgd, table->named_parameters());
+  const auto rows = [](int r, int step) { return torch::tensor({(r + step) % 20, (3 * r + 1) % 20, 19}); };
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    sgd_alone.zero_grad();
+    table->forward(rows(rank(), step).to(device())).square().sum().backward();
+    for (int r = 0; r < size(); ++r) (alone->forward(rows(r, step)).square().sum() / size()).backward();
+    EXPECT_TRUE(table->weight.grad().is_sparse());
+    optimizer.step();
+    sgd_alone.step();
+  }
+  EXPECT_TRUE(on_gpu(table->weight.detach(), alone->weight.detach()));
+}
+
 // As test/torch/cuda_capture_test.cpp, with a capture that is one.
 TEST_F(GpuTraining, ACapturedOperationIsRefusedAndWorksAfterwards) {
   const c10::Stream side = side_stream();
