@@ -274,6 +274,7 @@ class AlltoallWork final : public ExchangeWork {
   }
   void fill(std::uint64_t round) override {
     if (round == 0) {
+      // By the parity of this round and not of the first: who has all of two rounds begins the next collective while others still look.
       std::vector<Stretch> travels = sent_;
       travels[static_cast<std::size_t>(lane().rank())].bytes = 0;
       lane().own().rounds_wanted[first_round() % 2] = most_rounds(travels, step_);

@@ -49,8 +49,8 @@ class RoundWork : public Work {
   Lane& lane() noexcept { return *lane_; }
   std::byte* slot(std::uint64_t round, int member) noexcept { return lane_->slot(base_ + skipped_ + round, member); }
   std::byte* result(std::uint64_t round) noexcept { return lane_->result(base_ + skipped_ + round); }
-  /// The number that the lane gives to round 0.
-  std::uint64_t first_round() const noexcept { return base_; }
+  /// The number that the lane gives to round 0, behind a round without data.
+  std::uint64_t first_round() const noexcept { return base_ + skipped_; }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   /// A member's tensors. @pre in work_in_place(), and the member's place has them
   std::byte* input_of(int member) noexcept { return lane_->in_arena(member, place_of(member).in); }
