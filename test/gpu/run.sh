@@ -59,7 +59,7 @@ else
   tail -n 20 "$build/configure.log" | tee -a "$results"
   exit 1
 fi
-grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && targets+=(gpu_job_test)
+grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && targets+=(gpu_job_test gpu_job_bench)
 grep -q 'hvd: NCCL' "$build/configure.log" && targets+=(gpu_nccl_conformance_test)
 if ! timeout --kill-after=10 "$(left)" cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" >"$build/build.log" 2>&1; then
   note "the build failed; the end of $build/build.log:"
@@ -127,6 +127,11 @@ expect_no_skips
 section "benchmarks"
 run 60 "$build/test/gpu/gpu_pack_bench" resnet50
 run 60 "$build/test/gpu/gpu_pack_bench" gpt2
+if [[ -x $build/test/gpu/gpu_job_bench ]]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  run 60 mpirun -np 1 "$build/test/gpu/gpu_job_bench"
+  run 60 mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=shm "$build/test/gpu/gpu_job_bench"
+fi
 section "sanitizers"
 if command -v compute-sanitizer >/dev/null; then
   run 150 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/test/gpu/gpu_kernels_test"
