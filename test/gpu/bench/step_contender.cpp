@@ -12,7 +12,7 @@ namespace hvd::bench {
 namespace {
 
 constexpr std::uint64_t kSeed = 1;
-constexpr double kLearningRate = 0.01;
+constexpr double kLearningRate = 0.001;  // so small that the loss of the first steps depends on each of them
 constexpr std::int64_t kClasses = 1000;
 constexpr std::size_t kParameters = 161;
 
@@ -83,6 +83,12 @@ TrainingContender::TrainingContender(std::string name, const TrainingData& data)
       model_(make_model(data.images.device())),
       sgd_(std::make_unique<torch::optim::SGD>(model_->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(0.9))) {
   model_->train();
+}
+
+std::vector<torch::Tensor> TrainingContender::values() const {
+  std::vector<torch::Tensor> copies;
+  for (const torch::Tensor& parameter : model_->parameters()) copies.push_back(parameter.detach().clone());
+  return copies;
 }
 
 torch::Tensor TrainingContender::step() {

@@ -33,6 +33,8 @@ class TrainingContender {
   const std::string& name() const noexcept { return name_; }
   /// Returns when all of it is queued. @return the loss, a scalar on the device
   torch::Tensor step();
+  /// Copies of the parameters, in the order in which the model declares them.
+  std::vector<torch::Tensor> values() const;
 
  protected:
   virtual void clear() { sgd_->zero_grad(); }
