@@ -1,13 +1,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <algorithm>
-#include <cstdint>
-#include <type_traits>
-#include <unordered_map>
 #include <utility>
 
 #include "bench/peers.h"
+#include "bench/torch_reducer.h"
 #include "bench/torch_step.h"
 
 namespace hvd::bench {
@@ -15,7 +12,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
-using Buckets = std::vector<std::vector<std::size_t>>;
 
 /// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own, as PyTorch's has, would only take
 /// one of them away.
@@ -60,38 +56,10 @@ Group make_group(const StepMaterial& material, std::size_t chunk_bytes) {
   return group;
 }
 
-/// As DistributedDataParallel divides the parameters before the first step; after it the reducer divides them anew, by the order in
-/// which gradients came.
-Buckets first_buckets(const Tensors& parameters) {
-  const std::vector<bool> sparse(parameters.size(), false);
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      parameters, {c10d::kDefaultFirstBucketBytes, c10d::kDefaultBucketBytesCap}, sparse);
-  std::reverse(buckets.begin(), buckets.end());
-  return buckets;
-}
-
-/// A template, because newer versions of LibTorch want more arguments, and the branch for the others must not be compiled.
-template <class Reducer>
-std::unique_ptr<Reducer> make_reducer(const Tensors& parameters, const Group& group) {
-  using Names = std::unordered_map<std::size_t, std::string>;
-  const auto make = [&](auto... newer) {
-    return std::make_unique<Reducer>(parameters, first_buckets(parameters), group, std::vector<bool>(parameters.size(), false),
-                                     std::int64_t{c10d::kDefaultBucketBytesCap}, /*find_unused_parameters=*/false,
-                                     /*gradient_as_bucket_view=*/true, Names{}, std::int64_t{c10d::kDefaultFirstBucketBytes}, newer...);
-  };
-  using Caps = std::vector<std::int64_t>;
-  if constexpr (std::is_constructible_v<Reducer, Tensors, Buckets, Group, std::vector<bool>, std::int64_t, bool, bool, Names,
-                                        std::int64_t, bool, bool, Caps>) {
-    return make(/*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, Caps{});
-  } else {
-    return make(false, false);
-  }
-}
-
 class ReducerStep final : public TorchStep {
  public:
   ReducerStep(std::string name, const StepMaterial& material, std::size_t chunk_bytes)
-      : TorchStep(std::move(name), material), reducer_(make_reducer<c10d::Reducer>(parameters(), make_group(material, chunk_bytes))) {}
+      : TorchStep(std::move(name), material), reducer_(make_reducer(parameters(), make_group(material, chunk_bytes))) {}
 
  protected:
   Result result() const override { return Result::kMean; }

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/bench/resnet50.h"
+
+namespace hvd::bench {
+
+/// What every contender trains on: images that are drawn once, the same on every rank, so that a mean over ranks is the gradient of one.
+struct TrainingData {
+  torch::Tensor images;  ///< [N, 3, side, side], float32, channels-last
+  torch::Tensor labels;  ///< [N]
+
+  TrainingData(torch::Device device, std::int64_t batch, std::int64_t side);
+};
+
+/// Trains a ResNet-50 of its own in bfloat16 (autocast), channels-last, by SGD with momentum; and the places where others differ from
+/// bare LibTorch. All begin with the same values.
+class TrainingContender {
+ public:
+  /// @param data must outlive it
+  TrainingContender(std::string name, const TrainingData& data);
+  TrainingContender(const TrainingContender&) = delete;
+  TrainingContender& operator=(const TrainingContender&) = delete;
+  virtual ~TrainingContender() = default;
+
+  const std::string& name() const noexcept { return name_; }
+  /// Returns when all of it is queued. @return the loss, a scalar on the device
+  torch::Tensor step();
+  /// Copies of the parameters, in the order in which the model declares them.
+  std::vector<torch::Tensor> values() const;
+
+ protected:
+  virtual void clear() { sgd_->zero_grad(); }
+  virtual void before_backward() {}
+  virtual void update() { sgd_->step(); }
+
+  ResNet50& model() noexcept { return model_; }
+  torch::optim::SGD& sgd() noexcept { return *sgd_; }
+
+ private:
+  const std::string name_;
+  const TrainingData& data_;
+  ResNet50 model_{nullptr};
+  std::unique_ptr<torch::optim::SGD> sgd_;
+};
+
+/// "bare", "hvd", "hvd-copy" (gradients are not views into buckets) or "hvd-bf16" (compressed).
+/// @throws std::invalid_argument for another name
+std::unique_ptr<TrainingContender> make_training_contender(const std::string& name, const TrainingData& data);
+
+/// c10d::Reducer, the engine of DistributedDataParallel: over NCCL ("ddp"), or, in a job of one rank, where there is nothing to add, over a
+/// backend whose allreduce does nothing at all ("reducer-no-exchange"), which is the least that DistributedDataParallel could cost.
+/// One rank only. @throws std::runtime_error that says why there is none
+std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name, const TrainingData& data);
+
+}  // namespace hvd::bench
