@@ -75,7 +75,8 @@ Contenders make_contenders(const TrainingData& data) {
 }
 
 /// How far the parameter that is furthest off is from where it should be, as a fraction of the way there. 1: it was not trained.
-double worst_parameter(const std::vector<torch::Tensor>& start, const std::vector<torch::Tensor>& expected, const std::vector<torch::Tensor>& found) {
+double worst_parameter(const std::vector<torch::Tensor>& start, const std::vector<torch::Tensor>& expected,
+                       const std::vector<torch::Tensor>& found) {
   double worst = 0;
   for (std::size_t i = 0; i < start.size(); ++i) {
     const double way = (expected[i] - start[i]).norm().item<double>();
@@ -237,12 +238,16 @@ int run(const Settings& settings) {
 int main(int argc, char** argv) {
   hvd::bench::Settings settings;
   CLI::App app("Measures what hvd adds to a step of ResNet-50.");
-  app.add_option("--device", settings.device, "cuda, or cpu to see the program work")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  app.add_option("--device", settings.device, "cuda, or cpu to see the program work")
+      ->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   app.add_option("--batch", settings.batch, "Images per step and rank")->check(CLI::Range(2, 4096))->capture_default_str();
   app.add_option("--images", settings.side, "Height and width of an image")->check(CLI::Range(32, 1024))->capture_default_str();
-  app.add_option("--seconds", settings.seconds, "How long all contenders together are measured")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  app.add_option("--pack-seconds", settings.pack_seconds, "How long packing is measured")->check(CLI::Range(0.0, 600.0))->capture_default_str();
-  app.add_option("--settle", settings.settle, "Steps before each sample that are not measured")->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--seconds", settings.seconds, "How long all contenders together are measured")
+      ->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  app.add_option("--pack-seconds", settings.pack_seconds, "How long packing is measured")
+      ->check(CLI::Range(0.0, 600.0))->capture_default_str();
+  app.add_option("--settle", settings.settle, "Steps before each sample that are not measured")
+      ->check(CLI::Range(1, 100))->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   int result = 1;
   try {
