@@ -166,7 +166,9 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   }
   const bool joins = request.kind == OpKind::kJoin;
   table_.add(askers, std::move(request), hit, source.now);
-  if (!joins) return;
+  // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what else is pending, as among those who are
+  // left, waits for these ranks like for any other.
+  if (!joins || !difference(shut_down_, table_.joined()).empty()) return;
   table_.note_joined(askers.ranks);
   last_to_join_ = askers.ranks.back().last;
 }

@@ -109,6 +109,7 @@ class ReadyTable {
   /// The kJoin leaves the table, for good or ill.
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
+  const RankSet& joined() const noexcept { return joined_; }
   /// Drops all that is pending.
   void clear();
   /// Drops what is pending in a process set that is no more.

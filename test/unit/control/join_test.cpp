@@ -187,6 +187,30 @@ TEST(Join, WhatCountedOnItFailsWithIt) {
   EXPECT_FALSE(cluster.coordinator().waiting());
 }
 
+// Two ranks go on without the third, and one of them, before it has heard, joins.
+TEST(Join, OneThatCannotEndMakesNobodyAbsent) {
+  Cluster cluster(3);
+  wire::Request set = unnamed(OpKind::kAddProcessSet, 0, {0});
+  set.splits = {1, 2};
+  cluster.submit_everywhere(set);
+  cluster.exchange();
+  cluster.rank(0).request_shutdown();
+  cluster.exchange();
+  wire::Request without = allreduce("without");
+  without.process_set = 1;
+  cluster.submit(2, without);
+  cluster.submit(1, join_request());
+  const auto applied = cluster.exchange();
+  ASSERT_THAT(applied[1].errors, SizeIs(1));
+  EXPECT_THAT(applied[1].errors[0].message, HasSubstr("rank 0 (host0) has called shutdown()"));
+  EXPECT_THAT(applied[2].errors, IsEmpty());
+  EXPECT_THAT(applied[2].batches, IsEmpty());
+  cluster.submit(1, without);
+  const auto later = cluster.exchange();
+  ASSERT_THAT(later[2].batches, SizeIs(1));
+  EXPECT_THAT(later[2].batches[0].absent, IsEmpty());
+}
+
 TEST(Join, ARankThatAsksForMoreIsBroken) {
   Cluster cluster(2);
   cluster.submit(1, join_request());
