@@ -181,6 +181,12 @@ class CudaAware : public ::testing::TestWithParam<int> {
     exchanges("some ", some, set.id());
   }
 
+  void expect_everything_staged() {
+    move_everything();
+    EXPECT_GT(gpu_.counts(0).copies_to_host, 0);
+    EXPECT_EQ(take_device_messages(), 0);
+  }
+
   void reduce_something() {
     const std::size_t count = 6000 * static_cast<std::size_t>(size());
     Values sums(count);
@@ -226,9 +232,7 @@ TEST_P(CudaAware, OneRankWhoseMpiIsNotLetsAllStage) {
   shutdown();
   pretend_cuda_support(last ? CudaSupport::kNo : CudaSupport::kYes);
   start();
-  move_everything();
-  EXPECT_GT(gpu_.counts(0).copies_to_host, 0);
-  EXPECT_EQ(take_device_messages(), 0);
+  expect_everything_staged();
 }
 
 TEST_P(CudaAware, OffOnOneRankLetsAllStage) {
@@ -238,9 +242,7 @@ TEST_P(CudaAware, OffOnOneRankLetsAllStage) {
   shutdown();
   if (first) ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
   start();
-  move_everything();
-  EXPECT_GT(gpu_.counts(0).copies_to_host, 0);
-  EXPECT_EQ(take_device_messages(), 0);
+  expect_everything_staged();
 }
 
 TEST_P(CudaAware, SharedMemoryIsTouchedByTheCpuSoItStages) {
