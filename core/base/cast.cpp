@@ -36,7 +36,7 @@ struct WidenBFloat {
 
 template <class Map>
 HVD_INLINE void map_range(const Map map, const std::byte* from, std::byte* to, std::int64_t begin, std::int64_t end) {
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = begin; i < end; ++i) store(to, i, map(load<typename Map::From>(from, i)));
 }
 

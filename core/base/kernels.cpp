@@ -7,8 +7,20 @@
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
 
+#if HVD_HAVE_AVX_VARIANTS
+#include <cpuid.h>
+#endif
+
 namespace hvd {
 namespace {
+
+#if HVD_HAVE_AVX_VARIANTS
+// Clang's __builtin_cpu_supports() does not know it before version 16.
+bool has_f16c() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 bool combines(ReduceOp op) {
   return op == ReduceOp::kSum || op == ReduceOp::kMin || op == ReduceOp::kMax ||
@@ -110,7 +122,7 @@ bool supports(InstructionSet instructions) noexcept {
       return true;
 #if HVD_HAVE_AVX_VARIANTS
     case InstructionSet::kAvx2:
-      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+      return __builtin_cpu_supports("avx2") != 0 && has_f16c();
     case InstructionSet::kAvx512:
       return supports(InstructionSet::kAvx2) && __builtin_cpu_supports("avx512f") != 0 &&
              __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&

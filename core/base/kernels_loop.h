@@ -48,6 +48,12 @@ void reduce_with(InstructionSet, const Job&);
 // As nothing of it is emitted on its own, the linker cannot pick an AVX copy for a processor that
 // lacks it, which is the usual end of per-file -mavx2.
 #define HVD_INLINE [[gnu::always_inline]] inline
+// Before a loop of which no iteration reads what another one writes.
+#if defined(__clang__)
+#define HVD_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define HVD_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#endif
 #if defined(__x86_64__)
 #define HVD_HAVE_AVX_VARIANTS 1
 #define HVD_TARGET_AVX2 [[gnu::target("avx2,f16c")]]
@@ -88,7 +94,7 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
   std::byte* const destination = job.destinations.data()[0];
   const std::byte* const first = sources[0];
   if (source_count == 1) {
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = begin; i < end; ++i) {
       store(destination, i, policy.finish(policy.load(first, i)));
     }
@@ -96,7 +102,7 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
   }
   const std::byte* const second = sources[1];
   if (source_count == 2) {
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = begin; i < end; ++i) {
       store(destination, i,
             policy.finish(policy.combine(policy.load(first, i), policy.load(second, i))));
@@ -105,20 +111,20 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
   }
   alignas(64) typename Policy::Accumulator block[kBlock];
   const std::int64_t length = end - begin;
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = 0; i < length; ++i) {
     block[i] = policy.combine(policy.load(first, begin + i), policy.load(second, begin + i));
   }
   for (std::size_t source = 2; source + 1 < source_count; ++source) {
     const std::byte* const middle = sources[source];
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = 0; i < length; ++i) {
       block[i] = policy.combine(block[i], policy.load(middle, begin + i));
     }
   }
   const std::byte* const last = sources[source_count - 1];
   // Last, as the destination may be any source: all others have been read for this block.
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = 0; i < length; ++i) {
     store(destination, begin + i,
           policy.finish(policy.combine(block[i], policy.load(last, begin + i))));
@@ -128,7 +134,7 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
 /// Policy: `Accumulator`; load(source, i) -> Accumulator; combine(a, b) -> Accumulator;
 /// finish(accumulator) -> an element.
 ///
-/// ivdep: a destination is a source or overlaps none, so an iteration reads nothing that another
+/// Iterations are independent: a destination is a source or overlaps none, so an iteration reads nothing that another
 /// one writes.
 template <class Policy>
 HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
@@ -142,7 +148,7 @@ HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
     const std::byte* const second = job.sources.data()[1];
     std::byte* const to_first = destinations[0];
     std::byte* const to_second = destinations[1];
-#pragma GCC ivdep
+HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = 0; i < count; ++i) {
       const auto value =
           policy.finish(policy.combine(policy.load(first, i), policy.load(second, i)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "control/tensor_key.h"
 #include "hvd/error.h"
 
 namespace hvd::control {
@@ -26,10 +27,6 @@ namespace {
 // make a wrong plan; this is only about not waiting in vain.
 
 constexpr std::uint64_t kPlansToRemember = 64;
-
-std::string key_of(int process_set, const std::string& name) {
-  return std::to_string(process_set) + '/' + name;
-}
 
 void append_dims(std::vector<wire::DimRun>& runs, std::int64_t dim, int ranks) {
   if (!runs.empty() && runs.back().dim == dim) {
@@ -223,7 +220,7 @@ void Aggregator::add_unnamed_hit(Store& store, const wire::StampedUnnamedHit& hi
     open_ = true;
     return add_named(store, {}, 0, std::move(variant), now);
   }
-  add_named(store, key_of(meaning->process_set, wire::unnamed_name(meaning->kind, hit.hit.ordinal)), meaning->process_set,
+  add_named(store, tensor_key(meaning->process_set, wire::unnamed_name(meaning->kind, hit.hit.ordinal)), meaning->process_set,
             std::move(variant), now);
 }
 
@@ -234,7 +231,7 @@ void Aggregator::add_request(Store& store, wire::StampedRequest asked, RankSpan 
     join_name_ = request.name;
   }
   if (joining_ || (!request.unnamed && state_.cache().find(request))) open_ = true;
-  std::string key = key_of(request.process_set, request.name);
+  std::string key = tensor_key(request.process_set, request.name);
   const int process_set = request.process_set;
   add_named(store, std::move(key), process_set, {RankSet(ranks), std::nullopt, std::move(asked)}, now);
 }
@@ -333,7 +330,7 @@ void Aggregator::remember(const Hits& hits, std::uint64_t as_of) {
     if (meaning == &meanings_[slot]) {
       open_slots_.add(slot);
     } else {
-      open_names_.insert(key_of(meaning->process_set, meaning->name));
+      open_names_.insert(tensor_key(meaning->process_set, meaning->name));
     }
   });
 }
@@ -343,7 +340,7 @@ void Aggregator::close_if_done() {
 }
 
 void Aggregator::forget(int process_set, const std::string& name) {
-  open_names_.erase(key_of(process_set, name));
+  open_names_.erase(tensor_key(process_set, name));
   wire::SlotSet done;
   open_slots_.for_each([&](std::uint32_t slot) {
     if (meanings_[slot].process_set == process_set && meanings_[slot].name == name) done.add(slot);
@@ -357,7 +354,7 @@ void Aggregator::forget(const wire::PlannedTensor& tensor) {
   open_slots_.remove(*tensor.slot);
   if (open_names_.empty() || *tensor.slot >= meanings_.size()) return;
   const Meaning& meaning = meanings_[*tensor.slot];
-  open_names_.erase(key_of(meaning.process_set, meaning.name.empty() ? wire::unnamed_name(meaning.kind, tensor.ordinal) : meaning.name));
+  open_names_.erase(tensor_key(meaning.process_set, meaning.name.empty() ? wire::unnamed_name(meaning.kind, tensor.ordinal) : meaning.name));
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
@@ -410,7 +407,7 @@ void Aggregator::begin_epoch(std::uint64_t sequence) {
     Meaning former = std::exchange(meanings_[slot], std::move(now));
     if (open_slots_.contains(slot)) {
       open_slots_.remove(slot);
-      open_names_.insert(key_of(former.process_set, former.name));
+      open_names_.insert(tensor_key(former.process_set, former.name));
     }
     former_meanings_[slot].push_back({std::move(former), sequence});
   }

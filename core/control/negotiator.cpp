@@ -6,6 +6,7 @@
 
 #include "control/fusion_planner.h"
 #include "control/saturating.h"
+#include "control/tensor_key.h"
 #include "control/validator.h"
 #include "hvd/error.h"
 
@@ -15,10 +16,6 @@ namespace {
 // A rank that has nothing to report still tells, this often, which plan it has applied: See Note
 // [What a slot means].
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
-
-std::string key_of(int process_set, const std::string& name) {
-  return std::to_string(process_set) + '/' + name;
-}
 
 }  // namespace
 
@@ -44,7 +41,7 @@ void Negotiator::check_submission(const wire::Request& request) const {
 std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
   check_submission(request);
   if (auto error = take_failure(request)) return error;
-  std::string key = key_of(request.process_set, request.name);
+  std::string key = tensor_key(request.process_set, request.name);
   if (!awaiting_.emplace(std::move(key), false).second) {
     throw Error(describe(request) + " was submitted while it is in flight");
   }
@@ -54,7 +51,7 @@ std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
 
 std::optional<wire::ErrorEntry> Negotiator::take_failure(const wire::Request& request) {
   if (failed_in_advance_.empty()) return std::nullopt;
-  const auto found = failed_in_advance_.find(key_of(request.process_set, request.name));
+  const auto found = failed_in_advance_.find(tensor_key(request.process_set, request.name));
   if (found == failed_in_advance_.end()) return std::nullopt;
   wire::ErrorEntry error = std::move(found->second.front());
   found->second.pop_front();
@@ -70,7 +67,7 @@ std::optional<wire::Report> Negotiator::take_report() {
   report.last_applied = last_reported_ = last_applied_;
   report.shutdown = shutdown_reported_ = shutdown_;
   for (wire::Request& request : unsent_) {
-    std::string key = key_of(request.process_set, request.name);
+    std::string key = tensor_key(request.process_set, request.name);
     awaiting_[key] = true;
     if (request.kind == OpKind::kJoin) join_ = std::move(key);
     const auto slot = cache_.find(request);
@@ -199,7 +196,7 @@ AgreedOperation Negotiator::agree(const wire::PlannedTensor& tensor,
   const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : entry.request.ordinal;
   AgreedOperation operation{
       ResponseCache::expand(entry, ordinal, sets_.position(process_set, rank_)), entry.first_dims};
-  const auto found = awaiting_.find(key_of(process_set, operation.request.name));
+  const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
   if (absent) {
     if (!was_joined_ || found != awaiting_.end()) {
       throw Error("a plan counts rank " + std::to_string(rank_) + " as absent from " +
@@ -265,7 +262,7 @@ void Negotiator::forget_unsent(int process_set, const std::string& name) {
 
 void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
   if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
-  const std::string key = key_of(error.process_set, error.name);
+  const std::string key = tensor_key(error.process_set, error.name);
   const bool missing =
       std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "device/copy_plan.h"
+#include "hvd/status.h"
 
 /// The seam between hvd and a GPU's runtime library: everything that hvd asks of a device, and nothing else, so that tests can put
 /// a simulated device in its place. core/device/cuda is the real one. No header of a GPU library is needed to use it.
@@ -104,5 +105,8 @@ class DeviceGuard {
  private:
   Api& api_;
 };
+
+/// Whether the device has come to the event; no event is always behind it.
+inline bool reached(const EventPtr& event) { return event == nullptr || event->query(); }
 
 }  // namespace hvd::device

@@ -11,8 +11,6 @@ namespace {
 constexpr std::size_t kMostFree = 2;
 constexpr std::size_t kGranule = 64 << 10;
 
-bool reached(const EventPtr& event) { return event == nullptr || event->query(); }
-
 }  // namespace
 
 BufferLease::BufferLease(BufferLease&& other) noexcept

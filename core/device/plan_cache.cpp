@@ -28,8 +28,6 @@ std::uint64_t hash_of(std::span<const Piece> pieces, const CopyForm& form, Strea
   return hash;
 }
 
-bool reached(const EventPtr& event) { return event == nullptr || event->query(); }
-
 }  // namespace
 
 PlanCache::PlanCache(Api& api, std::shared_ptr<MarkPool> marks) : api_(api), marks_(std::move(marks)) {}

@@ -34,7 +34,7 @@ struct Context {
   std::shared_ptr<void> world;       // guarded by lifecycle; outlives the runtime
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   std::optional<LastWords> last_words;    // guarded by lifecycle
-  const SteadyClock clock;
+  const SteadyClock clock{};
   std::once_flag arena_made;
   std::shared_ptr<SharedArena> arena;     // once arena_made; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle

@@ -10,6 +10,7 @@
 
 #include "bench/exercise.h"
 #include "bench/peers.h"
+#include "bench/stopwatch.h"
 #include "hvd/error.h"
 
 namespace hvd::bench {
@@ -18,8 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kGloo = "gloo";
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 TensorView view(std::span<float> data) {
   const auto count = static_cast<std::int64_t>(data.size());

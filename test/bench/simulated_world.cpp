@@ -16,7 +16,7 @@ namespace hvd::bench {
 namespace {
 
 /// Of this thread only: other programs on the machine do not count.
-double cpu_seconds() {
+double thread_cpu_seconds() {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
@@ -42,12 +42,12 @@ class World {
     if (!report) throw std::runtime_error("simulated world: a rank had nothing to say");
     const wire::Bytes bytes = wire::encode(*report);
     Sample sample{.report_bytes = bytes.size()};
-    const double begin = cpu_seconds();
+    const double begin = thread_cpu_seconds();
     for (int rank = 0; rank < ranks_; ++rank) coordinator_.accept(rank, std::get<wire::Report>(wire::decode(bytes)), now_);
-    const double accepted = cpu_seconds();
+    const double accepted = thread_cpu_seconds();
     const auto plan = coordinator_.decide(now_, 0);
     const wire::Bytes told = plan ? wire::encode(*plan) : wire::Bytes{};
-    const double decided = cpu_seconds();
+    const double decided = thread_cpu_seconds();
     sample.accept = accepted - begin;
     sample.decide = decided - accepted;
     sample.plan_bytes = told.size();
@@ -111,9 +111,9 @@ class MeasuredTree {
     double begun = 0;
     double accepted = 0;
     sim::TreeWorld::Watch watch;
-    watch.begin = [&] { begun = cpu_seconds(); };
-    watch.accepted = [&] { accepted = cpu_seconds(); };
-    watch.decided = [&] { sample.decide = cpu_seconds() - accepted; };
+    watch.begin = [&] { begun = thread_cpu_seconds(); };
+    watch.accepted = [&] { accepted = thread_cpu_seconds(); };
+    watch.decided = [&] { sample.decide = thread_cpu_seconds() - accepted; };
     round_ = world_.round(watch);
     sample.accept = accepted - begun;
     sample.report_bytes = round_.merged_bytes;

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "bench/statistics.h"
+#include "bench/stopwatch.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
@@ -24,8 +25,6 @@ constexpr std::int64_t kElements = 1024;
 // Looks at the timeline's switch on the way of a batch: when it is agreed on, launched, and done (core/runtime/executor.cpp). The log is not
 // asked at all on the way of a locked step, which steady_count_test asserts.
 constexpr int kTimelineChecks = 3;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// CPU time of this process so far, of all its threads, in seconds.
 double cpu_seconds() {

@@ -12,14 +12,13 @@
 
 #include "bench/memory.h"
 #include "bench/step_report.h"
+#include "bench/stopwatch.h"
 #include "hvd/hvd.h"
 
 namespace hvd::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 struct Entrant {
   std::unique_ptr<StepContender> contender;

@@ -12,8 +12,6 @@
 namespace hvd::shm {
 namespace {
 
-constexpr std::size_t kLine = 64;
-
 void move_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -104,8 +102,8 @@ class AllreduceWork final : public RoundWork {
 
   // Slices of whole cache lines, so that no two members write to one.
   std::pair<std::size_t, std::size_t> own_slice(std::size_t bytes) noexcept {
-    const std::size_t lines = (bytes + kLine - 1) / kLine;
-    const auto edge = [&](int member) { return std::min(bytes, lines * index(member) / index(lane().size()) * kLine); };
+    const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
+    const auto edge = [&](int member) { return std::min(bytes, lines * index(member) / index(lane().size()) * kCacheLine); };
     return {edge(lane().rank()), edge(lane().rank() + 1)};
   }
 
@@ -192,7 +190,7 @@ class ExchangeWork : public RoundWork {
                std::span<const std::int64_t> sent)
       : RoundWork(std::move(shared), collective, in, out),
         sent_(blocks(sent, element())),
-        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size() - 1) / kLine * kLine) {}
+        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size() - 1) / kCacheLine * kCacheLine) {}
 
  protected:
   void fill(std::uint64_t round) override {

@@ -11,7 +11,6 @@ namespace hvd {
 namespace shm {
 namespace {
 
-constexpr std::size_t kLine = 64;
 /// Above MPI's: docs/benchmarks.md.
 constexpr int kScore = 20;
 /// A job with more process sets of one host than this may find /dev/shm full, and says so.
@@ -36,7 +35,7 @@ class ShmChannel final : public Channel {
 
 ShmBackend::ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena, const shm::ShmTuning& tuning)
     : name_(std::move(name)), tuning_(tuning), arenas_(std::make_shared<shm::PeerArenas>(std::move(arena))) {
-  if (tuning.slot_bytes < shm::kLine || tuning.slot_bytes % shm::kLine != 0 || tuning.small_bytes > tuning.slot_bytes) {
+  if (tuning.slot_bytes < shm::kCacheLine || tuning.slot_bytes % shm::kCacheLine != 0 || tuning.small_bytes > tuning.slot_bytes) {
     throw UsageError("ShmTuning: a slot is a multiple of 64 bytes, and a small allreduce fits into one");
   }
 }
@@ -49,7 +48,7 @@ std::size_t ShmBackend::wanted_shared_memory(int local_size) noexcept {
 
 int ShmBackend::score(const Topology& topology, const ChannelSpec& spec, const Collective& collective) const noexcept {
   if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2 || collective.op == ReduceOp::kAdasum) return 0;
-  if (spec.ranks.size() * shm::kLine > tuning_.slot_bytes) return 0;  // a slot is shared out among the members
+  if (spec.ranks.size() * shm::kCacheLine > tuning_.slot_bytes) return 0;  // a slot is shared out among the members
   const bool one_host = std::all_of(spec.ranks.begin(), spec.ranks.end(),
                                     [&](int rank) { return topology.same_host(spec.ranks.front(), rank); });
   return one_host ? shm::kScore : 0;

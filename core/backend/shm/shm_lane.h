@@ -12,6 +12,8 @@
 
 namespace hvd::shm {
 
+inline constexpr std::size_t kCacheLine = 64;  ///< bytes
+
 /// What the members of a channel share: per member the number of rounds it has got through, where its tensors lie, and memory.
 ///
 /// Not thread-safe: the thread that drives the engine. The segment is made by the first member; the others find it when it is there.

@@ -11,19 +11,12 @@
 #include "base/half.h"
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
+#include "unit/base/instruction_sets.h"
 
 namespace hvd {
 namespace {
 
 using kernels::InstructionSet;
-
-std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> sets;
-  for (const InstructionSet set : {InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-    if (kernels::supports(set)) sets.push_back(set);
-  }
-  return sets;
-}
 
 std::uint16_t narrow_one(float value, DataType type) { return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value); }
 float widen_one(std::uint16_t bits, DataType type) { return type == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits); }
@@ -57,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Types, Cast, ::testing::Values(DataType::kFloat16, Data
 TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
   for (const std::size_t count : {0U, 1U, 7U, 8U, 9U, 63U, 1000U}) {
     const std::vector<float> numbers = awkward_numbers(count);
-    for (const InstructionSet instructions : instruction_sets()) {
+    for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
       for (const double factor : {1.0, 0.25, -3.1, 1e6}) {
         for (const std::size_t shift : {0U, 1U, 2U, 5U}) {
           std::vector<std::byte> wide(count * 4 + shift), narrowed(count * 2 + shift + 1), back(count * 4 + shift + 1);

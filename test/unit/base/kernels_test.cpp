@@ -13,6 +13,7 @@
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
 #include "support/reference.h"
+#include "unit/base/instruction_sets.h"
 
 namespace hvd {
 namespace {
@@ -26,17 +27,6 @@ using testing::reference_reduce;
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 constexpr std::int64_t kCounts[] = {0, 1, 7, 1023, 65539};
 constexpr std::byte kGuard{0xa5};
-
-std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> sets;
-  for (const InstructionSet set :
-       {InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-    if (kernels::supports(set)) {
-      sets.push_back(set);
-    }
-  }
-  return sets;
-}
 
 // Memory at a chosen misalignment, with a guard on either side.
 class Buffer {
@@ -123,7 +113,7 @@ TEST_P(KernelsTest, EqualTheReference) {
           if (count > 1023 && in_place != -1 && in_place != sources - 1) {
             continue;
           }
-          for (const InstructionSet instructions : instruction_sets()) {
+          for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
             expect_reduction(instructions,
                              {dtype, op, sources, count, scale, in_place, in_place % 2 != 0},
                              inputs, expected);
@@ -204,7 +194,7 @@ TEST_P(KernelsTest, EveryDestinationGetsTheResult) {
           for (const Placement placement : {Placement::kSeparate, Placement::kInPlace,
                                             Placement::kInPlaceRotated, Placement::kFirstInPlace}) {
             const bool unaligned = (count + sources + static_cast<int>(placement)) % 2 != 0;
-            for (const InstructionSet instructions : instruction_sets()) {
+            for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
               expect_reduction_to_all(instructions,
                                       {dtype, op, sources, count, scale, -1, unaligned},
                                       destinations, placement, inputs, expected);
@@ -289,7 +279,7 @@ TEST(KernelStages, EveryInstructionSetGivesTheSamePartialResult) {
     const std::byte* const sources[] = {first.data(), second.data()};
     const ReduceScale scale{.prescale = 0.3};
     std::vector<Bytes> partials;
-    for (const InstructionSet set : instruction_sets()) {
+    for (const InstructionSet set : kernels::supported_instruction_sets()) {
       partials.emplace_back(1500 * partial_size(dtype, scale));
       std::byte* const to = partials.back().data();
       kernels::reduce_with(set, {.sources = sources, .destinations = {&to, 1}, .count = 1500,
@@ -431,7 +421,7 @@ std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std:
 TEST(Kernels, ANanAnywhereWinsInEveryOperation) {
   constexpr std::size_t kCount = 19;
   const auto nan = std::numeric_limits<float>::quiet_NaN();
-  for (const InstructionSet instructions : instruction_sets()) {
+  for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
     for (const ReduceOp op : kOps) {
       for (std::size_t where = 0; where < 3; ++where) {
         std::vector<std::vector<float>> arrays(3, std::vector<float>(kCount, 2.0f));
@@ -453,7 +443,7 @@ TEST(Kernels, ANanAnywhereWinsInEveryOperation) {
 }
 
 TEST(Kernels, OfEqualZerosMinAndMaxKeepTheFirst) {
-  for (const InstructionSet instructions : instruction_sets()) {
+  for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
     for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
       for (const float first : {0.0f, -0.0f}) {
         const std::vector<std::vector<float>> arrays = {std::vector<float>(19, first),
@@ -472,7 +462,7 @@ TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
     all[i] = static_cast<std::uint16_t>(i);
   }
   const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);  // x + -0 is x, for every x
-  for (const InstructionSet instructions : instruction_sets()) {
+  for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
     const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
                                                    DataType::kFloat16, ReduceOp::kSum);
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -489,7 +479,7 @@ TEST(Kernels, EveryBFloat16IsConvertedAlikeByEveryInstructionSet) {
   const std::vector<std::uint16_t> once = all;
   all.insert(all.end(), once.begin(), once.end());
   const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);
-  for (const InstructionSet instructions : instruction_sets()) {
+  for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
     const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
                                                    DataType::kBFloat16, ReduceOp::kSum);
     for (std::size_t i = 0; i < all.size(); ++i) {

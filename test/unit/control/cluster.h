@@ -115,4 +115,12 @@ class Cluster {
   std::vector<std::size_t> next_plan_;
 };
 
+/// The error a rank was told for an operation, or "".
+inline std::string told(const Applied& applied, const std::string& name) {
+  for (const auto& error : applied.errors) {
+    if (error.name == name) return error.message;
+  }
+  return "";
+}
+
 }  // namespace hvd::control

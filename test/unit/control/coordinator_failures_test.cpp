@@ -20,14 +20,6 @@ CoordinatorOptions with_stalls() {
   return options;
 }
 
-// The error a rank was told for an operation, or "".
-std::string told(const Applied& applied, const std::string& name) {
-  for (const auto& error : applied.errors) {
-    if (error.name == name) return error.message;
-  }
-  return "";
-}
-
 TEST(CoordinatorFailures, AStalledOperationEndsOnTheRanksThatWaitAndAtTheMissingOnesNextUse) {
   Cluster cluster(3, with_stalls());
   cluster.submit(0, allreduce("a"));

@@ -32,14 +32,6 @@ std::vector<std::string> names(const wire::Plan& plan) {
   return found;
 }
 
-// The error a rank was told for an operation, or "".
-std::string told(const Applied& applied, const std::string& name) {
-  for (const auto& error : applied.errors) {
-    if (error.name == name) return error.message;
-  }
-  return "";
-}
-
 TEST(Coordinator, DecidesOnceTheLastHasAsked) {
   Cluster cluster(3);
   cluster.submit_everywhere(allreduce("a"));

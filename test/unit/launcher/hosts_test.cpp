@@ -11,7 +11,7 @@ namespace {
 using Hosts = std::vector<Host>;
 using ::testing::HasSubstr;
 
-std::string error_of(const std::string& list) {
+std::string host_list_error(const std::string& list) {
   try {
     parse_host_list(list);
   } catch (const LaunchError& error) {
@@ -31,9 +31,9 @@ TEST(HostList, NamesAndSlots) {
 TEST(HostList, BadPartsAreQuoted) {
   for (const char* bad : {"", "h1:", "h1:0", "h1:-1", "h1:two", "h1:2x", ":2", "h1:2,,h2:2",
                           "h 1:2", "-x", "h1:99999999999"}) {
-    EXPECT_THAT(error_of(bad), HasSubstr("expected HOST or HOST:SLOTS")) << bad;
+    EXPECT_THAT(host_list_error(bad), HasSubstr("expected HOST or HOST:SLOTS")) << bad;
   }
-  EXPECT_THAT(error_of("h1:2,h2:zwei"), HasSubstr("got 'h2:zwei' in 'h1:2,h2:zwei'"));
+  EXPECT_THAT(host_list_error("h1:2,h2:zwei"), HasSubstr("got 'h2:zwei' in 'h1:2,h2:zwei'"));
 }
 
 TEST(Hostfile, BothNotationsAndComments) {

@@ -44,7 +44,7 @@ class InlineProgress : public ::testing::Test {
     return options;
   }
   std::vector<float> memory_ = {1, 2};
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
 };
 
 TEST_F(InlineProgress, TheSubmittingThreadDoesWhatItCan) {

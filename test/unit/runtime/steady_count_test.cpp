@@ -125,7 +125,7 @@ class SteadyCount : public ::testing::Test {
     }
   }
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   std::shared_ptr<local::LocalNetwork> network_;
   Rank ranks_[kRanks];
 };
