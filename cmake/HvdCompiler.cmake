@@ -15,14 +15,16 @@ if(HVD_SANITIZE)
   add_link_options(-fsanitize=${HVD_SANITIZE})
 endif()
 
+# hvd_configure_target(TARGET): warnings, and what the folder has put into hvd_folder_options (core: HVD_CORE_OPTIONS, test: HVD_TEST_OPTIONS).
 function(hvd_configure_target target)
-  set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
-               $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
+  set(options -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
+              $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
   # GCC 12 takes sums of std::string for overlapping copies when it optimises (GCC bug 105651)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    list(APPEND warnings -Wno-restrict)
+    list(APPEND options -Wno-restrict)
   endif()
+  list(APPEND options ${hvd_folder_options})
   # nvcc hands what it has generated to the C++ compiler, which would complain about that.
   set(cuda_warnings $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
-  target_compile_options(${target} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${warnings}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_warnings}>")
+  target_compile_options(${target} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${options}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_warnings}>")
 endfunction()

@@ -12,8 +12,11 @@ option(HVD_TORCH_NEEDS_TOOLKIT "Let a LibTorch with CUDA look for all of the too
 option(HVD_BUILD_LAUNCHER "Build hvdrun" ON)
 option(HVD_BUILD_EXAMPLES "Build the examples (they need HVD_WITH_TORCH)" ON)
 option(HVD_BUILD_TESTS "Build the tests" ON)
+option(HVD_BUILD_BENCH "Build hvd-bench and the benchmarks on a GPU (they need HVD_WITH_MPI)" ${HVD_BUILD_TESTS})
 option(HVD_BUILD_FUZZERS "Build the libFuzzer targets (Clang only)" OFF)
 option(HVD_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" OFF)
+set(HVD_CORE_OPTIONS "" CACHE STRING "Further compiler options of core/ and of the tests' simulations")
+set(HVD_TEST_OPTIONS "" CACHE STRING "Further compiler options of the other tests")
 set(HVD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread; empty for none")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)

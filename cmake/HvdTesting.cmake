@@ -1,15 +1,46 @@
 # hvd_add_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... [TIMEOUT s])
 #   One GoogleTest executable, run in one process.
-# hvd_add_mpi_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... RANKS 1 2 ... [TIMEOUT s])
-#   The same executable under mpirun, one ctest entry per number of ranks: n.np2, n.np3, ...
+# hvd_add_mpi_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... RANKS 1 2 ... [LONG_RANKS 3 ...] [TIMEOUT s])
+#   The same executable under mpirun, one ctest entry per number of ranks: n.np2, n.np3, ... Those of LONG_RANKS have the label `long`
+#   instead of the others: test/run.sh runs them with --long.
+# hvd_add_mpirun(NAME t RANKS n COMMAND program [arguments...] LABELS l ... [TIMEOUT s] [ENVIRONMENT V=...])
+#   A further entry for a program that is there.
+# hvd_set_test_environment(t V=...)
+#   Adds to a test's environment. Every test that starts an mpirun, itself or through hvdrun, needs a call: it brings what mpirun needs.
+# hvd_label_target(target l ...)
+#   tests-l builds the target. The functions above do it for theirs.
 include(GoogleTest)
 
+function(hvd_label_target target)
+  foreach(label IN LISTS ARGN)
+    if(NOT TARGET tests-${label})
+      add_custom_target(tests-${label})
+    endif()
+    add_dependencies(tests-${label} ${target})
+  endforeach()
+endfunction()
+
 function(_hvd_test_executable)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME" "SOURCES;LIBRARIES;LABELS")
   add_executable(${arg_NAME} ${arg_SOURCES})
   hvd_configure_target(${arg_NAME})
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR}/test)
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} hvd_test_support GTest::gmock GTest::gtest)
+  hvd_label_target(${arg_NAME} ${arg_LABELS})
+  # Most of a test's compile time is spent in the headers of others. GCC takes precompiled ones only where all options are equal.
+  if(hvd_torch IN_LIST arg_LIBRARIES)
+    hvd_reuse_torch_headers(${arg_NAME})
+  elseif(NOT arg_NAME STREQUAL support_test AND "${hvd_folder_options}" STREQUAL "${HVD_TEST_OPTIONS}")
+    target_precompile_headers(${arg_NAME} REUSE_FROM support_test)
+  endif()
+endfunction()
+
+function(hvd_set_test_environment test)
+  # Two mpiruns of one user that start at once race for their session folder, so each test has a folder of its own.
+  set(folder ${PROJECT_BINARY_DIR}/mpi/${test})
+  file(MAKE_DIRECTORY ${folder})
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+               OMPI_MCA_orte_tmpdir_base=${folder} OMP_NUM_THREADS=1 ${ARGN})
 endfunction()
 
 function(hvd_add_test)
@@ -17,25 +48,30 @@ function(hvd_add_test)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
-  _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
+  _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} LABELS ${arg_LABELS})
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
                        ENVIRONMENT "HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT}")
 endfunction()
 
-function(hvd_add_mpi_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;LABELS;RANKS")
+function(hvd_add_mpirun)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;RANKS;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
-  # Two mpiruns of one user that start at once race for their session folder, hence the lock.
+  list(POP_FRONT arg_COMMAND program)
+  add_test(NAME ${arg_NAME} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none -np ${arg_RANKS} $<TARGET_FILE:${program}> ${arg_COMMAND})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  hvd_set_test_environment(${arg_NAME} HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT} ${arg_ENVIRONMENT})
+endfunction()
+
+function(hvd_add_mpi_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;LABELS;RANKS;LONG_RANKS")
+  _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} LABELS ${arg_LABELS})
   foreach(ranks IN LISTS arg_RANKS)
-    set(test ${arg_NAME}.np${ranks})
-    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none -np ${ranks}
-             $<TARGET_FILE:${arg_NAME}>)
-    set_tests_properties(${test} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-      RESOURCE_LOCK mpirun
-      ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMP_NUM_THREADS=1;HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT}")
+    hvd_add_mpirun(NAME ${arg_NAME}.np${ranks} RANKS ${ranks} COMMAND ${arg_NAME} LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+  endforeach()
+  foreach(ranks IN LISTS arg_LONG_RANKS)
+    hvd_add_mpirun(NAME ${arg_NAME}.np${ranks} RANKS ${ranks} COMMAND ${arg_NAME} LABELS long TIMEOUT ${arg_TIMEOUT})
   endforeach()
 endfunction()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
-# Usage: bash third_party/setup.sh [--fuzz | --bundle DIR | --from DIR]
-#   --fuzz adds Clang, which the fuzz targets need. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
+# Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR]
+#   --clang adds Clang, which the sanitizers and the fuzz target need. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail
@@ -26,19 +26,19 @@ quietly() {
   fi
 }
 
-with_fuzz=no
+with_clang=no
 bundle=
 from=
 while (($# > 0)); do
   case $1 in
-    --fuzz) with_fuzz=yes ;;
+    --clang) with_clang=yes ;;
     --bundle | --from)
       (($# > 1)) || die "$1 needs a folder"
       [[ $1 == --bundle ]] && bundle=$2 || from=$2
       shift
       ;;
     -h | --help) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
-    *) die "unknown option '$1' (known: --fuzz, --bundle DIR, --from DIR)" ;;
+    *) die "unknown option '$1' (known: --clang, --bundle DIR, --from DIR)" ;;
   esac
   shift
 done
@@ -93,7 +93,7 @@ missing_packages() {
     package_installed "$package" || echo "$package"
   done
   find_python >/dev/null || printf '%s\n' python3 python3-venv
-  if [[ $with_fuzz == yes ]] && ! find_clang >/dev/null; then
+  if [[ $with_clang == yes ]] && ! find_clang >/dev/null; then
     printf '%s\n' clang libclang-rt-dev
   fi
 }

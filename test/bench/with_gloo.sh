@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Measures PyTorch on gloo, then hvd-bench with those figures in its tables, and draws the plot. docs/benchmarks.md.
-#   bash test/bench/with_gloo.sh [BUILD [RESULTS]]        default: build/release, BUILD/bench-results
+#   bash test/bench/with_gloo.sh [BUILD [RESULTS]]        default: build/bench, BUILD/bench-results
 # RANKS (2), PYTHON (of the environment that LibTorch was installed into), SIZES, STEPS and HEAP change what is measured:
 #   SIZES="--min 4 --max 65536" STEPS="--sets mnist" HEAP=--retain-heap bash test/bench/with_gloo.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=${1:-build/release}
+build=${1:-build/bench}
 results=${2:-$build/bench-results}
 ranks=${RANKS:-2}
 read -ra sizes <<<"${SIZES:-}"

@@ -4,18 +4,15 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <set>
 
+#include "support/seeds.h"
 #include "support/watchdog.h"
 
 namespace hvd::sim {
 namespace {
 
-std::uint64_t seeds() {
-  const char* const text = std::getenv("HVD_SIM_SEEDS");
-  return text == nullptr ? 200 : std::strtoull(text, nullptr, 10);
-}
+std::uint64_t seeds() { return testing::seeds(/*part=*/120, /*full=*/200); }
 
 // The simulation's own idea of agreement, apart from the validator's.
 bool agree(wire::Request a, wire::Request b) {

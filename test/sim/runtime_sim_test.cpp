@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <thread>
 
 #include "sim/runtime_program.h"
 #include "support/local_job.h"
+#include "support/seeds.h"
 
 namespace hvd::testing {
 namespace {
@@ -14,12 +14,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-/// HVD_SIM_SEEDS lowers the number of seeds where the run is slowed down (sanitizers).
-std::uint64_t seeds(std::uint64_t full) {
-  const char* text = std::getenv("HVD_SIM_SEEDS");
-  return text != nullptr ? std::min<std::uint64_t>(full, std::strtoull(text, nullptr, 10)) : full;
-}
 
 int ranks_for(std::uint64_t seed) {
   constexpr int kSizes[] = {2, 3, 4, 5, 7, 8, 13, 16};
@@ -47,7 +41,7 @@ std::vector<std::string> many_hosts(int ranks) {
 }
 
 void run_any_order_and_delay(bool tree) {
-  for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
+  for (std::uint64_t seed = 0; seed < seeds(100, 200); ++seed) {
     const int ranks = ranks_for(seed);
     VirtualClock clock;
     LocalJobOptions job_options{.size = ranks, .runtime = options_for(seed),
@@ -95,7 +89,7 @@ enum class Place { kOneHost, kHosts, kTree };
 
 void run_locked_steps(Place place, std::uint64_t count) {
   std::uint64_t locked = 0, negotiated = 0;
-  for (std::uint64_t seed = 0; seed < seeds(count); ++seed) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
     const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 4);
     VirtualClock clock;
     runtime::RuntimeOptions options = options_for(seed);
@@ -132,14 +126,14 @@ void run_locked_steps(Place place, std::uint64_t count) {
   EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
 }
 
-TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(Place::kOneHost, 1000); }
+TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(Place::kOneHost, seeds(300, 1000)); }
 
-TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(Place::kHosts, 400); }
+TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(Place::kHosts, seeds(150, 400)); }
 
-TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) { run_locked_steps(Place::kTree, 400); }
+TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) { run_locked_steps(Place::kTree, seeds(150, 400)); }
 
 TEST(RuntimeSimulation, RanksAsThreads) {
-  for (std::uint64_t seed = 0; seed < seeds(200); ++seed) {
+  for (std::uint64_t seed = 0; seed < seeds(100, 200); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 4);
     const SteadyClock clock;
     runtime::RuntimeOptions options = options_for(seed);
