@@ -12,10 +12,17 @@
 namespace hvd::mpi {
 
 class Communicator;
+class CallWatch;
+
+/// Of a process in which a call of MPI does not return: docs/errors.md. EX_TEMPFAIL: the job may be tried again.
+inline constexpr int kHangExitCode = 75;
 
 struct WorldOptions {
   /// Joining fails with PeerLostError when a rank has not arrived by then.
   std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
+  /// A call of MPI that takes longer does not return: the process ends with kHangExitCode. To be less than what makes a silent rank a lost
+  /// one, so that this rank says what has happened before others guess.
+  std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
   /// False: as if the host had no shared memory. For tests.
   bool host_board = true;
 };
@@ -82,6 +89,7 @@ class MpiWorld {
   MpiWorld() = default;
   void find_topology(std::chrono::steady_clock::time_point deadline);
   void set_up_board(const WorldOptions&, std::chrono::steady_clock::time_point deadline);
+  [[noreturn]] void end_because(const std::string& call, int peer, Duration lasted) noexcept;
 
   std::unique_ptr<Communicator> control_;
   std::unique_ptr<Communicator> data_;
@@ -96,6 +104,7 @@ class MpiWorld {
   std::uint64_t mail_received_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
+  std::unique_ptr<CallWatch> watch_;  // last: it looks at what is above
 };
 
 }  // namespace hvd::mpi

@@ -204,6 +204,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   }
   mpi::WorldOptions world_options;
   world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.peer_timeout / 2);
   const auto world = mpi::MpiWorld::join(world_options);
   JobConnection job;
   job.world = world;
