@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -42,10 +43,24 @@ std::byte* map(int descriptor, std::size_t bytes, const std::string& name) {
 
 }  // namespace
 
+// Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so small that it gets done between two ticks of a
+// profiler's timer.
+int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  for (std::size_t done = 0; done < size; done += kPiece) {
+    int error = EINTR;
+    while (error == EINTR) {
+      error = ::posix_fallocate(descriptor, static_cast<off_t>(begin + done), static_cast<off_t>(std::min(kPiece, size - done)));
+    }
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
 std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, std::size_t bytes) {
   const File file(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (file.get() < 0) fail("shm_open", name, errno);
-  const int reserved = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+  const int reserved = reserve_pages(file.get(), 0, bytes);
   if (reserved != 0) {
     ::shm_unlink(name.c_str());
     fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);

@@ -6,6 +6,10 @@
 
 namespace hvd {
 
+/// Takes pages for a part of a file in memory, so that a page which is not to be had is an error here and no SIGBUS later. Signals may come
+/// meanwhile, however often. @return 0, or a code of errno; then some of the pages may have been taken.
+int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept;
+
 /// Zero-filled memory that processes of one host share, found by name in /dev/shm.
 ///
 /// The name is there only until unlink(): afterwards nothing is left behind, however the processes end.
