@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -34,6 +35,7 @@ void outlive_broken_connections() {
 struct ProcessState {
   std::mutex mutex;
   std::atomic<bool> initialized_here{false};
+  std::atomic<pid_t> process{0};  ///< that started MPI, not a child of it
   std::atomic<bool> warned{false};
   std::atomic<bool> failed{false};
   std::atomic<int> open_worlds{0};
@@ -53,6 +55,8 @@ int provided_level() noexcept {
 
 void finalize_at_exit() {
   const ProcessState& state = process_state();
+  // A child made by fork() has inherited this handler, and MPI as it was, but not the connections: they are its parent's.
+  if (state.process != ::getpid()) return;
   if (!is_active() || state.failed || state.open_worlds > 0) return;
   MPI_Finalize();
 }
@@ -64,6 +68,7 @@ void initialize() {
   const WatchedCall watched("MPI_Init_thread");
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   process_state().initialized_here = true;
+  process_state().process = ::getpid();
   // Registered after MPI's own start, so it runs before whatever MPI does at exit.
   if (std::atexit(finalize_at_exit) != 0) {
     HVD_LOG(kWarning) << "atexit() refused a handler: MPI_Finalize will not be called at exit";
