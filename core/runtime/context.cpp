@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -35,8 +36,9 @@ struct Context {
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   std::optional<LastWords> last_words;    // guarded by lifecycle
   const SteadyClock clock;
+  std::once_flag fork_handlers_registered;
   std::once_flag arena_made;
-  std::shared_ptr<SharedArena> arena;     // once arena_made; tensors in it outlive the runtime
+  std::shared_ptr<SharedArena> arena;     // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
   std::atomic<bool> full_told{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
@@ -49,20 +51,21 @@ Context& context() {
   return *instance;
 }
 
+// There is an arena between these two exactly if there was one before, as it is made under the mutex.
 void before_fork() {
   context().mutex.lock();
-  context().arena->before_fork();
+  if (context().arena) context().arena->before_fork();
 }
 
 void after_fork_in_parent() {
-  context().arena->after_fork_in_parent();
+  if (context().arena) context().arena->after_fork_in_parent();
   context().mutex.unlock();
 }
 
 /// The child is in no job: its messages would mix with its parent's, and its end must not look like the parent's.
 void after_fork_in_child() {
   Context& process = context();
-  process.arena->after_fork_in_child();
+  if (process.arena) process.arena->after_fork_in_child();
   process.job_inherited = process.job_inherited || process.runtime != nullptr;
   if (process.runtime) {
     process.last_words.reset();
@@ -71,11 +74,22 @@ void after_fork_in_child() {
   process.mutex.unlock();
 }
 
+/// For the job as for the arena, which the system may not let us have.
+void register_fork_handlers() {
+  std::call_once(context().fork_handlers_registered, [] {
+    const int error = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (error == 0) return;
+    HVD_LOG(kWarning) << "no handlers for fork(): " << std::strerror(error) << "; a child of this process must not end with exit()";
+  });
+}
+
 /// Null where there is none, or another process's.
 std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
-    context().arena = SharedArena::create();
-    if (context().arena) ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    register_fork_handlers();
+    auto arena = SharedArena::create();
+    const std::lock_guard lock(context().mutex);
+    context().arena = std::move(arena);
   });
   const std::shared_ptr<SharedArena>& arena = context().arena;
   return arena && !arena->inherited() ? arena : nullptr;
@@ -142,6 +156,7 @@ void init(const Options& options) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::check_backend_name(resolved);
+  runtime::register_fork_handlers();
   runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
