@@ -104,9 +104,9 @@ void leave(std::optional<Duration> patience) {
   Context& process = context();
   auto runtime = runtime_or_null();
   if (!runtime) return;
-  process.dump_signal.reset();
   process.last_words.reset();
-  const bool in_order = runtime->shutdown(patience);
+  const bool in_order = runtime->shutdown(patience);  // may take minutes, in which somebody may ask what this rank is doing
+  process.dump_signal.reset();
   if (!in_order) forget_job_peers();
   {
     const std::lock_guard lock(process.mutex);

@@ -48,6 +48,12 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+TEST(Job, Sigusr1DoesNoHarmBeforeInit) {
+  ::testing::internal::CaptureStderr();
+  ::raise(SIGUSR1);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: before hvd::init()\n");
+}
+
 TEST(Job, NothingWorksBeforeInitAndItSaysWhatToDo) {
   EXPECT_FALSE(is_initialized());
   EXPECT_THROW(rank(), NotInitializedError);
