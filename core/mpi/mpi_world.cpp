@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "hvd/error.h"
 #include "mpi/call_watch.h"
@@ -90,7 +91,7 @@ std::vector<std::string> host_names(const std::vector<Introduction>& all) {
   return names;
 }
 
-std::vector<std::string> host_names_for_test(const char* list, int size) {
+std::vector<std::string> host_names_for_test(const std::string& list, int size) {
   std::vector<std::string> names;
   std::istringstream stream(list);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
@@ -183,8 +184,11 @@ void MpiWorld::find_topology(std::chrono::steady_clock::time_point deadline) {
   std::vector<Introduction> all(static_cast<std::size_t>(size));
   control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
 
-  const char* const test_hosts = std::getenv("HVD_TEST_HOSTS");
-  topology_ = make_topology(rank, test_hosts != nullptr ? host_names_for_test(test_hosts, size) : host_names(all));
+  const auto test_hosts = env_string("TEST_HOSTS");
+  topology_ = make_topology(rank, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
+  if (test_hosts && rank == 0) {
+    HVD_LOG(kWarning) << "HVD_TEST_HOSTS=" << *test_hosts << " is set, which is for tests of hvd: ranks take each other for ranks of other hosts";
+  }
 
   slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
   for (int other = 0; other < size; ++other) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
@@ -135,6 +136,14 @@ void check_backend_name(const RuntimeOptions& options) {
   throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" + *options.backend + "'");
 }
 
+// One rank speaks for its host, whose ranks were mostly started with the same environment.
+void report_settings(const Options& options, const Topology& topology) {
+  static bool warned = false;  // guarded by lifecycle
+  HVD_LOG(kInfo) << describe_settings(options);
+  if (std::exchange(warned, true) || topology.local_rank != 0) return;
+  for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
+}
+
 }  // namespace
 
 std::shared_ptr<Runtime> current_runtime() {
@@ -160,6 +169,7 @@ void init(const Options& options) {
   runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
+  runtime::report_settings(options, topology);
   process.world = std::move(job.world);
   auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock,
                                           runtime::process_arena(), std::move(job.device));
@@ -204,6 +214,14 @@ bool free_shared_block(void* block) noexcept {
   if (arena == nullptr || !arena->offset_of(block, 1)) return false;
   arena->deallocate(static_cast<std::byte*>(block), false);
   return true;
+}
+
+bool shared_allocator_requested() noexcept {
+  try {
+    return env_switch("SHM_ALLOCATOR").value_or(false);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 bool has_shared_memory() noexcept { return runtime::process_arena() != nullptr; }
