@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <random>
 #include <sstream>
 #include <string>
@@ -34,10 +35,11 @@ struct Introduction {
 
 struct BoardReport {
   char failure[192];  ///< empty: fine
-  std::uint64_t free_bytes;  ///< of /dev/shm
+  std::uint64_t free_bytes;  ///< that segments may take
 };
 
 std::uint64_t free_shared_memory() {
+  if (SharedSegment::needs_no_room()) return std::numeric_limits<std::uint64_t>::max();
   struct statvfs info = {};
   return ::statvfs("/dev/shm", &info) == 0 ? std::uint64_t{info.f_bavail} * info.f_frsize : 0;
 }

@@ -51,7 +51,8 @@ class MpiWorld {
   bool board_shared() const noexcept { return board_shared_; }
   /// The ranks of every host share its board. The same on every rank.
   bool all_boards_shared() const noexcept { return all_boards_shared_; }
-  /// Room in the /dev/shm of the host of this rank when the job began, in bytes, as the host's first rank found it. The same on every rank.
+  /// Room for segments on the host of this rank when the job began, in bytes, as the host's first rank found it: that of /dev/shm where segments
+  /// cannot do without it. The same on every rank.
   std::uint64_t shared_memory_free(int world_rank) const noexcept {
     return free_of_host_[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];
   }
