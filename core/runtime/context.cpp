@@ -120,8 +120,11 @@ void leave(std::optional<Duration> patience) {
 // A program that ends without shutdown() leaves as if it had called it: the others get a ShutdownError that says so rather than hang.
 void leave_at_exit() {
   const std::unique_lock lock(context().lifecycle, std::try_to_lock);
-  if (!lock.owns_lock() || !runtime_or_null()) return;
-  HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+  if (!lock.owns_lock()) return;
+  if (const auto runtime = runtime_or_null()) {
+    HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+    runtime->note_ending();
+  }
   leave(kPatienceAtExit);
 }
 

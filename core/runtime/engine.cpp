@@ -193,7 +193,7 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
 
 bool Engine::send_report() {
   if (lock_.locked()) return false;
-  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown();
+  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown(ending_.load(std::memory_order_relaxed));
   const auto news = negotiator_.take_report();
   if (!news) return false;
   if (aggregator_) {
