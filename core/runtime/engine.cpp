@@ -60,6 +60,16 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), -1};
 }
 
+// What the others call the loss of this rank: it ends, or they have given it up while it was stopped or out of reach.
+Status as_told_to(int rank, const Status& cause) {
+  if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
+  const std::string theirs = "lost rank " + std::to_string(rank) + " ";
+  Status own = cause;
+  if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
+  own.message = "the other ranks have lost this one, rank " + std::to_string(rank) + " " + own.message;
+  return own;
+}
+
 }  // namespace
 
 Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
@@ -398,12 +408,13 @@ void Engine::lose(int rank, const std::string& cause) {
 
 void Engine::fail(const Status& cause, bool tell_others) noexcept {
   if (failed()) return;
+  const Status own = as_told_to(control_->rank(), cause);
   {
     const std::lock_guard lock(mutex_);
-    failure_ = cause;
+    failure_ = own;
   }
   failed_.store(true, std::memory_order_release);
-  HVD_LOG(kError) << "the runtime has failed: " << cause.message;
+  HVD_LOG(kError) << "the runtime has failed: " << own.message;
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank, cause.message);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
@@ -412,7 +423,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
   }
-  give_up(cause);
+  give_up(own);
 }
 
 void Engine::give_up(const Status& status) noexcept {

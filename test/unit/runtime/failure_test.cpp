@@ -241,6 +241,18 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
   for (const auto& operation : operations) EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
 }
 
+// It was stopped for too long, or ends of an exception and logs what it tells the others.
+TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
+  start(3);
+  const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
+  job_->rank(2).abort({StatusCode::kPeerLost, "lost rank 1 (host localhost): no sign of life; noticed by rank 2", 1});
+  ASSERT_TRUE(run(operations, seconds(1)));
+  EXPECT_EQ(operations[0].status().message, "lost rank 1 (host localhost): no sign of life; noticed by rank 2");
+  EXPECT_EQ(operations[1].status().message,
+            "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed by rank 2");
+  EXPECT_EQ(operations[1].status().rank, 1);
+}
+
 TEST_F(FailureTest, AnIdleJobIsNotAccused) {
   start(2);
   ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w")}));
