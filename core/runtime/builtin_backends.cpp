@@ -208,7 +208,8 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   }
   mpi::WorldOptions world_options;
   world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
-  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.peer_timeout / 2);
+  // A thread that is inside a call may be without a core for a while, so not less than a second.
+  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
   const auto world = mpi::MpiWorld::join(world_options);
   JobConnection job;
   job.world = world;

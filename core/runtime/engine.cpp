@@ -60,6 +60,21 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), -1};
 }
 
+// One rank of each other host, by whose accusation the ranks there learn of a loss: the coordinator, which tells all, may be what hangs on it.
+std::vector<int> speakers_besides_coordinator(const control::ControlPlane& control) {
+  const Topology& topology = control.topology();
+  std::vector<int> speakers;
+  std::vector<bool> spoken_for(topology.host_names.size(), false);
+  spoken_for[static_cast<std::size_t>(topology.host_index())] = true;
+  for (int rank = 1; rank < topology.size; ++rank) {
+    const auto host = static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
+    if (spoken_for[host]) continue;
+    spoken_for[host] = true;
+    speakers.push_back(rank);
+  }
+  return speakers;
+}
+
 // What the others call the loss of this rank: it ends, or they have given it up while it was stopped or out of reach.
 Status as_told_to(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
@@ -419,7 +434,10 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);
-    if (tell_others && !coordinator_) control_->report(bytes);
+    if (tell_others && !coordinator_) {
+      control_->report(bytes);
+      control_->send(speakers_besides_coordinator(*control_), bytes);
+    }
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
   }
