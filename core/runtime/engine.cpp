@@ -429,7 +429,12 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
     failure_ = own;
   }
   failed_.store(true, std::memory_order_release);
-  HVD_LOG(kError) << "the runtime has failed: " << own.message;
+  // Of a process that ends without shutdown() the failure of others is mostly the consequence, and its last words should not blame them.
+  if (ending_.load()) {
+    HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
+  } else {
+    HVD_LOG(kError) << "the runtime has failed: " << own.message;
+  }
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank, cause.message);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});

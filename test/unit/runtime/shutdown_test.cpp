@@ -46,6 +46,19 @@ TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
   job.rank(0).shutdown();
 }
 
+TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
+  const SteadyClock clock;
+  LocalJob job({.size = 2}, clock);
+  ::testing::internal::CaptureStderr();
+  job.rank(1).note_ending();
+  std::jthread leaving([&job] { job.rank(1).shutdown(); });
+  job.rank(0).abort({StatusCode::kPeerLost, "lost rank 0 (host localhost): it ended with an uncaught exception: rank 1 ended", 0});
+  leaving.join();
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("the other ranks have lost this one, rank 0"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("lost rank 0"))) << "of rank 1";
+}
+
 TEST(Shutdown, OperationsInFlightAreFinishedFirst) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
