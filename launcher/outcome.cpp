@@ -116,8 +116,9 @@ std::string leaver_message(const JobRecord& job, int index) {
   return "hvdrun: rank " + std::to_string(index) +
          " ended with code 0 but without MPI_Finalize while other ranks were running  " +
          where(rank) +
-         "\n        (a rank must not leave a job alone: call hvd::shutdown() or MPI_Finalize() on "
-         "every rank)\n" +
+         "\n        (a rank must not leave a job that others still work in: one with fewer steps than "
+         "the others calls hvd::join() after its last,\n        and every rank ends with "
+         "hvd::shutdown() or MPI_Finalize())\n" +
          last_lines(job, index) + stopped_line(job);
 }
 

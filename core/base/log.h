@@ -13,7 +13,7 @@ LogLevel log_level() noexcept;
 void log_message(LogLevel, std::string_view message);
 /// What the lines say about their origin; before it is set they carry the process id.
 void set_log_identity(int rank, std::string_view host);
-/// Reads HVD_LOG_LEVEL again; an unknown word is reported and counts as "warning".
+/// Reads HVD_LOG_LEVEL again; what cannot be understood counts as "warning" (hvd::init() refuses it).
 void configure_log_from_environment();
 
 /// Collects a line; the destructor writes it. Use through HVD_LOG.

@@ -4,11 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "base/config.h"
 #include "base/log.h"
 
 namespace hvd {
@@ -52,29 +53,23 @@ Sink& sink() {
   return *instance;
 }
 
-LogLevel parse_level(const char* text, bool& known) {
+// A value that cannot be understood is an error of hvd::init(), which looks at all variables; whoever logs before that gets the default.
+LogLevel level_of_environment() noexcept {
   static constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error", "fatal", "off"};
-  known = true;
-  for (int i = 0; i < 7; ++i) {
-    if (std::string_view(text) == kNames[i]) return static_cast<LogLevel>(i);
+  try {
+    const std::string text = env_choice("LOG_LEVEL").value_or("warning");
+    for (int i = 0; i < 7; ++i) {
+      if (text == kNames[i]) return static_cast<LogLevel>(i);
+    }
+  } catch (const std::exception&) {
   }
-  if (std::string_view(text) == "warn") return LogLevel::kWarning;
-  known = false;
   return LogLevel::kWarning;
 }
 
 }  // namespace
 
 void configure_log_from_environment() {
-  const char* text = std::getenv("HVD_LOG_LEVEL");
-  if (text == nullptr) text = std::getenv("HOROVOD_LOG_LEVEL");
-  bool known = true;
-  const LogLevel level = text == nullptr || *text == '\0' ? LogLevel::kWarning : parse_level(text, known);
-  g_level.store(static_cast<int>(level), std::memory_order_relaxed);
-  if (!known) {
-    log_message(LogLevel::kWarning, std::string("HVD_LOG_LEVEL: expected trace, debug, info, warning, error, fatal or off, got '") +
-                                        text + "'; using warning");
-  }
+  g_level.store(static_cast<int>(level_of_environment()), std::memory_order_relaxed);
 }
 
 LogLevel log_level() noexcept {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "base/shared_segment.h"
 
 namespace hvd {
 namespace {
@@ -84,8 +85,8 @@ std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pag
   ::madvise(base, capacity, MADV_DONTDUMP);
   std::random_device random;
   const std::uint64_t identity = std::uint64_t{random()} << 32 | random();
-  if (pages == Pages::kWhenAllocated && ::fallocate(descriptor, 0, 0, kPage) != 0) {
-    const int error = errno;
+  const int error = pages == Pages::kWhenAllocated ? reserve_pages(descriptor, 0, kPage) : 0;
+  if (error != 0) {
     ::munmap(base, capacity);
     ::close(descriptor);
     return refuse("the first page", error);
@@ -120,7 +121,9 @@ void SharedArena::after_fork_in_child() noexcept {
 
 bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept {
   if (pages_ == Pages::kWhenWritten) return true;
-  return ::fallocate(address_.descriptor, 0, static_cast<off_t>(begin), static_cast<off_t>(size)) == 0;
+  if (reserve_pages(address_.descriptor, begin, size) == 0) return true;
+  ::madvise(base_ + begin, size, MADV_REMOVE);
+  return false;
 }
 
 // Best fit, the lowest of equals: a program that repeats its allocations gets the same addresses again, with pages and caches warm.

@@ -5,8 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "hvd/error.h"
 
@@ -22,8 +26,11 @@ namespace {
 class File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
   ~File() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
@@ -40,16 +47,50 @@ std::byte* map(int descriptor, std::size_t bytes, const std::string& name) {
   return static_cast<std::byte*>(memory);
 }
 
+std::string path_of(const std::string& name) { return "/dev/shm" + name; }
+
+/// The memfd that the link of that name leads to. @throws hvd::Error when it leads elsewhere; with ENOENT in errno when the link is gone
+File open_nameless(const std::string& name) {
+  File file(::open(path_of(name).c_str(), O_RDWR | O_CLOEXEC));
+  const int error = errno;
+  char link[PATH_MAX];
+  if (file.get() < 0 && error == ENOENT && ::readlink(path_of(name).c_str(), link, sizeof link) < 0) {
+    errno = ENOENT;
+    return file;
+  }
+  if (file.get() < 0) fail("open of its maker's memory", name, error);
+  const std::string self = "/proc/self/fd/" + std::to_string(file.get());
+  const ssize_t length = ::readlink(self.c_str(), link, sizeof link);
+  const bool ours = length > 0 && std::string_view(link, static_cast<std::size_t>(length)) == "/memfd:" + name + " (deleted)";
+  if (!ours) fail("finding its maker's memory", name, ENXIO);
+  return file;
+}
+
 }  // namespace
+
+// Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so small that it gets done between two ticks of a
+// profiler's timer.
+int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  for (std::size_t done = 0; done < size; done += kPiece) {
+    int error = EINTR;
+    while (error == EINTR) {
+      error = ::posix_fallocate(descriptor, static_cast<off_t>(begin + done), static_cast<off_t>(std::min(kPiece, size - done)));
+    }
+    if (error != 0) return error;
+  }
+  return 0;
+}
 
 std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, std::size_t bytes) {
   const File file(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (file.get() < 0) fail("shm_open", name, errno);
-  const int reserved = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  if (reserved != 0) {
-    ::shm_unlink(name.c_str());
-    fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
+  const int reserved = reserve_pages(file.get(), 0, bytes);
+  if (reserved != 0) ::shm_unlink(name.c_str());
+  if (reserved == ENOSPC) {
+    if (auto segment = create_without_room(name, bytes)) return segment;
   }
+  if (reserved != 0) fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
   try {
     return std::unique_ptr<SharedSegment>(new SharedSegment(name, map(file.get(), bytes, name), bytes));
   } catch (...) {
@@ -58,8 +99,41 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
   }
 }
 
+// Note [No room in /dev/shm]
+// Containers have 64 MiB there by default, and others may fill it while a job runs. Then the pages are those of a memfd, which no limit of a file
+// system counts, and the name is a symbolic link to /proc/PID/fd/N. tmpfs keeps so short a link in the inode, so it takes no room. The descriptor
+// stays open while the segment lives. Whoever follows the link checks that it has led to a memfd of this very name: where processes of one host do
+// not see each other's numbers, it leads elsewhere or nowhere.
+
+bool SharedSegment::needs_no_room() noexcept {
+  const File file(::memfd_create("hvd-probe", MFD_CLOEXEC));
+  return file.get() >= 0;
+}
+
+/// Null when there is no memory that way either.
+std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name, std::size_t bytes) {
+  const int descriptor = ::memfd_create(name.c_str(), MFD_CLOEXEC);
+  if (descriptor < 0) return nullptr;
+  std::unique_ptr<SharedSegment> segment;
+  try {
+    if (reserve_pages(descriptor, 0, bytes) == 0) segment.reset(new SharedSegment(name, map(descriptor, bytes, name), bytes));
+  } catch (...) {
+    ::close(descriptor);
+    throw;
+  }
+  if (!segment) {
+    ::close(descriptor);
+    return nullptr;
+  }
+  segment->nameless_ = descriptor;
+  const std::string target = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(descriptor);
+  if (::symlink(target.c_str(), path_of(name).c_str()) != 0) fail("symlink", name, errno);
+  return segment;
+}
+
 std::unique_ptr<SharedSegment> SharedSegment::attach(const std::string& name, std::size_t bytes) {
-  const File file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600));
+  File file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600));
+  if (file.get() < 0 && errno == ELOOP) file = open_nameless(name);  // shm_open() follows no link
   if (file.get() < 0 && errno == ENOENT) return nullptr;
   if (file.get() < 0) fail("shm_open", name, errno);
   struct stat info = {};
@@ -75,6 +149,7 @@ std::unique_ptr<SharedSegment> SharedSegment::unshared(std::size_t bytes) {
 SharedSegment::~SharedSegment() {
   unlink();
   ::munmap(data_, bytes_);
+  if (nameless_ >= 0) ::close(nameless_);
 }
 
 void SharedSegment::unlink() noexcept {

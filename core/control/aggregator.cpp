@@ -101,6 +101,7 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
   if (report.last_applied < locked_at_) return;
   const std::uint64_t number = ++report_numbers_[rank];
   if (report.shutdown) leaving_.add(ranks);
+  if (report.ended) ended_.add(ranks);
   if (report.cached.empty() && report.cached_unnamed.empty() && report.requests.empty()) {
     acknowledged_ = true;
     return;
@@ -120,6 +121,7 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
 void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   leaving_.add(merged.leaving);
+  ended_.add(merged.ended);
   if (merged.overdue) open_ = overdue_ = true;
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
@@ -277,6 +279,7 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
   wire::MergedReport report;
   report.overdue = std::exchange(overdue_, false);
   report.leaving = std::exchange(leaving_, {});
+  report.ended = std::exchange(ended_, {});
   for (auto& [sequence, ranks] : std::exchange(applied_, {})) {
     if (!ranks.empty()) report.applied.push_back({sequence, std::move(ranks)});
   }
@@ -384,6 +387,7 @@ void Aggregator::forget_for_lock(std::uint64_t sequence) {
   locked_at_ = sequence;
   stores_.clear();
   leaving_ = {};
+  ended_ = {};
   open_slots_ = {};
   open_names_.clear();
   anything_complete_ = anyone_left_ = overdue_ = joining_ = open_ = false;

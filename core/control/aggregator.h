@@ -117,6 +117,7 @@ class Aggregator {
   std::map<std::uint64_t, Store> stores_;   // none of them empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
+  RankSet ended_;  ///< those of them that have not called shutdown()
   std::unordered_map<int, std::uint64_t> report_numbers_;  // of ranks that do not merge
   bool anything_complete_ = false;
   bool overdue_ = false;

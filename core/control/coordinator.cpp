@@ -59,6 +59,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   note_activity(rank, report, now);
   if (table_.anyone_joined()) table_.refresh_join(now);
   if (report.shutdown) shut_down_.add(source.ranks);
+  if (report.ended) ended_.add(source.ranks);
 }
 
 void Coordinator::check_applied(RankSpan ranks, std::uint64_t sequence) const {
@@ -302,11 +303,15 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
       shut_down_, tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
   if (gone.empty()) return std::nullopt;
   const int rank = gone.lowest();
+  const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" + options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
+  const std::string what = tensor.missing > 0 ? "it" : "the rest of its group";
+  if (contains(ended_, rank)) {
+    return Status{StatusCode::kShutdown,
+                  who + " ended without shutdown() and without submitting " + what + "; see why, in its output and its exit code", rank};
+  }
   return Status{StatusCode::kShutdown,
-                describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
-                    options_.host_of_rank[static_cast<std::size_t>(rank)] + ") has called shutdown() without submitting " +
-                    (tensor.missing > 0 ? "it" : "the rest of its group") +
-                    "; every rank must submit the same operations before it leaves",
+                who + " has called shutdown() without submitting " + what + "; every rank must submit the same operations before it leaves: one that has "
+                "fewer batches than the others calls hvd::join() after its last",
                 rank};
 }
 

@@ -151,6 +151,7 @@ class Coordinator {
   std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
   RankSet shut_down_;
+  RankSet ended_;  ///< those of them that have not called shutdown()
   std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
   std::optional<wire::SlotSet> learning_;   ///< asked for by all with nothing else pending: what comes of it is worth keeping
   std::optional<Repeat> repeat_;

@@ -43,6 +43,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
   shut_down_.add(merged.leaving);
+  ended_.add(merged.ended);
 }
 
 bool Coordinator::take_whole(const wire::MergedReport& merged) {

@@ -66,6 +66,7 @@ std::optional<wire::Report> Negotiator::take_report() {
   wire::Report report;
   report.last_applied = last_reported_ = last_applied_;
   report.shutdown = shutdown_reported_ = shutdown_;
+  report.ended = shutdown_ && ended_;
   for (wire::Request& request : unsent_) {
     std::string key = tensor_key(request.process_set, request.name);
     awaiting_[key] = true;

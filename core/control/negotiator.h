@@ -53,7 +53,11 @@ class Negotiator {
   /// What a locked operation that the others have given up on ends with.
   std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
   /// This rank wants to leave.
-  void request_shutdown() noexcept { shutdown_ = true; }
+  /// @param ended nobody has asked for it, the process ends without
+  void request_shutdown(bool ended = false) noexcept {
+    shutdown_ = true;
+    ended_ = ended;
+  }
 
   /// What is new since the last call, for the coordinator; nothing when nothing is.
   std::optional<wire::Report> take_report();
@@ -89,6 +93,7 @@ class Negotiator {
   std::uint64_t last_applied_ = 0;
   std::uint64_t last_reported_ = 0;
   bool shutdown_ = false;
+  bool ended_ = false;
   bool shutdown_reported_ = false;
   std::optional<std::string> join_;  // set/name of this rank's join(), once it is on its way
   bool was_joined_ = false;          // when the plan being applied was made

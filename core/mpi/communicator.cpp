@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hvd/error.h"
+#include "mpi/call_watch.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_error.h"
 
@@ -58,9 +59,10 @@ class ReturnErrors {
   MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
 };
 
-void wait_for_all(MPI_Request& request, Deadline deadline, std::string_view call, int size) {
+void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int size) {
   const bool arrived = poll_until(deadline, [&] {
     int done = 0;
+    const WatchedCall watched(call);
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
     return done != 0;
   });
@@ -101,7 +103,10 @@ Communicator Communicator::duplicate(MPI_Comm parent, Deadline deadline) {
     MPI_Request request = MPI_REQUEST_NULL;
   };
   auto* const pending = new Pending;
-  check(MPI_Comm_idup(parent, &pending->handle, &pending->request), "MPI_Comm_idup");
+  {
+    const WatchedCall watched("MPI_Comm_idup");
+    check(MPI_Comm_idup(parent, &pending->handle, &pending->request), "MPI_Comm_idup");
+  }
   wait_for_all(pending->request, deadline, "MPI_Comm_idup", size);
   const MPI_Comm handle = pending->handle;
   delete pending;
@@ -127,8 +132,11 @@ void Communicator::allgather(const void* mine, void* all, int bytes, Deadline de
   auto* const pending = new Pending;
   pending->mine.assign(source, source + bytes);
   pending->all.resize(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(size_));
-  check(MPI_Iallgather(pending->mine.data(), bytes, MPI_BYTE, pending->all.data(), bytes, MPI_BYTE, handle_, &pending->request),
-        "MPI_Iallgather");
+  {
+    const WatchedCall watched("MPI_Iallgather");
+    check(MPI_Iallgather(pending->mine.data(), bytes, MPI_BYTE, pending->all.data(), bytes, MPI_BYTE, handle_, &pending->request),
+          "MPI_Iallgather");
+  }
   wait_for_all(pending->request, deadline, "MPI_Iallgather", size_);
   std::copy(pending->all.begin(), pending->all.end(), static_cast<char*>(all));
   delete pending;
@@ -141,6 +149,7 @@ void free_retired_communicators() {
     handles.swap(retired().handles);
   }
   if (has_failed() || !is_active()) return;
+  const WatchedCall watched("MPI_Comm_free");
   for (MPI_Comm& handle : handles) check(MPI_Comm_free(&handle), "MPI_Comm_free");
 }
 

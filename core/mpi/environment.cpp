@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 #include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -9,14 +11,31 @@
 
 #include "base/log.h"
 #include "hvd/error.h"
+#include "mpi/call_watch.h"
 #include "mpi/mpi_error.h"
+
+// Note [SIGPIPE]
+// When the process at the other end of a connection dies, Open MPI may write to it once more, and the default of SIGPIPE is to end the process:
+// a healthy rank would die of another's death, without a word. With any handler the write returns an error instead. Ours does nothing; it is
+// not SIG_IGN because programs that this one starts would inherit that. What the program has chosen for itself stays.
 
 namespace hvd::mpi {
 namespace {
 
+void outlive_broken_connections() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0 || current.sa_handler != SIG_DFL) return;
+  struct sigaction ours {};
+  ours.sa_handler = [](int) {};
+  ours.sa_flags = SA_RESTART;
+  ::sigemptyset(&ours.sa_mask);
+  ::sigaction(SIGPIPE, &ours, nullptr);
+}
+
 struct ProcessState {
   std::mutex mutex;
   std::atomic<bool> initialized_here{false};
+  std::atomic<pid_t> process{0};  ///< that started MPI, not a child of it
   std::atomic<bool> warned{false};
   std::atomic<bool> failed{false};
   std::atomic<int> open_worlds{0};
@@ -36,6 +55,8 @@ int provided_level() noexcept {
 
 void finalize_at_exit() {
   const ProcessState& state = process_state();
+  // A child made by fork() has inherited this handler, and MPI as it was, but not the connections: they are its parent's.
+  if (state.process != ::getpid()) return;
   if (!is_active() || state.failed || state.open_worlds > 0) return;
   MPI_Finalize();
 }
@@ -44,8 +65,10 @@ void initialize() {
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", /*overwrite=*/0);
   int provided = MPI_THREAD_SINGLE;
+  const WatchedCall watched("MPI_Init_thread");
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   process_state().initialized_here = true;
+  process_state().process = ::getpid();
   // Registered after MPI's own start, so it runs before whatever MPI does at exit.
   if (std::atexit(finalize_at_exit) != 0) {
     HVD_LOG(kWarning) << "atexit() refused a handler: MPI_Finalize will not be called at exit";
@@ -57,6 +80,7 @@ void initialize() {
 void ensure_initialized() {
   ProcessState& state = process_state();
   const std::lock_guard lock(state.mutex);
+  outlive_broken_connections();
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) {

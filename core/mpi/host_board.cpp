@@ -130,4 +130,21 @@ std::optional<HostBoard::Loss> HostBoard::check(TimePoint now, Duration timeout)
   return std::nullopt;
 }
 
+std::optional<HostBoard::Loss> HostBoard::glance(int own_rank) noexcept {
+  try {
+    for (int index = 0; index < slots_; ++index) {
+      if (index == own_) continue;
+      Slot& other = slot(index);
+      const bool ended = ProcessWatch(other.process).ended();
+      const int accused = other.accused.load(std::memory_order_seq_cst);
+      if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
+      if (ended && accused == 0 && other.left.load(std::memory_order_seq_cst) == 0) {
+        return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
+      }
+    }
+  } catch (const std::exception&) {  // no memory for a text: it is left out
+  }
+  return std::nullopt;
+}
+
 }  // namespace hvd::mpi

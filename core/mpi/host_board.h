@@ -66,6 +66,9 @@ class HostBoard {
   void accuse(int world_rank, std::string_view cause) noexcept;
   /// The first slot whose process accuses another rank, or has ended or not beaten for `timeout` without having said farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
+  /// The same at one glance, from a thread that does not drive the engine: without beats, which take time to judge. Accusations of
+  /// `own_rank` tell it nothing.
+  std::optional<Loss> glance(int own_rank) noexcept;
 
  private:
   struct Header;

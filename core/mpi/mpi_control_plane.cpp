@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hvd/error.h"
+#include "mpi/call_watch.h"
 #include "mpi/communicator.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_error.h"
@@ -143,6 +144,7 @@ void MpiControlPlane::retire_sends() {
 
 bool MpiControlPlane::start_receive() {
   int found = 0;
+  const WatchedCall watched("MPI_Improbe");
   MPI_Message matched = MPI_MESSAGE_NULL;
   MPI_Status status = {};
   // Twice, because Open MPI looks first and fetches what has arrived afterwards: one probe would find a message only when poll() is
@@ -173,6 +175,7 @@ std::optional<control::Message> MpiControlPlane::poll() {
   }
   if (others_.empty() || (receiving_ == nullptr && !start_receive())) return std::nullopt;
   int done = 0;
+  const WatchedCall watched("MPI_Test", receiving_->message.source);
   check(MPI_Test(&receiving_->request, &done, MPI_STATUS_IGNORE), "receiving a control message", receiving_->message.source);
   if (!done) return std::nullopt;
   control::Message message = std::move(receiving_->message);

@@ -5,15 +5,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <random>
 #include <sstream>
 #include <string>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "hvd/error.h"
+#include "mpi/call_watch.h"
 #include "mpi/communicator.h"
 #include "mpi/environment.h"
 
@@ -31,10 +35,11 @@ struct Introduction {
 
 struct BoardReport {
   char failure[192];  ///< empty: fine
-  std::uint64_t free_bytes;  ///< of /dev/shm
+  std::uint64_t free_bytes;  ///< that segments may take
 };
 
 std::uint64_t free_shared_memory() {
+  if (SharedSegment::needs_no_room()) return std::numeric_limits<std::uint64_t>::max();
   struct statvfs info = {};
   return ::statvfs("/dev/shm", &info) == 0 ? std::uint64_t{info.f_bavail} * info.f_frsize : 0;
 }
@@ -88,7 +93,7 @@ std::vector<std::string> host_names(const std::vector<Introduction>& all) {
   return names;
 }
 
-std::vector<std::string> host_names_for_test(const char* list, int size) {
+std::vector<std::string> host_names_for_test(const std::string& list, int size) {
   std::vector<std::string> names;
   std::istringstream stream(list);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
@@ -101,11 +106,41 @@ std::vector<std::string> host_names_for_test(const char* list, int size) {
 
 TimePoint now() { return SteadyClock().now(); }
 
+std::string in_seconds(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+// Note [A call that does not return]
+// The thread that made it holds the token, so neither the engine nor a handler of the program can do anything any more, and what ends a process
+// in order would wait for MPI. What is left: the board, which takes no message, for the ranks of this host; a line on stderr; and _exit().
+
+[[noreturn]] void end_process(const std::string& text) noexcept {
+  log_message(LogLevel::kFatal, text + "; this process ends with code " + std::to_string(kHangExitCode));
+  ::_exit(kHangExitCode);
+}
+
+// MPI has not told this process its rank, but its launcher may have.
+[[noreturn]] void end_start_because(const CallWatch::Hang& hang) noexcept {
+  std::string who = "this process";
+  for (const char* const name : {"HVD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* const rank = std::getenv(name);
+    if (rank == nullptr) continue;
+    who = std::string("rank ") + rank;
+    break;
+  }
+  end_process("hvd::init: " + who + " has waited " + in_seconds(hang.lasted) + " (HVD_START_TIMEOUT) and " + hang.call +
+              " has not returned: a rank has not been started, has ended early, or is stopped; see which one the others miss");
+}
+
 }  // namespace
 
 std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
-  ensure_initialized();
+  // Before MPI, whose own start waits for all ranks and has no limit.
   const auto deadline = std::chrono::steady_clock::now() + options.start_timeout;
+  auto watch = std::make_unique<CallWatch>(options.start_timeout, end_start_because);
+  ensure_initialized();
   std::shared_ptr<MpiWorld> world(new MpiWorld);
   world_opened();
   world->control_ = std::make_unique<Communicator>(Communicator::duplicate(MPI_COMM_WORLD, deadline));
@@ -113,10 +148,33 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   world->find_topology(deadline);
   world->set_up_board(options, deadline);
   free_retired_communicators();
+  world->watch_ = std::move(watch);
+  world->watch_->watch_calls(options.call_timeout, [self = world.get()](const CallWatch::Hang& hang) {
+    self->end_because(hang.call, hang.peer, hang.lasted);
+  });
   return world;
 }
 
+// See Note [A call that does not return].
+void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) noexcept {
+  std::string cause = call + (peer >= 0 ? " with rank " + std::to_string(peer) : "") + " has not returned for " + in_seconds(lasted) +
+                      ", as happens when a connection breaks";
+  const auto suspect = board_->glance(topology_.rank);
+  const int lost = suspect ? suspect->accused.value_or(rank_of_slot(suspect->slot)) : -1;
+  if (suspect && suspect->accused) {
+    cause += "; what rank " + std::to_string(rank_of_slot(suspect->slot)) + " has noticed: " + suspect->cause;
+  } else if (suspect) {
+    cause += "; lost rank " + std::to_string(lost) + " (host " + topology_.host_name(lost) + "): " + suspect->cause;
+  } else if (topology_.host_names.size() > 1) {
+    cause += "; no rank of this host has ended, so see whether one on another host has";
+  }
+  const std::string own = "rank " + std::to_string(topology_.rank) + " (host " + topology_.host_name(topology_.rank) + "): ";
+  board_->accuse(suspect ? lost : topology_.rank, suspect ? suspect->cause : "lost " + own + cause);
+  end_process(own + cause);
+}
+
 MpiWorld::~MpiWorld() {
+  watch_.reset();
   if (!said_farewell_ || failed_) hvd::mpi::mark_failed();
   world_closed();
 }
@@ -128,8 +186,11 @@ void MpiWorld::find_topology(std::chrono::steady_clock::time_point deadline) {
   std::vector<Introduction> all(static_cast<std::size_t>(size));
   control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
 
-  const char* const test_hosts = std::getenv("HVD_TEST_HOSTS");
-  topology_ = make_topology(rank, test_hosts != nullptr ? host_names_for_test(test_hosts, size) : host_names(all));
+  const auto test_hosts = env_string("TEST_HOSTS");
+  topology_ = make_topology(rank, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
+  if (test_hosts && rank == 0) {
+    HVD_LOG(kWarning) << "HVD_TEST_HOSTS=" << *test_hosts << " is set, which is for tests of hvd: ranks take each other for ranks of other hosts";
+  }
 
   slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
   for (int other = 0; other < size; ++other) {

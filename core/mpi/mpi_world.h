@@ -12,10 +12,17 @@
 namespace hvd::mpi {
 
 class Communicator;
+class CallWatch;
+
+/// Of a process in which a call of MPI does not return: docs/errors.md. EX_TEMPFAIL: the job may be tried again.
+inline constexpr int kHangExitCode = 75;
 
 struct WorldOptions {
   /// Joining fails with PeerLostError when a rank has not arrived by then.
   std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
+  /// A call of MPI that takes longer does not return: the process ends with kHangExitCode. To be less than what makes a silent rank a lost
+  /// one, so that this rank says what has happened before others guess.
+  std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
   /// False: as if the host had no shared memory. For tests.
   bool host_board = true;
 };
@@ -44,7 +51,8 @@ class MpiWorld {
   bool board_shared() const noexcept { return board_shared_; }
   /// The ranks of every host share its board. The same on every rank.
   bool all_boards_shared() const noexcept { return all_boards_shared_; }
-  /// Room in the /dev/shm of the host of this rank when the job began, in bytes, as the host's first rank found it. The same on every rank.
+  /// Room for segments on the host of this rank when the job began, in bytes, as the host's first rank found it: that of /dev/shm where segments
+  /// cannot do without it. The same on every rank.
   std::uint64_t shared_memory_free(int world_rank) const noexcept {
     return free_of_host_[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];
   }
@@ -82,6 +90,7 @@ class MpiWorld {
   MpiWorld() = default;
   void find_topology(std::chrono::steady_clock::time_point deadline);
   void set_up_board(const WorldOptions&, std::chrono::steady_clock::time_point deadline);
+  [[noreturn]] void end_because(const std::string& call, int peer, Duration lasted) noexcept;
 
   std::unique_ptr<Communicator> control_;
   std::unique_ptr<Communicator> data_;
@@ -96,6 +105,7 @@ class MpiWorld {
   std::uint64_t mail_received_ = 0;
   bool said_farewell_ = false;
   bool failed_ = false;
+  std::unique_ptr<CallWatch> watch_;  // last: it looks at what is above
 };
 
 }  // namespace hvd::mpi

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "hvd/error.h"
+#include "mpi/call_watch.h"
 #include "mpi/mpi_error.h"
 
 namespace hvd::mpi {
@@ -21,11 +22,13 @@ void RequestTable::started(std::size_t slot, int peer, int bytes) noexcept {
 }
 
 void RequestTable::send(std::size_t slot, std::span<const std::byte> bytes, int peer, int tag) {
+  const WatchedCall watched("MPI_Isend", peer);
   check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag, communicator_, &requests_[slot]), "MPI_Isend", peer);
   started(slot, peer, -1);
 }
 
 void RequestTable::receive(std::size_t slot, std::span<std::byte> bytes, int peer, int tag) {
+  const WatchedCall watched("MPI_Irecv", peer);
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag, communicator_, &requests_[slot]), "MPI_Irecv", peer);
   started(slot, peer, static_cast<int>(bytes.size()));
 }
@@ -43,6 +46,7 @@ void RequestTable::examine(int slot, const MPI_Status& status) const {
 std::span<const int> RequestTable::test() {
   if (in_flight_ == 0) return {};
   int count = 0;
+  const WatchedCall watched("MPI_Testsome");
   // Twice, because Open MPI looks first and fetches what has arrived afterwards; see MpiControlPlane::start_receive().
   for (int attempt = 0; attempt < 2 && count == 0; ++attempt) {
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, completed_.data(), statuses_.data());

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "mpi/call_watch.h"
 #include "mpi/mpi_error.h"
 
 namespace hvd::mpi {
@@ -33,6 +34,7 @@ void SendPool::send(std::span<const std::byte> message, std::span<const int> ran
   active_.push_back(std::move(parcel));
   Parcel& started = *active_.back();
   for (std::size_t index = 0; index < ranks.size(); ++index) {
+    const WatchedCall watched("MPI_Isend", ranks[index]);
     check(MPI_Isend(started.bytes.data(), static_cast<int>(started.bytes.size()), MPI_BYTE, ranks[index], tag, communicator_,
                     &started.requests[index]),
           "MPI_Isend of a control message", ranks[index]);
@@ -42,6 +44,7 @@ void SendPool::send(std::span<const std::byte> message, std::span<const int> ran
 
 bool SendPool::finished(Parcel& parcel) {
   int done = 0;
+  const WatchedCall watched("MPI_Testall", parcel.ranks.size() == 1 ? parcel.ranks.front() : kNoPeer);
   check(MPI_Testall(static_cast<int>(parcel.requests.size()), parcel.requests.data(), &done, MPI_STATUSES_IGNORE),
         "sending a control message", parcel.ranks.size() == 1 ? parcel.ranks.front() : kNoPeer);
   return done != 0;

@@ -80,6 +80,10 @@ std::shared_ptr<device::Api> device_api() {
 std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int local_rank) {
   const auto api = device_api();
   const int count = api ? api->device_count() : 0;
+  if (options.device && count == 0) {
+    throw UsageError("hvd::init: HVD_DEVICE=" + std::to_string(*options.device) + ": expected a GPU, but this process sees none; unset it, or see "
+                     "CUDA_VISIBLE_DEVICES and 'hvdrun --check-build'");
+  }
   if (options.device && *options.device >= count) {
     throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) + ", the number that this process sees, got " +
                      std::to_string(*options.device));
@@ -204,6 +208,8 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   }
   mpi::WorldOptions world_options;
   world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  // A thread that is inside a call may be without a core for a while, so not less than a second.
+  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
   const auto world = mpi::MpiWorld::join(world_options);
   JobConnection job;
   job.world = world;
@@ -275,7 +281,7 @@ bool nccl_usable() noexcept {
 namespace {
 
 std::string describe_cuda_aware_mpi() {
-  const bool off = env_string("CUDA_AWARE_MPI").value_or("auto") == "off";
+  const bool off = env_choice("CUDA_AWARE_MPI").value_or("auto") == "off";
   if (mpi::cuda_aware()) {
     return off ? "yes, and not used: HVD_CUDA_AWARE_MPI=off; GPU tensors without NCCL are staged"
                : "yes: where MPI carries GPU tensors, those that are only moved are not staged";

@@ -6,11 +6,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <utility>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
@@ -35,8 +37,9 @@ struct Context {
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   std::optional<LastWords> last_words;    // guarded by lifecycle
   const SteadyClock clock{};
+  std::once_flag fork_handlers_registered;
   std::once_flag arena_made;
-  std::shared_ptr<SharedArena> arena;     // once arena_made; tensors in it outlive the runtime
+  std::shared_ptr<SharedArena> arena;     // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
   std::atomic<bool> full_told{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
@@ -49,20 +52,21 @@ Context& context() {
   return *instance;
 }
 
+// There is an arena between these two exactly if there was one before, as it is made under the mutex.
 void before_fork() {
   context().mutex.lock();
-  context().arena->before_fork();
+  if (context().arena) context().arena->before_fork();
 }
 
 void after_fork_in_parent() {
-  context().arena->after_fork_in_parent();
+  if (context().arena) context().arena->after_fork_in_parent();
   context().mutex.unlock();
 }
 
 /// The child is in no job: its messages would mix with its parent's, and its end must not look like the parent's.
 void after_fork_in_child() {
   Context& process = context();
-  process.arena->after_fork_in_child();
+  if (process.arena) process.arena->after_fork_in_child();
   process.job_inherited = process.job_inherited || process.runtime != nullptr;
   if (process.runtime) {
     process.last_words.reset();
@@ -71,11 +75,22 @@ void after_fork_in_child() {
   process.mutex.unlock();
 }
 
+/// For the job as for the arena, which the system may not let us have.
+void register_fork_handlers() {
+  std::call_once(context().fork_handlers_registered, [] {
+    const int error = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (error == 0) return;
+    HVD_LOG(kWarning) << "no handlers for fork(): " << std::strerror(error) << "; a child of this process must not end with exit()";
+  });
+}
+
 /// Null where there is none, or another process's.
 std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
-    context().arena = SharedArena::create();
-    if (context().arena) ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    register_fork_handlers();
+    auto arena = SharedArena::create();
+    const std::lock_guard lock(context().mutex);
+    context().arena = std::move(arena);
   });
   const std::shared_ptr<SharedArena>& arena = context().arena;
   return arena && !arena->inherited() ? arena : nullptr;
@@ -90,9 +105,9 @@ void leave(std::optional<Duration> patience) {
   Context& process = context();
   auto runtime = runtime_or_null();
   if (!runtime) return;
-  process.dump_signal.reset();
   process.last_words.reset();
-  const bool in_order = runtime->shutdown(patience);
+  const bool in_order = runtime->shutdown(patience);  // may take minutes, in which somebody may ask what this rank is doing
+  process.dump_signal.reset();
   if (!in_order) forget_job_peers();
   {
     const std::lock_guard lock(process.mutex);
@@ -105,8 +120,11 @@ void leave(std::optional<Duration> patience) {
 // A program that ends without shutdown() leaves as if it had called it: the others get a ShutdownError that says so rather than hang.
 void leave_at_exit() {
   const std::unique_lock lock(context().lifecycle, std::try_to_lock);
-  if (!lock.owns_lock() || !runtime_or_null()) return;
-  HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+  if (!lock.owns_lock()) return;
+  if (const auto runtime = runtime_or_null()) {
+    HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+    runtime->note_ending();
+  }
   leave(kPatienceAtExit);
 }
 
@@ -119,6 +137,14 @@ void check_backend_name(const RuntimeOptions& options) {
     known += (known.empty() ? "'" : ", '") + std::string(name) + "'";
   }
   throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" + *options.backend + "'");
+}
+
+// One rank speaks for its host, whose ranks were mostly started with the same environment.
+void report_settings(const Options& options, const Topology& topology) {
+  static bool warned = false;  // guarded by lifecycle
+  HVD_LOG(kInfo) << describe_settings(options);
+  if (std::exchange(warned, true) || topology.local_rank != 0) return;
+  for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
 }
 
 }  // namespace
@@ -142,9 +168,11 @@ void init(const Options& options) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::check_backend_name(resolved);
+  runtime::register_fork_handlers();
   runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
+  runtime::report_settings(options, topology);
   process.world = std::move(job.world);
   auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock,
                                           runtime::process_arena(), std::move(job.device));
@@ -189,6 +217,14 @@ bool free_shared_block(void* block) noexcept {
   if (arena == nullptr || !arena->offset_of(block, 1)) return false;
   arena->deallocate(static_cast<std::byte*>(block), false);
   return true;
+}
+
+bool shared_allocator_requested() noexcept {
+  try {
+    return env_switch("SHM_ALLOCATOR").value_or(false);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 bool has_shared_memory() noexcept { return runtime::process_arena() != nullptr; }

@@ -60,6 +60,31 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), -1};
 }
 
+// One rank of each other host, by whose accusation the ranks there learn of a loss: the coordinator, which tells all, may be what hangs on it.
+std::vector<int> speakers_besides_coordinator(const control::ControlPlane& control) {
+  const Topology& topology = control.topology();
+  std::vector<int> speakers;
+  std::vector<bool> spoken_for(topology.host_names.size(), false);
+  spoken_for[static_cast<std::size_t>(topology.host_index())] = true;
+  for (int rank = 1; rank < topology.size; ++rank) {
+    const auto host = static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
+    if (spoken_for[host]) continue;
+    spoken_for[host] = true;
+    speakers.push_back(rank);
+  }
+  return speakers;
+}
+
+// What the others call the loss of this rank: it ends, or they have given it up while it was stopped or out of reach.
+Status as_told_to(int rank, const Status& cause) {
+  if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
+  const std::string theirs = "lost rank " + std::to_string(rank) + " ";
+  Status own = cause;
+  if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
+  own.message = "the other ranks have lost this one, rank " + std::to_string(rank) + " " + own.message;
+  return own;
+}
+
 }  // namespace
 
 Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
@@ -193,7 +218,7 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
 
 bool Engine::send_report() {
   if (lock_.locked()) return false;
-  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown();
+  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown(ending_.load(std::memory_order_relaxed));
   const auto news = negotiator_.take_report();
   if (!news) return false;
   if (aggregator_) {
@@ -398,21 +423,30 @@ void Engine::lose(int rank, const std::string& cause) {
 
 void Engine::fail(const Status& cause, bool tell_others) noexcept {
   if (failed()) return;
+  const Status own = as_told_to(control_->rank(), cause);
   {
     const std::lock_guard lock(mutex_);
-    failure_ = cause;
+    failure_ = own;
   }
   failed_.store(true, std::memory_order_release);
-  HVD_LOG(kError) << "the runtime has failed: " << cause.message;
+  // Of a process that ends without shutdown() the failure of others is mostly the consequence, and its last words should not blame them.
+  if (ending_.load()) {
+    HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
+  } else {
+    HVD_LOG(kError) << "the runtime has failed: " << own.message;
+  }
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank, cause.message);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);
-    if (tell_others && !coordinator_) control_->report(bytes);
+    if (tell_others && !coordinator_) {
+      control_->report(bytes);
+      control_->send(speakers_besides_coordinator(*control_), bytes);
+    }
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
   }
-  give_up(cause);
+  give_up(own);
 }
 
 void Engine::give_up(const Status& status) noexcept {

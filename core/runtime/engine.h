@@ -46,6 +46,8 @@ class Engine {
   // --- any thread ---
   void enqueue(std::span<const OperationPtr>);
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
+  /// Before request_shutdown(): nobody has called shutdown(), the process ends without.
+  void note_ending() noexcept { ending_.store(true); }
   /// Records a failure that was seen outside step(); the next step() acts on it.
   void fail_from_outside(Status);
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
@@ -133,6 +135,7 @@ class Engine {
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};
+  std::atomic<bool> ending_{false};
   mutable std::atomic<bool> dump_requested_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> shut_down_{false};

@@ -38,6 +38,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Collective: until every rank has called it, or the runtime has failed, or, with a warning, `patience` (default: stall_shutdown; 0 = for
   /// ever) has passed. Idempotent. @return whether every rank has called it
   bool shutdown(std::optional<Duration> patience = std::nullopt);
+  /// Before shutdown(), which the process has not called: it ends without. The others are told so.
+  void note_ending() noexcept { engine_->note_ending(); }
   /// Fails the runtime with this cause, here and on every rank. Returns when the others have been told as far as that is possible at once.
   void abort(const Status& cause);
 

@@ -1,89 +1,121 @@
 #include "runtime/runtime_options.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <string_view>
+#include <utility>
+#include <vector>
+
 #include "base/config.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
 namespace {
 
-constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
 constexpr std::chrono::seconds kLongestTime{1'000'000'000};  // as in the environment; inside 63 bits of nanoseconds
-constexpr std::int64_t kMostControlRadix = 1 << 20;  // wire::kMaxRanks
-constexpr std::int64_t kMostDevices = 1 << 10;
-constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
 
-std::int64_t choose(const std::optional<std::int64_t>& option, const char* option_name, const char* variable,
-                    std::int64_t highest, std::int64_t fallback) {
-  if (option && (*option < 0 || *option > highest)) {
-    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected 0 to " + std::to_string(highest) + ", got " +
-                     std::to_string(*option));
+const Variable& variable_of(std::string_view option) {
+  for (const Variable& variable : variables()) {
+    if (variable.option == option) return variable;
   }
-  return option ? *option : env_int(variable, 0, highest).value_or(fallback);
+  throw Error("hvd::Options::" + std::string(option) + " has no variable in core/base/config_table.cpp");
 }
 
-Duration choose(const std::optional<std::chrono::milliseconds>& option, const char* option_name, const char* variable,
-                Duration fallback) {
-  if (option && (option->count() < 0 || *option > kLongestTime)) {
-    throw UsageError("hvd::Options::" + std::string(option_name) + ": expected 0 to " + std::to_string(kLongestTime.count()) +
-                     " s, got " + std::to_string(option->count()) + " ms");
+std::int64_t choose(const std::optional<std::int64_t>& option, std::string_view name, std::int64_t fallback) {
+  const Variable& variable = variable_of(name);
+  if (option && (*option < variable.lowest || *option > variable.highest)) {
+    throw UsageError("hvd::Options::" + std::string(name) + ": expected " + std::to_string(variable.lowest) + " to " +
+                     std::to_string(variable.highest) + ", got " + std::to_string(*option));
+  }
+  return option ? *option : env_int(variable.name).value_or(fallback);
+}
+
+Duration choose(const std::optional<std::chrono::milliseconds>& option, std::string_view name, Duration fallback) {
+  const Variable& variable = variable_of(name);
+  if (option && (option->count() < variable.lowest || *option > kLongestTime)) {
+    throw UsageError("hvd::Options::" + std::string(name) + ": expected " + expected_values(variable, '\'') + ", got " +
+                     std::to_string(option->count()) + " ms");
   }
   if (option) return *option;
-  const auto from_environment = env_seconds(variable);
+  const auto from_environment = env_seconds(variable.name);
   return from_environment ? Duration(*from_environment) : fallback;
 }
 
-}  // namespace
-
-namespace {
-
 ProgressMode progress_mode(const Options& options) {
   if (options.progress) return *options.progress;
-  const std::string name = env_string("PROGRESS").value_or("auto");
-  if (name == "auto") return ProgressMode::kAuto;
+  const std::string name = env_choice("PROGRESS").value_or("auto");
   if (name == "inline") return ProgressMode::kInline;
-  if (name == "background") return ProgressMode::kBackground;
-  throw UsageError("progress (HVD_PROGRESS): expected 'auto', 'inline' or 'background', got '" + name + "'");
+  return name == "background" ? ProgressMode::kBackground : ProgressMode::kAuto;
 }
 
 NcclRegister nccl_register() {
-  const std::string choice = env_string("NCCL_REGISTER").value_or("auto");
-  if (choice == "auto") return NcclRegister::kAuto;
+  const std::string choice = env_choice("NCCL_REGISTER").value_or("auto");
   if (choice == "window") return NcclRegister::kWindow;
-  if (choice == "off") return NcclRegister::kOff;
-  throw UsageError("HVD_NCCL_REGISTER: expected 'auto', 'window' or 'off', got '" + choice + "'");
+  return choice == "off" ? NcclRegister::kOff : NcclRegister::kAuto;
 }
 
-bool auto_not_off(const std::string& variable) {
-  const std::string choice = env_string(variable).value_or("auto");
-  if (choice == "auto" || choice == "off") return choice == "auto";
-  throw UsageError("HVD_" + variable + ": expected 'auto' or 'off', got '" + choice + "'");
+std::optional<std::string> backend(const Options& options) {
+  if (options.backend) return options.backend;
+  auto name = env_string("BACKEND");
+  if (name) std::transform(name->begin(), name->end(), name->begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
+}
+
+std::string in_seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", std::chrono::duration<double>(time).count());
+  return text;
+}
+
+const char* name_of(ProgressMode mode) {
+  if (mode == ProgressMode::kInline) return "inline";
+  return mode == ProgressMode::kBackground ? "background" : "auto";
 }
 
 }  // namespace
 
 RuntimeOptions resolve(const Options& options) {
+  check_environment();
   RuntimeOptions resolved;
-  resolved.fusion_threshold = choose(options.fusion_threshold_bytes, "fusion_threshold_bytes", "FUSION_THRESHOLD",
-                                     kMostFusionBytes, resolved.fusion_threshold);
-  resolved.cache_capacity = static_cast<std::size_t>(
-      choose(options.cache_capacity, "cache_capacity", "CACHE_CAPACITY", kMostCacheEntries,
-             static_cast<std::int64_t>(resolved.cache_capacity)));
-  resolved.schedule_lock = options.schedule_lock ? *options.schedule_lock : env_int("SCHEDULE_LOCK", 0, 1).value_or(1) == 1;
+  resolved.fusion_threshold = choose(options.fusion_threshold_bytes, "fusion_threshold_bytes", resolved.fusion_threshold);
+  resolved.cache_capacity =
+      static_cast<std::size_t>(choose(options.cache_capacity, "cache_capacity", static_cast<std::int64_t>(resolved.cache_capacity)));
+  resolved.schedule_lock = options.schedule_lock ? *options.schedule_lock : env_switch("SCHEDULE_LOCK").value_or(resolved.schedule_lock);
   resolved.progress = progress_mode(options);
-  resolved.stall_warning = choose(options.stall_warning, "stall_warning", "STALL_WARNING", resolved.stall_warning);
-  resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
-  resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);
-  resolved.start_timeout = choose(std::nullopt, "start_timeout", "START_TIMEOUT", resolved.start_timeout);
-  resolved.control_radix = static_cast<int>(choose(std::nullopt, "control_radix", "CONTROL_RADIX", kMostControlRadix, resolved.control_radix));
-  if (resolved.peer_timeout == Duration::zero()) {
-    throw UsageError("peer_timeout (HVD_PEER_TIMEOUT): expected more than 0, got 0; a lost peer must be noticed some time");
-  }
-  if (const auto device = env_int("DEVICE", 0, kMostDevices)) resolved.device = static_cast<int>(*device);
+  resolved.stall_warning = choose(options.stall_warning, "stall_warning", resolved.stall_warning);
+  resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", resolved.stall_shutdown);
+  resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", resolved.peer_timeout);
+  if (const auto time = env_seconds("START_TIMEOUT")) resolved.start_timeout = *time;
+  if (const auto radix = env_int("CONTROL_RADIX")) resolved.control_radix = static_cast<int>(*radix);
+  if (const auto device = env_int("DEVICE")) resolved.device = static_cast<int>(*device);
   resolved.nccl_register = nccl_register();
-  resolved.cuda_aware_mpi = auto_not_off("CUDA_AWARE_MPI");
-  resolved.backend = options.backend ? options.backend : env_string("BACKEND");
+  resolved.cuda_aware_mpi = env_choice("CUDA_AWARE_MPI").value_or("auto") == "auto";
+  resolved.backend = backend(options);
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
   return resolved;
+}
+
+std::string describe_settings(const Options& options) {
+  std::vector<std::string> settings;
+  const auto add = [&](const char* option, const auto& value, const auto& text_of) {
+    if (value) settings.push_back("hvd::Options::" + std::string(option) + "=" + text_of(*value));
+  };
+  const auto number = [](std::int64_t value) { return std::to_string(value); };
+  const auto text = [](const std::string& value) { return value; };
+  add("fusion_threshold_bytes", options.fusion_threshold_bytes, number);
+  add("cache_capacity", options.cache_capacity, number);
+  add("schedule_lock", options.schedule_lock, [](bool value) { return std::string(value ? "1" : "0"); });
+  add("progress", options.progress, [](ProgressMode value) { return std::string(name_of(value)); });
+  add("stall_warning", options.stall_warning, in_seconds);
+  add("stall_shutdown", options.stall_shutdown, in_seconds);
+  add("peer_timeout", options.peer_timeout, in_seconds);
+  add("backend", options.backend, text);
+  add("timeline_path", options.timeline_path, text);
+  for (std::string& variable : variables_in_force(VariableUse::kRuntime)) settings.push_back(std::move(variable));
+  std::string all;
+  for (const std::string& setting : settings) all += (all.empty() ? "" : ", ") + setting;
+  return all.empty() ? "all settings are the defaults" : "settings: " + all;
 }
 
 }  // namespace hvd::runtime

@@ -39,5 +39,7 @@ struct RuntimeOptions {
 
 /// What the program asked for, else the environment, else the default. @throws UsageError
 RuntimeOptions resolve(const Options&);
+/// For people: what the program and the environment ask for that is not the default.
+std::string describe_settings(const Options&);
 
 }  // namespace hvd::runtime

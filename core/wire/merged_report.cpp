@@ -6,6 +6,7 @@ namespace hvd::wire {
 namespace {
 
 constexpr std::uint8_t kOverdue = 1;
+constexpr std::uint8_t kSomeEnded = 2;
 
 // Ranges as gap and length, both counted from the least that they can be.
 void write_rank_set(Writer& out, const RankSet& ranks) {
@@ -134,8 +135,8 @@ MergedReport::Group read_group(Reader& in) {
 MergedReport read_merged_report(Reader& in) {
   MergedReport report;
   const std::uint8_t flags = in.u8("merged report flags");
-  if (flags > kOverdue) in.fail("merged report flags", "unknown flag, got " + std::to_string(flags));
-  report.overdue = flags == kOverdue;
+  if (flags > (kOverdue | kSomeEnded)) in.fail("merged report flags", "unknown flag, got " + std::to_string(flags));
+  report.overdue = (flags & kOverdue) != 0;
   RankSet known;
   const std::size_t applied = in.count("applied plans", kMaxRanks);
   for (std::size_t i = 0; i < applied; ++i) {
@@ -146,6 +147,8 @@ MergedReport read_merged_report(Reader& in) {
     report.applied.push_back(std::move(entry));
   }
   report.leaving = read_rank_set(in, "leaving ranks");
+  if ((flags & kSomeEnded) != 0) report.ended = read_rank_set(in, "ended ranks");
+  if (!contains(report.leaving, report.ended)) in.fail("ended ranks", "not among the leaving");
   const std::size_t sections = in.count("sections", kMaxTensors);
   for (std::size_t i = 0; i < sections; ++i) {
     MergedReport::Section section{in.varint("as of plan", kAnyNumber)};
@@ -159,13 +162,14 @@ MergedReport read_merged_report(Reader& in) {
 
 Bytes encode(const MergedReport& report) {
   Writer out = start(MessageKind::kMergedReport);
-  out.u8(report.overdue ? kOverdue : 0);
+  out.u8(static_cast<std::uint8_t>((report.overdue ? kOverdue : 0) | (report.ended.empty() ? 0 : kSomeEnded)));
   out.varint(report.applied.size());
   for (const auto& entry : report.applied) {
     out.varint(entry.last_applied);
     write_rank_set(out, entry.ranks);
   }
   write_rank_set(out, report.leaving);
+  if (!report.ended.empty()) write_rank_set(out, report.ended);
   out.varint(report.sections.size());
   for (const auto& section : report.sections) {
     out.varint(section.as_of);

@@ -29,6 +29,10 @@ enum PlanFlag : std::uint8_t {
   kAllPlanFlags = 7,
 };
 
+// What a report says of leaving.
+constexpr std::uint8_t kCalledShutdown = 1;
+constexpr std::uint8_t kEnded = 2;
+
 // Bits of the flag byte of news of a lock.
 enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
 
@@ -44,8 +48,6 @@ Enum read_enum(Reader& in, const char* field, int count) {
             "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
   return static_cast<Enum>(value);
 }
-
-bool read_bool(Reader& in, const char* field) { return read_enum<std::uint8_t>(in, field, 2) != 0; }
 
 int read_int(Reader& in, const char* field, std::uint64_t highest = kMaxInt) {
   return static_cast<int>(in.varint(field, highest));
@@ -252,7 +254,9 @@ ErrorEntry read_error(Reader& in) {
 Report read_report(Reader& in) {
   Report report;
   report.last_applied = in.varint("last applied plan", kAnyNumber);
-  report.shutdown = read_bool(in, "shutdown");
+  const auto leaving = read_enum<std::uint8_t>(in, "leaving", kEnded + 1);
+  report.shutdown = leaving != 0;
+  report.ended = leaving == kEnded;
   report.cached = read_bits(in);
   report.cached_unnamed.resize(in.count("cached unnamed", kMaxTensors));
   for (auto& hit : report.cached_unnamed) {
@@ -354,7 +358,7 @@ std::string Request::group_key() const {
 Bytes encode(const Report& report) {
   Writer out = start(MessageKind::kReport);
   out.varint(report.last_applied);
-  out.u8(report.shutdown ? 1 : 0);
+  out.u8(report.ended ? kEnded : report.shutdown ? kCalledShutdown : 0);
   write_bits(out, report.cached);
   out.varint(report.cached_unnamed.size());
   for (const auto& hit : report.cached_unnamed) {

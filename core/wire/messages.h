@@ -91,6 +91,7 @@ struct Report {
   /// Sequence of the last plan applied here. Slots mean what they held then.
   std::uint64_t last_applied = 0;
   bool shutdown = false;
+  bool ended = false;  ///< with shutdown: nobody has called it, the process ends without
   std::vector<std::uint32_t> cached = {};  ///< slots, ascending; one bit each on the wire
   std::vector<UnnamedHit> cached_unnamed = {};
   std::vector<Request> requests = {};
@@ -161,6 +162,7 @@ struct MergedReport {
   bool overdue = false;
   std::vector<Applied> applied = {};  ///< each rank at most once
   RankSet leaving = {};
+  RankSet ended = {};  ///< those of them that have not called shutdown()
   std::vector<Section> sections = {};  ///< ascending
   friend bool operator==(const MergedReport&, const MergedReport&) = default;
 };

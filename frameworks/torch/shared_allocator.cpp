@@ -5,8 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
-#include <cstdlib>
-#include <string_view>
 
 #include "hvd/memory.h"
 
@@ -39,14 +37,9 @@ class SharedAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
-bool wanted() {
-  const char* const value = std::getenv("HVD_SHM_ALLOCATOR");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 // Before the first tensor: those from another allocator live on, but are not shared.
 const bool installed = [] {
-  if (!wanted()) return false;
+  if (!shared_allocator_requested()) return false;
   if (!has_shared_memory()) {
     TORCH_WARN("HVD_SHM_ALLOCATOR=1 has no effect: the system does not let this process have shared memory (HVD_LOG_LEVEL=debug says why)");
     return false;

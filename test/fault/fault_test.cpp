@@ -116,7 +116,8 @@ TEST_P(EveryVictim, ARankThatExitsEarlyIsNamedOnEverySurvivor) {
     if (rank == GetParam()) continue;
     ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
     EXPECT_EQ(outcome.failed.at(rank).error, "ShutdownError") << outcome.output;
-    EXPECT_THAT(outcome.failed.at(rank).message, HasSubstr("rank " + std::to_string(GetParam()))) << outcome.output;
+    EXPECT_THAT(outcome.failed.at(rank).message, AllOf(HasSubstr("rank " + std::to_string(GetParam())), HasSubstr("ended without shutdown()")))
+        << outcome.output;
   }
 }
 
@@ -126,6 +127,7 @@ TEST_P(EveryVictim, ARankThatShutsDownEarlyIsNamedOnEverySurvivor) {
     if (rank == GetParam()) continue;
     ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
     EXPECT_EQ(outcome.failed.at(rank).error, "ShutdownError") << outcome.output;
+    EXPECT_THAT(outcome.failed.at(rank).message, HasSubstr("calls hvd::join() after its last")) << outcome.output;
   }
 }
 

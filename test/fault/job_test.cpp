@@ -4,6 +4,8 @@
 #include <hvd/hvd.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -44,6 +46,12 @@ double cpu_seconds() {
   ::getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(Job, Sigusr1DoesNoHarmBeforeInit) {
+  ::testing::internal::CaptureStderr();
+  ::raise(SIGUSR1);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: before hvd::init()\n");
 }
 
 TEST(Job, NothingWorksBeforeInitAndItSaysWhatToDo) {
@@ -93,10 +101,38 @@ TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
     }
   }
   shutdown();
-  // The default action is back.
-  struct sigaction current {};
-  ASSERT_EQ(::sigaction(SIGUSR1, nullptr, &current), 0);
-  EXPECT_EQ(current.sa_handler, SIG_DFL);
+}
+
+// Whoever asks all ranks at once kills none, wherever it is.
+TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
+  init();
+  const bool last_to_leave = rank() == size() - 1;
+  if (last_to_leave) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  std::thread asks([last_to_leave] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (!last_to_leave) ::kill(::getpid(), SIGUSR1);
+  });
+  shutdown();
+  asks.join();
+  ::testing::internal::CaptureStderr();
+  ::raise(SIGUSR1);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: after hvd::shutdown()\n");
+}
+
+// MPI is not ended yet then, and its connections are the parent's.
+TEST(Job, AChildMadeAfterShutdownLeavesMpiAlone) {
+  init();
+  shutdown();
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) std::exit(0);
+  int status = -1;
+  const auto begin = std::chrono::steady_clock::now();
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(5)) ::kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {

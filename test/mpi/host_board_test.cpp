@@ -99,6 +99,28 @@ TEST(HostBoard, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
   EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
+// What the watch of a process looks at whose engine does nothing any more.
+TEST(HostBoard, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
+  Pair ended([](HostBoard&) {});
+  ASSERT_TRUE(ended.wait_for_loss(60s, 5s));
+  const auto loss = ended.board().glance(0);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->slot, 1);
+  EXPECT_EQ(loss->cause, "process " + std::to_string(ended.child()) + " ended");
+  EXPECT_FALSE(loss->accused);
+
+  Pair accuses([](HostBoard& board) {
+    board.accuse(7, "lost rank 7: it ended");
+    live(board);
+  });
+  ASSERT_TRUE(accuses.wait_for_loss(60s, 5s));
+  EXPECT_EQ(accuses.board().glance(0)->accused, 7);
+  EXPECT_FALSE(accuses.board().glance(7)) << "that it is accused itself tells it nothing";
+
+  Pair lives(live);
+  EXPECT_FALSE(lives.board().glance(0));
+}
+
 TEST(HostBoard, RefusesAMissingOrForeignSegment) {
   EXPECT_THROW(HostBoard::attach(unique_name(), 2), Error);
   const std::string name = unique_name();

@@ -10,8 +10,11 @@
 #include "hvd/error.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_control_plane.h"
+#include "mpi/support/hanging_mpi.h"
 
 // One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the others say when they noticed.
+// kill, stop, exit: in the middle of the job; absent: it does not join; init-kill: inside MPI_Init; hang: a call of MPI does not return;
+// pipe: not lost, but everybody gets a SIGPIPE.
 // Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R gave up: MESSAGE".
 
 namespace {
@@ -20,10 +23,13 @@ using namespace std::chrono_literals;
 
 constexpr auto kTimeout = 1s;
 
-void be_lost(const std::string& how) {
+void be_lost(hvd::control::ControlPlane& plane, const std::string& how) {
   if (how == "kill") raise(SIGKILL);
   if (how == "stop") raise(SIGSTOP);
   if (how == "exit") std::exit(0);  // in the middle of the job: MPI_Finalize must not be waited for
+  if (how != "hang") return;
+  hvd::testing::hanging_mpi.improbe_returns = false;
+  plane.poll();
 }
 
 int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victim) {
@@ -32,7 +38,7 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
   const int last = plane.size() - 1;
   while (clock.now() - start < 20s) {
     plane.beat(clock.now());
-    if (plane.rank() == last && clock.now() - start > 300ms) be_lost(how);
+    if (plane.rank() == last && clock.now() - start > 300ms) be_lost(plane, how);
     const auto loss = plane.check_peers(clock.now(), kTimeout);
     if (loss) {
       const auto after = std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - start - 300ms).count();
@@ -49,13 +55,17 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
   return 1;
 }
 
+int of_environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? -1 : std::atoi(value);
+}
+
+bool is_last() { return of_environment("OMPI_COMM_WORLD_RANK") == of_environment("OMPI_COMM_WORLD_SIZE") - 1; }
+
 /// The last rank starts MPI and never joins.
 int be_absent_or_give_up() {
-  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
-  if (rank == nullptr || size == nullptr) return 1;
   hvd::mpi::ensure_initialized();
-  if (std::atoi(rank) == std::atoi(size) - 1) {
+  if (is_last()) {
     std::this_thread::sleep_for(2s);
     hvd::mpi::mark_failed();
     return 0;
@@ -63,7 +73,7 @@ int be_absent_or_give_up() {
   try {
     hvd::mpi::MpiWorld::join({.start_timeout = 500ms});
   } catch (const hvd::PeerLostError& error) {
-    std::printf("rank %s gave up: %s\n", rank, error.what());
+    std::printf("rank %d gave up: %s\n", of_environment("OMPI_COMM_WORLD_RANK"), error.what());
     return 0;
   }
   return 1;
@@ -75,7 +85,15 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string how = argv[1];
   if (how == "absent") return be_absent_or_give_up();
-  const auto plane = hvd::mpi::make_mpi_control_plane(10s);
+  if (how == "init-kill" && is_last()) hvd::testing::hanging_mpi.before_init = [] { raise(SIGKILL); };
+  const auto world = hvd::mpi::MpiWorld::join({.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
+  const auto plane = hvd::mpi::make_mpi_control_plane(world);
+  if (how == "pipe") {
+    raise(SIGPIPE);
+    world->farewell();
+    std::printf("rank %d lives\n", plane->rank());
+    return 0;
+  }
   // The victim tells rank 0 its pid, as a stopped process has to be killed at the end.
   pid_t victim = getpid();
   if (plane->rank() == plane->size() - 1) plane->report(std::as_bytes(std::span(&victim, 1)));

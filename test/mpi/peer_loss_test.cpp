@@ -71,5 +71,31 @@ TEST(PeerLoss, AnAbsentRankEndsTheStart) {
   EXPECT_LT(job.took, 20s);
 }
 
+// Killed where no deadline of hvd's is looked at: MPI's own start waits for it for ever.
+TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
+  const Job job = run("init-kill");
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::regex line("hvd::init: rank " + std::to_string(rank) +
+                          " has waited 1\\.[0-9] s \\(HVD_START_TIMEOUT\\) and MPI_Init_thread has not returned.*ends with code 75");
+    EXPECT_TRUE(std::regex_search(job.output, line)) << job.output;
+  }
+  EXPECT_LT(job.took, 20s);
+}
+
+TEST(PeerLoss, ARankWhoseCallOfMpiDoesNotReturnEndsWithTheCause) {
+  const Job job = run("hang");
+  expect_noticed(job, 1500, "lost rank 2 (host ");
+  expect_noticed(job, 1500, "MPI_Improbe has not returned for 0.");
+  EXPECT_NE(job.output.find("; this process ends with code 75"), std::string::npos) << job.output;
+}
+
+// What another rank's death does to whoever writes to it.
+TEST(PeerLoss, ABrokenPipeEndsNoRank) {
+  const Job job = run("pipe");
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_NE(job.output.find("rank " + std::to_string(rank) + " lives"), std::string::npos) << job.output;
+  }
+}
+
 }  // namespace
 }  // namespace hvd::mpi

@@ -22,6 +22,9 @@ std::byte* allocate_shared_block(std::size_t bytes) noexcept;
 /// Thread-safe. In a child made by fork() what it has inherited is not used again.
 bool free_shared_block(void* block) noexcept;
 
+/// Whether HVD_SHM_ALLOCATOR asks for such memory under a framework's tensors. A value that cannot be understood asks for nothing here, and is an
+/// error of init().
+bool shared_allocator_requested() noexcept;
 /// Whether this process has such memory. Thread-safe.
 bool has_shared_memory() noexcept;
 /// Whether all of this lies in memory that ranks of this host can reach. Thread-safe.

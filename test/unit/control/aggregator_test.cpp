@@ -193,7 +193,15 @@ TEST_F(AggregatorTest, AJoinALeaverAndAnAcknowledgementGoOnAtOnce) {
   leaving.last_applied = 2;
   leaving.shutdown = true;
   aggregator_.accept(7, leaving, now_);
-  EXPECT_EQ(take()->leaving, RankSet(7));
+  const auto left = take();
+  EXPECT_EQ(left->leaving, RankSet(7));
+  EXPECT_TRUE(left->ended.empty());
+  leaving.ended = true;
+  aggregator_.accept(5, leaving, now_);
+  wire::MergedReport below;
+  below.leaving = below.ended = RankSet(6);
+  aggregator_.accept(below, now_);
+  EXPECT_EQ(take()->ended, RankSet(5, 6));
 }
 
 TEST_F(AggregatorTest, ReportsOfBeforeTheEpochKeepTheirMeaning) {

@@ -133,13 +133,21 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_EQ(told(applied[1], "a"),
             "allreduce 'a': rank 2 (host2) has called shutdown() without submitting it; every rank "
             "must submit the same operations "
-            "before it leaves");
+            "before it leaves: one that has fewer batches than the others calls hvd::join() after its last");
   EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
   EXPECT_FALSE(applied[1].shutdown);
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
   // So does what comes later.
   cluster.submit(0, allreduce("b"));
   EXPECT_THAT(told(cluster.exchange()[0], "b"), HasSubstr("rank 2 (host2) has called shutdown()"));
+}
+
+TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsNotSaidToHaveCalledIt) {
+  Cluster cluster(3);
+  cluster.submit(0, allreduce("a"));
+  cluster.rank(2).request_shutdown(/*ended=*/true);
+  EXPECT_EQ(told(cluster.exchange()[0], "a"),
+            "allreduce 'a': rank 2 (host2) ended without shutdown() and without submitting it; see why, in its output and its exit code");
 }
 
 TEST(CoordinatorFailures, WhatWasSubmittedBeforeShutdownIsStillRun) {

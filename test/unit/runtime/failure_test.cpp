@@ -18,8 +18,9 @@ using std::chrono::seconds;
 
 class FailureTest : public ::testing::Test {
  protected:
-  void start(int size, std::shared_ptr<Backend> backend = {}) {
+  void start(int size, std::shared_ptr<Backend> backend = {}, std::vector<std::string> hosts = {}) {
     LocalJobOptions options;
+    options.hosts = std::move(hosts);
     options.backend = std::move(backend);
     options.size = size;
     options.runtime.background_thread = false;
@@ -239,6 +240,31 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
   job_->rank(1).abort({StatusCode::kPeerLost, "rank 1 ran out of data", 1});
   ASSERT_TRUE(run(operations, seconds(1)));
   for (const auto& operation : operations) EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
+}
+
+// A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not take that for the loss.
+TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
+  start(4, {}, {"a", "a", "b", "b"});
+  const Operation operation = allreduce(1, "x");
+  job_->rank(3).abort({StatusCode::kPeerLost, "lost rank 2 (host b): process 7 ended", 2});
+  for (int round = 0; round < 100 && !operation.done(); ++round) {
+    job_->rank(1).step();  // and rank 0 does nothing
+    clock_.advance(milliseconds(1));
+  }
+  ASSERT_TRUE(operation.done());
+  EXPECT_EQ(operation.status().message, "lost rank 2 (host b): process 7 ended");
+}
+
+// It was stopped for too long, or ends of an exception and logs what it tells the others.
+TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
+  start(3);
+  const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
+  job_->rank(2).abort({StatusCode::kPeerLost, "lost rank 1 (host localhost): no sign of life; noticed by rank 2", 1});
+  ASSERT_TRUE(run(operations, seconds(1)));
+  EXPECT_EQ(operations[0].status().message, "lost rank 1 (host localhost): no sign of life; noticed by rank 2");
+  EXPECT_EQ(operations[1].status().message,
+            "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed by rank 2");
+  EXPECT_EQ(operations[1].status().rank, 1);
 }
 
 TEST_F(FailureTest, AnIdleJobIsNotAccused) {

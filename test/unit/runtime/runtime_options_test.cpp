@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS", "HVD_STALL_WARNING"}) ::unsetenv(name);
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS", "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"}) ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
     try {
@@ -79,10 +79,30 @@ TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"), HasSubstr("'64MB'")));
   ::unsetenv("HVD_FUSION_THRESHOLD");
   ::setenv("HVD_PEER_TIMEOUT", "0", 1);
-  EXPECT_THAT(refusal(), HasSubstr("peer_timeout"));
+  EXPECT_THAT(refusal(), HasSubstr("HVD_PEER_TIMEOUT: expected seconds, more than 0"));
   ::unsetenv("HVD_PEER_TIMEOUT");
+  EXPECT_THAT(refusal({.peer_timeout = milliseconds(0)}), HasSubstr("hvd::Options::peer_timeout: expected seconds, more than 0"));
   EXPECT_THAT(refusal({.cache_capacity = -1}), HasSubstr("cache_capacity"));
   EXPECT_THAT(refusal({.stall_warning = milliseconds(-5)}), HasSubstr("-5 ms"));
+}
+
+TEST_F(RuntimeOptionsTest, AValueThatTheProgramOverridesIsRefusedAllTheSame) {
+  ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
+  EXPECT_THAT(refusal({.fusion_threshold_bytes = 1}), HasSubstr("'64MB'"));
+}
+
+TEST_F(RuntimeOptionsTest, WordsAreTakenInAnyCase) {
+  ::setenv("HVD_SCHEDULE_LOCK", "Off", 1);
+  EXPECT_FALSE(runtime::resolve({}).schedule_lock);
+  ::setenv("HVD_BACKEND", "MPI", 1);
+  EXPECT_EQ(runtime::resolve({}).backend, "mpi");
+}
+
+TEST_F(RuntimeOptionsTest, SaysWhatIsNotTheDefault) {
+  EXPECT_EQ(runtime::describe_settings({}), "all settings are the defaults");
+  ::setenv("HVD_STALL_WARNING", "1.5", 1);
+  EXPECT_EQ(runtime::describe_settings({.peer_timeout = milliseconds(2500), .backend = "shm"}),
+            "settings: hvd::Options::peer_timeout=2.5, hvd::Options::backend=shm, HVD_STALL_WARNING=1.5");
 }
 
 }  // namespace

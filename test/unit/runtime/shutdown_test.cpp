@@ -33,6 +33,32 @@ TEST(Shutdown, OfOneRankEndsWhatTheOthersWantFromItAndNamesIt) {
   job.rank(0).shutdown();
 }
 
+TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
+  const SteadyClock clock;
+  LocalJob job({.size = 2}, clock);
+  std::vector<float> data(4, 1.0F);
+  job.rank(1).note_ending();
+  std::jthread leaving([&job] { job.rank(1).shutdown(); });
+  const Operation operation = submit_one(job.rank(0), float_operation(data, "w"));
+  operation.wait();
+  EXPECT_THROW(operation.status().raise_if_error(), ShutdownError);
+  EXPECT_THAT(operation.status().message, HasSubstr("rank 1 (localhost) ended without shutdown()"));
+  job.rank(0).shutdown();
+}
+
+TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
+  const SteadyClock clock;
+  LocalJob job({.size = 2}, clock);
+  ::testing::internal::CaptureStderr();
+  job.rank(1).note_ending();
+  std::jthread leaving([&job] { job.rank(1).shutdown(); });
+  job.rank(0).abort({StatusCode::kPeerLost, "lost rank 0 (host localhost): it ended with an uncaught exception: rank 1 ended", 0});
+  leaving.join();
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("the other ranks have lost this one, rank 0"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("lost rank 0"))) << "of rank 1";
+}
+
 TEST(Shutdown, OperationsInFlightAreFinishedFirst) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);

@@ -139,6 +139,23 @@ TEST(Messages, DefaultsTakeNoRoomAndComeBack) {
   EXPECT_EQ(round_trip(with(request)).requests.front(), request);
 }
 
+TEST(Messages, AReportSaysWhetherARankHasCalledShutdownOrEndsWithout) {
+  Report report;
+  report.shutdown = true;
+  EXPECT_EQ(to_hex(encode(report)), to_hex(from_hex("680101 00 01 00 00 00")));
+  report.ended = true;
+  EXPECT_EQ(to_hex(encode(report)), to_hex(from_hex("680101 00 02 00 00 00")));
+  EXPECT_EQ(std::get<Report>(decode(encode(report))), report);
+  EXPECT_THAT(failure(from_hex("680101 00 03 00 00 00")), HasSubstr("leaving"));
+  MergedReport merged;
+  merged.leaving = RankSet(3, 5);
+  EXPECT_EQ(std::get<MergedReport>(decode(encode(merged))), merged);
+  merged.ended = RankSet(4);
+  EXPECT_EQ(std::get<MergedReport>(decode(encode(merged))), merged);
+  merged.ended = RankSet(6);
+  EXPECT_THAT(failure(encode(merged)), HasSubstr("not among the leaving"));
+}
+
 TEST(Messages, CompressionIsOfAnAllreduceOfFloat32) {
   Request request;
   request.name = "a";
@@ -243,7 +260,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
               HasSubstr("not below the group size"));
   EXPECT_THAT(failure(request("12 03 00 01 08 00 00 01 05 00 05 04")),
               HasSubstr("above the ordinal"));
-  EXPECT_THAT(failure(from_hex("680101 00 02 00 00 00")), HasSubstr("shutdown at byte"));
+  EXPECT_THAT(failure(from_hex("680101 00 03 00 00 00")), HasSubstr("leaving at byte"));
   EXPECT_THAT(failure(from_hex("680102 01 08 00 00")), HasSubstr("plan flags at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 07 00 00")), HasSubstr("status at byte"));
   EXPECT_THAT(failure(from_hex("680103 00 04 00 03")), HasSubstr("rank at byte"));

@@ -1,0 +1,77 @@
+#include "mpi/call_watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvd::mpi {
+namespace {
+
+// Seldom enough to cost nothing, often enough that a hang is noticed soon after its limit and that a late look counts for little.
+constexpr int kLooksPerLimit = 8;
+constexpr Duration kShortestInterval = std::chrono::milliseconds(5);
+constexpr Duration kLongestInterval = std::chrono::seconds(2);
+
+Duration interval_for(Duration limit) { return std::clamp(limit / kLooksPerLimit, kShortestInterval, kLongestInterval); }
+
+}  // namespace
+
+void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
+  const Duration passed = std::min(now - std::exchange(last_look_, now), 2 * interval_);
+  total_ += passed;
+  const bool same = moves == std::exchange(moves_, moves);
+  in_call_ = same && moves % 2 == 1 ? in_call_ + passed : Duration::zero();
+}
+
+CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, std::move(on_hang)}) {
+  // The program's signals are for the program's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+    ::pthread_setname_np(thread_.native_handle(), "hvd-watch");
+  } catch (const std::system_error& error) {
+    HVD_LOG(kWarning) << "no thread to watch the calls of MPI: " << error.what() << "; one that never returns will not be noticed here";
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+CallWatch::~CallWatch() = default;
+
+void CallWatch::watch_calls(Duration limit, OnHang on_hang) {
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = Task{limit, false, std::move(on_hang)};
+  }
+  changed_.notify_all();
+}
+
+void CallWatch::run(const std::stop_token& stop) {
+  const SteadyClock clock;
+  std::optional<Task> task;
+  std::optional<CallTimer> timer;
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    if (next_) {
+      task = std::exchange(next_, std::nullopt);
+      timer.emplace(interval_for(task->limit), clock.now(), call_state.moves.load(std::memory_order_acquire));
+    }
+    if (changed_.wait_for(lock, stop, timer->interval(), [this] { return next_.has_value(); }) || stop.stop_requested()) continue;
+    timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
+    const Duration lasted = task->starting ? timer->total() : timer->in_call();
+    if (lasted < task->limit || timer->in_call() == Duration::zero()) continue;
+    const char* const call = call_state.call.load(std::memory_order_relaxed);
+    const Hang hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed), lasted};
+    lock.unlock();
+    return task->on_hang(hang);
+  }
+}
+
+}  // namespace hvd::mpi

@@ -1,0 +1,136 @@
+#include "base/shared_segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "base/shared_arena.h"
+#include "hvd/error.h"
+
+namespace {
+
+/// What happens to reservations of this program: see posix_fallocate() below.
+struct Reservations {
+  int interrupted = 0;    ///< so many of the next ones are
+  off_t room = 1L << 40;  ///< bytes after which there is none in /dev/shm
+  off_t memory = 1L << 40;  ///< ... and none anywhere
+  off_t largest = 0;      ///< asked for at once
+};
+Reservations reservations;
+
+}  // namespace
+
+// In place of the C library's. Kernels since 6.11 do not do this by themselves.
+extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
+  reservations.largest = std::max(reservations.largest, size);
+  if (reservations.interrupted > 0) {
+    --reservations.interrupted;
+    return EINTR;
+  }
+  char path[64] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+  const bool nameless = ::readlink(link.c_str(), path, sizeof path - 1) > 0 && std::string(path).starts_with("/memfd:");
+  off_t& room = nameless ? reservations.memory : reservations.room;
+  if (size > room) return ENOSPC;
+  room -= size;
+  return ::syscall(SYS_fallocate, descriptor, 0, begin, size) == 0 ? 0 : errno;
+}
+
+namespace hvd {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::string unique_name() {
+  static int number = 0;
+  return "/hvd-test-segment-" + std::to_string(getpid()) + "-" + std::to_string(number++);
+}
+
+class SharedSegmentTest : public ::testing::Test {
+ protected:
+  SharedSegmentTest() { reservations = {}; }
+  ~SharedSegmentTest() override { reservations = {}; }
+};
+
+TEST_F(SharedSegmentTest, IsReservedAlthoughSignalsInterruptIt) {
+  reservations.interrupted = 20;
+  const auto segment = SharedSegment::create(unique_name(), 5 * kMiB + 100);
+  ASSERT_NE(segment, nullptr);
+  EXPECT_EQ(reservations.interrupted, 0);
+  segment->data()[5 * kMiB + 99] = std::byte{1};
+  EXPECT_LE(reservations.largest, static_cast<off_t>(kMiB)) << "small enough to be done between two signals";
+}
+
+/// Also a link that leads nowhere.
+bool name_exists(const std::string& name) { return std::filesystem::symlink_status("/dev/shm" + name).type() != std::filesystem::file_type::not_found; }
+
+TEST_F(SharedSegmentTest, SaysSoWhenThereIsNoMemoryAndLeavesNothing) {
+  const std::string name = unique_name();
+  reservations.room = reservations.memory = 2 * kMiB;
+  EXPECT_THROW(SharedSegment::create(name, 5 * kMiB), Error);
+  EXPECT_FALSE(name_exists(name));
+}
+
+TEST_F(SharedSegmentTest, DoesWithoutRoomInDevShm) {
+  ASSERT_TRUE(SharedSegment::needs_no_room());
+  const std::string name = unique_name();
+  reservations.room = 2 * kMiB;
+  const auto maker = SharedSegment::create(name, 5 * kMiB);
+  ASSERT_NE(maker, nullptr);
+  EXPECT_EQ(SharedSegment::attach(name, kMiB), nullptr) << "of another size";
+  maker->data()[5 * kMiB - 1] = std::byte{42};
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {  // another process, which finds it by its name
+    const auto found = SharedSegment::attach(name, 5 * kMiB);
+    if (!found || found->data()[5 * kMiB - 1] != std::byte{42}) ::_exit(1);
+    found->data()[0] = std::byte{43};
+    found->unlink();
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(maker->data()[0], std::byte{43});
+  EXPECT_FALSE(name_exists(name));
+  EXPECT_EQ(SharedSegment::attach(name, 5 * kMiB), nullptr);
+}
+
+// Where processes do not see each other's numbers, the name leads elsewhere.
+TEST_F(SharedSegmentTest, RefusesANameThatLeadsElsewhere) {
+  const std::string name = unique_name();
+  for (const char* const target : {"/proc/self/fd/0", "/proc/0/fd/7"}) {
+    ASSERT_EQ(::symlink(target, ("/dev/shm" + name).c_str()), 0);
+    EXPECT_THROW(SharedSegment::attach(name, kMiB), Error) << target;
+    ASSERT_EQ(::unlink(("/dev/shm" + name).c_str()), 0);
+  }
+}
+
+TEST_F(SharedSegmentTest, AnArenaIsReservedAlthoughSignalsInterruptIt) {
+  reservations.interrupted = 20;
+  const auto arena = SharedArena::create(8 * kMiB, SharedArena::Pages::kWhenAllocated);
+  ASSERT_NE(arena, nullptr);
+  reservations.interrupted = 20;
+  EXPECT_NE(arena->allocate(3 * kMiB), nullptr);
+  EXPECT_EQ(reservations.interrupted, 0);
+}
+
+TEST_F(SharedSegmentTest, AnArenaWithoutPagesGivesNothingAndGoesOn) {
+  const auto arena = SharedArena::create(8 * kMiB, SharedArena::Pages::kWhenAllocated);
+  ASSERT_NE(arena, nullptr);
+  reservations.memory = 2 * kMiB;
+  EXPECT_EQ(arena->allocate(3 * kMiB), nullptr);
+  reservations.memory = 4 * kMiB;
+  EXPECT_NE(arena->allocate(3 * kMiB), nullptr);
+}
+
+}  // namespace
+}  // namespace hvd
