@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "control/aggregator.h"
 #include "control/coordinator.h"
 #include "hvd/error.h"
 
@@ -42,7 +43,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   // Last: what the sections say was said before.
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  shut_down_.add(merged.leaving);
+  shut_down_.add(leaving_since(merged, locked_at_));
 }
 
 bool Coordinator::take_whole(const wire::MergedReport& merged) {
