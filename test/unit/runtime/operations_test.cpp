@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
 
@@ -229,6 +230,29 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
     ranks.run();
     EXPECT_THAT(data, ElementsAre(-2, 0.5)) << to_string(op);
   }
+}
+
+// What comes again by name takes a shorter way, which has to refuse the same.
+TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
+  Ranks ranks(2);
+  std::vector<float> memory(9, 1);
+  std::vector<float> elsewhere(8);
+  std::vector<float> other(8, 2);
+  const auto use = [&](float* output) {
+    Submission submission = float_operation(memory, "w");
+    submission.input.count = submission.output.count = 8;
+    submission.input.shape = submission.output.shape = {8};
+    submission.output.data = reinterpret_cast<std::byte*>(output);
+    ranks.submit(0, std::move(submission));
+    ranks.submit(1, float_operation(other, "w"));
+    for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  };
+  use(memory.data());
+  EXPECT_THROW(use(memory.data() + 1), UsageError);
+  use(elsewhere.data());
+  EXPECT_THROW(use(memory.data() + 1), UsageError);
+  use(memory.data());
+  EXPECT_THAT(memory, ElementsAre(9, 9, 9, 9, 9, 9, 9, 9, 1));
 }
 
 TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {
