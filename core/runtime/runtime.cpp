@@ -83,6 +83,12 @@ Runtime::~Runtime() {
 void Runtime::check_running() const {
   if (engine_->failed()) engine_->failure().raise_if_error();
   if (shutdown_called_.load()) throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
+    const auto numbered = ordinals_.find({request.process_set, request.kind});
+    if (request.group_index > 0 && (numbered == ordinals_.end() || numbered->second < static_cast<std::uint64_t>(request.group_index))) {
+      throw UsageError(std::string(to_string(request.kind)) + " on rank " + std::to_string(topology().rank) + ": member " +
+                       std::to_string(request.group_index) + " of an unnamed group of " + std::to_string(request.group_size) +
+                       " comes before the others; submit all members in one call, in order");
+    }
 }
 
 wire::Request Runtime::number(const Submission& submission) {
@@ -110,10 +116,12 @@ OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
   if (joined_) {
     throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name + "' on rank " + std::to_string(topology().rank) +
                      ": this rank has called join(), so it has no more data until join() returns");
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
   }
   if (OperationPtr again = claim_again(submission, now)) return again;
   const OperationPtr made(new OperationState(submission, number(submission), weak_from_this(), now));
   const wire::Request& request = made->request;
+  joined_ = request.kind == OpKind::kJoin;
   made->named = names_.claim(request.process_set, request.name);
   if (made->named == nullptr) {
     throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
@@ -122,6 +130,7 @@ OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
   made->named->last = made;
   return made;
 }
+    if (request.kind == OpKind::kJoin) joined_ = false;
 
 // Nothing was sent, so the names are free, and the next unnamed operations take the numbers.
 void Runtime::take_back(const std::vector<OperationPtr>& operations) {
@@ -149,7 +158,6 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
     for (std::size_t i = 0; i < claimed_.size(); ++i) {
       if (calls_back(claimed_[i]->submission)) callbacks_.fetch_add(1, std::memory_order_relaxed);
       handles[i] = Operation(claimed_[i].get());
-      joined_ = joined_ || claimed_[i]->request.kind == OpKind::kJoin;
     }
     // Under the lock, so that operations enter the engine in the order of their numbers.
     engine_->enqueue(claimed_);

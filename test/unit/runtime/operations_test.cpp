@@ -232,6 +232,18 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
   }
 }
 
+TEST(Join, WithMoreBehindItInOneCallIsRefusedAndNothingHasHappened) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), float_operation(data[1], "x")}, Progress::kBackground), UsageError);
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), join_operation()}, Progress::kBackground), UsageError);
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], "x"));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  EXPECT_THAT(data[1], ElementsAre(3));
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, join_operation());
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+}
+
 // What comes again by name takes a shorter way, which has to refuse the same.
 TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
   Ranks ranks(2);
@@ -253,6 +265,28 @@ TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
   EXPECT_THROW(use(memory.data() + 1), UsageError);
   use(memory.data());
   EXPECT_THAT(memory, ElementsAre(9, 9, 9, 9, 9, 9, 9, 9, 1));
+}
+
+TEST(Groups, AnUnnamedOneThatBeginsInTheMiddleIsRefused) {
+  Ranks ranks(2);
+  std::vector<float> data(1);
+  Submission second = float_operation(data, "");
+  second.group_size = 2;
+  second.group_index = 1;
+  EXPECT_THROW(submit_one(ranks.rank(1), std::move(second)), UsageError);
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data, ""));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+}
+
+TEST(Names, AnUnnamedOperationWhoseNameIsTakenLosesNoNumber) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  ranks.submit(0, float_operation(data[0], "allreduce.unnamed.0"));
+  EXPECT_THROW(submit_one(ranks.rank(0), float_operation(data[0], "")), UsageError);
+  ranks.submit(1, float_operation(data[1], "allreduce.unnamed.0"));
+  ranks.run();
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {
