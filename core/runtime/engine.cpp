@@ -91,6 +91,7 @@ Engine::~Engine() = default;
 void Engine::enqueue(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mutex_);
   submitted_.insert(submitted_.end(), operations.begin(), operations.end());
+  for (const OperationPtr& operation : operations) callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
   has_submissions_.store(true, std::memory_order_release);
 }
 
@@ -115,7 +116,14 @@ Status Engine::failure() const {
 // do not wait (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the device is current for the whole of
 // every round, control messages included, and nothing is launched on such a channel in the round that opens it.
 
-bool Engine::step() noexcept {
+bool Engine::step(Callbacks callbacks) noexcept {
+  callbacks_ = callbacks;
+  const bool moved = advance();
+  callbacks_ = Callbacks::kAll;
+  return moved;
+}
+
+bool Engine::advance() noexcept {
   bool moved = false;
   now_ = clock_.now();
   try {
@@ -148,13 +156,17 @@ bool Engine::step() noexcept {
   return moved;
 }
 
+void Engine::take_over_submitted(std::vector<OperationPtr>& operations) {
+  const std::lock_guard lock(mutex_);
+  if (callbacks_submitted_ && callbacks_ == Callbacks::kNone) return;
+  callbacks_submitted_ = false;
+  operations.swap(submitted_);
+  has_submissions_.store(false, std::memory_order_relaxed);
+}
+
 bool Engine::take_submissions() {
-  if (!has_submissions_.load(std::memory_order_acquire)) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    taken_.swap(submitted_);
-    has_submissions_.store(false, std::memory_order_relaxed);
-  }
+  if (!has_submissions()) return false;
+  take_over_submitted(taken_);
   for (std::size_t next = 0; next < taken_.size(); ++next) {
     try {
       begin(taken_[next]);
@@ -422,11 +434,7 @@ void Engine::give_up(const Status& status) noexcept {
 
 void Engine::end_outstanding(const Status& status) noexcept {
   std::vector<OperationPtr> taken;
-  {
-    const std::lock_guard lock(mutex_);
-    taken.swap(submitted_);
-    has_submissions_.store(false, std::memory_order_relaxed);
-  }
+  take_over_submitted(taken);
   for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
   outstanding_.clear();
   locked_jobs_.clear();

@@ -48,6 +48,8 @@ class Engine {
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   /// Records a failure that was seen outside step(); the next step() acts on it.
   void fail_from_outside(Status);
+  /// Submitted, and not taken up yet.
+  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// The first cause. @pre failed()
   Status failure() const;
@@ -59,8 +61,10 @@ class Engine {
   const Topology& topology() const noexcept { return control_->topology(); }
 
   // --- token holder ---
-  /// Does all that can be done now. True when something moved.
-  bool step() noexcept;
+  enum class Callbacks : std::uint8_t { kAll, kNone };
+  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an operation that calls the program back is
+  /// among what was submitted, so that none does if none had been taken up before.
+  bool step(Callbacks = Callbacks::kAll) noexcept;
   /// A thread waits for an operation and is about to sleep. True when that has changed something, and step() has work.
   bool note_blocked() noexcept;
   /// Something is under way that no doorbell announces.
@@ -83,6 +87,9 @@ class Engine {
   void farewell() noexcept { control_->farewell(); }
 
  private:
+  bool advance() noexcept;
+  /// @param operations empty before
+  void take_over_submitted(std::vector<OperationPtr>& operations);
   bool take_submissions();
   void begin(const OperationPtr&);
   bool run_locked();
@@ -131,6 +138,7 @@ class Engine {
   Status failure_;                           // guarded by mutex_
   std::optional<Status> outside_failure_;    // guarded by mutex_
   std::atomic<bool> has_submissions_{false};
+  bool callbacks_submitted_ = false;         // guarded by mutex_; some of those call the program back
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};
   mutable std::atomic<bool> dump_requested_{false};
@@ -142,6 +150,7 @@ class Engine {
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
   control::ScheduleLock lock_;
+  Callbacks callbacks_ = Callbacks::kAll;  // in this step
   std::optional<control::LockRelay> relay_;         // the first rank of each of several hosts
   std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
   std::deque<wire::Plan> deferred_plans_;           // that arrived before it was known here that the lock had been left
