@@ -133,7 +133,7 @@ bool Engine::advance() noexcept {
     if (failed()) {
       dump_state_if_asked();
       end_outstanding(failure());
-      while (control_->poll()) moved = true;  // moves what is still being sent
+      while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
       return moved;
     }
     moved = take_submissions() || moved;
@@ -150,8 +150,9 @@ bool Engine::advance() noexcept {
     dump_state_if_asked();
     if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty()) shut_down_.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
+    if (failed()) control_broken_ = true;
     if (!failed()) fail(status_of(error), true);
-    return true;
+    return !control_broken_;
   }
   return moved;
 }
@@ -468,6 +469,7 @@ bool Engine::needs_polling() const noexcept {
 }
 
 Duration Engine::time_to_deadline() const noexcept {
+  if (failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
   if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));

@@ -164,6 +164,7 @@ class Engine {
   std::vector<OperationPtr> taken_;                            // from submitted_, empty between steps
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
   TimePoint now_{};  // when this step() began
+  bool control_broken_ = false;             // after the failure: the control plane cannot even send what is left
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
   TimePoint last_plan_at_{};

@@ -177,5 +177,32 @@ TEST(Token, InlineProgressLeavesCallbacksOfOthersToTheCoordinatorThread) {
   job.shut_down();
 }
 
+/// Counts how often the time is asked for.
+class CountingClock final : public Clock {
+ public:
+  TimePoint now() const noexcept override {
+    calls.fetch_add(1, std::memory_order_relaxed);
+    return clock_.now();
+  }
+  mutable std::atomic<int> calls{0};
+
+ private:
+  SteadyClock clock_;
+};
+
+TEST(Token, AFailedRuntimeUsesNoCore) {
+  CountingClock clock;
+  LocalJobOptions options;
+  options.runtime.peer_timeout = milliseconds(200);  // soon all that goes by the clock is due
+  LocalJob job(options, clock);
+  job.rank(0).abort({StatusCode::kPeerLost, "rank 0 ran out of data", 0});
+  while (!job.rank(1).failed()) std::this_thread::sleep_for(milliseconds(1));
+  std::this_thread::sleep_for(milliseconds(150));  // the last messages go out
+  const int before = clock.calls.load();
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_LT(clock.calls.load() - before, 100);
+  job.shut_down();
+}
+
 }  // namespace
 }  // namespace hvd::testing
