@@ -15,9 +15,6 @@ namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
-// How long silence lasts before it is a loss: so much less than the time promised that noticing and telling fit into the rest.
-Duration silence_limit(const RuntimeOptions& options) { return options.peer_timeout * 3 / 4; }
-
 // Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator asks all, the others ask it.
 std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   if (control.rung_by_all()) return {};
@@ -76,14 +73,15 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       lock_(make_lock(options_, *control_)),
       relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
-      liveness_(ranks_to_ask(*control_), silence_limit(options_)),
+      liveness_(ranks_to_ask(*control_), options_.peer_timeout),
       executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena), std::move(device), options_.stall_shutdown},
                 std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
   if (!place_.children.empty()) aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
-  control_->beat(clock_.now());
+  now_ = clock_.now();
+  control_->beat(now_);
 }
 
 Engine::~Engine() = default;
@@ -125,7 +123,10 @@ bool Engine::step(Callbacks callbacks) noexcept {
 
 bool Engine::advance() noexcept {
   bool moved = false;
-  now_ = clock_.now();
+  const TimePoint now = clock_.now();
+  const Duration longest_sleep = options_.peer_timeout / 4;
+  if (now - now_ > 2 * longest_sleep) paused_ += now - now_ - longest_sleep;
+  now_ = now;
   try {
     std::optional<device::DeviceGuard> current;
     if (device::Context* const device = executor_.device_to_be_current()) current.emplace(device->api(), device->device());
@@ -242,7 +243,7 @@ void Engine::handle(const control::Message& message) {
                   ": " + error.what());
     }
   }();
-  liveness_.heard(source, clock_.now());
+  liveness_.heard(source, awake(clock_.now()));
   if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
@@ -260,7 +261,7 @@ void Engine::take_in(int source, const wire::Report& report) {
   if (aggregator_) {
     aggregator_->accept(source, report, clock_.now());
   } else if (coordinator_) {
-    coordinator_->accept(source, report, clock_.now());
+    coordinator_->accept(source, report, awake(clock_.now()));
   } else {
     throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
   }
@@ -271,7 +272,7 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
     throw Error("rank " + std::to_string(source) + " sent merged reports to rank " + std::to_string(control_->rank()) +
                 ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
   }
-  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, clock_.now());
+  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, awake(clock_.now()));
   aggregator_->accept(report, clock_.now());
 }
 
@@ -289,7 +290,7 @@ bool Engine::pass_on() {
   const auto merged = aggregator_->take(clock_.now());
   if (!merged) return false;
   if (coordinator_) {
-    coordinator_->accept(*merged, clock_.now());
+    coordinator_->accept(*merged, awake(clock_.now()));
   } else {
     send(place_.parent, wire::encode(*merged));
   }
@@ -316,7 +317,7 @@ void Engine::apply(const wire::Plan& plan) {
   if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
-  liveness_.heard(0, last_plan_at_);  // whoever has passed it on
+  liveness_.heard(0, awake(last_plan_at_));  // whoever has passed it on
   if (aggregator_) aggregator_->note_plan(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
   if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
@@ -353,7 +354,7 @@ void Engine::start(control::AgreedBatch batch) {
 
 bool Engine::coordinate() {
   if (!coordinator_ || lock_.locked()) return false;  // a locked rank has reported nothing, and a plan needs all
-  const auto plan = coordinator_->decide_encoded(now_, executor_.in_flight());
+  const auto plan = coordinator_->decide_encoded(awake(now_), executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
   if (aggregator_) send(control_->rank(), *plan);
@@ -377,7 +378,7 @@ bool Engine::keep_house() {
   control_->beat(now);
   watch_peers(now, is_waiting);
   if (!coordinator_) return leaves;
-  for (const auto& text : coordinator_->stall_warnings(now)) {
+  for (const auto& text : coordinator_->stall_warnings(awake(now))) {
     counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
@@ -386,15 +387,15 @@ bool Engine::keep_house() {
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {
   if (is_waiting) {
-    if (const auto loss = control_->check_peers(now, silence_limit(options_))) {
+    if (const auto loss = control_->check_peers(awake(now), options_.peer_timeout)) {
       if (loss->known) throw PeerLostError(loss->cause, loss->rank);
       lose(loss->rank, loss->cause);
     }
   }
-  const auto actions = liveness_.check(now, is_waiting);
+  const auto actions = liveness_.check(awake(now), is_waiting);
   for (const int rank : actions.ping) send(rank, wire::encode(wire::Ping{}));
   if (actions.lost) {
-    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(silence_limit(options_));
+    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
     lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
   }
 }
@@ -475,7 +476,7 @@ Duration Engine::time_to_deadline() const noexcept {
   if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
-    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
+    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline + paused_);
   }
   if (aggregator_) {
     if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);

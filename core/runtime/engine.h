@@ -116,6 +116,8 @@ class Engine {
   bool coordinate();
   bool keep_house();
   void watch_peers(TimePoint now, bool waiting);
+  /// Without the time for which this process itself was stopped: others cannot be blamed for that.
+  TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   bool waiting(TimePoint now) const noexcept;
   void fail(const Status&, bool tell_others) noexcept;
   [[noreturn]] void lose(int rank, const std::string& cause);
@@ -163,7 +165,8 @@ class Engine {
   Executor executor_;
   std::vector<OperationPtr> taken_;                            // from submitted_, empty between steps
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
-  TimePoint now_{};  // when this step() began
+  TimePoint now_{};    // when this step() began
+  Duration paused_{};  // for how long this process was stopped, as far as that was noticed
   bool control_broken_ = false;             // after the failure: the control plane cannot even send what is left
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
