@@ -27,6 +27,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
     check_ranks(applied.ranks);
     check_applied(applied.ranks, applied.last_applied);
   }
+  if (!merged.sections.empty() || !merged.leaving.empty()) note_change(now);
   if (take_whole(merged)) return;
   for (const auto& section : merged.sections) {
     if (section.as_of > sequence_) {
@@ -82,6 +83,7 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1), cache_.at(whole_->slots.highest()).request.name, now);
   whole_.reset();
   wire::Bytes bytes = wire::renumber(repeat_->plan, ++sequence_);
+  note_change(now);
   // Twice the same in a row leaves the cache's order as it is.
   if (!std::exchange(repeat_->just_used, true)) {
     for (const auto& batch : repeat_->decoded.batches) {

@@ -30,7 +30,7 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.fusion_threshold = options.fusion_threshold;
   coordinator.cache_capacity = options.cache_capacity;
   coordinator.schedule_lock = lock_available;
-  coordinator.stall = {options.stall_warning, options.stall_shutdown};
+  coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
   return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
@@ -49,6 +49,9 @@ Duration longest_hold(const RuntimeOptions& options) {
   }
   return longest;
 }
+
+/// @pre it could be decoded
+wire::MessageKind kind_of(const control::Message& message) { return static_cast<wire::MessageKind>(message.bytes[2]); }
 
 Status status_of(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
@@ -194,6 +197,7 @@ void Engine::begin(const OperationPtr& operation) {
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
+  blocked_since_.reset();  // and a thread that waits still does
   if (lock_.locked()) lock_moved_at_ = now_;
   if (lock_.locked() && offer(operation)) return;
   outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name), operation);
@@ -227,7 +231,8 @@ bool Engine::receive() {
   while (const auto message = control_->poll()) {
     counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
     handle(*message);
-    moved = true;
+    // That another rank waits is nothing to go on with; a thread that waits here must come to its rest, or it would not be known that it does.
+    moved = moved || failed() || kind_of(*message) != wire::MessageKind::kBlocked;
     if (failed()) break;
   }
   return moved;
@@ -249,6 +254,9 @@ void Engine::handle(const control::Message& message) {
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
   if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
+  if (const auto* blocked = std::get_if<wire::Blocked>(&decoded); blocked != nullptr && coordinator_) {
+    coordinator_->note_blocked(source, blocked->last_applied);
+  }
   if (std::holds_alternative<wire::Ping>(decoded)) {
     // A rank asks only while it waits, so the coordinator has to look after the others for it.
     if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
@@ -318,6 +326,7 @@ void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
   liveness_.heard(0, awake(last_plan_at_));  // whoever has passed it on
+  wait_noted_ = false;
   if (aggregator_) aggregator_->note_plan(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
   if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
@@ -377,12 +386,28 @@ bool Engine::keep_house() {
   next_housekeeping_ = now + interval;
   control_->beat(now);
   watch_peers(now, is_waiting);
-  if (!coordinator_) return leaves;
+  tell_if_blocked(now);
+  if (coordinator_) tell_of_stalls(now);
+  return leaves;
+}
+
+// A thread that waits while nothing runs here waits for a plan: so what was noted holds until one comes. It is told again and again, as
+// reports of others may be on their way more slowly.
+void Engine::tell_if_blocked(TimePoint now) {
+  if (lock_.locked()) wait_noted_ = false;
+  if (!wait_noted_ || options_.deadlock_timeout == Duration::zero()) return blocked_since_.reset();
+  if (!blocked_since_) blocked_since_ = told_blocked_at_ = now;
+  if (now - told_blocked_at_ < options_.deadlock_timeout / 5) return;
+  told_blocked_at_ = now;
+  send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
+}
+
+void Engine::tell_of_stalls(TimePoint now) {
+  for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
   for (const auto& text : coordinator_->stall_warnings(awake(now))) {
     counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
-  return leaves;
 }
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {

@@ -116,6 +116,8 @@ class Engine {
   bool coordinate();
   bool keep_house();
   void watch_peers(TimePoint now, bool waiting);
+  void tell_if_blocked(TimePoint now);
+  void tell_of_stalls(TimePoint now);
   /// Without the time for which this process itself was stopped: others cannot be blamed for that.
   TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   bool waiting(TimePoint now) const noexcept;
@@ -136,11 +138,11 @@ class Engine {
   // Any thread.
   mutable std::mutex mutex_;
   std::vector<OperationPtr> submitted_;      // guarded by mutex_
+  bool callbacks_submitted_ = false;         // guarded by mutex_; some of those call the program back
   std::shared_ptr<const control::ProcessSetTable> sets_;  // guarded by mutex_; as of the last plan applied
   Status failure_;                           // guarded by mutex_
   std::optional<Status> outside_failure_;    // guarded by mutex_
   std::atomic<bool> has_submissions_{false};
-  bool callbacks_submitted_ = false;         // guarded by mutex_; some of those call the program back
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};
   mutable std::atomic<bool> dump_requested_{false};
@@ -148,11 +150,11 @@ class Engine {
   std::atomic<bool> shut_down_{false};
 
   // Token holder only.
+  Callbacks callbacks_ = Callbacks::kAll;  // in this step
   control::Negotiator negotiator_;
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
   control::ScheduleLock lock_;
-  Callbacks callbacks_ = Callbacks::kAll;  // in this step
   std::optional<control::LockRelay> relay_;         // the first rank of each of several hosts
   std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
   std::deque<wire::Plan> deferred_plans_;           // that arrived before it was known here that the lock had been left
@@ -167,6 +169,9 @@ class Engine {
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
   TimePoint now_{};    // when this step() began
   Duration paused_{};  // for how long this process was stopped, as far as that was noticed
+  bool wait_noted_ = false;                 // a thread has waited since the last plan, with nothing running here
+  std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
+  TimePoint told_blocked_at_{};
   bool control_broken_ = false;             // after the failure: the control plane cannot even send what is left
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;

@@ -72,6 +72,7 @@ RuntimeOptions resolve(const Options& options) {
   resolved.progress = progress_mode(options);
   resolved.stall_warning = choose(options.stall_warning, "stall_warning", "STALL_WARNING", resolved.stall_warning);
   resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", "STALL_SHUTDOWN", resolved.stall_shutdown);
+  resolved.deadlock_timeout = choose(options.deadlock_timeout, "deadlock_timeout", "DEADLOCK_TIMEOUT", resolved.deadlock_timeout);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", "PEER_TIMEOUT", resolved.peer_timeout);
   resolved.start_timeout = choose(std::nullopt, "start_timeout", "START_TIMEOUT", resolved.start_timeout);
   resolved.control_radix = static_cast<int>(choose(std::nullopt, "control_radix", "CONTROL_RADIX", kMostControlRadix, resolved.control_radix));

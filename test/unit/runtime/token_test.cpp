@@ -1,5 +1,6 @@
 // Who drives an engine, who is woken for what, and what ends when: the parts of it that need threads. The order of events is in
 // test/models/token.pml.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -14,6 +15,7 @@
 namespace hvd::testing {
 namespace {
 
+using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -175,6 +177,36 @@ TEST(Token, InlineProgressLeavesCallbacksOfOthersToTheCoordinatorThread) {
   theirs.wait();
   mine.wait();
   job.shut_down();
+}
+
+TEST(Token, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
+  const SteadyClock clock;
+  for (const bool several_hosts : {false, true}) {
+    LocalJobOptions options;
+    options.size = 3;
+    if (several_hosts) options.hosts = {"a", "b", "c"};
+    options.runtime.deadlock_timeout = milliseconds(300);
+    options.runtime.stall_shutdown = seconds(20);
+    LocalJob job(options, clock);
+    std::vector<std::vector<float>> data(3, std::vector<float>(4, 1));
+    std::vector<Operation> operations(3);
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < 3; ++rank) {
+        threads.emplace_back([&, rank] {
+          Operation& operation = operations[static_cast<std::size_t>(rank)];
+          operation = submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], rank == 0 ? "x" : "y"));
+          operation.wait();
+        });
+      }
+    }
+    for (const Operation& operation : operations) {
+      EXPECT_EQ(operation.status().code, StatusCode::kStalled);
+      EXPECT_THAT(operation.status().message, HasSubstr("every rank waits for another"));
+      EXPECT_THAT(operation.status().message, HasSubstr("waits for allreduce 'x'; ranks 1-2: waits for allreduce 'y'"));
+    }
+    job.shut_down();
+  }
 }
 
 /// Counts how often the time is asked for.
