@@ -26,6 +26,9 @@ constexpr Variable kVariables[] = {
     {.name = "STALL_SHUTDOWN", .kind = VariableKind::kSeconds, .option = "stall_shutdown", .fallback = "600",
      .meaning = "seconds until such an operation ends with `StalledError`, and until work that does not leave a GPU's queue is a lost peer; "
                 "0: never"},
+    {.name = "DEADLOCK_TIMEOUT", .kind = VariableKind::kSeconds, .option = "deadlock_timeout", .fallback = "10",
+     .meaning = "seconds after which operations end with `StalledError` when a thread of every rank waits for other ranks and none has "
+                "submitted anything meanwhile; longer where another thread of a waiting program submits at long intervals; 0: never"},
     {.name = "PEER_TIMEOUT", .kind = VariableKind::kSeconds, .option = "peer_timeout", .lowest = 1, .fallback = "30",
      .meaning = "seconds without a sign of life until a peer counts as lost (a peer that dies on the same host is noticed at once)"},
     {.name = "START_TIMEOUT", .kind = VariableKind::kSeconds, .lowest = 1, .fallback = "300",

@@ -90,6 +90,14 @@ wire::MergedReport::Group& group_of(wire::MergedReport::Section& section, const 
 
 }  // namespace
 
+RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t locked_at) {
+  RankSet leaving = merged.leaving;
+  for (const auto& applied : merged.applied) {
+    if (applied.last_applied < locked_at) leaving.remove(applied.ranks);
+  }
+  return leaving;
+}
+
 Aggregator::Aggregator(RankSet subtree, const Negotiator& state, Duration longest_hold)
     : subtree_(std::move(subtree)), state_(state), longest_hold_(longest_hold) {}
 
@@ -120,7 +128,7 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
 
 void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
-  leaving_.add(merged.leaving);
+  leaving_.add(leaving_since(merged, locked_at_));
   ended_.add(merged.ended);
   if (merged.overdue) open_ = overdue_ = true;
   if (merged.sections.empty()) acknowledged_ = true;

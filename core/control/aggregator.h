@@ -15,6 +15,9 @@
 
 namespace hvd::control {
 
+/// Who says that it leaves, but for those that said so before they came to the lock: they take that back there, as all they have said.
+RankSet leaving_since(const wire::MergedReport&, std::uint64_t locked_at);
+
 /// Merges the reports that pass through an inner rank of the tree (its own, its children's, merged
 /// or not) into messages for the next rank. Pure; not thread-safe.
 ///

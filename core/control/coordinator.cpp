@@ -47,6 +47,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   note_applied(source.ranks, report.last_applied);
   // The rank takes all this back when it comes to the lock: See ScheduleLock.
   if (report.last_applied < locked_at_) return;
+  if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() || !report.requests.empty()) note_change(now);
   const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
   for (const auto slot : report.cached) accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
   for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
@@ -213,19 +214,34 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
+  fail_deadlocked(now, plan);
   if (!shut_down_.empty()) fail_for_shutdown(plan);
   if (join_failure_) fail_what_counts_on_joined(plan);
   const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
                          table_.ready_bytes() < options_.fusion_threshold;
   const std::int64_t ready_bytes = table_.ready_bytes();
-  if (table_.anything_ready() && !hold_back) plan_ready(plan);
+  if (table_.anything_ready() && !hold_back) plan_ready(now, plan);
   if (learning_) learn_repeat(plan, ready_bytes);
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
   if (options_.schedule_lock) lock_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
+  note_change(now);
   return plan;
+}
+
+void Coordinator::note_change(TimePoint now) {
+  changed_at_ = now;
+  blocked_ = {};
+}
+
+// Since another plan it may have something to go on with.
+void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
+    throw Error("rank " + std::to_string(rank) + ", which does not exist, says that it waits");
+  }
+  if (last_applied == sequence_) blocked_.add(RankSet(rank));
 }
 
 // What ranks have asked for early, of the next step, they ask for again under the lock. What is not of the schedule would end it at once.
@@ -269,6 +285,19 @@ void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
     expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
   }
   for (auto& [tensor, text] : expired) fail(tensor, {StatusCode::kStalled, std::move(text)}, plan);
+}
+
+// Another thread of some rank might still submit what is missing; that is what the time is for.
+void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
+  const Duration limit = options_.stall.deadlock;
+  if (limit == Duration::zero() || blocked_.empty() || now - changed_at_ < limit || table_.anything_ready()) return;
+  RankSet waiting = blocked_;
+  waiting.add(shut_down_);
+  if (static_cast<std::size_t>(count(waiting)) < reports_.size()) return;
+  const std::string text = stalls_.deadlock_text(table_, shut_down_, now - changed_at_);
+  std::vector<PendingRef> ended;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) ended.push_back(tensor);
+  for (const PendingRef tensor : ended) fail(tensor, {StatusCode::kStalled, describe(tensor->request) + ": " + text}, plan);
 }
 
 void Coordinator::fail_for_shutdown(wire::Plan& plan) {
@@ -348,8 +377,19 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
   return tensor.mismatch;
 }
 
-void Coordinator::plan_ready(wire::Plan& plan) {
+void Coordinator::note_resumption(const std::vector<PendingRef>& sound, TimePoint now) {
+  std::size_t resumed = 0;
+  std::optional<PendingRef> oldest;
+  for (const PendingRef tensor : sound) {
+    if (!tensor->warned) continue;
+    if (++resumed == 1 || tensor->first_seen < (*oldest)->first_seen) oldest = tensor;
+  }
+  if (oldest) resumptions_.push_back(stalls_.resumption_text(**oldest, resumed, now));
+}
+
+void Coordinator::plan_ready(TimePoint now, wire::Plan& plan) {
   std::vector<PendingRef> sound = take_sound(plan);
+  note_resumption(sound, now);
   // A set ends after what is ready in it.
   const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
     return tensor->request.kind != OpKind::kRemoveProcessSet;

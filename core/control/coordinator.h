@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -46,6 +47,9 @@ class Coordinator {
   /// the ranks. Reports of one rank come either way, not both.
   void accept(const wire::MergedReport&, TimePoint now);
 
+  /// The rank waits for others and has submitted nothing for a while, as of that plan.
+  void note_blocked(int rank, std::uint64_t last_applied);
+
   /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
@@ -57,6 +61,8 @@ class Coordinator {
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
+  /// The same of what has been warned of and goes on after all.
+  std::vector<std::string> resumptions() { return std::exchange(resumptions_, {}); }
   /// What is waited for, oldest first: who is missing, and what those ranks did last.
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const { return stalls_.waiting_texts(table_, now, most); }
   /// When decide() or stall_warnings() may have something to say although no report comes.
@@ -109,6 +115,7 @@ class Coordinator {
   void spread_whole(TimePoint now);
   std::optional<wire::Bytes> repeat_plan(TimePoint now, std::size_t in_flight);
   void learn_repeat(wire::Plan, std::int64_t bytes);
+  void note_change(TimePoint now);
   void check_applied(RankSpan ranks, std::uint64_t sequence) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request, const std::optional<CacheHit>&);
@@ -122,10 +129,12 @@ class Coordinator {
 
   void fail(PendingRef, const Status&, wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
+  void fail_deadlocked(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
+  void note_resumption(const std::vector<PendingRef>&, TimePoint now);
   void fail_what_counts_on_joined(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
-  void plan_ready(wire::Plan&);
+  void plan_ready(TimePoint now, wire::Plan&);
   std::vector<PendingRef> take_sound(wire::Plan&);
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
@@ -152,6 +161,9 @@ class Coordinator {
 
   RankSet shut_down_;
   RankSet ended_;  ///< those of them that have not called shutdown()
+  RankSet blocked_;         // since changed_at_
+  TimePoint changed_at_{};  // when something was last asked for or decided
+  std::vector<std::string> resumptions_;
   std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
   std::optional<wire::SlotSet> learning_;   ///< asked for by all with nothing else pending: what comes of it is worth keeping
   std::optional<Repeat> repeat_;

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "control/aggregator.h"
 #include "control/coordinator.h"
 #include "hvd/error.h"
 
@@ -26,6 +27,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
     check_ranks(applied.ranks);
     check_applied(applied.ranks, applied.last_applied);
   }
+  if (!merged.sections.empty() || !merged.leaving.empty()) note_change(now);
   if (take_whole(merged)) return;
   for (const auto& section : merged.sections) {
     if (section.as_of > sequence_) {
@@ -42,7 +44,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   // Last: what the sections say was said before.
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  shut_down_.add(merged.leaving);
+  shut_down_.add(leaving_since(merged, locked_at_));
   ended_.add(merged.ended);
 }
 
@@ -82,6 +84,7 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1), cache_.at(whole_->slots.highest()).request.name, now);
   whole_.reset();
   wire::Bytes bytes = wire::renumber(repeat_->plan, ++sequence_);
+  note_change(now);
   // Twice the same in a row leaves the cache's order as it is.
   if (!std::exchange(repeat_->just_used, true)) {
     for (const auto& batch : repeat_->decoded.batches) {

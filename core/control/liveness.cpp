@@ -14,7 +14,7 @@ void Liveness::heard(RankSpan ranks, TimePoint now) {
     auto peer = std::partition_point(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank < range.first; });
     for (; peer != peers_.end() && peer->rank <= range.last; ++peer) {
       peer->last_heard = now;
-      peer->unanswered_since.reset();
+      if (peer->silent_since) peer->silent_since = now;
     }
   }
 }
@@ -23,19 +23,19 @@ Liveness::Actions Liveness::check(TimePoint now, bool waiting) {
   Actions actions;
   for (Peer& peer : peers_) {
     if (!waiting) {
-      peer.unanswered_since.reset();
-      continue;
-    }
-    if (peer.unanswered_since && now - *peer.unanswered_since >= timeout_) {
-      if (!actions.lost) actions.lost = peer.rank;
+      peer.silent_since.reset();
       continue;
     }
     const bool quiet = now - peer.last_heard >= interval();
-    const bool asked_lately = peer.unanswered_since && now - peer.last_ping < interval();
-    if (!quiet || asked_lately) continue;
+    const bool begins = !peer.silent_since;
+    if (begins) peer.silent_since = quiet ? now : peer.last_heard;
+    if (now - *peer.silent_since >= timeout_) {
+      if (!actions.lost) actions.lost = peer.rank;
+      continue;
+    }
+    if (!quiet || (!begins && now - peer.last_ping < interval())) continue;
     actions.ping.push_back(peer.rank);
     peer.last_ping = now;
-    if (!peer.unanswered_since) peer.unanswered_since = now;
   }
   return actions;
 }

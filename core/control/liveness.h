@@ -9,8 +9,9 @@
 namespace hvd::control {
 
 /// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and
-/// that has not been heard for timeout/4 is pinged; one that stays silent for `timeout` from the
-/// first unanswered ping is lost. While nobody waits, nothing is sent and silence means nothing.
+/// that has not been heard for timeout/4 is pinged, again and again; one that stays silent for
+/// `timeout` is lost. Silence counts from when it was last heard; of one that was quiet before anybody
+/// waited, from the first ping. While nobody waits, nothing is sent and silence means nothing.
 /// Pure; not thread-safe.
 class Liveness {
  public:
@@ -34,7 +35,7 @@ class Liveness {
     int rank = 0;
     TimePoint last_heard{};
     TimePoint last_ping{};
-    std::optional<TimePoint> unanswered_since = {};
+    std::optional<TimePoint> silent_since = {};  ///< while somebody waits
   };
   Duration timeout_;
   std::vector<Peer> peers_;

@@ -72,6 +72,8 @@ bool LockRelay::accept(const wire::LockNews& news) {
                 std::to_string(rounds_) + " rounds");
   }
   if (news.asks) {
+    // News of different hosts overtakes: who asks for the next position has passed this one, so nobody waits here any more.
+    if (outside_.asked.load(std::memory_order_relaxed) >= news.position) return false;
     outside_.asked.store(news.position, std::memory_order_release);
     return true;
   }

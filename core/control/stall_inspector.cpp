@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "control/validator.h"
 
@@ -28,6 +29,26 @@ std::string progress_of_group(const PendingTensor& tensor) {
   return "group '" + tensor.request.group_key() + "', of whose " + std::to_string(group.size) +
          " members " + std::to_string(group.seen.size()) + " were submitted by some rank and " +
          std::to_string(group.held.size()) + " by every rank";
+}
+
+std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
+  return describe(tensor.request) + (operations > 1 ? " and " + std::to_string(operations - 1) + " more" : "");
+}
+
+// For the same ranks, or the rest of the same group: one warning does for both.
+bool wait_alike(const ReadyTable& table, const PendingTensor& a, const PendingTensor& b) {
+  if (a.held || b.held) return a.held && b.held && a.groups.front() == b.groups.front();
+  return table.missing(a) == table.missing(b);
+}
+
+std::string text_of(const RankSet& ranks) {
+  std::string text = count(ranks) == 1 ? "rank " : "ranks ";
+  std::size_t told = 0;
+  for (const RankRange range : ranks.ranges()) {
+    if (told++ == kMostRanksTold) return text + ", ...";
+    text += (told > 1 ? ", " : "") + std::to_string(range.first) + (range.last > range.first ? "-" + std::to_string(range.last) : "");
+  }
+  return text;
 }
 
 // What a rank has asked for and does not have yet.
@@ -70,10 +91,10 @@ std::string StallInspector::who_is_missing(const ReadyTable& table, const Pendin
   return text;
 }
 
-std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor,
+std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor, std::size_t operations,
                                          TimePoint now) const {
-  const std::string text =
-      describe(tensor.request) + " has waited " + seconds(now - tensor.first_seen) + " for ";
+  const std::string text = describe_all(tensor, operations) + (operations > 1 ? " have waited " : " has waited ") +
+                           seconds(now - tensor.first_seen) + " for ";
   if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
   return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.members) +
          " ranks: " + who_is_missing(table, tensor, now);
@@ -85,10 +106,45 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
   for (PendingTensor& tensor : table.pending()) {
     if (now - tensor.first_seen < limits_.warning) break;  // the rest is younger
     if (tensor.warned || !waits(tensor)) continue;
-    tensor.warned = true;
-    texts.push_back(waiting_text(table, tensor, now));
+    std::size_t operations = 0;
+    for (PendingTensor& other : table.pending()) {
+      if (other.warned || !waits(other) || !wait_alike(table, tensor, other)) continue;
+      other.warned = true;
+      ++operations;
+    }
+    texts.push_back(waiting_text(table, tensor, operations, now));
   }
   return texts;
+}
+
+std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations, TimePoint now) const {
+  return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " + seconds(now - tensor.first_seen) +
+         ": every rank has asked for " + (operations > 1 ? "them" : "it") + " by now";
+}
+
+std::string StallInspector::deadlock_text(const ReadyTable& table, const RankSet& shut_down, Duration since) const {
+  std::vector<std::pair<std::string, RankSet>> alike;
+  for (int rank = 0; rank < static_cast<int>(hosts_.size()); ++rank) {
+    std::string text = contains(shut_down, rank) ? "has called shutdown()" : waits_for(table, rank);
+    const auto same = std::find_if(alike.begin(), alike.end(), [&](const auto& entry) { return entry.first == text; });
+    if (same != alike.end()) {
+      same->second.add(RankSet(rank));
+    } else {
+      alike.emplace_back(std::move(text), RankSet(rank));
+    }
+  }
+  std::string text = "every rank waits for another, and none has submitted anything for " + seconds(since) + " (deadlock_timeout): ";
+  for (std::size_t i = 0; i < alike.size(); ++i) {
+    if (i == kMostRanksTold) {
+      text += "; and so on";
+      break;
+    }
+    const auto& [does, ranks] = alike[i];
+    text += (i > 0 ? "; " : "") + text_of(ranks);
+    if (count(ranks) == 1) text += " (" + hosts_[static_cast<std::size_t>(ranks.lowest())] + ")";
+    text += ": " + does;
+  }
+  return text + "; every rank must submit the same operations before it waits";
 }
 
 std::vector<std::string> StallInspector::waiting_texts(const ReadyTable& table, TimePoint now,
@@ -96,7 +152,7 @@ std::vector<std::string> StallInspector::waiting_texts(const ReadyTable& table, 
   std::vector<std::string> texts;
   for (const PendingTensor& tensor : table.pending()) {
     if (texts.size() == most) break;
-    if (waits(tensor)) texts.push_back(waiting_text(table, tensor, now));
+    if (waits(tensor)) texts.push_back(waiting_text(table, tensor, 1, now));
   }
   return texts;
 }

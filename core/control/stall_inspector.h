@@ -14,6 +14,7 @@ namespace hvd::control {
 struct StallLimits {
   Duration warning{};   ///< zero: never
   Duration shutdown{};  ///< zero: never
+  Duration deadlock{};  ///< zero: never
 };
 
 /// Watches for operations that some ranks never ask for, and says who and what they did instead.
@@ -25,7 +26,7 @@ class StallInspector {
   /// These ranks asked for something, last of all for `name`.
   void note_activity(RankSpan ranks, const std::string& name, TimePoint now);
   void note_activity(int rank, const std::string& name, TimePoint now) { note_activity(RankSet(rank), name, now); }
-  /// One sentence or more per operation that has newly waited for longer than the warning time.
+  /// One sentence or more per set of ranks for which operations have newly waited for longer than the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
   /// One sentence per operation that waits, oldest first, however short a time.
   std::vector<std::string> waiting_texts(const ReadyTable&, TimePoint now, std::size_t most) const;
@@ -34,6 +35,10 @@ class StallInspector {
   std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
   /// What a StalledError says.
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+  /// What a StalledError says after the operation's name when every rank waits for another.
+  std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
+  /// What had been warned of goes on after all. @param operations of which this is one
+  std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
   /// When one of the above may next have something to say.
   std::optional<TimePoint> next_deadline(const ReadyTable&) const;
 
@@ -43,7 +48,7 @@ class StallInspector {
     TimePoint when{};
     friend bool operator==(const Activity&, const Activity&) = default;
   };
-  std::string waiting_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+  std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations, TimePoint now) const;
   std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;

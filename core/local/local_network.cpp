@@ -43,7 +43,7 @@ class LocalControlPlane final : public control::ControlPlane {
     const std::lock_guard lock(own.mutex);
     return !own.queue.empty();  // mail that has not arrived yet rings no bell when it does
   }
-  bool rung_by_all() const noexcept override { return true; }
+  bool rung_by_all() const noexcept override { return network_->options_.rings_across_hosts || topology_.host_names.size() == 1; }
   bool quiet() const noexcept override { return !busy(); }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
 
@@ -125,7 +125,8 @@ void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
     if (std::exchange(mailbox.corrupt_next, false)) envelope.message.bytes[0] ^= std::byte{0xFF};
     mailbox.queue.push_back(std::move(envelope));
   }
-  mailbox.bell.ring();
+  const auto host = [this](int rank) { return options_.host_per_rank[static_cast<std::size_t>(rank)]; };
+  if (options_.rings_across_hosts || host(from) == host(to)) mailbox.bell.ring();
 }
 
 }  // namespace hvd::local

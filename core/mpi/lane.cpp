@@ -25,7 +25,7 @@ int block_of_tags(const MpiWorld& world, int process_set, int instance) {
   const auto last = (static_cast<std::int64_t>(process_set) + 1) * kTagsPerBlock - 1;
   if (process_set >= 0 && last <= highest) return process_set * kTagsPerBlock + instance * kTagsPerSet;
   throw Error("mpi: process set " + std::to_string(process_set) + " has no message tags: this MPI allows tags up to " + std::to_string(highest) +
-              ", enough for " + std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerBlock) + " sets; remove sets that are not used");
+              ", enough for " + std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerBlock) + " sets over its life, as numbers of removed sets are not used again; keep sets instead of adding them anew");
 }
 
 }  // namespace

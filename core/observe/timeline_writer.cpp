@@ -11,6 +11,8 @@ namespace hvd::observe {
 namespace {
 
 constexpr std::size_t kMostBuffered = 1 << 16;
+// Unnamed operations have a new name each, so not all rows can be remembered.
+constexpr std::size_t kMostRows = 1 << 14;
 constexpr auto kFlushInterval = std::chrono::milliseconds(500);
 // Overwritten by the next event: the file ends with it at any time.
 constexpr char kEnd[] = "\n]\n";
@@ -97,7 +99,9 @@ void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropp
   std::fseek(file_.get(), -kEndSize, SEEK_END);
   const std::string pid = ", \"pid\": " + std::to_string(rank_);
   for (const Event& event : events) {
-    const auto [row, is_new] = rows_.try_emplace(event.tensor, static_cast<int>(rows_.size()) + 1);
+    if (rows_.size() >= kMostRows && !rows_.contains(event.tensor)) rows_.clear();
+    const auto [row, is_new] = rows_.try_emplace(event.tensor, last_row_ + 1);
+    if (is_new) ++last_row_;
     const std::string place = pid + ", \"tid\": " + std::to_string(row->second);
     if (is_new) {
       append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place + ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");

@@ -14,7 +14,8 @@
 
 namespace hvd::observe {
 
-/// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe.
+/// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe. A tensor that comes again after very many others
+/// gets a new row of the same name.
 ///
 /// The file is complete, valid JSON after every flush (twice a second and at the end), so that a killed rank leaves a trace that
 /// opens. When the writer cannot keep up, events are dropped and counted; the job is not slowed down.
@@ -47,7 +48,8 @@ class TimelineWriter {
   };
   const int rank_;
   std::unique_ptr<std::FILE, Close> file_;     // writer thread, after construction
-  std::unordered_map<std::string, int> rows_;  // writer thread
+  std::unordered_map<std::string, int> rows_;  // writer thread; the newest of them
+  int last_row_ = 0;                           // writer thread
 
   std::mutex mutex_;
   std::condition_variable_any changed_;

@@ -15,9 +15,6 @@ namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
-// How long silence lasts before it is a loss: so much less than the time promised that noticing and telling fit into the rest.
-Duration silence_limit(const RuntimeOptions& options) { return options.peer_timeout * 3 / 4; }
-
 // Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator asks all, the others ask it.
 std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   if (control.rung_by_all()) return {};
@@ -33,7 +30,7 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.fusion_threshold = options.fusion_threshold;
   coordinator.cache_capacity = options.cache_capacity;
   coordinator.schedule_lock = lock_available;
-  coordinator.stall = {options.stall_warning, options.stall_shutdown};
+  coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
   return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
@@ -52,6 +49,9 @@ Duration longest_hold(const RuntimeOptions& options) {
   }
   return longest;
 }
+
+/// @pre it could be decoded
+wire::MessageKind kind_of(const control::Message& message) { return static_cast<wire::MessageKind>(message.bytes[2]); }
 
 Status status_of(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
@@ -101,14 +101,15 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       lock_(make_lock(options_, *control_)),
       relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
-      liveness_(ranks_to_ask(*control_), silence_limit(options_)),
+      liveness_(ranks_to_ask(*control_), options_.peer_timeout),
       executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena), std::move(device), options_.stall_shutdown},
                 std::move(backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
                   finish(operation, status, ready, in_flight);
                 }) {
   if (!place_.children.empty()) aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
-  control_->beat(clock_.now());
+  now_ = clock_.now();
+  control_->beat(now_);
 }
 
 Engine::~Engine() = default;
@@ -116,6 +117,7 @@ Engine::~Engine() = default;
 void Engine::enqueue(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mutex_);
   submitted_.insert(submitted_.end(), operations.begin(), operations.end());
+  for (const OperationPtr& operation : operations) callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
   has_submissions_.store(true, std::memory_order_release);
 }
 
@@ -140,9 +142,19 @@ Status Engine::failure() const {
 // do not wait (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the device is current for the whole of
 // every round, control messages included, and nothing is launched on such a channel in the round that opens it.
 
-bool Engine::step() noexcept {
+bool Engine::step(Callbacks callbacks) noexcept {
+  callbacks_ = callbacks;
+  const bool moved = advance();
+  callbacks_ = Callbacks::kAll;
+  return moved;
+}
+
+bool Engine::advance() noexcept {
   bool moved = false;
-  now_ = clock_.now();
+  const TimePoint now = clock_.now();
+  const Duration longest_sleep = options_.peer_timeout / 4;
+  if (now - now_ > 2 * longest_sleep) paused_ += now - now_ - longest_sleep;
+  now_ = now;
   try {
     std::optional<device::DeviceGuard> current;
     if (device::Context* const device = executor_.device_to_be_current()) current.emplace(device->api(), device->device());
@@ -150,7 +162,7 @@ bool Engine::step() noexcept {
     if (failed()) {
       dump_state_if_asked();
       end_outstanding(failure());
-      while (control_->poll()) moved = true;  // moves what is still being sent
+      while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
       return moved;
     }
     moved = take_submissions() || moved;
@@ -167,19 +179,24 @@ bool Engine::step() noexcept {
     dump_state_if_asked();
     if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty()) shut_down_.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
+    if (failed()) control_broken_ = true;
     if (!failed()) fail(status_of(error), true);
-    return true;
+    return !control_broken_;
   }
   return moved;
 }
 
+void Engine::take_over_submitted(std::vector<OperationPtr>& operations) {
+  const std::lock_guard lock(mutex_);
+  if (callbacks_submitted_ && callbacks_ == Callbacks::kNone) return;
+  callbacks_submitted_ = false;
+  operations.swap(submitted_);
+  has_submissions_.store(false, std::memory_order_relaxed);
+}
+
 bool Engine::take_submissions() {
-  if (!has_submissions_.load(std::memory_order_acquire)) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    taken_.swap(submitted_);
-    has_submissions_.store(false, std::memory_order_relaxed);
-  }
+  if (!has_submissions()) return false;
+  take_over_submitted(taken_);
   for (std::size_t next = 0; next < taken_.size(); ++next) {
     try {
       begin(taken_[next]);
@@ -205,6 +222,7 @@ void Engine::begin(const OperationPtr& operation) {
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
+  blocked_since_.reset();  // and a thread that waits still does
   if (lock_.locked()) lock_moved_at_ = now_;
   if (lock_.locked() && offer(operation)) return;
   outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name), operation);
@@ -238,7 +256,8 @@ bool Engine::receive() {
   while (const auto message = control_->poll()) {
     counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
     handle(*message);
-    moved = true;
+    // That another rank waits is nothing to go on with; a thread that waits here must come to its rest, or it would not be known that it does.
+    moved = moved || failed() || kind_of(*message) != wire::MessageKind::kBlocked;
     if (failed()) break;
   }
   return moved;
@@ -254,12 +273,15 @@ void Engine::handle(const control::Message& message) {
                   ": " + error.what());
     }
   }();
-  liveness_.heard(source, clock_.now());
+  liveness_.heard(source, awake(clock_.now()));
   if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
   if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
+  if (const auto* blocked = std::get_if<wire::Blocked>(&decoded); blocked != nullptr && coordinator_) {
+    coordinator_->note_blocked(source, blocked->last_applied);
+  }
   if (std::holds_alternative<wire::Ping>(decoded)) {
     // A rank asks only while it waits, so the coordinator has to look after the others for it.
     if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
@@ -272,7 +294,7 @@ void Engine::take_in(int source, const wire::Report& report) {
   if (aggregator_) {
     aggregator_->accept(source, report, clock_.now());
   } else if (coordinator_) {
-    coordinator_->accept(source, report, clock_.now());
+    coordinator_->accept(source, report, awake(clock_.now()));
   } else {
     throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
   }
@@ -283,7 +305,7 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
     throw Error("rank " + std::to_string(source) + " sent merged reports to rank " + std::to_string(control_->rank()) +
                 ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
   }
-  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, clock_.now());
+  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, awake(clock_.now()));
   aggregator_->accept(report, clock_.now());
 }
 
@@ -301,7 +323,7 @@ bool Engine::pass_on() {
   const auto merged = aggregator_->take(clock_.now());
   if (!merged) return false;
   if (coordinator_) {
-    coordinator_->accept(*merged, clock_.now());
+    coordinator_->accept(*merged, awake(clock_.now()));
   } else {
     send(place_.parent, wire::encode(*merged));
   }
@@ -328,7 +350,8 @@ void Engine::apply(const wire::Plan& plan) {
   if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
   last_plan_at_ = clock_.now();
-  liveness_.heard(0, last_plan_at_);  // whoever has passed it on
+  liveness_.heard(0, awake(last_plan_at_));  // whoever has passed it on
+  wait_noted_ = false;
   if (aggregator_) aggregator_->note_plan(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
   if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
@@ -365,7 +388,7 @@ void Engine::start(control::AgreedBatch batch) {
 
 bool Engine::coordinate() {
   if (!coordinator_ || lock_.locked()) return false;  // a locked rank has reported nothing, and a plan needs all
-  const auto plan = coordinator_->decide_encoded(now_, executor_.in_flight());
+  const auto plan = coordinator_->decide_encoded(awake(now_), executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
   if (aggregator_) send(control_->rank(), *plan);
@@ -388,25 +411,41 @@ bool Engine::keep_house() {
   next_housekeeping_ = now + interval;
   control_->beat(now);
   watch_peers(now, is_waiting);
-  if (!coordinator_) return leaves;
-  for (const auto& text : coordinator_->stall_warnings(now)) {
+  tell_if_blocked(now);
+  if (coordinator_) tell_of_stalls(now);
+  return leaves;
+}
+
+// A thread that waits while nothing runs here waits for a plan: so what was noted holds until one comes. It is told again and again, as
+// reports of others may be on their way more slowly.
+void Engine::tell_if_blocked(TimePoint now) {
+  if (lock_.locked()) wait_noted_ = false;
+  if (!wait_noted_ || options_.deadlock_timeout == Duration::zero()) return blocked_since_.reset();
+  if (!blocked_since_) blocked_since_ = told_blocked_at_ = now;
+  if (now - told_blocked_at_ < options_.deadlock_timeout / 5) return;
+  told_blocked_at_ = now;
+  send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
+}
+
+void Engine::tell_of_stalls(TimePoint now) {
+  for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
+  for (const auto& text : coordinator_->stall_warnings(awake(now))) {
     counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
-  return leaves;
 }
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {
   if (is_waiting) {
-    if (const auto loss = control_->check_peers(now, silence_limit(options_))) {
+    if (const auto loss = control_->check_peers(awake(now), options_.peer_timeout)) {
       if (loss->known) throw PeerLostError(loss->cause, loss->rank);
       lose(loss->rank, loss->cause);
     }
   }
-  const auto actions = liveness_.check(now, is_waiting);
+  const auto actions = liveness_.check(awake(now), is_waiting);
   for (const int rank : actions.ping) send(rank, wire::encode(wire::Ping{}));
   if (actions.lost) {
-    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(silence_limit(options_));
+    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
     lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
   }
 }
@@ -456,11 +495,7 @@ void Engine::give_up(const Status& status) noexcept {
 
 void Engine::end_outstanding(const Status& status) noexcept {
   std::vector<OperationPtr> taken;
-  {
-    const std::lock_guard lock(mutex_);
-    taken.swap(submitted_);
-    has_submissions_.store(false, std::memory_order_relaxed);
-  }
+  take_over_submitted(taken);
   for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
   outstanding_.clear();
   locked_jobs_.clear();
@@ -494,12 +529,13 @@ bool Engine::needs_polling() const noexcept {
 }
 
 Duration Engine::time_to_deadline() const noexcept {
+  if (failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
   if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
-    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline);
+    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline + paused_);
   }
   if (aggregator_) {
     if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);

@@ -50,6 +50,8 @@ class Engine {
   void note_ending() noexcept { ending_.store(true); }
   /// Records a failure that was seen outside step(); the next step() acts on it.
   void fail_from_outside(Status);
+  /// Submitted, and not taken up yet.
+  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// The first cause. @pre failed()
   Status failure() const;
@@ -61,8 +63,10 @@ class Engine {
   const Topology& topology() const noexcept { return control_->topology(); }
 
   // --- token holder ---
-  /// Does all that can be done now. True when something moved.
-  bool step() noexcept;
+  enum class Callbacks : std::uint8_t { kAll, kNone };
+  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an operation that calls the program back is
+  /// among what was submitted, so that none does if none had been taken up before.
+  bool step(Callbacks = Callbacks::kAll) noexcept;
   /// A thread waits for an operation and is about to sleep. True when that has changed something, and step() has work.
   bool note_blocked() noexcept;
   /// Something is under way that no doorbell announces.
@@ -85,6 +89,9 @@ class Engine {
   void farewell() noexcept { control_->farewell(); }
 
  private:
+  bool advance() noexcept;
+  /// @param operations empty before
+  void take_over_submitted(std::vector<OperationPtr>& operations);
   bool take_submissions();
   void begin(const OperationPtr&);
   bool run_locked();
@@ -111,6 +118,10 @@ class Engine {
   bool coordinate();
   bool keep_house();
   void watch_peers(TimePoint now, bool waiting);
+  void tell_if_blocked(TimePoint now);
+  void tell_of_stalls(TimePoint now);
+  /// Without the time for which this process itself was stopped: others cannot be blamed for that.
+  TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   bool waiting(TimePoint now) const noexcept;
   void fail(const Status&, bool tell_others) noexcept;
   [[noreturn]] void lose(int rank, const std::string& cause);
@@ -129,6 +140,7 @@ class Engine {
   // Any thread.
   mutable std::mutex mutex_;
   std::vector<OperationPtr> submitted_;      // guarded by mutex_
+  bool callbacks_submitted_ = false;         // guarded by mutex_; some of those call the program back
   std::shared_ptr<const control::ProcessSetTable> sets_;  // guarded by mutex_; as of the last plan applied
   Status failure_;                           // guarded by mutex_
   std::optional<Status> outside_failure_;    // guarded by mutex_
@@ -141,6 +153,7 @@ class Engine {
   std::atomic<bool> shut_down_{false};
 
   // Token holder only.
+  Callbacks callbacks_ = Callbacks::kAll;  // in this step
   control::Negotiator negotiator_;
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
@@ -157,7 +170,12 @@ class Engine {
   Executor executor_;
   std::vector<OperationPtr> taken_;                            // from submitted_, empty between steps
   std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
-  TimePoint now_{};  // when this step() began
+  TimePoint now_{};    // when this step() began
+  Duration paused_{};  // for how long this process was stopped, as far as that was noticed
+  bool wait_noted_ = false;                 // a thread has waited since the last plan, with nothing running here
+  std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
+  TimePoint told_blocked_at_{};
+  bool control_broken_ = false;             // after the failure: the control plane cannot even send what is left
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
   TimePoint last_plan_at_{};

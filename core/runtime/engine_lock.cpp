@@ -142,7 +142,9 @@ void Engine::ring_others() noexcept {
 
 // Another thread of the program might be about to submit what is missing; then a few steps are negotiated for nothing.
 bool Engine::note_blocked() noexcept {
-  if (!lock_.lacks_own() || !waits_for_others() || executor_.active()) return false;
+  if (!waits_for_others() || executor_.active()) return false;
+  wait_noted_ = true;
+  if (!lock_.lacks_own()) return false;
   lock_.leave_soon();
   return true;
 }

@@ -59,7 +59,7 @@ std::string Engine::state_text() const {
     text << line_of(*told[i].operation, told[i].state, now);
   }
   if (!coordinator_) return text.str();
-  const std::vector<std::string> waiting = coordinator_->waiting_texts(now, kMostOperationsTold);
+  const std::vector<std::string> waiting = coordinator_->waiting_texts(awake(now), kMostOperationsTold);
   if (!waiting.empty()) text << "  as the coordinator sees it:\n";
   for (const std::string& line : waiting) text << "    " << line << "\n";
   return text.str();

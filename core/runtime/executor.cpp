@@ -211,7 +211,7 @@ void Executor::complete(Lane& lane, Job& job) {
   const EventPtr output_ready = job.work ? job.work->output_ready() : nullptr;
   if (output_ready) device_queue_.add(*lane.channel, job, output_ready);
   if (lane.ordered) ++device_completed_;
-  if (job.repeated() && !lane.device) {
+  if (job.repeated() && !lane.device && job.work && job.work->repeats()) {
     job.last_work = std::move(job.work);
   } else {
     job.work.reset();

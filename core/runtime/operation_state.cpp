@@ -42,6 +42,19 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
   done_.store(false, std::memory_order_relaxed);
 }
 
+namespace {
+
+// What may overlap depends on where the output lies in the input (see check_overlap() in submission_check.cpp): as it did before, it may again.
+bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
+  const auto begin = [](const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data); };
+  const std::uintptr_t input = begin(what.input);
+  const std::uintptr_t output = begin(what.output);
+  if (output >= input + what.input.bytes() || input >= output + what.output.bytes()) return false;
+  return output - input != begin(before.output) - begin(before.input);
+}
+
+}  // namespace
+
 bool asks_for_the_same(const Submission& what, const Submission& before, const wire::Request& request) noexcept {
   const auto alike = [](const TensorView& a, const TensorView& b) {
     return a.count == b.count && a.dtype == b.dtype && a.device == b.device && (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
@@ -50,7 +63,7 @@ bool asks_for_the_same(const Submission& what, const Submission& before, const w
          alike(what.output, before.output) && what.prescale == before.prescale && what.postscale == before.postscale && what.root == before.root &&
          what.process_set == 0 && before.process_set == 0 && what.group == before.group && what.group_size == before.group_size &&
          what.group_index == before.group_index && what.alone == before.alone && what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
-         (what.allocate_output != nullptr || !wire::gathers(what.kind)) && !wire::only_agrees(what.kind);
+         (what.allocate_output != nullptr || !wire::gathers(what.kind)) && !wire::only_agrees(what.kind) && !overlaps_otherwise(what, before);
 }
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {

@@ -34,6 +34,8 @@ class OperationState {
   /// Done, and no handle of the program is left that could ask how it ended. (The engine may still be about to let go of it.)
   bool over() const noexcept { return done() && holders_.load(std::memory_order_acquire) % kInternal == 0; }
 
+  /// The program is called on its way. @pre not yet taken up by the engine
+  bool calls_back() const noexcept { return submission.on_done != nullptr || submission.allocate_output != nullptr; }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// @pre done()
   const Status& status() const noexcept { return status_; }

@@ -36,8 +36,6 @@ void relax() noexcept {
 #endif
 }
 
-bool calls_back(const Submission& submission) noexcept { return submission.on_done != nullptr || submission.allocate_output != nullptr; }
-
 /// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
   if (idle_rounds < kYieldsBeforeSleep && (engine.busy() || engine.needs_polling())) return Duration::zero();
@@ -72,11 +70,7 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
 }
 
 Runtime::~Runtime() {
-  thread_.request_stop();
-  if (thread_.joinable()) {
-    engine_->doorbell().ring();
-    thread_.join();
-  }
+  stop_thread();
   engine_->end_outstanding({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
 }
 
@@ -89,6 +83,12 @@ wire::Request Runtime::number(const Submission& submission) {
   wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank,
                                        device_ ? std::optional(device_->device()) : std::nullopt);
   if (request.unnamed) {
+    const auto numbered = ordinals_.find({request.process_set, request.kind});
+    if (request.group_index > 0 && (numbered == ordinals_.end() || numbered->second < static_cast<std::uint64_t>(request.group_index))) {
+      throw UsageError(std::string(to_string(request.kind)) + " on rank " + std::to_string(topology().rank) + ": member " +
+                       std::to_string(request.group_index) + " of an unnamed group of " + std::to_string(request.group_size) +
+                       " comes before the others; submit all members in one call, in order");
+    }
     request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
     request.name = wire::unnamed_name(request.kind, request.ordinal);
   }
@@ -116,10 +116,12 @@ OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
   const wire::Request& request = made->request;
   made->named = names_.claim(request.process_set, request.name);
   if (made->named == nullptr) {
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
     throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
                      ": this name is already in flight; wait for its last use, or give each operation its own name");
   }
   made->named->last = made;
+  joined_ = request.kind == OpKind::kJoin;
   return made;
 }
 
@@ -128,16 +130,17 @@ void Runtime::take_back(const std::vector<OperationPtr>& operations) {
   for (const OperationPtr& operation : operations) {
     const wire::Request& request = operation->request;
     if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    if (request.kind == OpKind::kJoin) joined_ = false;
     names_.release(*operation->named, false);
   }
 }
 
 void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles, Progress progress) {
-  check_running();
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
   {
     const std::lock_guard lock(names_mutex_);
+    check_running();
     claimed_.clear();
     try {
       for (const Submission& submission : submissions) claimed_.push_back(claim(submission, now));
@@ -147,9 +150,8 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
       throw;
     }
     for (std::size_t i = 0; i < claimed_.size(); ++i) {
-      if (calls_back(claimed_[i]->submission)) callbacks_.fetch_add(1, std::memory_order_relaxed);
+      if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
       handles[i] = Operation(claimed_[i].get());
-      joined_ = joined_ || claimed_[i]->request.kind == OpKind::kJoin;
     }
     // Under the lock, so that operations enter the engine in the order of their numbers.
     engine_->enqueue(claimed_);
@@ -161,19 +163,25 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
 /// After a submission. The calling thread does what can be done at once, if that is its job; what others do later rings the bell.
 void Runtime::move_on() {
   Doorbell& bell = engine_->doorbell();
-  // A callback must find the program as it would be outside of a call to hvd, with no lock held.
-  const bool by_caller = pace_.inline_progress && options_.background_thread && callbacks_.load(std::memory_order_relaxed) == 0;
-  if (!by_caller || !try_take_token()) return bell.ring();
+  if (!pace_.inline_progress || !options_.background_thread || calls_back() || !try_take_token()) return bell.ring();
+  // A callback must find the program as it would be outside of a call to hvd, with no lock held. Under the token this tells whether the engine
+  // has an operation with one, and it takes up none meanwhile.
+  if (calls_back()) {
+    give_token();
+    return bell.ring();
+  }
   bell.take_over();
   std::uint32_t ticket = bell.ticket();
-  while (engine_->step()) {
+  while (engine_->step(Engine::Callbacks::kNone)) {
     ticket = bell.ticket();
     tell_waiters();
   }
   const bool wants_polling = engine_->transferring();
+  const bool work_left = engine_->busy() || engine_->needs_polling();
+  const bool left_over = engine_->has_submissions();
   give_token();
   bell.hand_back(ticket);
-  if (wants_polling) bell.ring();
+  if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load())) bell.ring();
 }
 
 std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions, Progress progress) {
@@ -185,7 +193,7 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
 void Runtime::release_name(const OperationState& operation) {
   const std::lock_guard lock(names_mutex_);
   const wire::Request& request = operation.request;
-  if (calls_back(operation.submission)) callbacks_.fetch_sub(1, std::memory_order_relaxed);
+  if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
   names_.release(*operation.named, !request.unnamed && request.process_set == 0);
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
@@ -207,31 +215,48 @@ void Runtime::take_token() {
   token_taken_ = true;
 }
 
-void Runtime::give_token() {
+/// @param leaving waiters that leave with it
+void Runtime::give_token(int leaving) {
   {
     const std::lock_guard lock(token_mutex_);
     token_taken_ = false;
+    waiters_.fetch_sub(leaving);
   }
   token_changed_.notify_all();
 }
 
 void Runtime::tell_waiters() {
-  if (waiters_.load(std::memory_order_relaxed) <= 1) return;  // at most the driver itself
+  // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter, or the waiter what has been done.
+  if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
   // The empty critical section orders this after a waiter's check of its condition, so that it cannot miss the notification.
   { const std::lock_guard lock(token_mutex_); }
   token_changed_.notify_all();
 }
 
+// Note [Who hears the bell]
+// The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that step says, and any ring wakes it unless a
+// driver is there to hear it. Where it has stood back for another thread it sleeps for long, without having looked at anything; then the
+// thread it stood back for has to wake it, and it must not find a reason to stand back again. So a waiter counts itself out before it rings;
+// the last one that leaves without having driven rings too, as what rang meanwhile was left to it; and a thread that drove after its
+// submission, which rings for nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait rings for whoever
+// drives already, as its submission may have rung nobody. test/models/token.pml has each of these as a mutant.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_->doorbell().ticket();
-    // A waiter drives, or is about to: it has the token, and hands the bell back when it leaves.
-    if (waiters_.load() > 0 || !try_take_token()) {
+    if (!take_token_as_standby()) {
       engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
       continue;
     }
     drive_standby(stop);
   }
+}
+
+/// Stands back for a waiter, which drives or is about to, and for whoever has the token.
+bool Runtime::take_token_as_standby() {
+  const std::lock_guard lock(token_mutex_);
+  standby_stood_back_ = token_taken_ || waiters_.load() > 0;
+  if (standby_stood_back_) return false;
+  return token_taken_ = true;
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
@@ -251,7 +276,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
     give_token();
     if (leave) return;
     engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
-    if (waiters_.load() > 0 || stop.stop_requested() || !try_take_token()) return;
+    if (stop.stop_requested() || !take_token_as_standby()) return;
   }
 }
 
@@ -261,7 +286,7 @@ void Runtime::drive_until(const Done& done) {
   bell.take_over();
   std::uint32_t ticket = bell.ticket();
   const int spins = pace_.spins ? kSpinsBeforeYield : 0;
-  for (int idle_rounds = 0; !done();) {
+  for (int idle_rounds = 0; !done() && !closing_.load();) {
     ticket = bell.ticket();
     if (engine_->step()) {
       idle_rounds = 0;
@@ -286,24 +311,39 @@ void Runtime::drive_until(const Done& done) {
     if (engine_->step()) tell_waiters();
   }
   const bool work_left = engine_->busy() || engine_->needs_polling();
-  give_token();
+  give_token(1);
   bell.hand_back(ticket);
-  if (work_left) bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+  if (work_left || closing_.load()) bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+}
+
+/// @param until nobody who drives tells of the time
+/// @return whether this thread has the token, and counts among the waiters until it gives it back; else it need not wait any more
+template <class Done>
+bool Runtime::take_token_as_waiter(const Done& done, std::optional<TimePoint> until) {
+  Doorbell& bell = engine_->doorbell();
+  {
+    std::unique_lock lock(token_mutex_);
+    waiters_.fetch_add(1);
+    // What this thread has submitted has rung for nobody yet, and whoever drives may be asleep.
+    if (token_taken_) bell.ring();
+    const auto over = [&] { return closed_ || done(); };
+    while (!over() && (token_taken_ || closing_.load())) {
+      if (until) {
+        token_changed_.wait_for(lock, std::max(*until - clock_.now(), kShortestSleep));
+      } else {
+        token_changed_.wait(lock);
+      }
+    }
+    if (!over()) return token_taken_ = true;
+    if (waiters_.fetch_sub(1) > 1) return false;
+  }
+  bell.ring();
+  return false;
 }
 
 template <class Done>
-void Runtime::wait_until(const Done& done) {
-  waiters_.fetch_add(1);
-  while (!done()) {
-    {
-      std::unique_lock lock(token_mutex_);
-      token_changed_.wait(lock, [&] { return !token_taken_ || done(); });
-      if (done()) break;
-      token_taken_ = true;
-    }
-    drive_until(done);
-  }
-  waiters_.fetch_sub(1);
+void Runtime::wait_until(const Done& done, std::optional<TimePoint> until) {
+  while (!done() && take_token_as_waiter(done, until)) drive_until(done);
 }
 
 void Runtime::wait(const OperationState& operation) {
@@ -319,24 +359,39 @@ bool Runtime::step() {
 
 bool Runtime::shutdown(std::optional<Duration> patience) {
   if (!shutdown_called_.exchange(true)) engine_->request_shutdown();
-  const TimePoint begin = clock_.now();
   const Duration limit = patience.value_or(options_.stall_shutdown);
-  const auto out_of_patience = [&] { return limit != Duration::zero() && clock_.now() - begin > limit; };
-  wait_until([&] { return engine_->shut_down() || engine_->failed() || out_of_patience(); });
+  const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
+  wait_until([&] { return engine_->shut_down() || engine_->failed() || (until && clock_.now() >= *until); }, until);
   const bool in_order = engine_->shut_down();
   if (!in_order && !engine_->failed()) {
     HVD_LOG(kWarning) << "shutdown: not every rank has called shutdown() in time; leaving without them";
   }
+  stop_thread();
+  close();
+  stop_timeline();
+  return in_order;
+}
+
+void Runtime::stop_thread() {
   thread_.request_stop();
-  engine_->doorbell().ring();
+  closing_.store(true);
+  engine_->doorbell().ring();  // where a thread drives, this wakes that one only, which then rings for the coordinator thread
   if (thread_.joinable()) thread_.join();
+}
+
+/// Ends whatever is left, also for threads that wait and drive for it.
+void Runtime::close() {
   take_token();
+  // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
+  { const std::lock_guard lock(names_mutex_); }
   // In order nothing is under way; else a peer may still be at work on this rank's memory.
   engine_->give_up({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
   if (!engine_->failed()) engine_->farewell();
+  {
+    const std::lock_guard lock(token_mutex_);
+    closed_ = true;
+  }
   give_token();
-  stop_timeline();
-  return in_order;
 }
 
 void Runtime::abort(const Status& cause) {

@@ -51,6 +51,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const Pace& pace() const noexcept { return pace_; }
   bool failed() const noexcept { return engine_->failed(); }
+  /// A thread waits for an operation, or for the others at shutdown.
+  bool has_waiters() const noexcept { return waiters_.load() > 0; }
   Status failure() const { return engine_->failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
   /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
@@ -71,12 +73,15 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the token, or stop.
   void drive_standby(const std::stop_token&);
   template <class Done>
-  void wait_until(const Done& done);
+  void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
   template <class Done>
   void drive_until(const Done& done);
+  template <class Done>
+  bool take_token_as_waiter(const Done& done, std::optional<TimePoint> until);
+  bool take_token_as_standby();
   bool try_take_token();
   void take_token();
-  void give_token();
+  void give_token(int leaving = 0);
   void tell_waiters();
   void move_on();
   wire::Request number(const Submission&);
@@ -85,6 +90,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void take_back(const std::vector<OperationPtr>&);
   void release_name(const OperationState&);
   void check_running() const;
+  bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
+  void stop_thread();
+  void close();
 
   const RuntimeOptions options_;
   const Pace pace_;
@@ -103,7 +111,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::mutex token_mutex_;
   std::condition_variable token_changed_;   // the token is free, or an operation has ended
   bool token_taken_ = false;                // guarded by token_mutex_
-  std::atomic<int> waiters_{0};             // threads inside wait_until()
+  std::atomic<int> waiters_{0};             // threads inside wait_until(); written under token_mutex_
+  std::atomic<bool> standby_stood_back_{false};  // written under token_mutex_; the coordinator thread has not looked at anything since
+  std::atomic<bool> closing_{false};        // shutdown() is about to end what is left: nobody else drives any more
+  bool closed_ = false;                     // guarded by token_mutex_; it has
   std::atomic<int> callbacks_{0};           // operations in flight that call the program back
 
   std::atomic<bool> shutdown_called_{false};

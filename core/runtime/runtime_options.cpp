@@ -85,6 +85,7 @@ RuntimeOptions resolve(const Options& options) {
   resolved.progress = progress_mode(options);
   resolved.stall_warning = choose(options.stall_warning, "stall_warning", resolved.stall_warning);
   resolved.stall_shutdown = choose(options.stall_shutdown, "stall_shutdown", resolved.stall_shutdown);
+  resolved.deadlock_timeout = choose(options.deadlock_timeout, "deadlock_timeout", resolved.deadlock_timeout);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", resolved.peer_timeout);
   if (const auto time = env_seconds("START_TIMEOUT")) resolved.start_timeout = *time;
   if (const auto radix = env_int("CONTROL_RADIX")) resolved.control_radix = static_cast<int>(*radix);

@@ -20,6 +20,7 @@ struct RuntimeOptions {
   ProgressMode progress = ProgressMode::kAuto;
   Duration stall_warning = std::chrono::seconds(30);
   Duration stall_shutdown = std::chrono::minutes(10);
+  Duration deadlock_timeout = std::chrono::seconds(10);
   Duration peer_timeout = std::chrono::seconds(30);
   Duration start_timeout = std::chrono::minutes(5);
   /// Reports are merged on their way in jobs of several hosts and more than one rank above this many; nobody hears more ranks than

@@ -18,14 +18,14 @@ class Checker {
   void check() const {
     check_names();
     check_set_and_root();
+    check_compression();
+    check_group();
+    check_group_name();
     if (agrees_on_job()) return check_job_operation();
     check_device();
     check_op();
-    check_compression();
     check_shape();
     check_output();
-    check_group();
-    check_group_name();
   }
 
  private:
@@ -135,7 +135,7 @@ class Checker {
     const TensorView& input = submission_.input;
     if (input.shape.size() > wire::kMaxDims) fail("expected at most " + std::to_string(wire::kMaxDims) + " dimensions");
     std::int64_t elements = 1;
-    std::int64_t without_zeros = 1;  // what a rank with more rows than none would have
+    auto without_zeros = static_cast<std::int64_t>(size_of(input.dtype));  // the bytes that a rank with more rows than none would have
     for (const auto size : input.shape) {
       const bool fits = size >= 0 && !__builtin_mul_overflow(elements, size, &elements) &&
                         !__builtin_mul_overflow(without_zeros, std::max<std::int64_t>(size, 1), &without_zeros);

@@ -325,6 +325,8 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return Ping{};
     case MessageKind::kLockNews:
       return read_lock_news(in);
+    case MessageKind::kBlocked:
+      return Blocked{in.varint("last applied plan", kAnyNumber)};
     case MessageKind::kPong:
       return Pong{};
     case MessageKind::kMergedReport:
@@ -415,6 +417,12 @@ Bytes encode(const LockNews& news) {
   out.varint(news.position);
   out.u8(news.round);
   out.u8(static_cast<std::uint8_t>((news.leaves ? kLeaves : 0) | (news.asks ? kAsks : 0)));
+  return std::move(out).take();
+}
+
+Bytes encode(const Blocked& blocked) {
+  Writer out = start(MessageKind::kBlocked);
+  out.varint(blocked.last_applied);
   return std::move(out).take();
 }
 

@@ -29,7 +29,7 @@ inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
 /// Append only.
-enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6, kLockNews = 7 };
+enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6, kLockNews = 7, kBlocked = 8 };
 
 /// What one rank wants done: everything that ranks have to agree on.
 struct Request {
@@ -218,6 +218,12 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
+/// Rank to coordinator: a thread waits, for other ranks only, and nothing has been submitted here for a while.
+struct Blocked {
+  std::uint64_t last_applied = 0;  ///< as in a Report
+  friend bool operator==(const Blocked&, const Blocked&) = default;
+};
+
 /// Between the first ranks of hosts: how far the ranks of some hosts have got in a locked schedule. See control::LockRelay.
 struct LockNews {
   std::uint64_t position = 0;
@@ -227,7 +233,7 @@ struct LockNews {
   friend bool operator==(const LockNews&, const LockNews&) = default;
 };
 
-using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, LockNews>;
+using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, LockNews, Blocked>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -236,6 +242,7 @@ Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const MergedReport&);
 Bytes encode(const LockNews&);
+Bytes encode(const Blocked&);
 /// What encode() gives for the plan under another number. @param plan an encoded plan with the sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the

@@ -19,6 +19,7 @@
  *   MUT_INBOX   a relay keeps one inbox, not one for each parity of the position
  *   MUT_STALE   news of a position that is over is put into the inbox of its parity
  *   MUT_CLEAR   the inbox is not emptied when a position is over
+ *   MUT_LATEST  of two wishes the one that comes last counts, not the one for the later position
  *   MUT_ASK     a wish that others leave stays on its host
  *   MUT_REPORT  a host's first rank negotiates as soon as it has left, before its relay has looked at the words
  */
@@ -157,7 +158,12 @@ inline take_in(from) {
   :: else ->
      assert(news_p <= at[h] + 1);
      if
-     :: news_asks -> outside_asked[h] = news_p
+#ifndef MUT_LATEST
+     :: news_asks && news_p < outside_asked[h] -> skip
+     :: news_asks && news_p >= outside_asked[h] -> outside_asked[h] = news_p
+#else
+     :: news_asks -> assert(news_p >= outside_asked[h]); /* the wish for the later position is lost */ outside_asked[h] = news_p
+#endif
      :: else ->
         heard[BOX(news_p)] = heard[BOX(news_p)] | (1 << news_round) | (news_leaves -> 8 : 0)
      fi

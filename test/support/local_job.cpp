@@ -11,7 +11,8 @@ namespace hvd::testing {
 LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
     : random_(options.seed),
       network_(local::LocalNetwork::create(
-          {.size = options.size, .longest_delay = options.longest_delay, .seed = options.seed, .host_per_rank = options.hosts}, clock)) {
+          {.size = options.size, .longest_delay = options.longest_delay, .seed = options.seed, .host_per_rank = options.hosts,
+           .rings_across_hosts = options.rings_across_hosts}, clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
     std::vector<std::shared_ptr<Backend>> backends{options.backend ? options.backend : std::make_shared<LocalBackend>(world)};

@@ -27,6 +27,7 @@ struct LocalJobOptions {
   std::uint64_t seed = 0;
   /// Per rank; default: all on one.
   std::vector<std::string> hosts = {};
+  bool rings_across_hosts = true;
   /// Instead of the local backend.
   std::shared_ptr<Backend> backend = {};
   /// Called for each rank: its GPU, and backends besides the local one.

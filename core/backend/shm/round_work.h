@@ -28,6 +28,7 @@ class RoundWork : public Work {
       : collective_(collective), in_(in), out_(out), lane_(std::move(lane)), base_(lane_->next_round) {}
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
+  bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
 
  protected:

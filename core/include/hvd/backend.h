@@ -72,6 +72,8 @@ class Work {
   /// Begins the same collective once more, from and to other memory of the same sizes, after it was completed; instead of launch(), in the
   /// order of launches. False: not supported, launch a new one.
   virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) { return false; }
+  /// Whether again() can be true, so that a completed Work is worth keeping with all its memory.
+  virtual bool repeats() const noexcept { return false; }
   /// The point in the device's queue after which the output may be read; null: already.
   virtual EventPtr output_ready() const { return nullptr; }
 };

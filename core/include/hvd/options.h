@@ -30,6 +30,9 @@ struct Options {
   std::optional<std::chrono::milliseconds> stall_warning = {};
   /// ... and ended with StalledError after this long. HVD_STALL_SHUTDOWN (seconds); default 600 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_shutdown = {};
+  /// When a thread of every rank waits, and no rank has submitted anything for this long, all that waits ends with StalledError.
+  /// HVD_DEADLOCK_TIMEOUT (seconds); default 10 s; 0 = never.
+  std::optional<std::chrono::milliseconds> deadlock_timeout = {};
   /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default 30 s.
   std::optional<std::chrono::milliseconds> peer_timeout = {};
   /// An explicit choice of backend: "shm", "mpi", "hierarchical", "local". HVD_BACKEND; default: the best that all ranks can use.

@@ -47,6 +47,97 @@ TEST(CoordinatorFailures, AStalledOperationEndsOnTheRanksThatWaitAndAtTheMissing
   for (const Applied& next : cluster.exchange()) EXPECT_THAT(next.batches, SizeIs(1));
 }
 
+TEST(CoordinatorFailures, WhatGoesOnAfterAWarningIsToldOnce) {
+  Cluster cluster(2, with_stalls());
+  cluster.submit(0, allreduce("a"));
+  cluster.submit(0, allreduce("b"));
+  cluster.exchange();
+  cluster.now = seconds(40);
+  EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now), ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 40.0 s")));
+  EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
+  cluster.now = seconds(45);
+  cluster.submit(1, allreduce("a"));
+  cluster.submit(1, allreduce("b"));
+  cluster.exchange();
+  EXPECT_THAT(cluster.coordinator().resumptions(), ElementsAre(HasSubstr("allreduce 'a' and 1 more go on after 45.0 s")));
+  EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
+}
+
+/// Rank 0 waits for "x", rank 1 for "y", rank 2 for nothing.
+class EveryRankWaits : public ::testing::Test {
+ protected:
+  EveryRankWaits() : cluster_(3, options()) {
+    cluster_.submit(0, allreduce("x"));
+    cluster_.submit(1, allreduce("y"));
+    cluster_.exchange();
+  }
+  static CoordinatorOptions options() {
+    CoordinatorOptions options = with_stalls();
+    options.stall.deadlock = seconds(10);
+    return options;
+  }
+  void say_blocked(std::initializer_list<int> ranks) {
+    for (const int rank : ranks) cluster_.coordinator().note_blocked(rank, cluster_.rank(rank).last_applied());
+  }
+  std::optional<wire::Plan> decide_at(int second) {
+    cluster_.now = seconds(second);
+    return cluster_.decide();
+  }
+  Cluster cluster_;
+};
+
+TEST_F(EveryRankWaits, AndIsToldWhatEachWaitsFor) {
+  cluster_.submit(2, allreduce("y"));
+  cluster_.exchange();
+  say_blocked({0, 1, 2});
+  EXPECT_FALSE(decide_at(9));
+  const auto plan = decide_at(10);
+  ASSERT_TRUE(plan);
+  ASSERT_THAT(plan->errors, SizeIs(2));
+  EXPECT_EQ(plan->errors[0].code, StatusCode::kStalled);
+  const auto applied = cluster_.apply_everywhere();
+  EXPECT_EQ(told(applied[0], "x"),
+            "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 s (deadlock_timeout): rank 0 (host0): waits for "
+            "allreduce 'x'; ranks 1-2: waits for allreduce 'y'; every rank must submit the same operations before it waits");
+  EXPECT_THAT(told(applied[2], "y"), HasSubstr("allreduce 'y': every rank waits"));
+}
+
+TEST_F(EveryRankWaits, UnlessOneComputes) {
+  say_blocked({0, 1});
+  EXPECT_FALSE(decide_at(100));
+}
+
+TEST_F(EveryRankWaits, UnlessSomethingIsSubmittedMeanwhile) {
+  say_blocked({0, 1, 2});
+  cluster_.now = seconds(9);
+  cluster_.submit(2, allreduce("z"));
+  cluster_.exchange();
+  EXPECT_FALSE(decide_at(15));
+  say_blocked({0, 1, 2});
+  EXPECT_FALSE(decide_at(18));
+  EXPECT_TRUE(decide_at(19));
+}
+
+TEST_F(EveryRankWaits, UnlessItHasNotHeardOfTheLastPlan) {
+  for (int rank = 0; rank < 3; ++rank) cluster_.submit(rank, allreduce("done"));
+  cluster_.report_all();
+  ASSERT_TRUE(cluster_.decide());
+  say_blocked({0, 1, 2});
+  EXPECT_FALSE(decide_at(100));
+}
+
+TEST_F(EveryRankWaits, OrHasCalledShutdown) {
+  cluster_.submit(2, allreduce("x"));
+  cluster_.submit(2, allreduce("y"));
+  cluster_.rank(2).request_shutdown();
+  cluster_.report_all();
+  say_blocked({0, 1});
+  const auto plan = decide_at(10);
+  ASSERT_TRUE(plan);
+  ASSERT_THAT(plan->errors, SizeIs(2));
+  EXPECT_THAT(plan->errors[0].message, HasSubstr("rank 2 (host2): has called shutdown()"));
+}
+
 // Rank 1's report is under way when the others give up: it belongs to the failed use, though it
 // arrives afterwards.
 TEST(CoordinatorFailures, ARequestThatCrossesTheErrorOfItsUseIsNotTakenForTheNext) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "control/aggregator.h"
 #include "unit/control/cluster.h"
 #include "hvd/error.h"
 
@@ -83,6 +84,32 @@ TEST(LockEntry, AReportFromBeforeTheLockIsIgnored) {
   cluster.submit_everywhere(allreduce("extra"));
   const auto applied = cluster.exchange();
   for (const Applied& one : applied) EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+}
+
+// In a merged report as in a plain one.
+TEST(LockEntry, ALeaveFromBeforeTheLockIsIgnored) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  cluster.report_all();
+  const auto plan = cluster.decide();
+  ASSERT_FALSE(plan->lock.empty());
+  const auto leaves = [](std::uint64_t applied) {
+    wire::MergedReport late;
+    late.applied = {{applied, RankSet(1)}};
+    late.leaving = RankSet(1);
+    return late;
+  };
+  cluster.coordinator().accept(leaves(plan->sequence - 1), {});
+  cluster.apply_everywhere();
+  cluster.coordinator().note_lock_left(0);
+  cluster.submit(0, allreduce("extra"));
+  cluster.report_all();
+  EXPECT_FALSE(cluster.decide()) << "rank 1 may still come";
+  cluster.submit(1, allreduce("extra"));
+  for (const Applied& one : cluster.exchange()) EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+  EXPECT_EQ(leaving_since(leaves(plan->sequence - 1), plan->sequence), RankSet());
+  EXPECT_EQ(leaving_since(leaves(plan->sequence), plan->sequence), RankSet(1));
 }
 
 TEST(LockEntry, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {

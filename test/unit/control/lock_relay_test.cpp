@@ -190,5 +190,15 @@ TEST(LockRelay, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
   }
 }
 
+// Of different hosts the later wish may come first.
+TEST(LockRelay, AWishForTheNextPositionIsNotLostToAnOlderOne) {
+  LockWords own{};
+  LockWords outside{};
+  LockRelay relay({&own}, outside, 0, 3);
+  EXPECT_TRUE(relay.accept({.position = 2, .asks = true}));
+  EXPECT_FALSE(relay.accept({.position = 1, .asks = true}));
+  EXPECT_EQ(outside.asked.load(), 2U);
+}
+
 }  // namespace
 }  // namespace hvd::control

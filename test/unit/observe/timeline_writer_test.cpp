@@ -47,6 +47,28 @@ TEST_F(TimelineWriterTest, WritesOneRowPerTensorAndOneBarPerSpan) {
   EXPECT_EQ(rows.size(), 2U);
 }
 
+// An unnamed operation has a new name each time.
+TEST_F(TimelineWriterTest, RemembersNoMoreRowsThanAModelHasTensors) {
+  {
+    TimelineWriter writer(path_, 3, "node");
+    writer.span("w", "ALLREDUCE", microseconds(12), microseconds(20));
+    for (int i = 0; i < (1 << 14); ++i) writer.span("allreduce.unnamed." + std::to_string(i), "ALLREDUCE", microseconds(21), microseconds(22));
+    writer.span("w", "ALLREDUCE", microseconds(30), microseconds(31));
+  }
+  std::map<int, std::string> name_of_row;
+  std::vector<int> rows_of_w;
+  for (const auto& event : read()) {
+    if (event.at("ph") == "M" && event.at("name") == "thread_name") {
+      const bool is_new = name_of_row.emplace(event.at("tid").get<int>(), event.at("args").at("name")).second;
+      ASSERT_TRUE(is_new) << "a row has two names";
+    } else if (event.at("ph") == "X" && name_of_row.at(event.at("tid").get<int>()) == "w") {
+      rows_of_w.push_back(event.at("tid").get<int>());
+    }
+  }
+  ASSERT_EQ(rows_of_w.size(), 2U);
+  EXPECT_NE(rows_of_w[0], rows_of_w[1]);
+}
+
 TEST_F(TimelineWriterTest, TheFileIsValidWhileItGrows) {
   TimelineWriter writer(path_, 0, "node");
   EXPECT_EQ(read().size(), 1U);

@@ -20,6 +20,7 @@ class FailureTest : public ::testing::Test {
  protected:
   void start(int size, std::shared_ptr<Backend> backend = {}, std::vector<std::string> hosts = {}) {
     LocalJobOptions options;
+    options.rings_across_hosts = hosts.empty();
     options.hosts = std::move(hosts);
     options.backend = std::move(backend);
     options.size = size;
@@ -265,6 +266,39 @@ TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
   EXPECT_EQ(operations[1].status().message,
             "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed by rank 2");
   EXPECT_EQ(operations[1].status().rank, 1);
+}
+
+// A scheduler suspends jobs, a laptop sleeps, Ctrl-Z: nobody can be blamed for what nobody did meanwhile.
+TEST_F(FailureTest, APauseOfTheWholeJobIsHeldAgainstNobody) {
+  for (const bool several_hosts : {false, true}) {
+    start(3, {}, several_hosts ? std::vector<std::string>{"a", "a", "b"} : std::vector<std::string>{});
+    for (int times = 0; times < 3; ++times) {
+      std::vector<Operation> operations{allreduce(0, "w"), allreduce(1, "w")};
+      EXPECT_FALSE(run(operations, seconds(2)));
+      clock_.advance(seconds(100));  // more than the peer timeout and the stall shutdown time
+      EXPECT_FALSE(run(operations, seconds(2)));
+      operations.push_back(allreduce(2, "w"));
+      ASSERT_TRUE(run(operations, seconds(1)));
+      for (const auto& operation : operations) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    }
+  }
+}
+
+TEST_F(FailureTest, ARankThatIsStoppedIsLostAtTheTimeoutAndNotBefore) {
+  for (const bool several_hosts : {false, true}) {
+    start(3, {}, several_hosts ? std::vector<std::string>{"a", "b", "c"} : std::vector<std::string>{});
+    ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w"), allreduce(2, "w")}));
+    const TimePoint stopped = clock_.now();
+    const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
+    while (!operations[0].done() && clock_.now() < stopped + seconds(20)) {
+      for (const int rank : {0, 1}) job_->rank(rank).step();
+      clock_.advance(milliseconds(1));
+    }
+    EXPECT_EQ(operations[0].status().code, StatusCode::kPeerLost);
+    EXPECT_EQ(operations[0].status().rank, 2);
+    EXPECT_GE(clock_.now() - stopped, milliseconds(2900)) << several_hosts;  // its last sign of life is a little older
+    EXPECT_LE(clock_.now() - stopped, milliseconds(3200)) << several_hosts;
+  }
 }
 
 TEST_F(FailureTest, AnIdleJobIsNotAccused) {

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <random>
 
+#include "hvd/error.h"
+#include "backend/local/local_backend.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
 
@@ -229,6 +231,118 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
     ranks.run();
     EXPECT_THAT(data, ElementsAre(-2, 0.5)) << to_string(op);
   }
+}
+
+TEST(Join, WithMoreBehindItInOneCallIsRefusedAndNothingHasHappened) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), float_operation(data[1], "x")}, Progress::kBackground), UsageError);
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), join_operation()}, Progress::kBackground), UsageError);
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], "x"));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  EXPECT_THAT(data[1], ElementsAre(3));
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, join_operation());
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+}
+
+/// Counts the works of another backend that have not been destroyed.
+class CountedBackend final : public Backend {
+ public:
+  std::string_view name() const noexcept override { return inner_.name(); }
+  int score(const Topology& topology, const ChannelSpec& spec, const Collective& collective) const noexcept override {
+    return inner_.score(topology, spec, collective);
+  }
+  std::unique_ptr<Channel> open(const ChannelSpec& spec, Peers& peers) override {
+    return std::make_unique<CountedChannel>(inner_.open(spec, peers), live_);
+  }
+  int live() const { return live_; }
+
+ private:
+  class CountedWork final : public Work {
+   public:
+    CountedWork(std::unique_ptr<Work> inner, int& live) : inner_(std::move(inner)), live_(live) { ++live_; }
+    ~CountedWork() override { --live_; }
+    bool progress() override { return inner_->progress(); }
+
+   private:
+    std::unique_ptr<Work> inner_;
+    int& live_;
+  };
+  class CountedChannel final : public Channel {
+   public:
+    CountedChannel(std::unique_ptr<Channel> inner, int& live) : inner_(std::move(inner)), live_(live) {}
+    std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
+      return std::make_unique<CountedWork>(inner_->launch(collective, in, out), live_);
+    }
+    void abort() noexcept override { inner_->abort(); }
+
+   private:
+    std::unique_ptr<Channel> inner_;
+    int& live_;
+  };
+  LocalBackend inner_{std::make_shared<LocalWorld>(2)};
+  int live_ = 0;
+};
+
+TEST(Locked, AWorkThatCannotBeUsedAgainIsNotKept) {
+  VirtualClock clock;
+  LocalJobOptions options = stepped(2);
+  const auto backend = std::make_shared<CountedBackend>();
+  options.backend = backend;
+  LocalJob job(options, clock);
+  std::vector<std::vector<float>> data(2, std::vector<float>(8, 1));
+  for (int step = 0; step < 12; ++step) {
+    std::vector<Operation> operations;
+    for (int rank = 0; rank < 2; ++rank) operations.push_back(submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], "w")));
+    ASSERT_TRUE(job.run_until(clock, seconds(1), [&] { return operations[0].done() && operations[1].done(); }));
+  }
+  EXPECT_GT(job.rank(0).metrics().locked_operations, 0U);
+  EXPECT_EQ(backend->live(), 0);
+}
+
+// What comes again by name takes a shorter way, which has to refuse the same.
+TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
+  Ranks ranks(2);
+  std::vector<float> memory(9, 1);
+  std::vector<float> elsewhere(8);
+  std::vector<float> other(8, 2);
+  const auto use = [&](float* output) {
+    Submission submission = float_operation(memory, "w");
+    submission.input.count = submission.output.count = 8;
+    submission.input.shape = submission.output.shape = {8};
+    submission.output.data = reinterpret_cast<std::byte*>(output);
+    ranks.submit(0, std::move(submission));
+    ranks.submit(1, float_operation(other, "w"));
+    for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  };
+  use(memory.data());
+  EXPECT_THROW(use(memory.data() + 1), UsageError);
+  use(elsewhere.data());
+  EXPECT_THROW(use(memory.data() + 1), UsageError);
+  use(memory.data());
+  EXPECT_THAT(memory, ElementsAre(9, 9, 9, 9, 9, 9, 9, 9, 1));
+}
+
+TEST(Groups, AnUnnamedOneThatBeginsInTheMiddleIsRefused) {
+  Ranks ranks(2);
+  std::vector<float> data(1);
+  Submission second = float_operation(data, "");
+  second.group_size = 2;
+  second.group_index = 1;
+  EXPECT_THROW(submit_one(ranks.rank(1), std::move(second)), UsageError);
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data, ""));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+}
+
+TEST(Names, AnUnnamedOperationWhoseNameIsTakenLosesNoNumber) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  ranks.submit(0, float_operation(data[0], "allreduce.unnamed.0"));
+  EXPECT_THROW(submit_one(ranks.rank(0), float_operation(data[0], "")), UsageError);
+  ranks.submit(1, float_operation(data[1], "allreduce.unnamed.0"));
+  ranks.run();
+  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
+  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {

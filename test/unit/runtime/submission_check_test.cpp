@@ -55,6 +55,29 @@ TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32AndNothingElse) {
   expect_refused("compression (bfloat16) is for allreduce");
 }
 
+// What goes on to the coordinator unchecked ends the job there, as a message that cannot be.
+TEST_F(SubmissionCheckTest, RefusesCompressionAndBadGroupsOfJoinAndOfSetsToo) {
+  submission_.splits = {0, 1};
+  for (const OpKind kind : {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
+    submission_.kind = kind;
+    submission_.compression = Compression::kBFloat16;
+    expect_refused("compression (bfloat16) is for allreduce");
+    submission_.compression = Compression::kNone;
+    submission_.group = "g";
+    submission_.group_size = 2;
+    submission_.group_index = 2;
+    expect_refused("bad group: member 2 of 2");
+    submission_.group_size = submission_.group_index = 0;
+    submission_.group.clear();
+  }
+}
+
+TEST_F(SubmissionCheckTest, RefusesMoreBytesThanCanBeCounted) {
+  submission_.input.shape = submission_.output.shape = {std::int64_t{1} << 61};
+  submission_.input.count = submission_.output.count = std::int64_t{1} << 61;
+  expect_refused("bad shape");
+}
+
 TEST_F(SubmissionCheckTest, RefusesAnUnknownSet) {
   submission_.process_set = 9;
   expect_refused("there is no process set 9");

@@ -212,6 +212,7 @@ std::vector<Golden> messages() {
        "00000000000000c0 05626c6f636b 03 01 03 01 02 03 00"},
       {"ping", Ping{}, "680104"},
       {"pong", Pong{}, "680105"},
+      {"blocked", Blocked{300}, "680108 ac02"},
       {"lock_news_leaves", LockNews{.position = 300, .round = 3, .leaves = true}, "680107 ac02 03 01"},
       {"lock_news_asks", LockNews{.position = 1, .asks = true}, "680107 01 00 02"},
   };

@@ -56,6 +56,9 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* news = std::get_if<LockNews>(&message)) {
       EXPECT_EQ(std::get<LockNews>(decoded), *news);
     }
+    if (const auto* blocked = std::get_if<Blocked>(&message)) {
+      EXPECT_EQ(std::get<Blocked>(decoded), *blocked);
+    }
     if (const auto* abort = std::get_if<Abort>(&message)) {
       EXPECT_EQ(std::get<Abort>(decoded).origin, abort->origin);
       EXPECT_EQ(std::get<Abort>(decoded).cause.code, abort->cause.code);
