@@ -59,6 +59,11 @@ constexpr Variable kVariables[] = {
                 "need the GPU current. Not measured yet"},
     {.name = "SHM_ALLOCATOR", .kind = VariableKind::kSwitch, .fallback = "0",
      .meaning = "1: LibTorch's CPU tensors lie in shared memory ([LibTorch guide](torch.md), [decision 16](decisions/0016-shared-allocator.md))"},
+    {.name = "CHECK_EVERY", .kind = VariableKind::kWhole, .option = "DistributedOptimizerOptions::check_every", .highest = 1'000'000'000,
+     .fallback = "100",
+     .meaning = "after how many reductions of gradients the ranks of a `DistributedOptimizer` compare their parameters, which they also do "
+                "before the first update ([decision 18](decisions/0018-parameters-are-compared.md)); 0: never. Read when one is constructed, "
+                "which throws the error"},
     {.name = "TIMELINE", .option = "timeline_path", .otherwise = "none",
      .meaning = "writes a trace in Chrome's format, one file per rank: `{rank}` in the path is replaced, else `.rankN` goes before the extension"},
     {.name = "LOG_LEVEL", .kind = VariableKind::kChoice, .choices = "trace|debug|info|warning|warn|error|fatal|off", .fallback = "warning",

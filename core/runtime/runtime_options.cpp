@@ -120,3 +120,12 @@ std::string describe_settings(const Options& options) {
 }
 
 }  // namespace hvd::runtime
+
+namespace hvd {
+
+std::optional<int> requested_check_interval() {
+  const auto reductions = env_int("CHECK_EVERY");
+  return reductions ? std::optional(static_cast<int>(*reductions)) : std::nullopt;
+}
+
+}  // namespace hvd

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <utility>
@@ -20,6 +21,7 @@ struct Backward : torch::CustomClassHolder {
   int root = 0;
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
+  bool equal_shares = false;
   torch::Tensor splits;
 
   CollectiveOptions collective() const {
@@ -69,6 +71,7 @@ struct ReducescatterRule {
 
 struct AllgatherRule {
   static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
+    if (state.equal_shares) return reducescatter(gradient, state.options);
     return allreduce(gradient, state.options).narrow(0, state.first_row, state.rows);
   }
 };
@@ -124,6 +127,17 @@ void check_differentiable(const torch::Tensor& tensor, const AllreduceOptions& o
                    "sum or an average");
 }
 
+void check_detached(const torch::Tensor& tensor, std::string_view operation, std::string_view name) {
+  if (!differentiates(tensor)) return;
+  throw UsageError(Label{operation, name}.str() +
+                   ": asynchronous operations are not differentiable, but the tensor requires grad, and its gradient would be lost; pass detach(), or use "
+                   "the blocking call");
+}
+
+void check_detached(at::TensorList tensors, std::string_view operation, std::string_view name) {
+  for (const torch::Tensor& tensor : tensors) check_detached(tensor, operation, name);
+}
+
 torch::Tensor attach_allreduce(const torch::Tensor& input, torch::Tensor output,
                                const AllreduceOptions& options, std::string name) {
   if (!differentiates(input)) return output;
@@ -146,6 +160,7 @@ torch::Tensor attach_allgather(const torch::Tensor& input, torch::Tensor output,
   const auto own = gathered.first_dims.begin() + options.process_set.rank();
   state->first_row = std::accumulate(gathered.first_dims.begin(), own, std::int64_t{0});
   state->rows = *own;
+  state->equal_shares = *own > 0 && std::all_of(gathered.first_dims.begin(), gathered.first_dims.end(), [&](std::int64_t rows) { return rows == *own; });
   return attach<AllgatherRule>(input, std::move(output), std::move(state));
 }
 

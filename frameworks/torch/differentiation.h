@@ -22,6 +22,10 @@ std::string backward_name(const std::string& name);
 void check_differentiable(const torch::Tensor& tensor, const AllreduceOptions& options,
                           std::string_view operation);
 
+/// @throws UsageError when autograd would record an asynchronous operation, which it cannot.
+void check_detached(const torch::Tensor& tensor, std::string_view operation, std::string_view name);
+void check_detached(at::TensorList tensors, std::string_view operation, std::string_view name);
+
 torch::Tensor attach_allreduce(const torch::Tensor& input, torch::Tensor output,
                                const AllreduceOptions& options, std::string name);
 torch::Tensor attach_reducescatter(const torch::Tensor& input, torch::Tensor output,

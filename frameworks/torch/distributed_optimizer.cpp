@@ -1,13 +1,18 @@
 #include "hvd/torch/distributed_optimizer.h"
 
+#include <torch/nn/utils/clip_grad.h>
+
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
 #include "gradient_reducer.h"
 #include "hvd/error.h"
+#include "hvd/options.h"
 #include "hvd/torch/operations.h"
 #include "live_optimizers.h"
 
@@ -25,19 +30,28 @@ class LiveOptimizers {
     return live;
   }
 
-  void add(const Optimizer& optimizer, bool averaging) {
+  void add(const Optimizer& optimizer, std::span<const GradientReducer::Parameter> parameters, bool averaging) {
     const std::lock_guard lock(mutex_);
-    if (!wrapped_.insert(&optimizer).second) {
+    if (wrapped_.contains(&optimizer)) {
       throw UsageError(
           "DistributedOptimizer: this optimizer is wrapped by another DistributedOptimizer "
           "already, so every gradient "
           "would be reduced twice; destroy the first one before");
     }
+    for (const auto& parameter : parameters) {
+      if (!owners_.contains(parameter.tensor.unsafeGetTensorImpl())) continue;
+      throw UsageError("DistributedOptimizer: parameter '" + parameter.name +
+                       "' belongs to another DistributedOptimizer, of another optimizer, so its gradient would be reduced twice; expected each parameter in "
+                       "one DistributedOptimizer at a time; destroy the first one before, or give each its own parameters");
+    }
+    wrapped_.insert(&optimizer);
+    for (const auto& parameter : parameters) owners_.emplace(parameter.tensor.unsafeGetTensorImpl(), &optimizer);
     averaging_ += averaging ? 1 : 0;
   }
   void remove(const Optimizer& optimizer, bool averaging) {
     const std::lock_guard lock(mutex_);
     wrapped_.erase(&optimizer);
+    std::erase_if(owners_, [&](const auto& item) { return item.second == &optimizer; });
     averaging_ -= averaging ? 1 : 0;
   }
   /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
@@ -54,6 +68,7 @@ class LiveOptimizers {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::set<const Optimizer*> wrapped_;
+  std::unordered_map<const c10::TensorImpl*, const Optimizer*> owners_;  ///< of parameters
   std::map<int, std::uint64_t> constructed_;
   int averaging_ = 0;
 };
@@ -78,10 +93,24 @@ void check_options(const DistributedOptimizerOptions& options) {
         who + "gradient_predivide_factor splits the division of an average, but op is " +
         std::string(to_string(options.op)) + "; use ReduceOp::kAverage or leave the factor at 1");
   }
+  if (options.check_every.value_or(0) < 0) {
+    throw UsageError(who + "check_every: expected a number of reductions, or 0 for never, got " + std::to_string(*options.check_every));
+  }
   if (!options.process_set.included()) {
     throw UsageError(who + "this rank is not in process set " +
                      std::to_string(options.process_set.id()));
   }
+}
+
+int check_every(const DistributedOptimizerOptions& options) {
+  constexpr int kDefault = 100;
+  return options.check_every ? *options.check_every : requested_check_interval().value_or(kDefault);
+}
+
+/// Counts itself in `depth` for as long as anybody holds it.
+std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth) {
+  ++*depth;
+  return {depth.get(), [depth](const void*) { --*depth; }};
 }
 
 libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& options) {
@@ -92,7 +121,8 @@ libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& opti
           .process_set = options.process_set,
           .sparse = options.sparse_as_dense ? libtorch::SparseGradients::kMakeDense
                                             : libtorch::SparseGradients::kReduceSparse,
-          .bucket_views = options.gradient_as_bucket_view};
+          .bucket_views = options.gradient_as_bucket_view,
+          .check_every = check_every(options)};
 }
 
 /// By name: which of the user's groups a parameter is in.
@@ -196,13 +226,14 @@ int libtorch::averaging_optimizers() noexcept { return LiveOptimizers::instance(
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedParameters& parameters,
                                            DistributedOptimizerOptions options)
     : optimizer_(optimizer),
+      named_(parameters),
       options_(std::move(options)),
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {
   check_options(options_);
   auto named = name_parameters(optimizer, parameters, options_);
   const bool averaging = options_.op == ReduceOp::kAverage;
   LiveOptimizers& live = LiveOptimizers::instance();
-  live.add(optimizer, averaging);
+  live.add(optimizer, named, averaging);
   try {
     reducer_ = std::make_shared<GradientReducer>(live.next_scope(options_.process_set.id()),
                                                  std::move(named), reduction_of(options_),
@@ -221,22 +252,58 @@ DistributedOptimizer::~DistributedOptimizer() {
 }
 
 torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
+  refuse_new_parameters();
   const bool skip = skip_depth_->load() > 0;
   torch::Tensor loss;
-  if (skip && reducer_->in_flight()) {
-    throw UsageError(
-        "DistributedOptimizer::step() under skip_synchronize(): gradients are still being reduced; "
-        "call synchronize() "
-        "after backward() and before step()");
-  }
-  if (closure && !skip) {
+  const auto refuse_in_flight = [this](const char* when) {
+    if (!reducer_->in_flight()) return;
+    throw UsageError(std::string("DistributedOptimizer::step() under skip_synchronize(): gradients are still being reduced") + when +
+                     "; call synchronize() after backward() and before step()");
+  };
+  if (skip) refuse_in_flight("");
+  if (!closure) {
+    if (!skip) reducer_->synchronize();
+    loss = optimizer_.step();
+  } else if (!skip) {
     loss = optimizer_.step([&] { return reduced_loss(closure); });
   } else {
-    if (!skip) reducer_->synchronize();
-    loss = optimizer_.step(std::move(closure));
+    loss = optimizer_.step([&] {
+      torch::Tensor own = closure();
+      refuse_in_flight(" when the closure returns (it may call synchronize() itself, or leave out skip_synchronize())");
+      return own;
+    });
   }
   end_step();
   return loss;
+}
+
+/// Those that the optimizer was given since would be updated with this rank's own gradients.
+void DistributedOptimizer::refuse_new_parameters() const {
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
+    const auto& params = optimizer_.param_groups()[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (reducer_->has(params[i])) continue;
+      std::string name = "without a name";
+      for (const auto& item : named_) {
+        if (item.value().is_same(params[i])) name = "'" + item.key() + "'";
+      }
+      throw UsageError("DistributedOptimizer: parameter " + std::to_string(i) + " of parameter group " + std::to_string(g) + ", " + name + ", shape " +
+                       shape_to_string(params[i].sizes().vec()) +
+                       ", was added to the optimizer after the DistributedOptimizer was constructed (add_param_group()), so its gradients are not reduced; "
+                       "add it before, or destroy the DistributedOptimizer and construct it anew, with names for all parameters");
+    }
+  }
+}
+
+std::vector<torch::Tensor> DistributedOptimizer::parameters() const {
+  std::vector<torch::Tensor> all;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer_.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
+    }
+  }
+  return all;
 }
 
 /// One evaluation of the closure with what all ranks must agree on reduced: LBFGS decides by the
@@ -257,7 +324,7 @@ void DistributedOptimizer::end_step() {
   reducer_->install_hooks();
 }
 
-bool DistributedOptimizer::unscale_gradients(double factor) {
+torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
   const torch::NoGradGuard no_grad;
   Unscaler unscaler(factor);
   std::set<const c10::TensorImpl*> seen;
@@ -271,13 +338,19 @@ bool DistributedOptimizer::unscale_gradients(double factor) {
       unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }
   }
-  const torch::Tensor bad = allreduce(unscaler.run(), {.name = reducer_->scope() + ".found_inf",
-                                                       .op = ReduceOp::kMax,
-                                                       .process_set = options_.process_set});
+  return unscaler.run();
+}
+
+bool DistributedOptimizer::all_finite(const torch::Tensor& unscaled) const {
+  const torch::Tensor bad =
+      allreduce(unscaled, {.name = reducer_->scope() + ".found_inf", .op = ReduceOp::kMax, .process_set = options_.process_set});
   return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
 }
 
+std::uint64_t DistributedOptimizer::gradients_version() const { return reducer_->gradients_version(); }
+
 void DistributedOptimizer::zero_grad(bool set_to_none) {
+  refuse_new_parameters();
   reducer_->discard();
   optimizer_.zero_grad(set_to_none);
   reducer_->install_hooks();
@@ -285,9 +358,19 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
 
 void DistributedOptimizer::synchronize() { reducer_->synchronize(); }
 
-SkipSynchronize DistributedOptimizer::skip_synchronize() { return SkipSynchronize(skip_depth_); }
+double DistributedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
+  reducer_->synchronize();
+  return torch::nn::utils::clip_grad_norm_(parameters(), max_norm, norm_type);
+}
 
-NoSync DistributedOptimizer::no_sync() { return NoSync(reducer_->no_sync_depth()); }
+void DistributedOptimizer::clip_grad_value_(double clip_value) {
+  reducer_->synchronize();
+  torch::nn::utils::clip_grad_value_(parameters(), clip_value);
+}
+
+SkipSynchronize DistributedOptimizer::skip_synchronize() { return SkipSynchronize(counted_scope(skip_depth_)); }
+
+NoSync DistributedOptimizer::no_sync() { return NoSync(counted_scope(reducer_->no_sync_depth())); }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
   if (passes < 1) {

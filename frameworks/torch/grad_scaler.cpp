@@ -62,7 +62,13 @@ void GradScaler::unscale_(DistributedOptimizer& optimizer) {
                      "; ranks would scale differently: use one scaler for each process set");
   }
   optimizer.synchronize();
-  const bool finite = optimizer.unscale_gradients(1 / scale_);
+  // What was divided before the ranks could not agree is not divided again.
+  Unscaled& unscaled = unscaled_[&optimizer];
+  if (!unscaled.found.defined() || unscaled.gradients != optimizer.gradients_version()) {
+    unscaled = {.found = optimizer.unscale_gradients(1 / scale_), .gradients = optimizer.gradients_version()};
+  }
+  const bool finite = optimizer.all_finite(unscaled.found);
+  unscaled_.erase(&optimizer);
   process_set_ = process_set;
   optimizers_[&optimizer] = {.stepped = false, .finite = finite};
 }

@@ -2,9 +2,11 @@
 
 #include <torch/types.h>
 
+#include <cstring>
 #include <map>
 #include <utility>
 
+#include "gradient_guard.h"
 #include "hvd/memory.h"
 #include "tensor_adapter.h"
 
@@ -29,7 +31,6 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how, s
   std::size_t bytes = 0;
   for (const torch::Tensor& parameter : parameters) bytes += room_for(parameter);
   parameters.front().is_cuda() ? lay_out_on_gpu(parameters, bytes) : lay_out_on_host(parameters, bytes);
-  all_.zero_();  // what lies between the gradients is reduced with them
   submission_ = reduction_in_place(std::move(name), how, view_of(all_));
   submission_.keep_alive = keep_alive({all_});
   submission_.alone = bytes >= kWorthACallOfItsOwn;
@@ -40,8 +41,10 @@ void GradientBucket::lay_out_on_host(std::span<const torch::Tensor> parameters, 
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
     std::byte* const begin = memory.get() + offset;
-    views_.push_back(torch::from_blob(begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},
-                                      parameter.options().requires_grad(false)));
+    // What lies between the gradients is reduced with them. The rest is not touched: its pages are taken when the gradients move in.
+    std::memset(begin + parameter.nbytes(), 0, room_for(parameter) - parameter.nbytes());
+    views_.push_back(GuardedGradient::of(torch::from_blob(begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},
+                                                          parameter.options().requires_grad(false))));
     offset += room_for(parameter);
   }
   all_ = torch::from_blob(memory.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())}, [memory](void*) {},
@@ -51,10 +54,10 @@ void GradientBucket::lay_out_on_host(std::span<const torch::Tensor> parameters, 
 /// Views share the storage, so that LibTorch's allocator knows whose memory a stream uses.
 void GradientBucket::lay_out_on_gpu(std::span<const torch::Tensor> parameters, std::size_t bytes) {
   const auto element = static_cast<std::int64_t>(parameters.front().element_size());
-  all_ = torch::empty({static_cast<std::int64_t>(bytes) / element}, parameters.front().options().requires_grad(false));
+  all_ = torch::zeros({static_cast<std::int64_t>(bytes) / element}, parameters.front().options().requires_grad(false));
   std::int64_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
-    torch::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(all_.storage()), all_.key_set(), all_.dtype());
+    torch::Tensor view = GuardedGradient::of(all_);
     view.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), strides_for(parameter), offset);
     views_.push_back(std::move(view));
     offset += static_cast<std::int64_t>(room_for(parameter)) / element;

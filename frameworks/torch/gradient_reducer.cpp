@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "gradient_guard.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
 #include "tensor_adapter.h"
@@ -39,23 +40,25 @@ void delete_post_hook(Node& node, std::uintptr_t key) {
 
 GradientReducer::GradientReducer(std::string scope, std::vector<Parameter> parameters,
                                  GradientReduction how, int passes_per_step)
-    : scope_(std::move(scope)), how_(how), passes_per_step_(passes_per_step) {
+    : scope_(std::move(scope)), how_(how), passes_per_step_(passes_per_step), check_(how) {
   for (Parameter& parameter : parameters) {
     Slot slot;
     slot.name = std::move(parameter.name);
     slot.label = scope_ + "." + slot.name;
     slot.transfer = GradientTransfer(std::move(parameter.tensor));
     slot.group = parameter.group;
+    parameters_.push_back(slot.transfer.parameter());
+    known_.insert(parameters_.back().unsafeGetTensorImpl());
     slots_.push_back(std::move(slot));
   }
-  make_units();
+  add_units_without_bucket();
 }
 
 /// As the user has grouped the parameters.
-void GradientReducer::make_units() {
-  units_.clear();
+void GradientReducer::add_units_without_bucket() {
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].transfer.view().defined()) continue;
     const int group = slots_[i].group;
     const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
     const bool alone = group < 0;
@@ -96,8 +99,8 @@ void GradientReducer::hook(std::size_t index) {
   slot.accumulator->add_pre_hook(std::move(before));
   slot.post_hook =
       slot.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-          [weak, index](const variable_list& outputs, const variable_list&) {
-            if (const auto self = weak.lock()) self->after_accumulate(index);
+          [weak, index](const variable_list& outputs, const variable_list& gradients) {
+            if (const auto self = weak.lock()) self->after_accumulate(index, gradients);
             return outputs;
           }));
 }
@@ -112,12 +115,24 @@ void GradientReducer::unhook(Slot& slot) noexcept {
 
 void GradientReducer::remove_hooks() noexcept {
   const std::lock_guard lock(mutex_);
-  for (Slot& slot : slots_) unhook(slot);
+  for (Slot& slot : slots_) {
+    unhook(slot);
+    slot.transfer.release();
+  }
+}
+
+/// A graph of a gradient would have to lead through the other ranks. Under no_sync() it does not.
+void GradientReducer::refuse_create_graph(const Slot& slot) const {
+  if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
+  throw UsageError("DistributedOptimizer: backward(create_graph = true) reached parameter '" + slot.name +
+                   "', whose gradient would be reduced and lose its graph; expected a backward() without create_graph; compute what needs the graph with "
+                   "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
 }
 
 void GradientReducer::before_accumulate(std::size_t index) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
+  refuse_create_graph(slot);
   // The gradients were reset behind our back (Module::zero_grad, or the wrapped optimizer's): so is
   // their cycle.
   if (was_reset()) abandon();
@@ -132,24 +147,45 @@ void GradientReducer::before_accumulate(std::size_t index) {
                    "accumulate under no_sync()");
 }
 
-void GradientReducer::after_accumulate(std::size_t index) {
+void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
   const std::lock_guard lock(mutex_);
   synchronized_ = false;
   if (no_sync_depth_->load() > 0) return check_stays_in_place(index);
   Slot& slot = slots_[index];
   if (++slot.passes < passes_per_step_) return;
   try {
-    units_[slot.unit].stream.follow(slot.transfer.parameter());
-    if (slot.transfer.view().defined()) slot.transfer.place(slot.label, how_);
-    slot.phase = Phase::kReady;
+    hand_over(slot, gradients);
     if (!first_ready_) first_ready_ = index;
-    if (!unit_ready(units_[slot.unit])) return;
+    if (buckets_ == Buckets::kUnknown) arrivals_.push_back(index);
+    // Before the ranks have compared their parameters nothing is sent that another rank might not have.
+    if (!same_parameters_ || !unit_ready(units_[slot.unit])) return;
     submit_units({&slot.unit, 1}, all_ready_after(slot.unit), Progress::kBackground);
   } catch (...) {
     slot.phase = Phase::kIdle;
+    slot.transfer.release();
     units_[slot.unit].ready = 0;
     throw;
   }
+}
+
+void GradientReducer::hand_over(Slot& slot, const variable_list& gradients) {
+  units_[slot.unit].stream.follow(slot.transfer.parameter());
+  if (!same_parameters_) refuse_capture(slot);
+  if (slot.transfer.view().defined()) {
+    slot.transfer.place(slot.label, how_);
+  } else {
+    slot.transfer.note_sharing(gradients);
+  }
+  slot.transfer.guard(slot.name);
+  slot.phase = Phase::kReady;
+}
+
+/// What is not submitted yet could not be later, if a graph is being captured now.
+void GradientReducer::refuse_capture(const Slot& slot) const {
+  const torch::Tensor& parameter = slot.transfer.parameter();
+  if (!parameter.is_cuda() || !is_supported(parameter.scalar_type())) return;
+  Submission probe = reduction_in_place(slot.label, how_, view_of(parameter));
+  begin_after_current_stream(probe);
 }
 
 /// A graph that is being captured writes where this gradient is now, at every replay; buckets would take its place sooner or later. One
@@ -223,9 +259,11 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
     submit_one(units_[u].bucket->submission(), progress);
     note_submitted(u);
   }
+  begin_after_current_stream(others);  // first, as nothing may be read from a GPU whose stream is being captured
   if (with_flags) {
     const Submission& flags = flags_.prepare(scope_, how_, slots_.front().transfer.parameter(), slots_.size(),
-                                             [this](std::size_t i) { return slots_[i].transfer.has_gradient(); });
+                                             [this](std::size_t i) { return slots_[i].transfer.has_gradient(); }, check_.room(parameters_.front()),
+                                             [this](std::span<float> room) { check_.write(parameters_, room); });
     if (others.empty()) {
       submit_one(flags, progress);
     } else {
@@ -233,7 +271,6 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
     }
   }
   if (!others.empty()) {
-    begin_after_current_stream(others);
     for (Operation& operation : submit_all(std::move(others), progress)) operations_.push_back(std::move(operation));
     for (const std::size_t u : units) {
       if (!units_[u].bucket) note_submitted(u);
@@ -269,50 +306,9 @@ void GradientReducer::add_submissions(std::size_t unit, std::vector<Submission>&
     make_group(units_[unit].group, std::span(submissions).subspan(first));
 }
 
-/// Only what the ranks have agreed on decides, so that all of them ask or none does.
-bool GradientReducer::layouts_in_doubt() const {
-  return how_.sparse == SparseGradients::kReduceSparse &&
-         std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-           return slot.active() && !slot.transfer.agreed_layout();
-         });
-}
-
-/// A parameter that is dense anywhere is dense everywhere: it may have been submitted.
-void GradientReducer::agree_on_layouts() {
-  const auto count = static_cast<std::int64_t>(slots_.size());
-  const std::int64_t members = how_.process_set.size();
-  // Behind the layouts each rank has a place: one that has joined is absent, and would not learn what the others agree on.
-  const torch::Tensor message = torch::zeros({2 * count + members}, torch::kInt64);
-  message[2 * count + how_.process_set.rank()] = 1;
-  const torch::Tensor own = message.narrow(0, 0, 2 * count).view({2, count});
-  auto codes = own.accessor<std::int64_t, 2>();
-  for (std::int64_t i = 0; i < count; ++i) {
-    const GradientTransfer& transfer = slots_[static_cast<std::size_t>(i)].transfer;
-    const SparseDims known = transfer.agreed_layout();
-    const SparseDims layout = known ? known : transfer.own_layout();
-    codes[0][i] = layout == 0 ? 1 : 0;
-    codes[1][i] = layout.value_or(0);
-  }
-  const torch::Tensor reply = allreduce(
-      message, {.name = scope_ + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
-  const bool everybody = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
-  const torch::Tensor all = reply.narrow(0, 0, 2 * count).view({2, count});
-  const auto common = all.accessor<std::int64_t, 2>();
-  // Without anything sparse what is left will hardly be, and is not worth another question.
-  const bool sparse = (all[1] > 0).any().item<bool>();
-  for (std::int64_t i = 0; i < count; ++i) {
-    Slot& slot = slots_[static_cast<std::size_t>(i)];
-    if (!everybody && !slot.transfer.agreed_layout()) provisional_layouts_.push_back(static_cast<std::size_t>(i));
-    if (common[0][i] > 0 || (!sparse && slot.active())) {
-      slot.transfer.agree(0);
-    } else if (common[1][i] > 0) {
-      slot.transfer.agree(common[1][i]);
-    }
-  }
-}
-
 void GradientReducer::submit_rest() {
   if (buckets_ == Buckets::kUsed && !in_cycle() && !buckets_fit()) forget_buckets();
+  if (!same_parameters_) compare_parameters();
   if (layouts_in_doubt()) agree_on_layouts();
   std::vector<std::size_t> rest;
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -331,15 +327,29 @@ void GradientReducer::wait_all() const {
   for (const Operation& operation : operations_) current_stream_waits(operation);
 }
 
+/// Whoever has written to a gradient that was being reduced has changed it on this rank only.
+void GradientReducer::refuse_written() {
+  const std::string* written = nullptr;
+  for (const std::size_t i : submitted_) {
+    if (slots_[i].transfer.release() && written == nullptr) written = &slots_[i].name;
+  }
+  if (written == nullptr) return;
+  throw UsageError("DistributedOptimizer: the gradient of '" + *written +
+                   "' was written to between backward() and step(), while it was being reduced over the ranks; " + right_order());
+}
+
 void GradientReducer::synchronize() {
   const std::lock_guard lock(mutex_);
   if (synchronized_) return;
+  dropped_in_a_row_ = 0;
   try {
     submit_rest();
     wait_all();
     for (const Operation& operation : operations_) operation.status().raise_if_error();
+    refuse_written();
     if (!slots_.empty()) {
       flags_.read();
+      compare_checksums();
       for (const std::size_t i : submitted_) slots_[i].transfer.complete(flags_.used(i));
     }
   } catch (...) {
@@ -348,7 +358,7 @@ void GradientReducer::synchronize() {
     throw;
   }
   std::vector<std::size_t> order;
-  if (buckets_ == Buckets::kUnknown) order = submitted_;
+  if (buckets_ == Buckets::kUnknown) order = order_of_arrival();
   reset();
   // Whatever becomes of the buckets: gradients must not be reduced twice.
   synchronized_ = true;
@@ -365,13 +375,41 @@ void GradientReducer::begin_cycle() {
 void GradientReducer::abandon() {
   try {
     submit_rest();
+    wait_all();
+    warn_of_dropped();
+    // Ranks that step do the same.
+    const bool all_well = std::all_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.status().ok(); });
+    if (all_well && !slots_.empty()) {
+      flags_.read();
+      compare_checksums();
+    }
   } catch (...) {
     wait_all();
     reset();
     throw;
   }
-  wait_all();
   reset();
+}
+
+void GradientReducer::warn_of_dropped() {
+  constexpr int kSuspicious = 5;
+  if (++dropped_in_a_row_ != kSuspicious) return;
+  TORCH_WARN("DistributedOptimizer: gradients were reduced over the ranks and then dropped ", kSuspicious,
+             " times in a row, without a step() or synchronize() of this DistributedOptimizer. If parameters are updated all the same, every rank updates "
+             "its own with gradients of its own: call step() of the DistributedOptimizer, not of the optimizer that it wraps. (", scope_, ")");
+}
+
+/// Which parameters had a gradient first; those without one, last.
+std::vector<std::size_t> GradientReducer::order_of_arrival() const {
+  std::vector<std::size_t> order;
+  std::vector<bool> known(slots_.size());
+  for (const std::vector<std::size_t>* const some : {&arrivals_, &submitted_}) {
+    for (const std::size_t i : *some) {
+      if (!known[i]) order.push_back(i);
+      known[i] = true;
+    }
+  }
+  return order;
 }
 
 void GradientReducer::discard() {
@@ -387,6 +425,7 @@ void GradientReducer::reset() {
   for (Slot& slot : slots_) {
     slot.phase = Phase::kIdle;
     slot.passes = 0;
+    slot.transfer.release();
     slot.transfer.drop();
   }
   for (Unit& unit : units_) {
@@ -398,9 +437,16 @@ void GradientReducer::reset() {
   provisional_layouts_.clear();
   operations_.clear();
   submitted_.clear();
+  arrivals_.clear();
   first_ready_.reset();
   flags_submitted_ = false;
   synchronized_ = false;
+  ++gradients_version_;
+}
+
+std::uint64_t GradientReducer::gradients_version() const {
+  const std::lock_guard lock(mutex_);
+  return gradients_version_;
 }
 
 bool GradientReducer::in_flight() const {

@@ -11,12 +11,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "device_order.h"
 #include "gradient_bucket.h"
 #include "gradient_transfer.h"
 #include "hvd/collectives.h"
+#include "parameter_check.h"
 
 namespace hvd::libtorch {
 
@@ -35,9 +37,10 @@ namespace hvd::libtorch {
 /// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
 /// sparse, or a rank was absent (see join()).
 ///
-/// In the first cycle gradients travel one by one, and the ranks learn in which order they become ready (that of the set's first rank).
-/// From then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a bucket: `.grad` is a view into
-/// memory that is reduced as one tensor. When the set of active parameters changes, learning begins again.
+/// In the first cycle nothing is sent before all ranks have found in synchronize() that they have the same parameters: what one rank alone
+/// sent would wait for the others. Gradients travel one by one, and the ranks learn in which order they became ready (that of the set's first rank).
+/// From then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a bucket, for all parameters that can be in
+/// one (see fits_bucket()): `.grad` is a view into memory that is reduced as one tensor. When the set of active parameters changes, learning begins again.
 ///
 /// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in the current stream of the hook, and
 /// synchronize() makes the current stream of its caller wait, not the caller.
@@ -69,6 +72,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void discard();
 
   bool in_flight() const;
+  bool has(const torch::Tensor& parameter) const { return known_.contains(parameter.unsafeGetTensorImpl()); }
+  /// Another number when gradients may be others.
+  std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
   const std::string& scope() const noexcept { return scope_; }
   /// Above zero: backward passes do not count. Outlives this object in the guards that the user
@@ -106,15 +112,22 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
 
   void before_accumulate(std::size_t index);
-  void after_accumulate(std::size_t index);
+  void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void hook(std::size_t index);
   void unhook(Slot&) noexcept;
 
   // The caller holds mutex_.
-  void make_units();
+  void refuse_create_graph(const Slot&) const;
+  void refuse_capture(const Slot&) const;
+  void refuse_written();
+  void hand_over(Slot&, const torch::autograd::variable_list& gradients);
+  void add_units_without_bucket();
   bool may_use_buckets() const;
   bool buckets_fit() const;
-  void learn_buckets(const std::vector<std::size_t>& submitted);
+  bool fits_bucket(const Slot&) const;
+  void learn_buckets(std::vector<std::size_t> submitted);
+  std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members, std::size_t number) const;
+  bool on_all_ranks(bool own, const std::string& name) const;
   std::vector<std::size_t> agree_on_order(const std::vector<std::size_t>& submitted);
   void use_buckets(const std::vector<std::size_t>& order);
   void forget_buckets();
@@ -130,6 +143,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void submit_rest();
   bool layouts_in_doubt() const;
   void agree_on_layouts();
+  void compare_parameters();
+  void throw_first_difference() const;
+  void compare_checksums();
+  void warn_of_dropped();
+  std::vector<std::size_t> order_of_arrival() const;
   bool all_ready_after(std::size_t unit) const;
   bool in_cycle() const;
   bool was_reset() const;
@@ -141,20 +159,28 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   const GradientReduction how_;
   const std::shared_ptr<std::atomic<int>> no_sync_depth_ = std::make_shared<std::atomic<int>>(0);
 
+  std::unordered_set<const c10::TensorImpl*> known_;  ///< parameters
+
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   int passes_per_step_;
   std::vector<Slot> slots_;
+  std::vector<torch::Tensor> parameters_;  ///< of the slots
   std::vector<Unit> units_;
   std::vector<Operation> operations_;
   std::vector<std::size_t> submitted_;  ///< slots, in order of submission
+  std::vector<std::size_t> arrivals_;  ///< slots, as their gradients were handed over; while there are no buckets
   std::optional<std::size_t> first_ready_;  ///< of this cycle
+  bool same_parameters_ = false;  ///< known of all ranks
+  int dropped_in_a_row_ = 0;  ///< cycles
   std::vector<std::size_t> provisional_layouts_;  ///< agreed on for this cycle only
   enum class Buckets { kUnknown, kUsed, kRefused };
   Buckets buckets_ = Buckets::kUnknown;
   UsedFlags flags_;
+  ParameterCheck check_;
   bool flags_submitted_ = false;
   bool synchronized_ = false;
+  std::uint64_t gradients_version_ = 0;
 };
 
 }  // namespace hvd::libtorch

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -25,26 +26,30 @@ void return_free_memory() {
 #endif
 }
 
-void mix(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U); }
-
 }  // namespace
 
-/// Adasum looks at each tensor, groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be views. Only what
-/// all ranks of the set agree on decides: the types of active parameters, whose gradients have just been reduced, are.
 bool GradientReducer::may_use_buckets() const {
+  // Adasum looks at each tensor.
   const bool wanted = how_.bucket_views && how_.process_set.size() > 1 && how_.op != ReduceOp::kAdasum;
-  return wanted && std::all_of(slots_.begin(), slots_.end(), [this](const Slot& slot) {
-           const bool cast = slot.active() && type_to_cast_to(slot.transfer.parameter().scalar_type(), how_.compression).has_value();
-           return !cast && slot.group < 0 && slot.transfer.agreed_layout().value_or(0) == 0;
-         });
+  return wanted && std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return fits_bucket(slot); });
+}
+
+/// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be views. Only what all ranks of the set agree on
+/// decides: the types of active parameters, whose gradients have just been reduced, are.
+bool GradientReducer::fits_bucket(const Slot& slot) const {
+  if (!slot.active() || slot.group >= 0) return false;
+  const torch::ScalarType type = slot.transfer.parameter().scalar_type();
+  if (!is_supported(type) || type_to_cast_to(type, how_.compression)) return false;
+  const SparseDims layout = slot.transfer.agreed_layout();
+  return how_.sparse == SparseGradients::kReduceSparse ? layout == 0 : layout.value_or(0) == 0;
 }
 
 bool GradientReducer::buckets_fit() const {
-  return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+  return std::all_of(slots_.begin(), slots_.end(), [this](const Slot& slot) {
     const torch::Tensor& view = slot.transfer.view();
     const torch::Tensor& parameter = slot.transfer.parameter();
-    if (!view.defined()) return !slot.active();
-    return slot.active() && parameter.scalar_type() == view.scalar_type() && parameter.device() == view.device() &&
+    if (!view.defined()) return !fits_bucket(slot);
+    return fits_bucket(slot) && parameter.scalar_type() == view.scalar_type() && parameter.device() == view.device() &&
            parameter.sizes() == view.sizes();
   });
 }
@@ -56,11 +61,11 @@ std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::
   std::size_t hash = slots_.size();
   for (const Slot& slot : slots_) {
     const torch::Tensor& parameter = slot.transfer.parameter();
-    mix(hash, std::hash<std::string>()(slot.name));
-    mix(hash, slot.active() ? static_cast<std::size_t>(parameter.scalar_type()) : 1000);
-    mix(hash, static_cast<std::size_t>(parameter.device().type()));
-    for (const std::int64_t size : parameter.sizes()) mix(hash, static_cast<std::size_t>(size));
-    for (const std::int64_t stride : parameter.strides()) mix(hash, static_cast<std::size_t>(stride));
+    mix_hash(hash, std::hash<std::string>()(slot.name));
+    mix_hash(hash, slot.active() ? static_cast<std::size_t>(parameter.scalar_type()) : 1000);
+    mix_hash(hash, static_cast<std::size_t>(parameter.device().type()));
+    for (const std::int64_t size : parameter.sizes()) mix_hash(hash, static_cast<std::size_t>(size));
+    for (const std::int64_t stride : parameter.strides()) mix_hash(hash, static_cast<std::size_t>(stride));
   }
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(submitted.size());
@@ -84,44 +89,68 @@ std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::
   return {common, common + count};
 }
 
-void GradientReducer::learn_buckets(const std::vector<std::size_t>& submitted) {
+void GradientReducer::learn_buckets(std::vector<std::size_t> submitted) {
   if (!may_use_buckets()) return;
+  std::erase_if(submitted, [this](std::size_t i) { return !fits_bucket(slots_[i]); });
   const std::vector<std::size_t> order = agree_on_order(submitted);
   if (!order.empty()) use_buckets(order);
 }
 
+/// Null if there is no memory.
+std::shared_ptr<GradientBucket> GradientReducer::make_bucket(const std::vector<std::size_t>& members, std::size_t number) const {
+  std::vector<torch::Tensor> own;
+  for (const std::size_t i : members) own.push_back(parameters_[i]);
+  const std::string name = scope_ + ".bucket" + std::to_string(number) + "[" + slots_[members.front()].name + " .. " + slots_[members.back()].name + "]";
+  try {
+    return std::make_shared<GradientBucket>(name, how_, own);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
+bool GradientReducer::on_all_ranks(bool own, const std::string& name) const {
+  const torch::Tensor least = allreduce(torch::full({1}, own ? 1 : 0, torch::kInt64),
+                                        {.name = scope_ + "." + name, .op = ReduceOp::kMin, .process_set = how_.process_set});
+  return least.item<std::int64_t>() == 1;
+}
+
+/// Nothing is changed before every rank has its memory.
 void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
-  std::vector<torch::Tensor> parameters;
-  for (const Slot& slot : slots_) parameters.push_back(slot.transfer.parameter());
-  units_.clear();
   std::size_t bytes = 0;
-  for (const std::size_t i : order) bytes += parameters[i].nbytes();
+  for (const std::size_t i : order) bytes += parameters_[i].nbytes();
   const std::size_t most = std::min(kMostBucketBytes, bytes / kFewestBuckets);
-  for (const std::vector<std::size_t>& members : plan_buckets(order, parameters, most)) {
-    std::vector<torch::Tensor> own;
-    for (const std::size_t i : members) own.push_back(parameters[i]);
-    const std::string name = scope_ + ".bucket" + std::to_string(units_.size()) + "[" + slots_[members.front()].name + " .. " +
-                             slots_[members.back()].name + "]";
-    const auto bucket = std::make_shared<GradientBucket>(name, how_, own);
-    for (std::size_t m = 0; m < members.size(); ++m) {
-      slots_[members[m]].unit = units_.size();
-      slots_[members[m]].transfer.set_view(bucket->view(m));
-      slots_[members[m]].transfer.move_to_view();
+  std::vector<Unit> units;
+  bool complete = true;
+  for (const std::vector<std::size_t>& members : plan_buckets(order, parameters_, most)) {
+    units.push_back({.group = "", .slots = members, .bucket = make_bucket(members, units.size())});
+    complete = complete && units.back().bucket != nullptr;
+    if (!complete) break;
+  }
+  if (!on_all_ranks(complete, "buckets")) {
+    if (!complete) TORCH_WARN("DistributedOptimizer (", scope_, "): no memory for buckets of ", bytes, " bytes; all ranks go on without them");
+    buckets_ = Buckets::kRefused;
+    return;
+  }
+  units_ = std::move(units);
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    for (std::size_t m = 0; m < units_[u].slots.size(); ++m) {
+      Slot& slot = slots_[units_[u].slots[m]];
+      slot.unit = u;
+      slot.transfer.set_view(units_[u].bucket->view(m));
+      slot.transfer.move_to_view();
     }
-    return_free_memory();  // of these gradients, before the next bucket takes as much
-    units_.push_back({.group = "", .slots = members, .bucket = bucket});
+    return_free_memory();  // of these gradients
   }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].transfer.view().defined()) continue;
-    slots_[i].unit = units_.size();
-    units_.push_back({.group = "", .slots = {i}});
-  }
+  add_units_without_bucket();
   buckets_ = Buckets::kUsed;
 }
 
 void GradientReducer::forget_buckets() {
   for (Slot& slot : slots_) slot.transfer.set_view({});
-  make_units();
+  units_.clear();
+  add_units_without_bucket();
   buckets_ = Buckets::kUnknown;
 }
 

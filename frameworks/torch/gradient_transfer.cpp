@@ -1,10 +1,12 @@
 #include "gradient_transfer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "device_order.h"
+#include "gradient_guard.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
@@ -29,6 +31,21 @@ namespace {
 // Larger copies are shared out among LibTorch's threads. In bytes.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 
+void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
+  if (!gradient.requires_grad()) return;
+  throw UsageError("gradient '" + name +
+                   "' has a graph (backward with create_graph), which would not lead through the other ranks; expected one without; call detach_() "
+                   "on it, or compute what needs a graph with torch::autograd::grad()");
+}
+
+/// A tensor of the same memory that can be detached though the gradient is locked.
+torch::Tensor unlocked(const torch::Tensor& gradient) {
+  if (GuardedGradient::find(gradient) == nullptr) return gradient;
+  torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(gradient.storage()), gradient.key_set(), gradient.dtype());
+  plain.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(), gradient.storage_offset());
+  return plain;
+}
+
 Submission in_place(std::string name, const GradientReduction& how, const torch::Tensor& wire) {
   Submission submission = reduction_in_place(std::move(name), how, view_of(wire));
   submission.keep_alive = keep_alive({wire});
@@ -36,6 +53,64 @@ Submission in_place(std::string name, const GradientReduction& how, const torch:
 }
 
 }  // namespace
+
+namespace {
+
+/// Up to 64 of a sparse gradient's values, on the host.
+torch::Tensor sample_of(const torch::Tensor& coo) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor values = coo.detach()._values().reshape(-1);
+  const std::int64_t stride = std::max<std::int64_t>(values.numel() / 64, 1);
+  return values.slice(0, 0, std::nullopt, stride).cpu().clone();
+}
+
+}  // namespace
+
+void GradientTransfer::guard(const std::string& name) {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!gradient.defined()) return;
+  refuse_graph(gradient, name);
+  if (gradient.layout() == torch::kSparse) {
+    sample_ = sample_of(gradient);
+  } else if (gradient.layout() == torch::kStrided) {
+    if (GuardedGradient::find(gradient) == nullptr) {
+      unguarded_ = gradient;
+      gradient = GuardedGradient::of(gradient);
+    }
+    GuardedGradient::find(gradient)->lock(name);
+    version_ = gradient._version();
+  } else {
+    return;
+  }
+  guarded_ = gradient;
+}
+
+bool GradientTransfer::release() noexcept {
+  if (!guarded_.defined()) return false;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool still_there = gradient.is_same(guarded_);
+  bool written = false;
+  if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
+    guard->unlock();
+    written = still_there && guarded_._version() != version_;
+    if (still_there && unguarded_.defined()) gradient = unguarded_;
+  } else {
+    written = still_there && !torch::equal(sample_of(guarded_), sample_);
+  }
+  guarded_ = unguarded_ = sample_ = torch::Tensor();
+  return written;
+}
+
+// Autograd gives two parameters gradients of one memory where they are added and nothing lies between: a.view(-1) + b.view(-1).
+void GradientTransfer::note_sharing(at::TensorList known) {
+  const torch::Tensor& gradient = parameter_.grad();
+  shared_ = false;
+  if (!gradient.defined() || !gradient.has_storage()) return;
+  const auto of_known = std::count_if(known.begin(), known.end(), [&](const torch::Tensor& tensor) {
+    return tensor.defined() && !tensor.is_same(gradient) && tensor.has_storage() && tensor.is_alias_of(gradient);
+  });
+  shared_ = gradient.storage().use_count() > 1 + static_cast<std::size_t>(of_known);
+}
 
 SparseDims GradientTransfer::own_layout() const {
   // What was sent counts, though `.grad` may have been reset since.
@@ -69,6 +144,7 @@ void GradientTransfer::choose_layout(const Label& label, const GradientReduction
 void GradientTransfer::check_gradient(const std::string& name, const GradientReduction& how) {
   if (!has_gradient()) return;
   const Label label{"gradient", name};
+  refuse_graph(parameter_.grad(), name);
   choose_layout(label, how);
   const torch::Tensor& gradient = parameter_.grad();
   if (gradient.sizes() != parameter_.sizes()) {
@@ -80,7 +156,7 @@ void GradientTransfer::check_gradient(const std::string& name, const GradientRed
 
 /// Most gradients of a model are small, and for those an operator's way to the same copy takes ten times as long.
 bool GradientTransfer::copied_into_view(const torch::Tensor& gradient) const {
-  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() || !gradient.is_cpu() || !view_.is_cpu() ||
+  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() || gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
       gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() || gradient.sizes() != view_.sizes() ||
       gradient.strides() != view_.strides()) {
     return false;
@@ -114,6 +190,7 @@ std::vector<Submission> GradientTransfer::prepare(const std::string& name,
   const torch::NoGradGuard no_grad;
   check_gradient(name, how);
   sent_ = parameter_.grad();
+  if (!guarded_.defined()) note_sharing({});
   if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
   std::vector<Submission> one;
   one.push_back(prepare_dense(name, how));
@@ -125,10 +202,11 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
   const auto wire_dtype =
       type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
   if (sent_.defined()) {
-    check_tensor(sent_, label);
-    wire_ = packed(sent_).to(wire_dtype);
+    check_tensor(sent_, label, Elements::kAddable);
+    wire_ = packed(unlocked(sent_)).to(wire_dtype);
+    if (shared_ && wire_.is_alias_of(sent_)) wire_ = wire_.clone();
   } else {
-    check_tensor(parameter_, label);
+    check_tensor(parameter_, label, Elements::kAddable);
     wire_ = torch::zeros(parameter_.sizes(),
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
@@ -213,12 +291,14 @@ void GradientTransfer::drop() {
 }
 
 const Submission& UsedFlags::prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
-                                     const std::function<bool(std::size_t)>& used) {
+                                     const std::function<bool(std::size_t)>& used, std::size_t room,
+                                     const std::function<void(std::span<float>)>& fill) {
   const torch::NoGradGuard no_grad;
   const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
   const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
-  if (!flags_.defined() || flags_.scalar_type() != dtype || values_.numel() != static_cast<std::int64_t>(count)) {
-    values_ = torch::zeros({static_cast<std::int64_t>(count)}, torch::kFloat32);
+  count_ = count;
+  if (!flags_.defined() || flags_.scalar_type() != dtype || values_.numel() != static_cast<std::int64_t>(count + room)) {
+    values_ = torch::zeros({static_cast<std::int64_t>(count + room)}, torch::kFloat32);
     flags_ = values_.to(dtype);
     GradientReduction reduction = how;
     if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
@@ -226,6 +306,7 @@ const Submission& UsedFlags::prepare(const std::string& scope, const GradientRed
   }
   auto* const values = values_.mutable_data_ptr<float>();
   for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
+  if (room > 0) fill({values + count, room});
   if (!flags_.is_same(values_)) flags_.copy_(values_);
   return submission_;
 }
@@ -233,6 +314,10 @@ const Submission& UsedFlags::prepare(const std::string& scope, const GradientRed
 void UsedFlags::read() {
   const torch::NoGradGuard no_grad;
   if (!flags_.is_same(values_)) values_.copy_(flags_);
+}
+
+std::span<const float> UsedFlags::room() const {
+  return {values_.const_data_ptr<float>() + count_, static_cast<std::size_t>(values_.numel()) - count_};
 }
 
 }  // namespace hvd::libtorch

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct GradientReduction {
   ProcessSet process_set = {};
   SparseGradients sparse = SparseGradients::kRefuse;
   bool bucket_views = false;
+  int check_every = 0;  ///< see ParameterCheck
 };
 
 /// Copying less than this into a common buffer costs less than another call of the backend. In bytes.
@@ -58,6 +60,14 @@ class GradientTransfer {
   /// What all ranks keep to; a gradient of another layout is converted. nullopt counts as dense.
   SparseDims agreed_layout() const noexcept { return agreed_; }
   void agree(SparseDims layout) { agreed_ = layout; }
+
+  /// From here to release() `.grad` is not the program's: whoever touches it is noticed. @param name what the user calls the parameter;
+  /// must live as long. @throws UsageError for a gradient with a graph of its own.
+  void guard(const std::string& name);
+  /// @return whether somebody has written to the `.grad` that was guarded
+  bool release() noexcept;
+  /// Whether `.grad` shares its memory with tensors other than `known`, the gradients that autograd still holds; of those, prepare() sends a copy.
+  void note_sharing(at::TensorList known);
 
   /// The current `.grad`, or zeros if there is none, as an in-place reduction. Several submissions
   /// (of a sparse gradient) belong into one group.
@@ -91,28 +101,41 @@ class GradientTransfer {
   torch::Tensor parameter_;
   SparseDims agreed_;
   torch::Tensor sent_;  ///< `.grad` at prepare(); undefined for zeros
+  torch::Tensor guarded_;  ///< `.grad` from guard() to release()
+  torch::Tensor unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself
+  torch::Tensor sample_;  ///< of the values of a sparse guarded_
+  std::uint32_t version_ = 0;  ///< of guarded_
+  bool shared_ = false;
   torch::Tensor view_;
   torch::Tensor wire_;  ///< what is reduced; shares the memory of sent_ where it can
   std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
 };
 
 /// Which parameters have a gradient on some rank: one number each, reduced along with the gradients
-/// (same dtype and factors, so that it is fused with them).
+/// (same dtype and factors, so that it is fused with them). Behind them is room for numbers of others, which are reduced too.
 class UsedFlags {
  public:
   /// @param like a parameter of the set  @param used whether this rank has a gradient of the parameter with that number
+  /// @param room how many numbers of others, which `fill` writes
   /// @return valid until the next prepare()
   const Submission& prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
-                            const std::function<bool(std::size_t)>& used);
+                            const std::function<bool(std::size_t)>& used, std::size_t room = 0,
+                            const std::function<void(std::span<float>)>& fill = {});
   /// Once what prepare() returned is done.
   void read();
   /// Some rank has a gradient of it. @pre read()
   bool used(std::size_t parameter) const { return values_.const_data_ptr<float>()[parameter] != 0.0F; }
+  /// The others' numbers, reduced. @pre read()
+  std::span<const float> room() const;
 
  private:
+  std::size_t count_ = 0;
   torch::Tensor values_;  ///< float32
   torch::Tensor flags_;   ///< of the dtype in which they travel; may be values_
   Submission submission_;
 };
+
+/// Of what ranks compare.
+inline void mix_hash(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U); }
 
 }  // namespace hvd::libtorch

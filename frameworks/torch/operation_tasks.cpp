@@ -124,7 +124,10 @@ std::string member_name(const std::string& group, std::size_t index) {
 Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
                     Place place) {
   const Label label{"allreduce", name};
-  place == Place::kIn ? check_writable(tensor, label) : check_tensor(tensor, label);
+  place == Place::kIn ? check_writable(tensor, label, Elements::kAddable) : check_tensor(tensor, label, Elements::kAddable);
+  if (tensor.is_complex() && options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+    throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " + std::string(to_string(options.op)));
+  }
 
   Task task;
   torch::Tensor input = packed(tensor);
@@ -151,7 +154,7 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
 Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
                     Place place) {
   const Label label{"broadcast", options.name};
-  place == Place::kIn ? check_writable(tensor, label) : check_tensor(tensor, label);
+  place == Place::kIn ? check_writable(tensor, label, Elements::kMovable) : check_tensor(tensor, label, Elements::kMovable);
 
   Task task;
   const torch::Tensor input = packed(tensor);

@@ -44,6 +44,7 @@ Handle grouped_gather(at::TensorList tensors, const CollectiveOptions& options,
 }  // namespace
 
 Handle allreduce_async(const torch::Tensor& tensor, const AllreduceOptions& options) {
+  libtorch::check_detached(tensor, "allreduce", options.name);
   return libtorch::start(allreduce_task(tensor, options, options.name, Place::kOut),
                          Progress::kBackground);
 }
@@ -68,6 +69,7 @@ torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options) 
 }
 
 Handle allgather_async(const torch::Tensor& tensor, const CollectiveOptions& options) {
+  libtorch::check_detached(tensor, "allgather", options.name);
   return libtorch::start(
       allgather_task(tensor, options, options.name, std::make_shared<Gathered>()),
       Progress::kBackground);
@@ -83,6 +85,7 @@ torch::Tensor allgather(const torch::Tensor& tensor, const CollectiveOptions& op
 
 Handle broadcast_async(const torch::Tensor& tensor, int root_rank,
                        const CollectiveOptions& options) {
+  libtorch::check_detached(tensor, "broadcast", options.name);
   return libtorch::start(broadcast_task(tensor, root_rank, options, Place::kOut),
                          Progress::kBackground);
 }
@@ -105,6 +108,7 @@ torch::Tensor broadcast_(torch::Tensor tensor, int root_rank, const CollectiveOp
 }
 
 Handle grouped_allreduce_async(at::TensorList tensors, const AllreduceOptions& options) {
+  libtorch::check_detached(tensors, "allreduce", options.name);
   return grouped_reduce(tensors, options, Place::kOut, Progress::kBackground);
 }
 
@@ -130,6 +134,7 @@ void grouped_allreduce_(at::TensorList tensors, const AllreduceOptions& options)
 }
 
 Handle grouped_allgather_async(at::TensorList tensors, const CollectiveOptions& options) {
+  libtorch::check_detached(tensors, "allgather", options.name);
   return grouped_gather(tensors, options, make_gathered(tensors.size()), Progress::kBackground);
 }
 

@@ -43,6 +43,7 @@ Handle start_alltoall(const torch::Tensor& tensor, const torch::Tensor& splits,
 }  // namespace
 
 Handle reducescatter_async(const torch::Tensor& tensor, const AllreduceOptions& options) {
+  libtorch::check_detached(tensor, "reducescatter", options.name);
   return libtorch::start(reducescatter_task(tensor, options, options.name), Progress::kBackground);
 }
 
@@ -54,6 +55,7 @@ torch::Tensor reducescatter(const torch::Tensor& tensor, const AllreduceOptions&
 }
 
 Handle grouped_reducescatter_async(at::TensorList tensors, const AllreduceOptions& options) {
+  libtorch::check_detached(tensors, "reducescatter", options.name);
   return grouped_scatter(tensors, options, Progress::kBackground);
 }
 
@@ -71,6 +73,7 @@ std::vector<torch::Tensor> grouped_reducescatter(at::TensorList tensors,
 
 Handle alltoall_async(const torch::Tensor& tensor, const torch::Tensor& splits,
                       const CollectiveOptions& options) {
+  libtorch::check_detached(tensor, "alltoall", options.name);
   return start_alltoall(tensor, splits, options, Progress::kBackground);
 }
 
@@ -83,6 +86,7 @@ AlltoallResult alltoall(const torch::Tensor& tensor, const torch::Tensor& splits
 }
 
 Handle gather_async(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options) {
+  libtorch::check_detached(tensor, "gather", options.name);
   return libtorch::start(
       libtorch::gather_task(tensor, dst_rank, options, std::make_shared<Gathered>()),
       Progress::kBackground);

@@ -24,6 +24,14 @@
 namespace hvd {
 namespace {
 
+/// Autograd keeps no gradient of what was computed, a loss for instance, so that nothing would be reduced.
+void refuse_result(const torch::Tensor& tensor, std::size_t index) {
+  if (tensor.is_leaf() || tensor.retains_grad()) return;
+  throw UsageError("all_reduce: tensor " + std::to_string(index) + ", shape " + shape_to_string(tensor.sizes().vec()) +
+                   ", is the result of a computation and has no .grad, which is what all_reduce() reduces; expected parameters; to reduce the tensor "
+                   "itself, such as a loss, use hvd::allreduce(tensor.detach())");
+}
+
 /// Waits for all, then raises the first error: no tensor is in use any more when this returns or
 /// throws.
 void wait_for(const std::vector<Operation>& operations) {
@@ -32,14 +40,13 @@ void wait_for(const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) operation.status().raise_if_error();
 }
 
-void broadcast_tensors(const NamedParameters& tensors, int root_rank) {
-  constexpr const char* kGroup = "broadcast_parameters";
+void broadcast_tensors(const std::string& group, const NamedParameters& tensors, int root_rank, const ProcessSet& process_set) {
   std::vector<libtorch::Task> tasks;
   for (const auto& item : tensors) {
     if (!item.value().defined()) continue;
-    const std::string name = std::string(kGroup) + "." + item.key();
+    const std::string name = group + "." + item.key();
     const libtorch::Label label{"broadcast", name};
-    libtorch::check_writable(item.value(), label);
+    libtorch::check_writable(item.value(), label, libtorch::Elements::kMovable);
     const torch::Tensor target = item.value();
     const torch::Tensor wire = libtorch::packed(target);
     libtorch::mark_written(target);
@@ -49,11 +56,12 @@ void broadcast_tensors(const NamedParameters& tensors, int root_rank) {
     submission.kind = OpKind::kBroadcast;
     submission.input = submission.output = libtorch::view_of(wire);
     submission.root = root_rank;
+    submission.process_set = process_set.id();
     submission.keep_alive = libtorch::keep_alive({target, wire});
     task.finish = [target, wire] { return libtorch::write_back(wire, target); };
     tasks.push_back(std::move(task));
   }
-  libtorch::start_group(kGroup, std::move(tasks), Progress::kCaller).wait_all();
+  libtorch::start_group(group, std::move(tasks), Progress::kCaller).wait_all();
 }
 
 // Optimizer state.
@@ -147,12 +155,13 @@ std::string difference(const Layout& root, const Layout& own) {
 }
 
 /// Throws the same MismatchError on every rank when any has something to say.
-void agree(const std::string& complaint) {
+void agree(const std::string& complaint, const ProcessSet& process_set) {
   const std::vector<std::string> all =
-      allgather_object(complaint, {.name = "broadcast_optimizer_state.complaint"});
+      allgather_object(complaint, {.name = "broadcast_optimizer_state.complaint", .process_set = process_set});
+  const std::vector<int> ranks = process_set.ranks();
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (!all[r].empty()) {
-      throw MismatchError("broadcast_optimizer_state: rank " + std::to_string(r) + ": " + all[r] +
+      throw MismatchError("broadcast_optimizer_state: rank " + std::to_string(ranks[r]) + ": " + all[r] +
                           "; construct the same optimizer over the same parameters on every rank");
     }
   }
@@ -186,15 +195,22 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   const libtorch::GradientReduction how{.op = op, .process_set = process_set};
   std::vector<libtorch::GradientTransfer> transfers;
   std::vector<Submission> submissions;
-  for (const torch::Tensor& parameter : parameters) {
-    if (!parameter.defined() || (!parameter.requires_grad() && !parameter.grad().defined()))
-      continue;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const torch::Tensor& parameter = parameters[i];
+    if (!parameter.defined()) continue;
+    refuse_result(parameter, i);
+    if (!parameter.requires_grad() && !parameter.grad().defined()) continue;
     transfers.emplace_back(parameter);
     std::vector<Submission> own =
         transfers.back().prepare(std::string(kGroup) + "." + std::to_string(transfers.size() - 1), how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
-  if (transfers.empty()) return;
+  if (parameters.empty()) return;
+  if (transfers.empty()) {
+    throw UsageError("all_reduce: none of the " + std::to_string(parameters.size()) +
+                     " tensors requires grad or has a .grad, which is what all_reduce() reduces; expected the parameters of a model; to reduce a tensor "
+                     "itself, such as a loss, use hvd::allreduce()");
+  }
   libtorch::GradientReduction flags_how = how;
   if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
@@ -207,23 +223,31 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(flags.used(i));
 }
 
-void broadcast_parameters(const NamedParameters& parameters, int root_rank) {
-  broadcast_tensors(parameters, root_rank);
+void broadcast_parameters(const NamedParameters& parameters, int root_rank, const ProcessSet& process_set) {
+  broadcast_tensors("broadcast_parameters", parameters, root_rank, process_set);
 }
 
-void broadcast_parameters(const torch::nn::Module& module, int root_rank) {
+void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {
   NamedParameters tensors;
   for (const auto& item : module.named_parameters())
     tensors.insert("parameters." + item.key(), item.value());
   for (const auto& item : module.named_buffers())
     tensors.insert("buffers." + item.key(), item.value());
-  broadcast_tensors(tensors, root_rank);
+  broadcast_tensors("broadcast_parameters", tensors, root_rank, process_set);
 }
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank) {
-  const CollectiveOptions naming{.name = "broadcast_optimizer_state"};
+void broadcast_parameters(const NamedParameters& parameters, int root_rank) { broadcast_parameters(parameters, root_rank, {}); }
+
+void broadcast_parameters(const torch::nn::Module& module, int root_rank) { broadcast_parameters(module, root_rank, {}); }
+
+void broadcast_buffers(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {
+  broadcast_tensors("broadcast_buffers", module.named_buffers(), root_rank, process_set);
+}
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set) {
+  const CollectiveOptions naming{.name = "broadcast_optimizer_state", .process_set = process_set};
   const Layout own = layout_of(optimizer);
-  agree(difference(broadcast_object(own, root_rank, {.name = naming.name + ".layout"}), own));
+  agree(difference(broadcast_object(own, root_rank, {.name = naming.name + ".layout", .process_set = process_set}), own), process_set);
   const std::string bytes = libtorch::broadcast_bytes([&] { return save_optimizer(optimizer); },
                                                       "optimizer state", root_rank, naming);
   std::string complaint;
@@ -236,7 +260,9 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
       complaint = std::string("cannot load the root's state: ") + error.what();
     }
   }
-  agree(complaint);
+  agree(complaint, process_set);
 }
+
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank) { broadcast_optimizer_state(optimizer, root_rank, {}); }
 
 }  // namespace hvd

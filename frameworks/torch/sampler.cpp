@@ -14,6 +14,15 @@
 
 namespace hvd {
 
+namespace {
+
+std::size_t position_in(const ProcessSet& set) {
+  if (!set.included()) throw UsageError("DistributedSampler: this rank is not in process set " + std::to_string(set.id()));
+  return static_cast<std::size_t>(set.rank());
+}
+
+}  // namespace
+
 struct DistributedSampler::State {
   const SamplerOptions options;
   const std::size_t rank;
@@ -54,8 +63,8 @@ void DistributedSampler::State::draw() {
 
 DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions options)
     : state_(new State{.options = options,
-                       .rank = static_cast<std::size_t>(hvd::rank()),
-                       .replicas = static_cast<std::size_t>(hvd::size()),
+                       .rank = position_in(options.process_set),
+                       .replicas = static_cast<std::size_t>(options.process_set.size()),
                        .mutex = {},
                        .dataset_size = dataset_size,
                        .indices = {}}) {}

@@ -120,6 +120,7 @@ Handle start_sparse(const torch::Tensor& coo, const AllreduceOptions& options, P
 }  // namespace libtorch
 
 Handle sparse_allreduce_async(const torch::Tensor& coo, const AllreduceOptions& options) {
+  libtorch::check_detached(coo, "sparse_allreduce", options.name);
   return libtorch::start_sparse(coo, options, Progress::kBackground);
 }
 

@@ -64,7 +64,7 @@ DataType data_type_of(const torch::Tensor& tensor, const Label& label) {
   return *type;
 }
 
-void check_tensor(const torch::Tensor& tensor, const Label& label) {
+void check_tensor(const torch::Tensor& tensor, const Label& label, Elements elements) {
   if (!tensor.defined()) {
     throw UsageError(label.str() + ": the tensor is undefined; expected one with data");
   }
@@ -73,11 +73,13 @@ void check_tensor(const torch::Tensor& tensor, const Label& label) {
                      c10::str(tensor.layout()) + "; convert it with to_dense()");
   }
   if (!tensor.is_cpu()) check_gpu(tensor.device(), label);
+  if (elements != Elements::kSupported && tensor.is_complex()) return;
+  if (elements == Elements::kMovable && !tensor.is_quantized()) return;
   data_type_of(tensor, label);
 }
 
-void check_writable(const torch::Tensor& tensor, const Label& label) {
-  check_tensor(tensor, label);
+void check_writable(const torch::Tensor& tensor, const Label& label, Elements elements) {
+  check_tensor(tensor, label, elements);
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     throw UsageError(
         label.str() +
@@ -87,15 +89,24 @@ void check_writable(const torch::Tensor& tensor, const Label& label) {
 }
 
 torch::Tensor packed(const torch::Tensor& tensor) {
-  return tensor.detach().resolve_neg().contiguous();
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
 TensorView view_of(const torch::Tensor& tensor) {
-  return {.data = static_cast<std::byte*>(tensor.data_ptr()),
-          .count = tensor.numel(),
-          .dtype = *to_data_type(tensor.scalar_type()),
-          .device = tensor.is_cuda() ? Device{DeviceType::kCuda, tensor.device().index()} : Device{},
-          .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
+  TensorView view{.data = static_cast<std::byte*>(tensor.data_ptr()),
+                  .count = tensor.numel(),
+                  .dtype = DataType::kUInt8,
+                  .device = tensor.is_cuda() ? Device{DeviceType::kCuda, tensor.device().index()} : Device{},
+                  .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
+  const auto known = to_data_type(tensor.is_complex() ? c10::toRealValueType(tensor.scalar_type()) : tensor.scalar_type());
+  view.dtype = known.value_or(DataType::kUInt8);
+  const std::int64_t parts = tensor.is_complex() ? 2 : (known ? 1 : static_cast<std::int64_t>(tensor.element_size()));
+  if (parts == 1) return view;
+  std::vector<std::int64_t> shape = tensor.sizes().vec();
+  shape.push_back(parts);
+  view.shape = shape;
+  view.count *= parts;
+  return view;
 }
 
 std::optional<torch::ScalarType> wire_type(torch::ScalarType type, Compression compression) {

@@ -29,16 +29,24 @@ DataType data_type_of(const torch::Tensor&, const Label&);
 
 bool is_supported(torch::ScalarType) noexcept;
 
-/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of a supported dtype.
-void check_tensor(const torch::Tensor&, const Label&);
-/// ... and its elements do not share memory, so that a result can be written into it.
-void check_writable(const torch::Tensor&, const Label&);
+/// What an operation can do with an element.
+enum class Elements {
+  kSupported,  ///< the core knows the dtype
+  kAddable,    ///< or it is complex: two numbers that are added each for itself
+  kMovable,    ///< or it is anything that is moved as bytes
+};
 
-/// The checked tensor detached, contiguous and without lazy negation; shares the memory where it
+/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of such a dtype.
+void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
+/// ... and its elements do not share memory, so that a result can be written into it.
+void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
+
+/// The checked tensor detached, contiguous and without lazy negation or conjugation; shares the memory where it
 /// can.
 torch::Tensor packed(const torch::Tensor&);
 
-/// View of a checked, contiguous tensor. Does not keep its memory alive.
+/// View of a checked, contiguous tensor; complex as pairs of real numbers, what the core does not know as bytes, in a last dimension. Does not
+/// keep its memory alive.
 TensorView view_of(const torch::Tensor&);
 
 /// The 16-bit type that a tensor of this type travels as; nullopt: as it is.

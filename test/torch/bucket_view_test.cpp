@@ -108,9 +108,50 @@ TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
     optimizer.zero_grad();
     layers->forward(torch::ones({2, 4}, torch::kFloat64)).sum().backward();
     optimizer.step();
-    const std::uint64_t layouts = step == 0 ? 1 : 0;  // which are agreed on once
-    EXPECT_EQ(metrics().completed_operations - before, 5U + layouts) << "four gradients and which of them there are";
+    const std::uint64_t once = step == 0 ? 2 : 0;  // which parameters there are, and their layouts
+    EXPECT_EQ(metrics().completed_operations - before, 5U + once) << "four gradients and which of them there are";
     EXPECT_EQ(layers->parameters()[0].grad().scalar_type(), torch::kFloat64);
+  }
+}
+
+TEST(BucketViews, WhatCannotBeInABucketTravelsBesideTheOthers) {
+  // A sparse gradient, a group, complex numbers, and a parameter that has no gradient at first.
+  for (const bool views : {true, false}) {
+    torch::manual_seed(11);
+    torch::nn::Sequential layers;
+    for (int i = 0; i < 16; ++i) layers->push_back(torch::nn::Linear(8, 8));
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 8).sparse(true));
+    const torch::Tensor turned = torch::ones({8}, torch::kComplexFloat).requires_grad_();
+    const torch::Tensor late = torch::ones({8}).requires_grad_();
+    NamedParameters named = layers->named_parameters();
+    named.insert("embedding", embedding->weight);
+    named.insert("turned", turned);
+    named.insert("late", late);
+    broadcast_parameters(named);
+    SGD sgd(named.values(), SGDOptions(0.05));
+    DistributedOptimizer optimizer(sgd, named, {.groups = {{"0.weight", "3.bias"}}, .gradient_as_bucket_view = views});
+    std::uint64_t operations = 0;
+    for (int step = 0; step < 6; ++step) {
+      const std::uint64_t before = metrics().completed_operations;
+      optimizer.zero_grad();
+      torch::Tensor x = embedding->forward(torch::tensor({(rank() + step) % 10, 9}));
+      if (step > 2) x = x * late;
+      const torch::Tensor out = layers->forward(x);
+      (out.sum() + torch::real(turned * static_cast<double>(rank() + 1)).sum()).backward();
+      optimizer.synchronize();
+      EXPECT_EQ(turned.grad()[0].item<c10::complex<float>>().real(), static_cast<float>(size() + 1) / 2);
+      EXPECT_TRUE(embedding->weight.grad().is_sparse());
+      EXPECT_EQ(late.grad().defined(), step > 2);
+      EXPECT_TRUE(same_on_all_ranks(layers->parameters()[3].grad()));
+      optimizer.step();
+      operations = metrics().completed_operations - before;
+    }
+    if (views && no_buckets() == nullptr) {
+      EXPECT_LE(operations, 24U) << "of 35 parameters, a sparse one of which is three operations";
+    }
+    EXPECT_TRUE(same_on_all_ranks(layers->parameters()));
+    EXPECT_TRUE(same_on_all_ranks(late));
+    EXPECT_TRUE(same_on_all_ranks(torch::view_as_real(turned.detach())));
   }
 }
 

@@ -67,6 +67,31 @@ TEST_F(CudaOptimizer, Groups) { expect_as_on_the_cpu({.groups = {{"fc1.weight", 
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
+// One rank has no memory for buckets: all go on without, as if nothing had been.
+TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
+  if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  Net net = make_net(device());
+  Net twin = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(), {.gradient_as_bucket_view = false});
+  for (int step = 0; step < 4; ++step) {
+    const Batch batch = Batch::of_rank(rank(), step);
+    const torch::Tensor x = batch.x.to(device()), y = batch.y.to(device());
+    optimizer.zero_grad();
+    torch::mse_loss(net->forward(x), y).backward();
+    if (rank() == size() - 1 && step == 0) refuse_fake_memory_from(1);
+    EXPECT_NO_THROW(optimizer.synchronize());
+    refuse_fake_memory_from(0);
+    optimizer.step();
+    twin_optimizer.zero_grad();
+    torch::mse_loss(twin->forward(x), y).backward();
+    twin_optimizer.step();
+  }
+  const auto expected = twin->parameters();
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
+}
+
 void expect_no_waits(const DistributedOptimizerOptions& options) {
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));

@@ -1,3 +1,6 @@
+#include <functional>
+#include <vector>
+
 #include "torch/support/torch_test.h"
 
 namespace hvd::testing {
@@ -42,6 +45,46 @@ TEST(Backward, OfAnAllgatherIsTheOwnSliceOfTheSummedGradient) {
   const torch::Tensor scalar = torch::tensor(1.0 + rank(), torch::kFloat64).requires_grad_();
   (weight_of(rank(), {size()}) * allgather(scalar)).sum().backward();
   EXPECT_TRUE(near(scalar.grad(), summed_weights({size()})[rank()]));
+}
+
+TEST(Backward, OfAnAllgatherOfEqualSharesMovesNoMoreThanTheShares) {
+  const torch::Tensor x = leaf({2, 3});
+  const torch::Tensor y = allgather(x, {.name = "equal"});
+  const torch::Tensor loss = (weight_of(rank(), {2 * size(), 3}) * y).sum();
+  const std::uint64_t before = metrics().backend_calls;
+  loss.backward();
+  EXPECT_LE(metrics().backend_calls - before, 1U);
+  EXPECT_TRUE(near(x.grad(), summed_weights({2 * size(), 3}).narrow(0, 2 * rank(), 2)));
+}
+
+TEST(Asynchronous, ATensorThatRequiresGradIsAUsageError) {
+  const torch::Tensor x = leaf({2 * size()});
+  const std::vector<std::function<Handle()>> calls = {[&] { return allreduce_async(x); },
+                                                      [&] { return allgather_async(x); },
+                                                      [&] { return broadcast_async(x, 0); },
+                                                      [&] { return reducescatter_async(x); },
+                                                      [&] { return alltoall_async(x); },
+                                                      [&] { return gather_async(x, 0); },
+                                                      [&] { return grouped_allreduce_async({x}); },
+                                                      [&] { return grouped_allgather_async({x}); },
+                                                      [&] { return grouped_reducescatter_async({x}); }};
+  for (const auto& call : calls) {
+    const std::string message = message_of<UsageError>([&] { call(); });
+    EXPECT_NE(message.find("detach()"), std::string::npos) << message;
+    const torch::NoGradGuard no_grad;  // nobody expects a derivative
+    EXPECT_FALSE(call().wait_all().empty());
+  }
+}
+
+TEST(Backward, OfASumOfComplexNumbers) {
+  const torch::Tensor x = torch::full({2}, c10::complex<double>(1, rank())).requires_grad_();
+  const torch::Tensor y = allreduce(x, {.name = "complex", .op = ReduceOp::kSum});
+  EXPECT_EQ(y[0].item<c10::complex<double>>(), c10::complex<double>(size(), size() * (size() - 1) / 2.0));
+  const torch::Tensor mean = allreduce(x.detach().conj(), {.name = "conjugated"});
+  EXPECT_EQ(mean[1].item<c10::complex<double>>(), c10::complex<double>(1, -(size() - 1) / 2.0));
+  torch::real(y).sum().backward();
+  EXPECT_EQ(x.grad()[0].item<c10::complex<double>>(), c10::complex<double>(size(), 0));
+  EXPECT_THROW(allreduce(x.detach(), {.op = ReduceOp::kMax}), UsageError);
 }
 
 TEST(Backward, OfABroadcastIsASumAtTheRootAndZerosElsewhere) {

@@ -97,6 +97,36 @@ TEST(GradScaler, ReducesOnce) {
   EXPECT_EQ(line.value(), 1 - 0.5F * sum);
 }
 
+TEST(GradScaler, RepeatedAfterAVoteThatFailedDividesOnce) {
+  if (size() == 1) GTEST_SKIP() << "one rank's vote does not fail";
+  // A set of its own, in which the optimizer is called opt0.
+  std::vector<int> everybody;
+  for (int r = 0; r < size(); ++r) everybody.push_back(r);
+  const ProcessSet set = add_process_set(everybody);
+  {
+    Line line(set);
+    GradScaler scaler({.init_scale = 64});
+    line.backward(scaler, 3);
+    line.optimizer.synchronize();
+    const auto vote = [&] { scaler.unscale_(line.optimizer); };
+    const auto spoil = [&] {
+      allreduce(torch::zeros({2}), {.name = "opt0.found_inf", .op = ReduceOp::kMax, .process_set = set});
+    };
+    rank() == 0 ? message_of<MismatchError>(spoil) : message_of<MismatchError>(vote);
+    vote();
+    EXPECT_EQ(line.weight.grad()[0].item<float>(), 3);
+    EXPECT_TRUE(scaler.step(line.optimizer));
+    scaler.update();
+    // Other gradients are divided again.
+    line.backward(scaler, 5);
+    rank() == 0 ? message_of<MismatchError>(spoil) : message_of<MismatchError>([&] { scaler.step(line.optimizer); });
+    line.backward(scaler, 7);
+    EXPECT_TRUE(scaler.step(line.optimizer));
+    EXPECT_EQ(line.weight.grad()[0].item<float>(), 7);
+  }
+  remove_process_set(set);
+}
+
 TEST(GradScaler, EveryRankSkipsTogether) {
   for_each_set([](const ProcessSet& set) {
     for (const float bad : {kInf, -kInf, kNan}) {

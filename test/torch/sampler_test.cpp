@@ -112,6 +112,22 @@ TEST(Sampler, CopiesShareOneStateAlsoInsideADataLoader) {
   EXPECT_EQ(all, expected);
 }
 
+TEST(Sampler, SharesTheDataSetAmongTheMembersOfAProcessSet) {
+  for_each_set([](const ProcessSet& set) {
+    DistributedSampler sampler(10, {.shuffle = false, .process_set = set});
+    const auto drawn = sampler.next(100);
+    ASSERT_TRUE(drawn.has_value());
+    EXPECT_EQ(drawn->front(), static_cast<std::size_t>(set.rank()));
+    EXPECT_EQ(drawn->size(), static_cast<std::size_t>((10 + set.size() - 1) / set.size()));
+  });
+  if (size() == 1) return;
+  const ProcessSet first = add_process_set({0});
+  if (rank() != 0) {
+    EXPECT_THROW(DistributedSampler(10, {.process_set = first}), UsageError);
+  }
+  remove_process_set(first);
+}
+
 TEST(Sampler, SavesItsEpochAndPosition) {
   DistributedSampler sampler(60);
   sampler.set_epoch(2);

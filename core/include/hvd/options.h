@@ -41,4 +41,7 @@ struct Options {
   std::optional<std::string> timeline_path = {};
 };
 
+/// HVD_CHECK_EVERY, for adapters to frameworks; nothing where it is unset. Throws UsageError where it is no such number. Thread-safe.
+std::optional<int> requested_check_interval();
+
 }  // namespace hvd

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -88,6 +89,7 @@ class FakeAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device device(c10::DeviceType::CUDA, device_of_thread);
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
+    TORCH_CHECK_WITH(OutOfMemoryError, refused_from == 0 || bytes < refused_from, "the simulated GPU has no memory for ", bytes, " bytes");
     const std::lock_guard lock(mutex_);
     const Pool pool{current_stream(device_of_thread), (bytes + 511) / 512 * 512};
     std::vector<std::byte*>& free = free_[{pool.stream.device_index(), pool.stream.id(), pool.bytes}];
@@ -101,6 +103,8 @@ class FakeAllocator final : public c10::Allocator {
     }
     return {memory, memory, &free_block, device};
   }
+  std::atomic<std::size_t> refused_from = 0;
+
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
 
@@ -407,6 +411,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
 int cuda_devices() { return kDevices; }
 std::vector<std::string> take_cuda_faults() { return FakeCuda::instance().gpu().take_faults(); }
 int fake_host_waits() { return host_waits; }
+void refuse_fake_memory_from(std::size_t bytes) { FakeAllocator::instance().refused_from = bytes; }
 HvdCalls hvd_calls() {
   const FakeGpuCounts counts = FakeCuda::instance().gpu().counts(kHvd);
   return {.synchronize = counts.synchronize, .records = counts.records};

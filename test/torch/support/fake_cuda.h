@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "torch/support/cuda_device.h"
 
 /// A simulated CUDA device in a LibTorch that has none, so that the adapter's own code runs with tensors on a GPU: streams, events and
@@ -16,6 +18,9 @@ namespace hvd::testing {
 
 /// How often the calling thread has waited for the device: tensors read by the host, streams and events synchronised.
 int fake_host_waits();
+
+/// From now on there is no memory for tensors of this many bytes and more; 0: there is.
+void refuse_fake_memory_from(std::size_t bytes);
 
 /// The stream is being captured into a CUDA graph, as far as anybody can see who asks; operators compute all the same.
 class FakeCapture {

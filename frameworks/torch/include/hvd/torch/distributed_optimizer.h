@@ -4,11 +4,14 @@
 #include <torch/types.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "hvd/error.h"
 #include "hvd/process_set.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/types.h"
@@ -18,6 +21,13 @@ namespace hvd {
 namespace libtorch {
 class GradientReducer;
 }
+
+/// The ranks' parameters are not the same any more (or not yet), so that training would go on with as many models as ranks. Raised on every rank of
+/// the optimizer's set; the runtime goes on.
+class DivergedError : public Error {
+ public:
+  using Error::Error;
+};
 
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
@@ -43,39 +53,35 @@ struct DistributedOptimizerOptions {
   /// gradients or compressed float64 ones.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
+  /// The ranks compare their parameters before the first update (bit for bit) and every so many reductions of gradients (up to roundings): step()
+  /// throws DivergedError if they are not the same. 0: never. Not set: HVD_CHECK_EVERY, else 100.
+  std::optional<int> check_every = std::nullopt;
 };
 
-namespace libtorch {
-
-/// Counts itself in for as long as it lives. Move-only.
-class CountedScope {
+/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize(). Move-only.
+class [[nodiscard]] SkipSynchronize {
  public:
-  explicit CountedScope(std::shared_ptr<std::atomic<int>> depth) : depth_(std::move(depth)) {
-    ++*depth_;
-  }
-  CountedScope(CountedScope&& other) noexcept = default;
-  CountedScope& operator=(CountedScope&&) = delete;
-  ~CountedScope() {
-    if (depth_) --*depth_;
-  }
+  SkipSynchronize(SkipSynchronize&&) noexcept = default;
+  SkipSynchronize& operator=(SkipSynchronize&&) = delete;
 
  private:
-  std::shared_ptr<std::atomic<int>> depth_;
+  friend class DistributedOptimizer;
+  explicit SkipSynchronize(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
+
+  std::shared_ptr<const void> scope_;
 };
 
-}  // namespace libtorch
-
-/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize().
-class [[nodiscard]] SkipSynchronize : private libtorch::CountedScope {
+/// While it lives, backward passes accumulate without communication. See DistributedOptimizer::no_sync(). Move-only.
+class [[nodiscard]] NoSync {
  public:
-  using CountedScope::CountedScope;
-};
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
 
-/// While it lives, backward passes accumulate without communication. See
-/// DistributedOptimizer::no_sync().
-class [[nodiscard]] NoSync : private libtorch::CountedScope {
- public:
-  using CountedScope::CountedScope;
+ private:
+  friend class DistributedOptimizer;
+  explicit NoSync(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
+
+  std::shared_ptr<const void> scope_;
 };
 
 /// Adds gradient averaging to an optimizer: a hook on each parameter hands its gradient over as
@@ -91,13 +97,14 @@ class [[nodiscard]] NoSync : private libtorch::CountedScope {
 /// divided by their number.
 ///
 /// Between backward() and step() or synchronize() do not touch `.grad`: it is being reduced in
-/// place. One thread at a time, but for the hooks, which run on whatever thread backward uses. The
+/// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer) gets a UsageError, at once or from step(), in most cases. In the
+/// first step nothing is sent before step(), where the ranks find out whether they have the same parameters. One thread at a time, but for the hooks, which run on whatever thread backward uses. The
 /// destructor removes the hooks; it never communicates.
 class DistributedOptimizer {
  public:
   /// @throws UsageError when a parameter of `optimizer` is not in `parameters` (more may be in it),
   /// when a group names an unknown parameter or one twice, when an option is out of range, when
-  /// `optimizer` is wrapped already, or when this rank is not in the process set;
+  /// `optimizer` is wrapped already or a parameter belongs to another DistributedOptimizer, or when this rank is not in the process set;
   /// NotInitializedError before init().
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                        DistributedOptimizerOptions options = {});
@@ -108,9 +115,10 @@ class DistributedOptimizer {
   /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
   /// then the optimizer's own step. With a closure, the gradients are reduced each time it was
   /// evaluated, and the loss it returns too (as the gradients are), so that every rank's optimizer
-  /// takes the same decisions; that loss is returned.
-  /// @throws MismatchError, StalledError, PeerLostError, ShutdownError: the parameters are then
-  /// unchanged.
+  /// takes the same decisions; that loss is returned. Under skip_synchronize() a closure calls synchronize() itself, after backward().
+  /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the parameters are then
+  /// unchanged. UsageError for gradients that were written to while they were reduced, and for parameters that `optimizer` was given
+  /// since (add_param_group()): construct the DistributedOptimizer after that.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
 
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
@@ -119,6 +127,12 @@ class DistributedOptimizer {
 
   /// Returns when every gradient is final: clip or inspect them after this. Throws as step() does.
   void synchronize();
+
+  /// synchronize(), then torch::nn::utils::clip_grad_norm_() over all parameters of the optimizer. Gradients are the same on every rank then, and so
+  /// are norms. After GradScaler::unscale_(), if there is a scaler. @return the norm before
+  double clip_grad_norm_(double max_norm, double norm_type = 2.0);
+  /// The same with torch::nn::utils::clip_grad_value_().
+  void clip_grad_value_(double clip_value);
 
   /// While the guard lives, step() does not synchronize: `synchronize(); clip(); { auto skip =
   /// skip_synchronize(); step(); }`. step() then throws UsageError if gradients are still being
@@ -140,10 +154,17 @@ class DistributedOptimizer {
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
   /// What step() does but for the optimizer's own step.
   void end_step();
-  /// Multiplies final gradients. False when any of any rank was inf or nan. Collective.
-  bool unscale_gradients(double factor);
+  /// Multiplies final gradients. @return for all_finite()
+  torch::Tensor unscale_gradients(double factor);
+  /// False when a gradient of any rank was inf or nan. Collective.
+  bool all_finite(const torch::Tensor& unscaled) const;
+  /// Another number when gradients are others.
+  std::uint64_t gradients_version() const;
+  void refuse_new_parameters() const;
+  std::vector<torch::Tensor> parameters() const;
 
   torch::optim::Optimizer& optimizer_;
+  const NamedParameters named_;
   const DistributedOptimizerOptions options_;
   std::shared_ptr<libtorch::GradientReducer> reducer_;
   std::shared_ptr<std::atomic<int>> skip_depth_;

@@ -74,11 +74,17 @@ class GradScaler {
     bool finite = true;
   };
 
+  struct Unscaled {
+    torch::Tensor found;  ///< whether there was an inf or nan on this rank
+    std::uint64_t gradients = 0;
+  };
+
   GradScalerOptions options_;
   double scale_;
   std::int64_t growth_tracker_ = 0;
   std::optional<int> process_set_;
   std::map<const DistributedOptimizer*, OptimizerState> optimizers_;  ///< since the last update()
+  std::map<const DistributedOptimizer*, Unscaled> unscaled_;  ///< before the ranks have agreed
 };
 
 }  // namespace hvd

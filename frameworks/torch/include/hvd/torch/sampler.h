@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "hvd/process_set.h"
+
 namespace hvd {
 
 struct SamplerOptions {
@@ -16,6 +18,8 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
   /// True drops the tail that does not fill every rank; false repeats from the start until it does.
   bool drop_last = false;
+  /// The ranks that share the data set.
+  ProcessSet process_set = {};
 };
 
 /// This rank's share of a data set: indices rank, rank + size, ... of its (shuffled) order, the
@@ -27,7 +31,7 @@ struct SamplerOptions {
 /// reset(). Thread-safe.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// @throws NotInitializedError before init(), which tells rank and size.
+  /// @throws NotInitializedError before init(), which tells rank and size; UsageError when this rank is not in the process set.
   explicit DistributedSampler(std::size_t dataset_size, SamplerOptions options = {});
 
   /// Chooses the order of the next enumeration: of the current one if nothing was drawn from it

@@ -1,0 +1,304 @@
+// The ranks compare their parameters: who forgets to make them equal, or to keep them so, is told.
+#include <cstdlib>
+#include <functional>
+#include <limits>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string last_rank() { return "rank " + std::to_string(size() - 1); }
+
+Net same_net(torch::ScalarType type = torch::kFloat32) {
+  torch::manual_seed(41);
+  Net net;
+  net->to(type);
+  broadcast_parameters(net);
+  return net;
+}
+
+void backward(Net& net, int step) {
+  const Batch batch = Batch::of_rank(rank(), step);
+  const auto type = net->fc1->weight.scalar_type();
+  torch::mse_loss(net->forward(batch.x.to(type)), batch.y.to(type)).backward();
+}
+
+/// On the last rank only.
+void change(const torch::Tensor& parameter, double relative) {
+  const torch::NoGradGuard no_grad;
+  if (rank() == size() - 1) parameter.detach().mul_(1 + relative * torch::linspace(-1, 1, parameter.numel()).view(parameter.sizes()).to(parameter.scalar_type()));
+}
+
+/// Trains until the error comes; what it says.
+std::string error_within(int steps, const std::function<void(int)>& step) {
+  for (int i = 0; i < steps; ++i) {
+    try {
+      step(i);
+    } catch (const DivergedError& error) {
+      return error.what();
+    }
+  }
+  return {};
+}
+
+class ParameterCheckTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+  }
+};
+
+TEST_F(ParameterCheckTest, BeforeTheFirstUpdateEveryBitCounts) {
+  const DistributedOptimizerOptions kinds[] = {{},
+                                               {.op = ReduceOp::kSum},
+                                               {.op = ReduceOp::kAdasum},
+                                               {.compression = Compression::kFloat16},
+                                               {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3},
+                                               {.gradient_as_bucket_view = false}};
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
+    for (const DistributedOptimizerOptions& options : kinds) {
+      Net net = same_net(type);
+      SGD inner(net->parameters(), SGDOptions(0.01));
+      const torch::Tensor before = net->fc2->bias.detach().clone();
+      DistributedOptimizer optimizer(inner, net->named_parameters(), options);
+      if (rank() == size() - 1) {
+        const torch::NoGradGuard no_grad;
+        net->norm->weight.detach()[3] = 1.0078125;  // the next number in bfloat16
+      }
+      backward(net, 0);
+      const std::string message = message_of<DivergedError>([&] { optimizer.step(); });
+      EXPECT_TRUE(contains(message, "'norm.weight' differs on")) << message;
+      EXPECT_TRUE(contains(message, last_rank())) << message;
+      EXPECT_TRUE(contains(message, "broadcast_parameters()")) << message;
+      EXPECT_TRUE(torch::equal(before, net->fc2->bias));
+      broadcast_parameters(net);
+      optimizer.zero_grad();
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        backward(net, step);
+        optimizer.step();
+      }
+      EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+    }
+  }
+}
+
+TEST_F(ParameterCheckTest, LaterRoundingsDoNotCountAndMoreDoes) {
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kFloat64}) {
+    Net net = same_net(type);
+    SGD inner(net->parameters(), SGDOptions(0.01).momentum(0.9));
+    DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 3});
+    const auto step = [&](int i) {
+      optimizer.zero_grad();
+      backward(net, i);
+      optimizer.step();
+    };
+    EXPECT_EQ(error_within(7, step), "");
+    change(net->fc1->weight, 2e-7);
+    EXPECT_EQ(error_within(7, step), "");
+    change(net->fc2->weight, 1e-2);
+    const std::string message = error_within(4, step);
+    EXPECT_TRUE(contains(message, "'fc2.weight' differs on")) << message;
+    EXPECT_TRUE(contains(message, "broadcast_optimizer_state()")) << message;
+    EXPECT_TRUE(contains(message, last_rank())) << message;
+  }
+}
+
+TEST_F(ParameterCheckTest, NotANumberOnOneRankIsADifference) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 2});
+  const auto step = [&](int i) {
+    optimizer.zero_grad();
+    if (i == 2) change(net->norm->bias.detach().fill_(0.5), std::numeric_limits<double>::quiet_NaN());
+    torch::Tensor unused = net->fc2->bias.sum();
+    unused.backward();
+    optimizer.step();
+  };
+  EXPECT_TRUE(contains(error_within(6, step), "'norm.bias'"));
+}
+
+TEST_F(ParameterCheckTest, AStepThatOneRankSkips) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 4});
+  const std::string message = error_within(12, [&](int i) {
+    optimizer.zero_grad();
+    backward(net, i);
+    if (i == 1 && rank() == 0) return;
+    optimizer.step();
+  });
+  EXPECT_TRUE(contains(message, "step()")) << message;
+}
+
+TEST_F(ParameterCheckTest, TheStepOfAWrappedAdam) {
+  Net net = same_net();
+  torch::optim::Adam inner(net->parameters(), torch::optim::AdamOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 4});
+  // Its hand-overs count, though nobody calls step() of the wrapper; the error comes from what drops the gradients.
+  for (const bool by_wrapper : {true, false}) {
+    const std::string message = error_within(12, [&](int i) {
+      by_wrapper ? optimizer.zero_grad() : inner.zero_grad();
+      backward(net, i);
+      inner.step();
+    });
+    EXPECT_TRUE(contains(message, "of the optimizer it wraps") || contains(message, "of that")) << message;
+  }
+  optimizer.zero_grad();
+}
+
+TEST_F(ParameterCheckTest, OptimizerStateOfOneRankOnly) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(rank() == 0 ? 0.05 : 0.01));  // as after a checkpoint that only rank 0 has loaded
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 2});
+  const std::string message = error_within(6, [&](int i) {
+    optimizer.zero_grad();
+    backward(net, i);
+    optimizer.step();
+  });
+  EXPECT_TRUE(contains(message, "broadcast_optimizer_state()")) << message;
+}
+
+TEST_F(ParameterCheckTest, ARankThatHasJoinedIsNotAskedAndIsAfterwards) {
+  for (const bool broadcast : {true, false}) {
+    Net net = same_net();
+    SGD inner(net->parameters(), SGDOptions(0.02));
+    DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 3});
+    const auto step = [&](int i) {
+      optimizer.zero_grad();
+      backward(net, i);
+      optimizer.step();
+    };
+    EXPECT_EQ(error_within(4 + 5 * rank(), step), "");
+    const int last = join();
+    if (broadcast) broadcast_parameters(net, last);
+    const std::string message = error_within(9, step);
+    EXPECT_EQ(contains(message, "join()"), !broadcast) << message;
+  }
+}
+
+TEST_F(ParameterCheckTest, ARankThatJoinsBeforeItsFirstStep) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.02));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 2});
+  const auto step = [&](int i) {
+    optimizer.zero_grad();
+    backward(net, i);
+    optimizer.step();
+  };
+  EXPECT_EQ(error_within(3 * rank(), step), "");
+  broadcast_parameters(net, join());
+  EXPECT_EQ(error_within(6, step), "");
+  EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+}
+
+TEST_F(ParameterCheckTest, CanBeTurnedOff) {
+  Net net = same_net();
+  change(net->fc1->weight, 0.1);
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 0});
+  EXPECT_EQ(error_within(3, [&](int i) {
+              optimizer.zero_grad();
+              backward(net, i);
+              optimizer.step();
+            }),
+            "");
+}
+
+TEST_F(ParameterCheckTest, InAProcessSet) {
+  for_each_set([](const ProcessSet& set) {
+    torch::manual_seed(43);
+    Net net;
+    SGD inner(net->parameters(), SGDOptions(0.01));
+    DistributedOptimizer optimizer(inner, net->named_parameters(), {.process_set = set});
+    if (set.rank() == 0) change(net->fc1->bias.detach(), 0);
+    if (set.size() > 1 && set.rank() == set.size() - 1) net->fc1->bias.detach().add_(1);
+    backward(net, 0);
+    if (set.size() == 1) return optimizer.step(), void();
+    const std::string message = message_of<DivergedError>([&] { optimizer.step(); });
+    EXPECT_TRUE(contains(message, "rank " + std::to_string(set.ranks().back()))) << message;
+  });
+}
+
+TEST_F(ParameterCheckTest, SendsNothingOfItsOwnAndLeavesTheScheduleLocked) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 3});
+  std::uint64_t operations = 0;
+  std::uint64_t negotiated = 0;
+  for (int i = 0; i < 90; ++i) {
+    const Metrics before = metrics();
+    optimizer.zero_grad();
+    backward(net, i);
+    optimizer.step();
+    const Metrics after = metrics();
+    if (i == 50) operations = after.completed_operations - before.completed_operations;
+    if (i == 50) negotiated = after.negotiated_operations;
+    if (i > 50) {
+      EXPECT_EQ(after.completed_operations - before.completed_operations, operations) << "step " << i;
+    }
+  }
+  EXPECT_EQ(metrics().negotiated_operations, negotiated) << "the schedule was given up";
+}
+
+TEST(ParameterCheckSettings, AreChecked) {
+  Net net;
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  const auto construct = [&](DistributedOptimizerOptions options) { DistributedOptimizer optimizer(inner, net->named_parameters(), std::move(options)); };
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { construct({.check_every = -1}); }), "check_every"));
+  for (const char* const bad : {"often", "-1", "3x", "1.5"}) {
+    ::setenv("HVD_CHECK_EVERY", bad, 1);
+    const std::string message = message_of<UsageError>([&] { construct({}); });
+    EXPECT_TRUE(contains(message, "HVD_CHECK_EVERY")) << message;
+    EXPECT_TRUE(contains(message, bad)) << message;
+    EXPECT_NO_THROW(construct({.check_every = 5}));
+  }
+  for (const char* const good : {"0", "7", ""}) {
+    ::setenv("HVD_CHECK_EVERY", good, 1);
+    EXPECT_NO_THROW(construct({}));
+  }
+  ::unsetenv("HVD_CHECK_EVERY");
+}
+
+// Models that are not even alike.
+
+TEST(DifferentModels, TheFirstParameterThatDiffersIsNamed) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  const bool odd = rank() == size() - 1;
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  if (odd) model->push_back(torch::nn::Linear(4, 2));
+  SGD inner(model->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, model->named_parameters());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    optimizer.zero_grad();
+    model->forward(torch::ones({2, 4})).sum().backward();
+    const std::string message = message_of<MismatchError>([&] { optimizer.step(); });
+    EXPECT_TRUE(contains(message, "'2.weight' [2,4]")) << message;
+    EXPECT_TRUE(contains(message, "parameter 4")) << message;
+    EXPECT_TRUE(contains(message, last_rank() + " has '2.weight'")) << message;
+  }
+}
+
+TEST(DifferentModels, AParameterThatOneRankHasFrozen) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  Net net = same_net();
+  if (rank() == 0) net->fc2->weight.set_requires_grad(false);
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  backward(net, 0);
+  const std::string message = message_of<MismatchError>([&] { optimizer.step(); });
+  EXPECT_TRUE(contains(message, "'fc2.weight'")) << message;
+  net->fc2->weight.set_requires_grad(true);
+  optimizer.zero_grad();
+  backward(net, 0);
+  optimizer.step();
+}
+
+}  // namespace
+}  // namespace hvd::testing
