@@ -22,6 +22,8 @@ using std::chrono::milliseconds;
 
 /// Above this the ranks wait until the console has taken some.
 constexpr std::size_t kMaxPending = 4 << 20;
+/// From the end of a survivor's grace to SIGKILL.
+constexpr milliseconds kKillDelay{500};
 /// After the ranks' grace: first mpirun is asked to end the job, then it is killed.
 constexpr milliseconds kMpirunPatience{1000};
 /// After mpirun's end: for the supervisors' last reports.
@@ -59,6 +61,7 @@ Job::Job(const Options& options, LaunchPlan plan)
     outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_));
   }
   record_.ranks.resize(static_cast<std::size_t>(size()));
+  for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
 }
@@ -166,6 +169,7 @@ void Job::on_timers() {
     begin_stop(StopCause::kTimeout, SIGTERM, options_.grace_s);
   }
   if (due(end_mpirun_at_) && !mpirun_end_) {
+    killed_mpirun_ = true;
     ::kill(mpirun_, SIGTERM);
     kill_mpirun_at_ = now + kMpirunPatience;
   }
@@ -198,7 +202,7 @@ void Job::on_user_signal(int signal) {
     reader_gone_ = true;
     return kill_now();
   }
-  if (stopping()) return;
+  if (stopping()) return kill_now();  // a failed job's survivors have had their time
   record_.user_signal = signal;
   begin_stop(StopCause::kUserSignal, signal, options_.grace_s);
 }
@@ -213,14 +217,21 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   // Ranks that have not come up yet hear of it from mpirun only.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
   end_mpirun_at_ = Clock::now() +
-                   (reached_all ? milliseconds(stop_grace_ms_) + kMpirunPatience : milliseconds(0));
+                   (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience
+                                : milliseconds(0));
   release_if_settled();
 }
 
 void Job::order_stop(int rank) {
   if (!rank_record(rank).connected || is_settled(rank)) return;
   rank_record(rank).told_to_stop = true;
-  server_.send(rank, {.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_});
+  SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
+  if (record_.cause == StopCause::kRankFailed && rank_record(rank).uses_hvd) {
+    // It hears of the loss from hvd, and may want to save something before it ends.
+    order.after_ms = stop_grace_ms_;
+    order.kill_after_ms = static_cast<int>(kKillDelay.count());
+  }
+  server_.send(rank, order);
 }
 
 void Job::kill_now() {
@@ -258,11 +269,18 @@ void Job::on_started(int rank, const Started& started) {
   }
 }
 
+void Job::on_notice(int rank, const Notice& notice) {
+  Notice corrected = notice;
+  corrected.time_ns += clock_offset_ns_[static_cast<std::size_t>(rank)];
+  take_notice(rank_record(rank), std::move(corrected));
+}
+
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
   outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
+  notice_mpirun_end();  // ranks die of its death
   RankRecord& record = rank_record(rank);
   record.ended = ended;
   record.ended->time_ns += clock_offset_ns_[static_cast<std::size_t>(rank)];
@@ -339,15 +357,30 @@ void Job::say(const std::string& text) {
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
   record_.mpirun_code = mpirun_end_->code;
+  record_.mpirun_signal = killed_mpirun_ ? 0 : mpirun_end_->signal;
+  record_.mpirun_spoke = mpirun_log_.spoke();
   if (mpirun_log_.abort()) record_.abort_rank = mpirun_log_.abort()->rank;
   record_.improper_rank = mpirun_log_.improper_rank();
   record_.mpirun_lacks_slots = mpirun_log_.lacks_slots();
   record_.mpirun_lost_host = mpirun_log_.lost_host();
   record_.mpirun_lacks_executable = mpirun_log_.lacks_executable();
+  note_suspects();
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();
   }
+}
+
+/// mpirun has the same text for any reason, which names the host or not.
+void Job::note_suspects() {
+  if (!record_.mpirun_lost_host) return;
+  std::vector<std::string> others, named;
+  for (const Host& host : plan_.spec.hosts) {
+    if (is_local_host(host.name, plan_.hostname)) continue;
+    others.push_back(host.name);
+    if (mpirun_log_.about_hosts().find(host.name) != std::string::npos) named.push_back(host.name);
+  }
+  record_.suspect_hosts = named.empty() ? others : named;
 }
 
 int Job::finish() {

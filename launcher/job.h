@@ -45,6 +45,7 @@ class Job final : private RankObserver {
 
   void on_hello(int rank, const Hello& hello) override;
   void on_started(int rank, const Started& started) override;
+  void on_notice(int rank, const Notice& notice) override;
   void on_output(int rank, Stream stream, std::string_view bytes) override;
   void on_ended(int rank, const Ended& ended) override;
   void on_lost(int rank) override;
@@ -70,6 +71,7 @@ class Job final : private RankObserver {
   RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
   void say(const std::string& text);
   void collect_outcome();
+  void note_suspects();
   int finish();
 
   const Options options_;
@@ -90,6 +92,7 @@ class Job final : private RankObserver {
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
+  bool killed_mpirun_ = false;
   bool reader_gone_ = false;  ///< the user wants out while the console is stuck
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_,
       give_up_at_;

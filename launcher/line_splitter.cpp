@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "text.h"
+
 namespace hvd::launcher {
 
 std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
@@ -43,7 +45,7 @@ void TailBuffer::feed(std::string_view bytes) {
 }
 
 void TailBuffer::push(std::string line) {
-  if (limit_ == 0) return;
+  if (limit_ == 0 || is_backtrace(line)) return;
   if (lines_.size() == limit_) lines_.erase(lines_.begin());
   lines_.push_back(std::move(line));
 }

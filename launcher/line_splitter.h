@@ -24,7 +24,7 @@ class LineSplitter {
 };
 
 /// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line
-/// again. Not thread-safe.
+/// again. Backtraces, which would push everything else out, are left out. Not thread-safe.
 class TailBuffer {
  public:
   static constexpr std::size_t kMaxLine = 2000;

@@ -36,6 +36,9 @@ struct MpirunCommand {
 /// Pure. Values of variables never appear in argv, where every user of the machine could read them.
 MpirunCommand build_mpirun_command(const LaunchSpec& spec);
 
+/// The host that mpirun will put a rank on, when the hosts and their slots say so; else empty.
+std::string planned_host(const LaunchSpec& spec, int rank);
+
 /// A line for a shell: the added variables, without those that only a running hvdrun can give, and
 /// the command.
 std::string format_command(const MpirunCommand& command);

@@ -69,6 +69,7 @@ std::optional<int> number_after(const std::string& text, std::string_view marker
 
 std::string MpirunLog::feed(std::string_view bytes) {
   std::string shown;
+  spoke_ = spoke_ || !bytes.empty();
   partial_ += bytes;
   std::size_t start = 0;
   for (std::size_t end = partial_.find('\n'); end != std::string::npos;
@@ -100,7 +101,10 @@ std::string MpirunLog::take_line(const std::string& line) {
     paragraph_ += line;
     return "";
   }
-  lost_host_ = lost_host_ || contains_any(line, kLostHost);
+  if (contains_any(line, kLostHost)) {
+    lost_host_ = true;
+    about_hosts_ += line;
+  }
   if (!contains_any(line, kAboutRanksLines)) return line;
   held_ += line;
   return "";
@@ -110,6 +114,7 @@ std::string MpirunLog::take_paragraph(const std::string& paragraph) {
   lacks_slots_ = lacks_slots_ || contains_any(paragraph, kLacksSlots);
   const bool about_host = contains_any(paragraph, kLostHost);
   lost_host_ = lost_host_ || about_host;
+  if (about_host) about_hosts_ += paragraph;
   lacks_executable_ = lacks_executable_ || contains_any(paragraph, kLacksExecutable);
   if (!about_host && !contains_any(paragraph, kAboutRanks)) return paragraph;
   if (const auto rank = number_after(paragraph, "MPI_ABORT was invoked on rank ")) {

@@ -65,6 +65,14 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
   // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
+  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last words
+  // off the screen.
+  constexpr std::string_view kBacktraceSignals = "OMPI_MCA_opal_signal=";
+  if (std::none_of(environment.begin(), environment.end(), [&](const std::string& variable) {
+        return variable.starts_with(kBacktraceSignals);
+      })) {
+    environment.emplace_back(kBacktraceSignals);
+  }
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
   set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
   set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));

@@ -20,6 +20,8 @@ inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
+/// For the program, unlike the rest: where its supervisor listens for what it says of itself.
+inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
 struct RankIdentity {

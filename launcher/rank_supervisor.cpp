@@ -17,6 +17,7 @@
 
 #include "error.h"
 #include "poller.h"
+#include "rank_environment.h"
 
 namespace hvd::launcher {
 namespace {
@@ -141,6 +142,8 @@ void RankSupervisor::start(const std::vector<std::string>& program,
   SpawnOptions options;
   options.argv = program;
   options.environment = std::move(environment);
+  if (notices_.fd() >= 0)
+    set_variable(options.environment, kNoticeVariable, notices_.name());
   options.stdout_fd = program_stdout.get();
   options.stderr_fd = errors.write_end.get();
   options.parent_death_signal = SIGKILL;
@@ -160,6 +163,8 @@ void RankSupervisor::start(const std::vector<std::string>& program,
 void RankSupervisor::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
+  if (notices_.fd() >= 0)
+    poller.add(notices_.fd(), POLLIN, [this](short) { relay_notices(); });
   const bool may_read = outgoing_.size() < kMaxOutgoing;
   if (connection_.fd) {
     const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
@@ -192,7 +197,7 @@ void RankSupervisor::on_timers() {
   }
   if (stop_at_ && now >= *stop_at_) {
     stop_at_.reset();
-    stop(SIGTERM, kOrphanGraceMs);
+    stop(later_.signal, later_.kill_after_ms);
   }
 }
 
@@ -202,8 +207,11 @@ void RankSupervisor::on_signals() {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1 || signal == SIGUSR2) {
       signal_program(signal);
-    } else if (signal != SIGCHLD && !stopped_ && !stop_at_) {
-      stop_at_ = Clock::now() + kStopDelay;
+    } else if (signal != SIGCHLD && !stopped_) {
+      stop_later({.signal = SIGTERM,
+                  .after_ms = static_cast<int>(kStopDelay.count()),
+                  .stop = true,
+                  .kill_after_ms = kOrphanGraceMs});
     }
   }
 }
@@ -230,7 +238,9 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
     released_ = true;
   } else if (frame.type == FrameType::kSignal) {
     const SignalOrder order = decode_signal(frame.payload);
-    if (order.stop) {
+    if (order.stop && order.after_ms > 0) {
+      stop_later(order);
+    } else if (order.stop) {
       stop(order.signal, order.kill_after_ms);
     } else {
       signal_program(order.signal);
@@ -272,10 +282,18 @@ void RankSupervisor::flush() {
   outgoing_.erase(0, sent);
 }
 
+void RankSupervisor::relay_notices() {
+  while (auto notice = notices_.next()) {
+    notice->stopped = stopped_;
+    if (connection_.fd) append_frame(outgoing_, FrameType::kNotice, encode(*notice));
+  }
+}
+
 void RankSupervisor::notice_end() {
   if (ended_ || program_ < 0) return;
   const auto status = peek_exit(program_);
   if (!status) return;
+  relay_notices();
   ended_ = Ended{.time_ns = realtime_ns(),
                  .pid = program_,
                  .code = status->code,
@@ -304,7 +322,16 @@ void RankSupervisor::report_if_drained() {
   flush();
 }
 
+void RankSupervisor::stop_later(const SignalOrder& order) {
+  const TimePoint at = Clock::now() + milliseconds(order.after_ms);
+  if (stop_at_ && *stop_at_ <= at) return;
+  stop_at_ = at;
+  later_ = order;
+}
+
 void RankSupervisor::stop(int signal, int kill_after_ms) {
+  relay_notices();  // what it has said, or how it has ended, before it was stopped is its own
+  notice_end();
   stopped_ = true;
   stop_at_.reset();
   signal_program(signal);

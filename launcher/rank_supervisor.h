@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "notice_socket.h"
 #include "process.h"
 #include "report.h"
 #include "unique_fd.h"
@@ -54,9 +55,11 @@ class RankSupervisor {
   /// Reads once; whether there was anything.
   bool relay(UniqueFd& from, FrameType type);
   void flush();
+  void relay_notices();
   void notice_end();
   void report_if_drained();
   void stop(int signal, int kill_after_ms);
+  void stop_later(const SignalOrder& order);
   void signal_program(int signal) const;
   int next_timeout_ms() const;
   bool done() const;
@@ -64,6 +67,7 @@ class RankSupervisor {
   Connection connection_;
   const bool use_terminal_;
   UniqueFd signals_;
+  NoticeSocket notices_;
   UniqueFd stdout_, stderr_;
   pid_t program_ = -1;
   std::string outgoing_;
@@ -71,6 +75,7 @@ class RankSupervisor {
   bool reported_ = false;
   bool released_ = false;
   bool stopped_ = false;
+  SignalOrder later_{.signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_
   std::optional<TimePoint> stop_at_, kill_at_, drain_until_;
 };
 

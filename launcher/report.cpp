@@ -9,7 +9,7 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kEnded)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kNotice)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
           type <= static_cast<std::uint8_t>(FrameType::kRelease));
 }
@@ -132,14 +132,35 @@ Ended decode_ended(std::string_view payload) {
   });
 }
 
+std::string encode(const Notice& notice) {
+  return dump({{"kind", notice.kind},
+               {"time_ns", notice.time_ns},
+               {"code", notice.code},
+               {"text", notice.text},
+               {"stopped", notice.stopped}});
+}
+
+Notice decode_notice(std::string_view payload) {
+  return decode("notice", payload, [](const Json& json) {
+    return Notice{.kind = json.at("kind").get<std::string>(),
+                  .time_ns = json.at("time_ns").get<long long>(),
+                  .code = json.at("code").get<int>(),
+                  .text = json.at("text").get<std::string>(),
+                  .stopped = json.at("stopped").get<bool>()};
+  });
+}
+
 std::string encode(const SignalOrder& order) {
-  return dump(
-      {{"signal", order.signal}, {"stop", order.stop}, {"kill_after_ms", order.kill_after_ms}});
+  return dump({{"signal", order.signal},
+               {"after_ms", order.after_ms},
+               {"stop", order.stop},
+               {"kill_after_ms", order.kill_after_ms}});
 }
 
 SignalOrder decode_signal(std::string_view payload) {
   return decode("signal", payload, [](const Json& json) {
     return SignalOrder{.signal = json.at("signal").get<int>(),
+                       .after_ms = json.at("after_ms").get<int>(),
                        .stop = json.at("stop").get<bool>(),
                        .kill_after_ms = json.at("kill_after_ms").get<int>()};
   });

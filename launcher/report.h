@@ -13,6 +13,7 @@
 ///   started {pid}                         ->
 ///   stdout, stderr <bytes>                ->
 ///                                         <-     signal {signal, stop, kill_after_ms}
+///   notice {kind, time, code, text}       ->     what the program says of itself (runtime/supervisor_notice.h)
 ///   ended {time, code, signal, ...}       ->
 ///                                         <-     release {}          only now does the supervisor
 ///                                         end
@@ -32,6 +33,7 @@ enum class FrameType : std::uint8_t {
   kStdout = 3,
   kStderr = 4,
   kEnded = 5,
+  kNotice = 6,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
@@ -95,8 +97,18 @@ struct Ended {
   int start_error = 0;  ///< errno when the program could not be started; then pid is 0
 };
 
+/// What the program has said of itself; the kinds are those of hvd's runtime/supervisor_notice.h.
+struct Notice {
+  std::string kind;
+  long long time_ns = 0;
+  int code = 0;
+  std::string text;
+  bool stopped = false;  ///< its supervisor had told it to stop by then
+};
+
 struct SignalOrder {
   int signal = 0;
+  int after_ms = 0;        ///< only if the program still runs then
   bool stop = false;       ///< the job is to end: the rank is not to blame for what follows
   int kill_after_ms = -1;  ///< SIGKILL when it still runs then; negative: never
 };
@@ -105,12 +117,14 @@ std::string encode(const Hello&);
 std::string encode(const Welcome&);
 std::string encode(const Started&);
 std::string encode(const Ended&);
+std::string encode(const Notice&);
 std::string encode(const SignalOrder&);
 /// @throws ProtocolError when a member is missing or has another type.
 Hello decode_hello(std::string_view payload);
 Welcome decode_welcome(std::string_view payload);
 Started decode_started(std::string_view payload);
 Ended decode_ended(std::string_view payload);
+Notice decode_notice(std::string_view payload);
 SignalOrder decode_signal(std::string_view payload);
 
 }  // namespace hvd::launcher

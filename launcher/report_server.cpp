@@ -77,6 +77,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kStarted:
       observer_.on_started(rank, decode_started(frame.payload));
       return true;
+    case FrameType::kNotice:
+      observer_.on_notice(rank, decode_notice(frame.payload));
+      return true;
     case FrameType::kStdout:
       observer_.on_output(rank, Stream::kStdout, frame.payload);
       return true;

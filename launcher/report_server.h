@@ -21,6 +21,7 @@ class RankObserver {
   virtual ~RankObserver() = default;
   virtual void on_hello(int rank, const Hello& hello) = 0;
   virtual void on_started(int rank, const Started& started) = 0;
+  virtual void on_notice(int rank, const Notice& notice) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
   /// The connection broke, or spoke nonsense, before `ended`.
