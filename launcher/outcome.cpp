@@ -332,13 +332,14 @@ bool mpirun_was_killed(const JobRecord& job) {
 }  // namespace
 
 bool is_explained(const JobRecord& job) {
-  return mpirun_was_killed(job) || job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
+  return mpirun_was_killed(job) || job.cause == StopCause::kReaderGone || job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
          early_leaver(job) || first_failure(job.ranks);
 }
 
 int exit_code(const JobRecord& job) {
   if (job.cause == StopCause::kUserSignal) return 128 + job.user_signal;
   if (job.cause == StopCause::kTimeout) return static_cast<int>(ExitCode::kTimeout);
+  if (job.cause == StopCause::kReaderGone) return static_cast<int>(ExitCode::kReaderGone);
   if (mpirun_was_killed(job)) return static_cast<int>(ExitCode::kInternal);
   if (early_leaver(job)) return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code : 1;
   if (const auto failed = first_failure(job.ranks)) {
@@ -352,7 +353,7 @@ int exit_code(const JobRecord& job) {
   });
   // Every rank said that it ended well; then mpirun's own trouble while it cleaned up does not make
   // the job a failure.
-  if (all_well) return 0;
+  if (all_well) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
   if (job.mpirun_lacks_slots || job.mpirun_lost_host)
     return static_cast<int>(ExitCode::kUnavailable);
   if (job.mpirun_lacks_executable) return static_cast<int>(ExitCode::kNotFound);
@@ -367,6 +368,8 @@ std::string final_message(const JobRecord& job) {
     case StopCause::kTimeout:
       return stop_message(job,
                           "the job ran longer than --timeout " + format_duration(job.timeout_s));
+    case StopCause::kReaderGone:
+      return stop_message(job, "nobody reads " + job.lost_reader + " any more");
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {
@@ -387,6 +390,9 @@ std::string final_message(const JobRecord& job) {
   }
   if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
   if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);
+  if (exit_code(job) == static_cast<int>(ExitCode::kOutputLost) && job.output_lost)
+    return "hvdrun: the ranks ended well, but part of what they printed was lost; exit code " +
+           std::to_string(exit_code(job)) + "\n";
   return exit_code(job) == 0 ? "" : unexplained_message(job);
 }
 

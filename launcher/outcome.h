@@ -19,6 +19,7 @@ struct RankRecord {
   std::optional<Ended> ended;
   std::optional<long long>
       lost_ns;  ///< the connection broke before the supervisor could say how its program ended
+  bool drained = false;       ///< all its output has come
   bool told_to_stop = false;  ///< hvdrun ordered it to end
 
   // What the program has said of itself (runtime/supervisor_notice.h).
@@ -29,7 +30,15 @@ struct RankRecord {
 };
 
 /// Why a job ends before its ranks are all done.
-enum class StopCause { kNone, kRankFailed, kUserSignal, kTimeout, kMpirunEnded, kStartTimeout };
+enum class StopCause {
+  kNone,
+  kRankFailed,
+  kUserSignal,
+  kTimeout,
+  kMpirunEnded,
+  kStartTimeout,
+  kReaderGone,
+};
 
 /// Everything that the last message and the exit code depend on.
 struct JobRecord {
@@ -41,6 +50,9 @@ struct JobRecord {
   int user_signal = 0;
   double timeout_s = 0;
   double grace_s = 0;
+
+  std::string lost_reader;   ///< for kReaderGone: of which of hvdrun's streams
+  bool output_lost = false;  ///< something that ranks printed could not be written, and was said so
 
   int mpirun_code = 0;               ///< exit code, or 128 + signal
   int mpirun_signal = 0;             ///< what killed it, unless hvdrun did

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "process.h"
@@ -39,6 +40,12 @@ std::optional<Bind> parse_bind(std::string_view text) {
     if (text == to_string(bind)) return bind;
   }
   return std::nullopt;
+}
+
+int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
+  constexpr double kDefault = 30, kMost = 1e6;
+  const double seconds = peer_timeout ? std::strtod(peer_timeout->c_str(), nullptr) : kDefault;
+  return static_cast<int>(1000 * (seconds > 0 ? std::clamp(seconds, 1.0, kMost) : kDefault));
 }
 
 RankIdentity identify_rank(const Lookup& variable) {

@@ -24,6 +24,12 @@ inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
+/// How long hvd, and with it hvdrun, waits for a sign of life.
+inline constexpr const char* kPeerTimeoutVariable = "HVD_PEER_TIMEOUT";
+/// Its value in milliseconds; its default when it is unset or no number above zero, which the ranks
+/// complain of.
+int silence_limit_ms(const std::optional<std::string>& peer_timeout);
+
 struct RankIdentity {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   bool operator==(const RankIdentity&) const = default;

@@ -20,9 +20,12 @@ struct Connection {
   UniqueFd fd;
   FrameDecoder decoder;
   Welcome welcome;
+  long long clock_offset_ns = 0;  ///< hvdrun's clock minus this host's
 };
-/// Says hello and waits for the welcome; nothing when the other side is not this job's hvdrun.
-std::optional<Connection> introduce(UniqueFd fd, const Hello& hello, int timeout_ms);
+/// Proves to hvdrun that it has the token, and asks the same of it, before it says more; nothing when
+/// the other side is not this job's hvdrun. `same_clock`: both run on one host.
+std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
+                                    bool same_clock, int timeout_ms);
 
 /// The signals a supervisor and its front handle by reading them; to be blocked before either
 /// starts.
@@ -31,7 +34,7 @@ sigset_t supervised_signals();
 /// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
 /// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
 ///
-///   running --program ended--> draining --pipes at their end--> reported --release, or hvdrun
+///   running --program ended--> reported --pipes at their end--> drained --release, or hvdrun
 ///   gone--> done
 class RankSupervisor {
  public:
@@ -57,7 +60,9 @@ class RankSupervisor {
   void flush();
   void relay_notices();
   void notice_end();
-  void report_if_drained();
+  void report_if_ended();
+  void finish_output();
+  bool may_read() const;
   void stop(int signal, int kill_after_ms);
   void stop_later(const SignalOrder& order);
   void signal_program(int signal) const;
@@ -73,6 +78,8 @@ class RankSupervisor {
   std::string outgoing_;
   std::optional<Ended> ended_;
   bool reported_ = false;
+  bool drained_ = false;
+  long long credit_ = 0;  ///< bytes of output that hvdrun can take
   bool released_ = false;
   bool stopped_ = false;
   SignalOrder later_{.signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_

@@ -60,8 +60,11 @@ int omp_threads_to_set(const RankIdentity& identity) {
 std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port,
                                       const Hello& hello) {
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
-    tune_connection(fd.get());
-    if (auto connection = introduce(std::move(fd), hello, kConnectTimeoutMs)) return connection;
+    tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
+    auto connection =
+        introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
+                  hello.host == variable(kHostVariable), kConnectTimeoutMs);
+    if (connection) return connection;
   }
   return std::nullopt;
 }
@@ -91,14 +94,12 @@ std::optional<Connection> connect_to_launcher(const Hello& hello) {
 int supervise(const std::vector<std::string>& program, const RankIdentity& identity) {
   const int omp_threads = omp_threads_to_set(identity);
   Hello hello;
-  hello.token = variable(kTokenVariable).value_or("");
   hello.rank = identity.rank;
   hello.size = identity.size;
   hello.local_rank = identity.local_rank;
   hello.local_size = identity.local_size;
   hello.host = own_hostname();
   hello.supervisor_pid = ::getpid();
-  hello.time_ns = realtime_ns();
   hello.omp_threads = omp_threads;
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -109,6 +110,12 @@ void leave_at_exit() {
   if (!lock.owns_lock() || !runtime_or_null()) return;
   HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
   leave(kPatienceAtExit);
+}
+
+// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's buffering is chosen before it is used; a
+// program that wants another calls setvbuf() itself.
+[[gnu::constructor]] void buffer_stdout_by_line() {
+  if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
 
 // Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it sooner.

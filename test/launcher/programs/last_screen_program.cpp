@@ -92,6 +92,10 @@ void train(const Plan& plan) {
 int main(int argc, char** argv) {
   using namespace hvd::launcher::test;
   if (argc < 2) return 2;
+  if (std::string(argv[1]) == "unflushed") {
+    std::printf("a line\n");
+    stall();
+  }
   const rlimit no_core{};
   ::setrlimit(RLIMIT_CORE, &no_core);
   const Plan plan = make_plan(std::strtoull(argv[1], nullptr, 10));
