@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "error.h"
+#include "job_folder.h"
 #include "socket.h"
 #include "text.h"
 
@@ -108,6 +109,7 @@ void Job::start_mpirun() {
   auto& variables = plan_.spec.variables;
   variables.emplace_back(kPortVariable, std::to_string(server_.port()));
   variables.emplace_back(kTokenVariable, server_.token());
+  remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
   session_folder_.emplace();
   plan_.spec.session_folder = session_folder_->path();
   const MpirunCommand command = build_mpirun_command(plan_.spec);
@@ -269,6 +271,10 @@ void Job::on_hello(int rank, const Hello& hello) {
     say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
         ", the cores divided by the ranks of a host");
   }
+  if (options_.verbose && hello.bound_cpus > 0) {
+    say("rank " + std::to_string(rank) + " is bound to " + std::to_string(hello.bound_cpus) +
+        " hardware threads of its host");
+  }
   if (stopping()) order_stop(rank);
 }
 
@@ -327,6 +333,11 @@ void Job::release_if_settled() {
     if (rank_record(rank).connected && !is_settled(rank)) return;
   }
   for (int rank = 0; rank < size(); ++rank) server_.release(rank);
+  // mpirun waits long for a host that has been lost.
+  const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
+                                [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
+  const TimePoint soon = Clock::now() + kMpirunPatience;
+  if (lost && end_mpirun_at_ && soon < *end_mpirun_at_) end_mpirun_at_ = soon;
 }
 
 void Job::on_mpirun_output(UniqueFd& from) {
@@ -348,7 +359,10 @@ void Job::notice_mpirun_end() {
   kill_mpirun_at_.reset();
   begin_stop(StopCause::kMpirunEnded, SIGTERM, options_.fail_grace_s);
   end_mpirun_at_.reset();
-  give_up_at_ = Clock::now() + milliseconds(stop_grace_ms_) + kReportPatience;
+  bool settled = true;
+  for (int rank = 0; rank < size(); ++rank)
+    settled = settled && (is_settled(rank) || !rank_record(rank).connected);
+  give_up_at_ = Clock::now() + milliseconds(settled ? 0 : stop_grace_ms_) + kReportPatience;
 }
 
 bool Job::is_settled(int rank) const {

@@ -16,7 +16,7 @@ struct LaunchSpec {
   std::vector<Host> hosts;  ///< empty: this machine, or what the batch system allotted
   bool local_only = true;   ///< no rank runs on another machine
   bool managed = false;     ///< a batch system (Slurm, PBS, LSF) decides which slots there are
-  Bind bind = Bind::kNone;
+  Bind bind = Bind::kAuto;
   std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
   std::vector<std::string> exports;                            ///< names that -x asked for
   std::vector<std::string> mpi_args;
@@ -26,6 +26,9 @@ struct LaunchSpec {
   std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
+
+/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment rules.
+Bind effective_bind(const LaunchSpec& spec);
 
 struct MpirunCommand {
   std::vector<std::string> argv;

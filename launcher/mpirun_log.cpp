@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "text.h"
+
 namespace hvd::launcher {
 namespace {
 
@@ -15,13 +17,14 @@ constexpr std::array<std::string_view, 8> kAboutRanks = {
     "prterun has exited due to process rank", "prterun detected that one or more processes exited",
 };
 
-constexpr std::array<std::string_view, 5> kAboutRanksLines = {
+constexpr std::array<std::string_view, 6> kAboutRanksLines = {
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
     "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an
                                        // MPI_Abort
     "mpirun: Forwarding signal",
     "mpirun: clean termination accomplished",
+    "mpirun: abort is already in progress",
 };
 
 constexpr std::array<std::string_view, 3> kLacksSlots = {
@@ -105,7 +108,8 @@ std::string MpirunLog::take_line(const std::string& line) {
     lost_host_ = true;
     about_hosts_ += line;
   }
-  if (!contains_any(line, kAboutRanksLines)) return line;
+  // A backtrace: mpirun 4.1 is apt to crash while it ends a job whose host is lost.
+  if (!contains_any(line, kAboutRanksLines) && !is_backtrace(line)) return line;
   held_ += line;
   return "";
 }

@@ -35,7 +35,7 @@ class Formatter : public CLI::Formatter {
 /// What CLI11 fills in as text, before it is checked.
 struct RawOptions {
   std::optional<std::string> np;
-  std::string host_list, hostfile, bind = "none", mpi_args, output_folder, timeline;
+  std::string host_list, hostfile, bind = "auto", mpi_args, output_folder, timeline;
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false;
 };
@@ -47,7 +47,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")
       ->type_name("FILE")
       ->excludes(list);
-  app.add_option("--bind", raw.bind, "Pin ranks: none, core or numa")
+  app.add_option("--bind", raw.bind, "Pin ranks: auto, none, core or numa")
       ->type_name("WHAT")
       ->capture_default_str();
   app.add_option("-x", raw.exports,
@@ -189,7 +189,7 @@ Options parse_options(const std::vector<std::string>& arguments,
   const auto bind = parse_bind(raw.bind);
   if (!bind)
     throw LaunchError(ExitCode::kUsage,
-                      "--bind: expected none, core or numa; got '" + raw.bind + "'");
+                      "--bind: expected auto, none, core or numa; got '" + raw.bind + "'");
   options.bind = *bind;
   options.tag = !raw.no_tag;
   if (raw.dry_run) options.action = Action::kDryRun;

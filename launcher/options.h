@@ -19,7 +19,7 @@ struct Options {
 
   int np = 0;
   std::vector<Host> hosts;
-  Bind bind = Bind::kNone;
+  Bind bind = Bind::kAuto;
   bool verbose = false;
   bool tag = true;
   std::optional<std::string> output_folder;

@@ -132,12 +132,13 @@ std::string last_lines(const JobRecord& job, int rank) {
   return text;
 }
 
-bool is_lost(const RankRecord& rank) { return !rank.ended && rank.lost_ns; }
+/// Its supervisor has not been heard of again: the connection broke, or was still silent at the end.
+bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
 
 bool never_started(const RankRecord& rank) { return !rank.connected; }
 
 bool stopped_by_us(const RankRecord& rank) {
-  return rank.ended ? rank.ended->stopped : rank.told_to_stop && !rank.lost_ns;
+  return rank.ended && rank.ended->stopped;
 }
 
 /// Ranks whose end nobody saw, `except` the blamed one, which has a line of its own.
@@ -146,6 +147,43 @@ std::string lost_line(const JobRecord& job, int except) {
   return lost.empty() ? ""
                       : "        also lost without a report: " + count_ranks(lost.size()) + " (" +
                             format_ranks(lost) + ")\n";
+}
+
+/// "host a (ranks 0, 1) or host b (ranks 2, 3)"
+std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
+  std::vector<std::pair<std::string, std::vector<int>>> hosts;
+  for (const int rank : ranks) {
+    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    if (hosts.empty() || hosts.back().first != name) hosts.emplace_back(name, std::vector<int>{});
+    hosts.back().second.push_back(rank);
+  }
+  std::vector<std::string> parts;
+  for (const auto& [name, members] : hosts)
+    parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
+                    format_ranks(members) + ")");
+  return join(parts, " or ");
+}
+
+/// Of the hosts that mpirun may have lost; empty when they are not known.
+std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
+  std::erase_if(ranks, [&](int rank) {
+    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    return std::find(job.suspect_hosts.begin(), job.suspect_hosts.end(), name) ==
+           job.suspect_hosts.end();
+  });
+  return hosts_of(job, ranks);
+}
+
+/// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of a
+/// loss: then their hosts, or the way there, are the cause.
+std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(blamed)];
+  std::vector<int> lost;
+  if (!is_consequence(rank)) return lost;
+  for (const int other : ranks_where(job, is_lost)) {
+    if (job.ranks[static_cast<std::size_t>(other)].host != rank.host) lost.push_back(other);
+  }
+  return lost;
 }
 
 std::string stopped_line(const JobRecord& job, int blamed) {
@@ -172,8 +210,12 @@ std::string failure_message(const JobRecord& job, int index) {
       "  " + where(rank) + "  after " +
       format_duration(static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9) + "\n";
   if (const std::string advice = hint(rank); !advice.empty()) text += "        (" + advice + ")\n";
-  return text + own_words(rank) + lost_line(job, index) + last_lines(job, index) +
-         stopped_line(job, index);
+  text += own_words(rank) + lost_line(job, index) + last_lines(job, index);
+  const std::vector<int> lost = lost_elsewhere(job, index);
+  if (lost.empty()) return text + stopped_line(job, index);
+  return text + "hvdrun: lost " + hosts_of(job, lost) +
+         ": nothing was heard of it any more; it died, or the network between is cut; exit code " +
+         std::to_string(exit_code(job)) + "\n";
 }
 
 std::string leaver_message(const JobRecord& job, int index) {
@@ -210,24 +252,6 @@ std::string stop_message(const JobRecord& job, const std::string& why) {
             (killed.size() == 1 ? "was" : "were") + " killed";
   }
   return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
-}
-
-/// "host a (ranks 0, 1), host b (ranks 2, 3)", of the suspects; empty when they are not known.
-std::string suspects_of(const JobRecord& job, const std::vector<int>& ranks) {
-  std::vector<std::pair<std::string, std::vector<int>>> hosts;
-  for (const int rank : ranks) {
-    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
-    if (std::find(job.suspect_hosts.begin(), job.suspect_hosts.end(), name) ==
-        job.suspect_hosts.end())
-      continue;
-    if (hosts.empty() || hosts.back().first != name) hosts.emplace_back(name, std::vector<int>{});
-    hosts.back().second.push_back(rank);
-  }
-  std::vector<std::string> parts;
-  for (const auto& [name, members] : hosts)
-    parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
-                    format_ranks(members) + ")");
-  return join(parts, " or ");
 }
 
 std::string unexplained_message(const JobRecord& job) {
@@ -344,7 +368,8 @@ int exit_code(const JobRecord& job) {
   if (early_leaver(job)) return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code : 1;
   if (const auto failed = first_failure(job.ranks)) {
     const RankRecord& rank = job.ranks[static_cast<std::size_t>(*failed)];
-    if (!rank.ended) return static_cast<int>(ExitCode::kUnavailable);
+    if (!rank.ended || !lost_elsewhere(job, *failed).empty())
+      return static_cast<int>(ExitCode::kUnavailable);
     return confessed(rank) && rank.ended->stopped ? rank.death->code : rank.ended->code;
   }
   if (job.cause == StopCause::kStartTimeout) return static_cast<int>(ExitCode::kUnavailable);

@@ -25,6 +25,8 @@ int first_number(const Lookup& variable, std::initializer_list<const char*> name
 
 std::string_view to_string(Bind bind) {
   switch (bind) {
+    case Bind::kAuto:
+      return "auto";
     case Bind::kCore:
       return "core";
     case Bind::kNuma:
@@ -36,7 +38,7 @@ std::string_view to_string(Bind bind) {
 }
 
 std::optional<Bind> parse_bind(std::string_view text) {
-  for (const Bind bind : {Bind::kNone, Bind::kCore, Bind::kNuma}) {
+  for (const Bind bind : {Bind::kAuto, Bind::kNone, Bind::kCore, Bind::kNuma}) {
     if (text == to_string(bind)) return bind;
   }
   return std::nullopt;
@@ -65,6 +67,24 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
   return std::max(1, cores / std::max(1, local_size));
 }
 
+namespace {
+
+bool is_set(const std::vector<std::string>& environment, const std::string& name) {
+  return std::any_of(
+      environment.begin(), environment.end(),
+      [&](const std::string& variable) { return variable.starts_with(name + "="); });
+}
+
+}  // namespace
+
+void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
+  // The names of versions 4 and 5.
+  for (const char* name : {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
+                           "OMPI_MCA_osc_sm_backing_directory"}) {
+    if (!is_set(environment, name)) set_variable(environment, name, folder);
+  }
+}
+
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads) {
   std::erase_if(environment,
@@ -74,12 +94,8 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
   // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last words
   // off the screen.
-  constexpr std::string_view kBacktraceSignals = "OMPI_MCA_opal_signal=";
-  if (std::none_of(environment.begin(), environment.end(), [&](const std::string& variable) {
-        return variable.starts_with(kBacktraceSignals);
-      })) {
-    environment.emplace_back(kBacktraceSignals);
-  }
+  const std::string backtrace_signals = "OMPI_MCA_opal_signal";
+  if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
   set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
   set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));

@@ -18,6 +18,7 @@
 
 #include "error.h"
 #include "poller.h"
+#include "process_group.h"
 #include "proof.h"
 #include "rank_environment.h"
 #include "socket.h"
@@ -130,10 +131,10 @@ RankSupervisor::RankSupervisor(Connection connection, bool use_terminal)
       credit_(connection_.welcome.credit) {}
 
 int RankSupervisor::run(const std::vector<std::string>& program,
-                        std::vector<std::string> environment) {
+                        std::vector<std::string> environment, const std::vector<int>& cpus) {
   const sigset_t signals = supervised_signals();
   signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  start(program, std::move(environment));
+  start(program, std::move(environment), cpus);
   while (!done()) {
     wait_for_events();
     on_timers();
@@ -172,7 +173,7 @@ UniqueFd RankSupervisor::open_stdout(UniqueFd& program_end) const {
 }
 
 void RankSupervisor::start(const std::vector<std::string>& program,
-                           std::vector<std::string> environment) {
+                           std::vector<std::string> environment, const std::vector<int>& cpus) {
   UniqueFd program_stdout;
   stdout_ = open_stdout(program_stdout);
   Pipe errors = make_pipe();
@@ -189,6 +190,7 @@ void RankSupervisor::start(const std::vector<std::string>& program,
   options.stderr_fd = errors.write_end.get();
   options.parent_death_signal = SIGKILL;
   options.own_process_group = true;
+  options.cpus = cpus;
   const SpawnResult result = spawn(options);
   if (result.error == 0) {
     program_ = result.pid;
@@ -246,7 +248,7 @@ void RankSupervisor::on_signals() {
   while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGUSR1 || signal == SIGUSR2) {
-      signal_program(signal);
+      pass_on(signal);
     } else if (signal != SIGCHLD && !stopped_) {
       stop_later({.signal = SIGTERM,
                   .after_ms = static_cast<int>(kStopDelay.count()),
@@ -285,7 +287,7 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
     } else if (order.stop) {
       stop(order.signal, order.kill_after_ms);
     } else {
-      signal_program(order.signal);
+      pass_on(order.signal);
     }
   }
 }
@@ -398,6 +400,16 @@ void RankSupervisor::stop(int signal, int kill_after_ms) {
   if (kill_after_ms < 0) return;
   const TimePoint kill_at = Clock::now() + milliseconds(kill_after_ms);
   kill_at_ = kill_at_ ? std::min(*kill_at_, kill_at) : kill_at;
+}
+
+/// SIGUSR1 asks for a state dump. A program that has no handler for it yet, or no more, must not be
+/// ended by it.
+void RankSupervisor::pass_on(int signal) const {
+  if (signal != SIGUSR1) return signal_program(signal);
+  if (program_ <= 0 || ended_) return;
+  for (const pid_t member : group_members(program_)) {
+    if (handles(member, signal)) ::kill(member, signal);
+  }
 }
 
 void RankSupervisor::signal_program(int signal) const {

@@ -41,13 +41,16 @@ class RankSupervisor {
   /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
   /// by line.
   RankSupervisor(Connection connection, bool use_terminal);
-  int run(const std::vector<std::string>& program, std::vector<std::string> environment);
+  /// `cpus`: what the program is bound to; empty: nothing.
+  int run(const std::vector<std::string>& program, std::vector<std::string> environment,
+          const std::vector<int>& cpus);
 
  private:
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
 
-  void start(const std::vector<std::string>& program, std::vector<std::string> environment);
+  void start(const std::vector<std::string>& program, std::vector<std::string> environment,
+             const std::vector<int>& cpus);
   UniqueFd open_stdout(UniqueFd& program_end) const;
   void wait_for_events();
   void on_timers();
@@ -66,6 +69,7 @@ class RankSupervisor {
   void stop(int signal, int kill_after_ms);
   void stop_later(const SignalOrder& order);
   void signal_program(int signal) const;
+  void pass_on(int signal) const;
   int next_timeout_ms() const;
   bool done() const;
 

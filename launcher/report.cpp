@@ -100,7 +100,8 @@ std::string encode(const Hello& hello) {
                {"local_size", hello.local_size},
                {"host", hello.host},
                {"supervisor_pid", hello.supervisor_pid},
-               {"omp_threads", hello.omp_threads}});
+               {"omp_threads", hello.omp_threads},
+               {"bound_cpus", hello.bound_cpus}});
 }
 
 Hello decode_hello(std::string_view payload) {
@@ -114,6 +115,7 @@ Hello decode_hello(std::string_view payload) {
     json.at("host").get_to(hello.host);
     json.at("supervisor_pid").get_to(hello.supervisor_pid);
     json.at("omp_threads").get_to(hello.omp_threads);
+    json.at("bound_cpus").get_to(hello.bound_cpus);
     return hello;
   });
 }

@@ -96,6 +96,7 @@ struct Hello {
   std::string host = {};
   int supervisor_pid = 0;
   int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
+  int bound_cpus = 0;   ///< how many hardware threads it binds the program to; 0: it does not
 };
 
 struct Welcome {

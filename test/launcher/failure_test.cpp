@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -113,8 +114,12 @@ TEST(Failure, OfAnMpiProgramShowsNoBacktraceOfOpenMpi) {
 
 TEST(Failure, MpirunKilled) {
   const std::string marker = unique_marker();
-  HvdrunProcess process({.arguments = {"-np", "2", mpi_program(), "stay", marker}});
+  HvdrunProcess process({.arguments = {"-np", "2", "sh", "-c", "echo folder $OMPI_MCA_btl_vader_backing_directory; exec \"$@\"", "sh",
+                                       mpi_program(), "stay", marker}});
   ASSERT_TRUE(process.wait_for("sum 5", 2, 20));
+  const std::size_t begin = process.out().find("folder ") + 7;
+  const std::filesystem::path segments = process.out().substr(begin, process.out().find('\n', begin) - begin);
+  EXPECT_FALSE(std::filesystem::is_empty(segments));
   // mpirun is the eldest of the processes that hvdrun has started.
   std::vector<pid_t> pids = processes_with(marker);
   std::erase(pids, process.pid());
@@ -124,6 +129,7 @@ TEST(Failure, MpirunKilled) {
   EXPECT_EQ(result.code, 70) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun"));
   EXPECT_EQ(wait_until_gone(marker, 3).size(), 0U);
+  EXPECT_FALSE(std::filesystem::exists(segments)) << "Open MPI's shared memory";
 }
 
 TEST(Failure, ARankThatOnlyGotSigtermFromUsIsNotBlamed) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core_share.h"
 #include "hvdrun_process.h"
 #include "rank_output.h"
 #include "temporary_folder.h"
@@ -234,6 +236,42 @@ TEST(Environment, OfTheRanks) {
         "WORLD_SIZE=<unset>"}) {
     EXPECT_THAT(result.out, HasSubstr("[1] " + std::string(expected) + "\n"));
   }
+}
+
+/// As the kernel writes a list of CPUs: "0-1,4".
+std::string as_list(std::vector<int> cpus) {
+  std::sort(cpus.begin(), cpus.end());
+  std::string text;
+  for (std::size_t i = 0; i < cpus.size();) {
+    std::size_t last = i;
+    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
+    text += (text.empty() ? "" : ",") + std::to_string(cpus[i]) + (last > i ? "-" + std::to_string(cpus[last]) : "");
+    i = last + 1;
+  }
+  return text;
+}
+
+TEST(Binding, EachRankHasItsShareOfTheCores) {
+  const std::vector<int> allowed = allowed_cpus();
+  const std::vector<Core> cores = usable_cores(allowed);
+  if (cores.size() < 2 || cpu_quota()) GTEST_SKIP() << "needs two cores and no quota";
+  const std::string script = "echo $HVD_RANK threads $OMP_NUM_THREADS $(grep Cpus_allowed_list /proc/self/status)";
+  Start start{.arguments = {"-np", "2", "sh", "-c", script}, .environment = {{"OMP_NUM_THREADS", std::nullopt}}};
+  Result result = HvdrunProcess(start).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int rank = 0; rank < 2; ++rank) {
+    const CoreShare share = share_of(cores, rank, 2, {});
+    EXPECT_THAT(result.out, HasSubstr(std::to_string(rank) + " threads " + std::to_string(share.threads) +
+                                      " Cpus_allowed_list: " + as_list(share.cpus) + "\n"));
+  }
+  start.arguments = {"-np", "1", "sh", "-c", script};
+  result = HvdrunProcess(start).wait();
+  EXPECT_THAT(result.out, HasSubstr("0 threads " + std::to_string(cores.size()) + " ")) << "at one rank too";
+  start.arguments = {"-np", "2", "--bind", "none", "sh", "-c", script};
+  result = HvdrunProcess(start).wait();
+  const std::size_t first = result.out.find("Cpus_allowed_list"), second = result.out.rfind("Cpus_allowed_list");
+  EXPECT_EQ(result.out.substr(first, result.out.find('\n', first) - first),
+            result.out.substr(second, result.out.find('\n', second) - second));
 }
 
 TEST(Environment, OmpThreadsAreSetOnlyWhenUnset) {

@@ -28,7 +28,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.action, Action::kRun);
   EXPECT_EQ(options.np, 2);
   EXPECT_EQ(options.program, Words{"./train"});
-  EXPECT_EQ(options.bind, Bind::kNone);
+  EXPECT_EQ(options.bind, Bind::kAuto);
   EXPECT_TRUE(options.tag);
   EXPECT_FALSE(options.verbose);
   EXPECT_EQ(options.tail_lines, 20);

@@ -278,6 +278,17 @@ TEST(FinalMessage, OfALostHost) {
   EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (0)"));
 }
 
+TEST(FinalMessage, OfALinkThatWasCut) {
+  RankRecord silent = running("far", 0, 7);
+  silent.told_to_stop = true;
+  const JobRecord job =
+      job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
+  EXPECT_THAT(final_message(job), ::testing::EndsWith("hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
+                                                      "the network between is cut; exit code 69\n"));
+}
+
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
   const JobRecord job = job_of({ended(3, 1), ended(143, 2, true), RankRecord{}});
   EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (1), gone "));

@@ -55,7 +55,23 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
       << "no backtraces of Open MPI's, unless the user wants them";
 }
 
+TEST(SilenceLimit, IsThePeerTimeout) {
+  EXPECT_EQ(silence_limit_ms(std::nullopt), 30'000);
+  EXPECT_EQ(silence_limit_ms("2.5"), 2'500);
+  EXPECT_EQ(silence_limit_ms("0.01"), 1'000) << "TCP's clocks are coarse";
+  EXPECT_EQ(silence_limit_ms("soon"), 30'000);
+}
+
+TEST(Segments, LieInTheJobsFolderUnlessTheUserChose) {
+  std::vector<std::string> environment = {"OMPI_MCA_osc_sm_backing_directory=/x"};
+  put_segments_into(environment, "/dev/shm/j");
+  EXPECT_THAT(environment, UnorderedElementsAre("OMPI_MCA_osc_sm_backing_directory=/x",
+                                                "OMPI_MCA_btl_vader_backing_directory=/dev/shm/j",
+                                                "OMPI_MCA_btl_sm_backing_directory=/dev/shm/j"));
+}
+
 TEST(Bind, Names) {
+  EXPECT_EQ(parse_bind("auto"), Bind::kAuto);
   EXPECT_EQ(parse_bind("core"), Bind::kCore);
   EXPECT_EQ(parse_bind("numa"), Bind::kNuma);
   EXPECT_EQ(parse_bind("none"), Bind::kNone);
