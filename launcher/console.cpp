@@ -33,8 +33,8 @@ bool Console::continues(Stream stream, int owner) const {
 }
 
 void Console::write(Stream stream, int owner, std::string_view text) {
-  if (text.empty()) return;
   Device& target = device(stream);
+  if (text.empty() || target.error != 0) return;
   if (target.last != '\n' && target.owner != owner) {
     // After a '\r' a terminal's cursor stands on a line that the next text would overwrite only in
     // part.
@@ -47,7 +47,7 @@ void Console::write(Stream stream, int owner, std::string_view text) {
 
 void Console::finish_lines() {
   for (Device& device : devices_) {
-    if (device.last == '\n') continue;
+    if (device.last == '\n' || device.error != 0) continue;
     device.queue += '\n';
     device.last = '\n';
   }
@@ -56,7 +56,7 @@ void Console::finish_lines() {
 void Console::add_to(Poller& poller) {
   for (Device& device : devices_) {
     if (!device.queue.empty())
-      poller.add(device.fd, POLLOUT, [&device](short) { write_some(device); });
+      poller.add(device.fd, POLLOUT, [this, &device](short) { write_some(device); });
   }
 }
 
@@ -67,13 +67,28 @@ void Console::write_some(Device& device) {
   const ssize_t count = ::write(device.fd, device.queue.data() + device.written, size);
   if (count > 0) {
     device.written += static_cast<std::size_t>(count);
+    progress_ += static_cast<std::size_t>(count);
   } else if (count < 0 && errno != EINTR && errno != EAGAIN) {
-    device.written = device.queue.size();  // nobody reads any more
+    device.error = errno;
+    device.written = device.queue.size();
   }
   if (device.written == device.queue.size() || device.written > 256 * 1024) {
     device.queue.erase(0, device.written);
     device.written = 0;
   }
+}
+
+std::optional<int> Console::failure(Stream stream) const {
+  const int error = device(stream).error;
+  return error != 0 ? std::optional<int>(error) : std::nullopt;
+}
+
+std::size_t Console::drop(Stream stream) {
+  Device& target = device(stream);
+  const std::size_t left = target.queue.size() - target.written;
+  target.queue.clear();
+  target.written = 0;
+  return left;
 }
 
 void Console::flush() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,8 +12,8 @@ namespace hvd::launcher {
 enum class Stream { kStdout = 0, kStderr = 1 };
 
 /// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
-/// for, so that signals and reports are still handled while somebody pages through the output. When
-/// both streams go to the same file or terminal, they share one queue and keep their order. Not
+/// for, so that signals and reports are still handled while somebody pages through the output. What
+/// cannot be written is dropped, and failure() says so. When both streams go to the same file or terminal, they share one queue and keep their order. Not
 /// thread-safe.
 class Console {
  public:
@@ -33,6 +34,14 @@ class Console {
     return devices_[0].queue.size() + devices_[1].queue.size();
   }
   void add_to(Poller& poller);
+  /// errno of the first write that failed.
+  std::optional<int> failure(Stream stream) const;
+  bool shares(Stream a, Stream b) const { return &device(a) == &device(b); }
+  /// Bytes written so far: whether somebody reads.
+  std::size_t progress() const noexcept { return progress_; }
+  /// Drops what is queued; how much that was.
+  std::size_t drop(Stream stream);
+  bool is_stuck(Stream stream) const { return !device(stream).queue.empty(); }
   /// Writes what is queued, for as long as it takes, unless the reader has gone.
   void flush();
 
@@ -44,14 +53,16 @@ class Console {
     std::size_t written = 0;
     int owner = kNobody;
     char last = '\n';
+    int error = 0;
   };
   Device& device(Stream stream) { return devices_[shared_ ? 0 : static_cast<int>(stream)]; }
   const Device& device(Stream stream) const {
     return devices_[shared_ ? 0 : static_cast<int>(stream)];
   }
-  static void write_some(Device& device);
+  void write_some(Device& device);
 
   bool shared_ = false;
+  std::size_t progress_ = 0;
   Device devices_[2];
 };
 

@@ -11,9 +11,11 @@ enum class ExitCode : int {
   kUsage = 2,
   kUnavailable = 69,  ///< not enough slots, or a host cannot be reached
   kInternal = 70,
+  kOutputLost = 74,  ///< the ranks did well, but what they printed could not be written
   kTimeout = 124,
   kCannotRun = 126,
   kNotFound = 127,
+  kReaderGone = 141,  ///< as if SIGPIPE had ended it
 };
 
 /// Ends hvdrun with `exit_code()` after printing what(): what, expected, got, what to do.

@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 
 #include "error.h"
+#include "job_folder.h"
 #include "socket.h"
 #include "text.h"
 
@@ -22,14 +24,16 @@ using std::chrono::milliseconds;
 
 /// Above this the ranks wait until the console has taken some.
 constexpr std::size_t kMaxPending = 4 << 20;
+/// From the end of a survivor's grace to SIGKILL.
+constexpr milliseconds kKillDelay{500};
 /// After the ranks' grace: first mpirun is asked to end the job, then it is killed.
 constexpr milliseconds kMpirunPatience{1000};
 /// After mpirun's end: for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
-/// Clocks of other hosts that differ more than this are corrected by the difference seen at hello;
-/// smaller differences are what NTP leaves, and less than what hello's way through a busy machine
-/// may add.
-constexpr long long kClockSkewNs = 1'000'000'000;
+/// How long a reader that takes nothing is waited for when a job has failed, and when the user wants
+/// out.
+constexpr milliseconds kReaderPatience{10'000};
+constexpr milliseconds kHurriedPatience{1000};
 
 constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -37,6 +41,17 @@ Welcome terminal_size(int prefix) {
   winsize size{};
   if (::isatty(STDOUT_FILENO) != 1 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
   return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
+}
+
+/// HVD_PEER_TIMEOUT as the ranks get it.
+std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
+  const auto& variables = spec.variables;
+  const auto given =
+      std::find_if(variables.rbegin(), variables.rend(),
+                   [](const auto& variable) { return variable.first == kPeerTimeoutVariable; });
+  if (given != variables.rend()) return given->second;
+  const char* value = std::getenv(kPeerTimeoutVariable);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
 int to_ms(double seconds) {
@@ -49,16 +64,16 @@ Job::Job(const Options& options, LaunchPlan plan)
     : options_(options),
       plan_(std::move(plan)),
       console_(STDOUT_FILENO, STDERR_FILENO),
-      clock_offset_ns_(static_cast<std::size_t>(options.np), 0),
       server_(options.np, random_token(),
               terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
-              plan_.spec.local_only, *this) {
+              plan_.spec.local_only, silence_limit_ms(value_for_ranks(plan_.spec)), *this) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
   if (options_.output_folder) output.folder = *options_.output_folder;
   for (int rank = 0; rank < size(); ++rank) {
     outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_));
   }
   record_.ranks.resize(static_cast<std::size_t>(size()));
+  for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
 }
@@ -94,6 +109,7 @@ void Job::start_mpirun() {
   auto& variables = plan_.spec.variables;
   variables.emplace_back(kPortVariable, std::to_string(server_.port()));
   variables.emplace_back(kTokenVariable, server_.token());
+  remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
   session_folder_.emplace();
   plan_.spec.session_folder = session_folder_->path();
   const MpirunCommand command = build_mpirun_command(plan_.spec);
@@ -127,12 +143,15 @@ void Job::start_mpirun() {
 void Job::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
-  server_.add_to(poller, console_.pending() < kMaxPending);
+  if (console_.pending() < kMaxPending) server_.give_credit();
+  server_.add_to(poller);
   for (UniqueFd* from : {&mpirun_stdout_, &mpirun_stderr_}) {
     if (*from) poller.add(from->get(), POLLIN, [this, from](short) { on_mpirun_output(*from); });
   }
   console_.add_to(poller);
   poller.wait(next_timeout_ms());
+  server_.on_time();
+  notice_output_failures();
 }
 
 int Job::next_timeout_ms() {
@@ -144,6 +163,7 @@ int Job::next_timeout_ms() {
   for (const auto& timer :
        {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_})
     consider(timer);
+  consider(server_.next_deadline());
   for (const auto& output : outputs_) consider(output->show_partial(now));
   if (!next) return -1;
   const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
@@ -166,6 +186,7 @@ void Job::on_timers() {
     begin_stop(StopCause::kTimeout, SIGTERM, options_.grace_s);
   }
   if (due(end_mpirun_at_) && !mpirun_end_) {
+    killed_mpirun_ = true;
     ::kill(mpirun_, SIGTERM);
     kill_mpirun_at_ = now + kMpirunPatience;
   }
@@ -195,10 +216,10 @@ void Job::on_signals() {
 
 void Job::on_user_signal(int signal) {
   if (record_.cause == StopCause::kUserSignal) {
-    reader_gone_ = true;
+    hurried_ = true;
     return kill_now();
   }
-  if (stopping()) return;
+  if (stopping()) return kill_now();  // a failed job's survivors have had their time
   record_.user_signal = signal;
   begin_stop(StopCause::kUserSignal, signal, options_.grace_s);
 }
@@ -213,14 +234,21 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   // Ranks that have not come up yet hear of it from mpirun only.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
   end_mpirun_at_ = Clock::now() +
-                   (reached_all ? milliseconds(stop_grace_ms_) + kMpirunPatience : milliseconds(0));
+                   (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience
+                                : milliseconds(0));
   release_if_settled();
 }
 
 void Job::order_stop(int rank) {
   if (!rank_record(rank).connected || is_settled(rank)) return;
   rank_record(rank).told_to_stop = true;
-  server_.send(rank, {.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_});
+  SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
+  if (record_.cause == StopCause::kRankFailed && rank_record(rank).uses_hvd) {
+    // It hears of the loss from hvd, and may want to save something before it ends.
+    order.after_ms = stop_grace_ms_;
+    order.kill_after_ms = static_cast<int>(kKillDelay.count());
+  }
+  server_.send(rank, order);
 }
 
 void Job::kill_now() {
@@ -239,12 +267,13 @@ void Job::on_hello(int rank, const Hello& hello) {
   record.host = hello.host;
   record.local_rank = hello.local_rank;
   record.supervisor_pid = hello.supervisor_pid;
-  const long long skew = now - hello.time_ns;
-  if (hello.host != plan_.hostname && std::abs(skew) > kClockSkewNs)
-    clock_offset_ns_[static_cast<std::size_t>(rank)] = skew;
   if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
     say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
         ", the cores divided by the ranks of a host");
+  }
+  if (options_.verbose && hello.bound_cpus > 0) {
+    say("rank " + std::to_string(rank) + " is bound to " + std::to_string(hello.bound_cpus) +
+        " hardware threads of its host");
   }
   if (stopping()) order_stop(rank);
 }
@@ -258,24 +287,34 @@ void Job::on_started(int rank, const Started& started) {
   }
 }
 
+void Job::on_notice(int rank, const Notice& notice) {
+  take_notice(rank_record(rank), notice);
+}
+
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
-  outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
+  RankOutput& output = *outputs_[static_cast<std::size_t>(rank)];
+  output.feed(stream, bytes, Clock::now());
+  if (const auto complaint = output.take_complaint()) note_lost_output(*complaint);
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
+  notice_mpirun_end();  // ranks die of its death
   RankRecord& record = rank_record(rank);
   record.ended = ended;
-  record.ended->time_ns += clock_offset_ns_[static_cast<std::size_t>(rank)];
-  outputs_[static_cast<std::size_t>(rank)]->finish();
-  if (ended.code == 0 && !stopping()) {
-    server_.release(rank);
-    return;
-  }
-  if (!stopping()) {
+  server_.give_full_credit(rank);
+  if (ended.code != 0 && !stopping()) {
     begin_stop(ended.stopped ? StopCause::kMpirunEnded : StopCause::kRankFailed, SIGTERM,
                options_.fail_grace_s);
-  } else {
+  }
+}
+
+void Job::on_drained(int rank) {
+  rank_record(rank).drained = true;
+  outputs_[static_cast<std::size_t>(rank)]->finish();
+  if (stopping()) {
     release_if_settled();
+  } else if (rank_record(rank).ended->code == 0) {
+    server_.release(rank);
   }
 }
 
@@ -294,6 +333,11 @@ void Job::release_if_settled() {
     if (rank_record(rank).connected && !is_settled(rank)) return;
   }
   for (int rank = 0; rank < size(); ++rank) server_.release(rank);
+  // mpirun waits long for a host that has been lost.
+  const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
+                                [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
+  const TimePoint soon = Clock::now() + kMpirunPatience;
+  if (lost && end_mpirun_at_ && soon < *end_mpirun_at_) end_mpirun_at_ = soon;
 }
 
 void Job::on_mpirun_output(UniqueFd& from) {
@@ -315,12 +359,15 @@ void Job::notice_mpirun_end() {
   kill_mpirun_at_.reset();
   begin_stop(StopCause::kMpirunEnded, SIGTERM, options_.fail_grace_s);
   end_mpirun_at_.reset();
-  give_up_at_ = Clock::now() + milliseconds(stop_grace_ms_) + kReportPatience;
+  bool settled = true;
+  for (int rank = 0; rank < size(); ++rank)
+    settled = settled && (is_settled(rank) || !rank_record(rank).connected);
+  give_up_at_ = Clock::now() + milliseconds(settled ? 0 : stop_grace_ms_) + kReportPatience;
 }
 
 bool Job::is_settled(int rank) const {
   const RankRecord& record = record_.ranks[static_cast<std::size_t>(rank)];
-  return record.ended.has_value() || record.lost_ns.has_value();
+  return record.drained || record.lost_ns.has_value();
 }
 
 bool Job::all_connected() const {
@@ -336,18 +383,57 @@ void Job::say(const std::string& text) {
   console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n");
 }
 
+/// Who has gone does not come back: then the job ends, as it does under mpirun. A full disk may get
+/// room again, and must not cost the training.
+void Job::notice_output_failures() {
+  for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
+    const auto error = console_.failure(stream);
+    bool& told = told_of_failure_[static_cast<int>(stream)];
+    if (!error || told) continue;
+    told = true;
+    const std::string name = stream == Stream::kStdout ? "stdout" : "stderr";
+    if (*error == EPIPE) {
+      record_.lost_reader = name;
+      begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
+    } else {
+      note_lost_output("cannot write " + name + ": " + std::strerror(*error) +
+                       "; what the ranks print there is lost from here on");
+    }
+  }
+}
+
+void Job::note_lost_output(const std::string& text) {
+  record_.output_lost = true;
+  say(text);
+}
+
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
   record_.mpirun_code = mpirun_end_->code;
+  record_.mpirun_signal = killed_mpirun_ ? 0 : mpirun_end_->signal;
+  record_.mpirun_spoke = mpirun_log_.spoke();
   if (mpirun_log_.abort()) record_.abort_rank = mpirun_log_.abort()->rank;
   record_.improper_rank = mpirun_log_.improper_rank();
   record_.mpirun_lacks_slots = mpirun_log_.lacks_slots();
   record_.mpirun_lost_host = mpirun_log_.lost_host();
   record_.mpirun_lacks_executable = mpirun_log_.lacks_executable();
+  note_suspects();
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();
   }
+}
+
+/// mpirun has the same text for any reason, which names the host or not.
+void Job::note_suspects() {
+  if (!record_.mpirun_lost_host) return;
+  std::vector<std::string> others, named;
+  for (const Host& host : plan_.spec.hosts) {
+    if (is_local_host(host.name, plan_.hostname)) continue;
+    others.push_back(host.name);
+    if (mpirun_log_.about_hosts().find(host.name) != std::string::npos) named.push_back(host.name);
+  }
+  record_.suspect_hosts = named.empty() ? others : named;
 }
 
 int Job::finish() {
@@ -363,20 +449,44 @@ int Job::finish() {
   const std::string message = final_message(record_);
   if (options_.tag || !message.empty()) console_.finish_lines();
   console_.write(Stream::kStderr, Console::kNobody, message);
-  // A reader that does not read must not hold hvdrun against the user's Ctrl-C.
-  while (console_.pending() > 0 && !reader_gone_) {
+  write_out();
+  return exit_code(record_);
+}
+
+/// A job that did well waits for a reader as any program would. One that did not, or whose user wants
+/// out, ends though nobody reads.
+void Job::write_out() {
+  std::size_t seen = console_.progress();
+  TimePoint last = Clock::now();
+  bool leaving = exit_code(record_) != 0;
+  while (console_.pending() > 0) {
+    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
+    if (leaving && Clock::now() - last >= patience) break;
     Poller poller;
-    poller.add(signals_.get(), POLLIN, [this](short) {
+    poller.add(signals_.get(), POLLIN, [&](short) {
       signalfd_siginfo info{};
       while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-        if (info.ssi_signo == SIGINT || info.ssi_signo == SIGTERM || info.ssi_signo == SIGQUIT)
-          reader_gone_ = true;
+        if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGQUIT)
+          continue;
+        leaving = hurried_ = true;
+        record_.output_lost = true;
       }
     });
     console_.add_to(poller);
-    poller.wait(-1);
+    poller.wait(leaving ? 100 : -1);
+    notice_output_failures();
+    if (console_.progress() != seen) {
+      seen = console_.progress();
+      last = Clock::now();
+    }
   }
-  return exit_code(record_);
+  if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
+    return;
+  say("nobody reads stdout: " + std::to_string(console_.drop(Stream::kStdout)) +
+      " bytes of the ranks' output were dropped");
+  Poller poller;
+  console_.add_to(poller);
+  poller.wait(static_cast<int>(kHurriedPatience.count()));
 }
 
 }  // namespace hvd::launcher

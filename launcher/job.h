@@ -45,8 +45,10 @@ class Job final : private RankObserver {
 
   void on_hello(int rank, const Hello& hello) override;
   void on_started(int rank, const Started& started) override;
+  void on_notice(int rank, const Notice& notice) override;
   void on_output(int rank, Stream stream, std::string_view bytes) override;
   void on_ended(int rank, const Ended& ended) override;
+  void on_drained(int rank) override;
   void on_lost(int rank) override;
 
   void block_signals();
@@ -69,7 +71,11 @@ class Job final : private RankObserver {
   int size() const { return options_.np; }
   RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
   void say(const std::string& text);
+  void notice_output_failures();
+  void note_lost_output(const std::string& text);
+  void write_out();
   void collect_outcome();
+  void note_suspects();
   int finish();
 
   const Options options_;
@@ -77,7 +83,6 @@ class Job final : private RankObserver {
   std::optional<TemporaryFolder> session_folder_;
   Console console_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
-  std::vector<long long> clock_offset_ns_;  ///< hvdrun's clock minus the rank's
   ReportServer server_;
   JobRecord record_;
   MpirunLog mpirun_log_;
@@ -90,7 +95,9 @@ class Job final : private RankObserver {
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
-  bool reader_gone_ = false;  ///< the user wants out while the console is stuck
+  bool killed_mpirun_ = false;
+  bool hurried_ = false;  ///< the user wants out, and asked twice
+  bool told_of_failure_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_,
       give_up_at_;
 };

@@ -64,7 +64,7 @@ void add_variables(const Options& options, LaunchPlan& plan) {
   if (!plan.spec.local_only)
     variables.emplace_back(kAddressesVariable, join(reachable_addresses(), ","));
   variables.emplace_back(kHostVariable, plan.hostname);
-  variables.emplace_back(kBindVariable, std::string(to_string(options.bind)));
+  variables.emplace_back(kBindVariable, std::string(to_string(effective_bind(plan.spec))));
   variables.emplace_back(kOutputTtyVariable, ::isatty(STDOUT_FILENO) == 1 ? "1" : "0");
   if (options.timeline) variables.emplace_back("HVD_TIMELINE", *options.timeline);
 }

@@ -1,6 +1,9 @@
 #include "line_splitter.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "text.h"
 
 namespace hvd::launcher {
 
@@ -22,11 +25,27 @@ std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
     finish(i);
   }
   partial_ += bytes.substr(start);
-  if (partial_.size() > kMaxSegment) segments.push_back(std::exchange(partial_, {}));
+  if (partial_.size() > max_segment_) segments.push_back(take_partial());
   return segments;
 }
 
-std::string LineSplitter::take_partial() { return std::exchange(partial_, {}); }
+std::string LineSplitter::take_partial() {
+  std::string begun = partial_.substr(partial_.size() - unfinished_character(partial_));
+  partial_.resize(partial_.size() - begun.size());
+  return std::exchange(partial_, std::move(begun));
+}
+
+std::string LineSplitter::take_rest() { return std::exchange(partial_, {}); }
+
+std::size_t unfinished_character(std::string_view text) {
+  for (std::size_t length = 1; length <= std::min<std::size_t>(3, text.size()); ++length) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - length]);
+    if ((byte & 0xc0) == 0x80) continue;  // not a first byte
+    const std::size_t whole = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    return length < whole ? length : 0;
+  }
+  return 0;
+}
 
 void TailBuffer::feed(std::string_view bytes) {
   for (const char c : bytes) {
@@ -43,7 +62,7 @@ void TailBuffer::feed(std::string_view bytes) {
 }
 
 void TailBuffer::push(std::string line) {
-  if (limit_ == 0) return;
+  if (limit_ == 0 || is_backtrace(line)) return;
   if (lines_.size() == limit_) lines_.erase(lines_.begin());
   lines_.push_back(std::move(line));
 }

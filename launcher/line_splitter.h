@@ -11,20 +11,26 @@ namespace hvd::launcher {
 /// thread-safe.
 class LineSplitter {
  public:
-  /// Above this a line without an end is handed out in parts.
-  static constexpr std::size_t kMaxSegment = 64 * 1024;
+  /// Above `max_segment` bytes a line without an end is handed out in parts, whole characters each.
+  explicit LineSplitter(std::size_t max_segment = 64 * 1024) : max_segment_(max_segment) {}
 
   std::vector<std::string> feed(std::string_view bytes);
-  /// What has no end yet.
+  /// What has no end yet, but for the beginning of a character of UTF-8.
   std::string take_partial();
+  /// The same, with it: nothing follows.
+  std::string take_rest();
   bool has_partial() const noexcept { return !partial_.empty(); }
 
  private:
+  std::size_t max_segment_;
   std::string partial_;
 };
 
+/// Bytes at the end of `text` that begin a character of UTF-8 and do not finish it.
+std::size_t unfinished_character(std::string_view text);
+
 /// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line
-/// again. Not thread-safe.
+/// again. Backtraces, which would push everything else out, are left out. Not thread-safe.
 class TailBuffer {
  public:
   static constexpr std::size_t kMaxLine = 2000;

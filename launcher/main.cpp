@@ -1,5 +1,9 @@
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -19,13 +23,37 @@ namespace {
 
 constexpr const char* kSupervise = "--supervise";
 
-/// Each rank costs a connection and, with --output-filename, two files.
-void raise_file_limit(int np) {
+/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as much.
+void raise_file_limit(const Options& options) {
   rlimit limit{};
-  const rlim_t needed = 64 + 4 * static_cast<rlim_t>(np);
+  const rlim_t needed = 40 + static_cast<rlim_t>(options.np) * (options.output_folder ? 4 : 2);
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  if (limit.rlim_max < needed) {
+    throw LaunchError(ExitCode::kUnavailable,
+                      "too few file descriptors: expected at least " + std::to_string(needed) +
+                          " for -np " + std::to_string(options.np) + ", got a limit of " +
+                          std::to_string(limit.rlim_max) + "; raise it (ulimit -Hn)");
+  }
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// A standard descriptor that is closed would be the next one to be opened, for whatever purpose.
+/// In its place comes one on which reading finds nothing and writing fails as it would on a closed
+/// one.
+void occupy_standard_descriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    if (::open("/dev/null", O_RDONLY) < 0) std::_Exit(static_cast<int>(ExitCode::kInternal));
+  }
+}
+
+/// Before there is a job to pass it on to, a request for a state dump would end hvdrun.
+void hold_state_dumps() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGUSR1);
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
 }
 
 int run(const Options& options) {
@@ -44,7 +72,7 @@ int run(const Options& options) {
     case Action::kRun:
       break;
   }
-  raise_file_limit(options.np);
+  raise_file_limit(options);
   return Job(options, make_launch_plan(options)).run();
 }
 
@@ -62,6 +90,8 @@ int start(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   using namespace hvd::launcher;
+  hold_state_dumps();
+  occupy_standard_descriptors();
   try {
     return start({argv + 1, argv + argc});
   } catch (const LaunchError& error) {

@@ -36,6 +36,10 @@ bool user_chose(const LaunchSpec& spec, std::string_view parameter) {
                      [&](const std::string& entry) { return entry.starts_with(variable); });
 }
 
+bool user_maps(const LaunchSpec& spec) {
+  return mentions(spec.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"});
+}
+
 void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
   if (!spec.hosts.empty()) {
     append(argv, {"-H", format_hosts(spec.hosts)});
@@ -44,12 +48,10 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
     // a machine of his own.
     append(argv, {"--oversubscribe"});
   }
-  if (!mentions(spec.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"})) {
-    append(argv, {"--map-by", "slot"});
-  }
+  if (!user_maps(spec)) append(argv, {"--map-by", "slot"});
   // mpirun's default binds each of two ranks to one core, and with it all threads of that rank.
   if (!mentions(spec.mpi_args, {"--bind-to", "-bind-to"}))
-    append(argv, {"--bind-to", to_string(spec.bind)});
+    append(argv, {"--bind-to", spec.bind == Bind::kAuto ? "none" : to_string(spec.bind)});
 }
 
 void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
@@ -102,6 +104,28 @@ MpirunCommand build_mpirun_command(const LaunchSpec& spec) {
   append(argv, {spec.hvdrun, "--supervise", "--"});
   argv.insert(argv.end(), spec.program.begin(), spec.program.end());
   return command;
+}
+
+Bind effective_bind(const LaunchSpec& spec) {
+  if (spec.bind != Bind::kAuto) return spec.bind;
+  const auto& words = spec.mpi_args;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] != "--bind-to" && words[i] != "-bind-to") continue;
+    if (i + 1 < words.size() && words[i + 1].starts_with("none")) return Bind::kNone;
+    return i + 1 < words.size() && words[i + 1].starts_with("numa") ? Bind::kNuma : Bind::kCore;
+  }
+  const bool mpirun_places = mentions(words, {"--cpu-set", "-cpu-set", "--cpu-list", "-cpu-list",
+                                              "--rankfile", "-rf", "--bind-to-core"});
+  return mpirun_places ? Bind::kCore : Bind::kAuto;
+}
+
+std::string planned_host(const LaunchSpec& spec, int rank) {
+  if (user_maps(spec)) return {};
+  for (const Host& host : spec.hosts) {
+    if (rank < host.slots) return host.name;
+    rank -= host.slots;
+  }
+  return {};
 }
 
 std::string format_command(const MpirunCommand& command) {

@@ -16,7 +16,7 @@ struct LaunchSpec {
   std::vector<Host> hosts;  ///< empty: this machine, or what the batch system allotted
   bool local_only = true;   ///< no rank runs on another machine
   bool managed = false;     ///< a batch system (Slurm, PBS, LSF) decides which slots there are
-  Bind bind = Bind::kNone;
+  Bind bind = Bind::kAuto;
   std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
   std::vector<std::string> exports;                            ///< names that -x asked for
   std::vector<std::string> mpi_args;
@@ -27,6 +27,9 @@ struct LaunchSpec {
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
+/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment rules.
+Bind effective_bind(const LaunchSpec& spec);
+
 struct MpirunCommand {
   std::vector<std::string> argv;
   std::vector<std::pair<std::string, std::string>>
@@ -35,6 +38,9 @@ struct MpirunCommand {
 
 /// Pure. Values of variables never appear in argv, where every user of the machine could read them.
 MpirunCommand build_mpirun_command(const LaunchSpec& spec);
+
+/// The host that mpirun will put a rank on, when the hosts and their slots say so; else empty.
+std::string planned_host(const LaunchSpec& spec, int rank);
 
 /// A line for a shell: the added variables, without those that only a running hvdrun can give, and
 /// the command.

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "text.h"
+
 namespace hvd::launcher {
 namespace {
 
@@ -15,13 +17,14 @@ constexpr std::array<std::string_view, 8> kAboutRanks = {
     "prterun has exited due to process rank", "prterun detected that one or more processes exited",
 };
 
-constexpr std::array<std::string_view, 5> kAboutRanksLines = {
+constexpr std::array<std::string_view, 6> kAboutRanksLines = {
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
     "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an
                                        // MPI_Abort
     "mpirun: Forwarding signal",
     "mpirun: clean termination accomplished",
+    "mpirun: abort is already in progress",
 };
 
 constexpr std::array<std::string_view, 3> kLacksSlots = {
@@ -69,6 +72,7 @@ std::optional<int> number_after(const std::string& text, std::string_view marker
 
 std::string MpirunLog::feed(std::string_view bytes) {
   std::string shown;
+  spoke_ = spoke_ || !bytes.empty();
   partial_ += bytes;
   std::size_t start = 0;
   for (std::size_t end = partial_.find('\n'); end != std::string::npos;
@@ -100,8 +104,12 @@ std::string MpirunLog::take_line(const std::string& line) {
     paragraph_ += line;
     return "";
   }
-  lost_host_ = lost_host_ || contains_any(line, kLostHost);
-  if (!contains_any(line, kAboutRanksLines)) return line;
+  if (contains_any(line, kLostHost)) {
+    lost_host_ = true;
+    about_hosts_ += line;
+  }
+  // A backtrace: mpirun 4.1 is apt to crash while it ends a job whose host is lost.
+  if (!contains_any(line, kAboutRanksLines) && !is_backtrace(line)) return line;
   held_ += line;
   return "";
 }
@@ -110,6 +118,7 @@ std::string MpirunLog::take_paragraph(const std::string& paragraph) {
   lacks_slots_ = lacks_slots_ || contains_any(paragraph, kLacksSlots);
   const bool about_host = contains_any(paragraph, kLostHost);
   lost_host_ = lost_host_ || about_host;
+  if (about_host) about_hosts_ += paragraph;
   lacks_executable_ = lacks_executable_ || contains_any(paragraph, kLacksExecutable);
   if (!about_host && !contains_any(paragraph, kAboutRanks)) return paragraph;
   if (const auto rank = number_after(paragraph, "MPI_ABORT was invoked on rank ")) {

@@ -22,6 +22,8 @@ class MpirunLog {
   /// What was held back: to be shown when no record explains the end.
   const std::string& held() const noexcept { return held_; }
 
+  bool spoke() const noexcept { return spoke_; }
+
   struct Abort {
     int rank = 0, code = 0;
   };
@@ -32,16 +34,19 @@ class MpirunLog {
   bool lacks_slots() const noexcept { return lacks_slots_; }
   /// A host could not be reached, or its daemon was lost.
   bool lost_host() const noexcept { return lost_host_; }
+  /// All it said about hosts.
+  const std::string& about_hosts() const noexcept { return about_hosts_; }
   bool lacks_executable() const noexcept { return lacks_executable_; }
 
  private:
   std::string take_line(const std::string& line);
   std::string take_paragraph(const std::string& paragraph);
 
+  bool spoke_ = false;
   std::string partial_;
   std::string paragraph_;
   bool in_paragraph_ = false;
-  std::string held_;
+  std::string held_, about_hosts_;
   std::optional<Abort> abort_;
   std::optional<int> improper_rank_;
   bool lacks_slots_ = false, lost_host_ = false, lacks_executable_ = false;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <memory>
 
 #include "error.h"
@@ -33,19 +34,20 @@ class Formatter : public CLI::Formatter {
 
 /// What CLI11 fills in as text, before it is checked.
 struct RawOptions {
-  std::string host_list, hostfile, bind = "none", mpi_args, output_folder, timeline;
+  std::optional<std::string> np;
+  std::string host_list, hostfile, bind = "auto", mpi_args, output_folder, timeline;
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false;
 };
 
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
-  app.add_option("-n,--np", options.np, "Number of ranks (also -np)")->type_name("N");
+  app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N");
   auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
                    ->type_name("HOSTS");
   app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")
       ->type_name("FILE")
       ->excludes(list);
-  app.add_option("--bind", raw.bind, "Pin ranks: none, core or numa")
+  app.add_option("--bind", raw.bind, "Pin ranks: auto, none, core or numa")
       ->type_name("WHAT")
       ->capture_default_str();
   app.add_option("-x", raw.exports,
@@ -74,7 +76,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();
   app.add_option("--fail-grace", options.fail_grace_s,
-                 "The same for the other ranks when one has failed")
+                 "Seconds that the other ranks get when one has failed")
       ->type_name("S")
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();
@@ -103,15 +105,25 @@ std::pair<std::string, std::optional<std::string>> parse_export(const std::strin
   return {std::move(name), text.substr(equals + 1)};
 }
 
-void check_np(const Options& options) {
-  if (options.np == 0) {
+int parse_np(const std::optional<std::string>& given) {
+  constexpr int kMost = 1'000'000;
+  if (!given) {
     throw LaunchError(ExitCode::kUsage,
                       "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np");
   }
-  if (options.np < 0) {
-    throw LaunchError(ExitCode::kUsage, "-np: expected a number of ranks, at least 1; got " +
-                                            std::to_string(options.np));
+  const std::string& text = *given;
+  int np = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), np);
+  if (error != std::errc() || end != text.data() + text.size() || np < 1 || np > kMost) {
+    throw LaunchError(ExitCode::kUsage,
+                      "-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 ./train; "
+                      "got '" +
+                          text + "'");
   }
+  return np;
+}
+
+void check_slots(const Options& options) {
   if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
     throw LaunchError(ExitCode::kUnavailable,
                       "not enough slots: -np " + std::to_string(options.np) +
@@ -177,7 +189,7 @@ Options parse_options(const std::vector<std::string>& arguments,
   const auto bind = parse_bind(raw.bind);
   if (!bind)
     throw LaunchError(ExitCode::kUsage,
-                      "--bind: expected none, core or numa; got '" + raw.bind + "'");
+                      "--bind: expected auto, none, core or numa; got '" + raw.bind + "'");
   options.bind = *bind;
   options.tag = !raw.no_tag;
   if (raw.dry_run) options.action = Action::kDryRun;
@@ -193,7 +205,8 @@ Options parse_options(const std::vector<std::string>& arguments,
     options.hosts = read_hostfile(*default_hostfile);
   }
   options.program = program_words(app, arguments);
-  check_np(options);
+  options.np = parse_np(raw.np);
+  check_slots(options);
   if (options.program.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       "expected a program to run, as in: hvdrun -np 2 ./train; got none");

@@ -19,7 +19,7 @@ struct Options {
 
   int np = 0;
   std::vector<Host> hosts;
-  Bind bind = Bind::kNone;
+  Bind bind = Bind::kAuto;
   bool verbose = false;
   bool tag = true;
   std::optional<std::string> output_folder;
@@ -30,7 +30,7 @@ struct Options {
   double timeout_s = 0;  ///< 0: none
   double start_timeout_s = 120;
   double grace_s = 5;
-  double fail_grace_s = 0.2;
+  double fail_grace_s = 5;
   int tail_lines = 20;
   std::vector<std::string> program;
 };

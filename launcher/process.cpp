@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -44,6 +45,7 @@ void redirect(int from, int to) {
     ::prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
     if (::getppid() != parent) ::_exit(static_cast<int>(ExitCode::kInternal));
   }
+  bind_to(options.cpus);
   redirect(options.stdin_fd, STDIN_FILENO);
   redirect(options.stdout_fd, STDOUT_FILENO);
   redirect(options.stderr_fd, STDERR_FILENO);
@@ -59,6 +61,18 @@ void redirect(int from, int to) {
 }
 
 }  // namespace
+
+void bind_to(const std::vector<int>& cpus) {
+  // Also called between fork and exec: the set is as large as any Linux kernel's, and no memory is
+  // asked for.
+  constexpr int kMostCpus = 8192;
+  std::array<unsigned long, kMostCpus / (8 * sizeof(unsigned long))> mask{};
+  auto* const set = reinterpret_cast<cpu_set_t*>(mask.data());
+  for (const int cpu : cpus) {
+    if (cpu >= 0 && cpu < kMostCpus) CPU_SET_S(static_cast<std::size_t>(cpu), sizeof mask, set);
+  }
+  if (!cpus.empty()) ::sched_setaffinity(0, sizeof mask, set);
+}
 
 Pipe make_pipe() {
   std::array<int, 2> fds{};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "process.h"
@@ -24,6 +25,8 @@ int first_number(const Lookup& variable, std::initializer_list<const char*> name
 
 std::string_view to_string(Bind bind) {
   switch (bind) {
+    case Bind::kAuto:
+      return "auto";
     case Bind::kCore:
       return "core";
     case Bind::kNuma:
@@ -35,10 +38,16 @@ std::string_view to_string(Bind bind) {
 }
 
 std::optional<Bind> parse_bind(std::string_view text) {
-  for (const Bind bind : {Bind::kNone, Bind::kCore, Bind::kNuma}) {
+  for (const Bind bind : {Bind::kAuto, Bind::kNone, Bind::kCore, Bind::kNuma}) {
     if (text == to_string(bind)) return bind;
   }
   return std::nullopt;
+}
+
+int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
+  constexpr double kDefault = 30, kMost = 1e6;
+  const double seconds = peer_timeout ? std::strtod(peer_timeout->c_str(), nullptr) : kDefault;
+  return static_cast<int>(1000 * (seconds > 0 ? std::clamp(seconds, 1.0, kMost) : kDefault));
 }
 
 RankIdentity identify_rank(const Lookup& variable) {
@@ -58,6 +67,24 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
   return std::max(1, cores / std::max(1, local_size));
 }
 
+namespace {
+
+bool is_set(const std::vector<std::string>& environment, const std::string& name) {
+  return std::any_of(
+      environment.begin(), environment.end(),
+      [&](const std::string& variable) { return variable.starts_with(name + "="); });
+}
+
+}  // namespace
+
+void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
+  // The names of versions 4 and 5.
+  for (const char* name : {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
+                           "OMPI_MCA_osc_sm_backing_directory"}) {
+    if (!is_set(environment, name)) set_variable(environment, name, folder);
+  }
+}
+
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads) {
   std::erase_if(environment,
@@ -65,6 +92,10 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
   // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
+  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last words
+  // off the screen.
+  const std::string backtrace_signals = "OMPI_MCA_opal_signal";
+  if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
   set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
   set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));

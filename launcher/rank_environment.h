@@ -8,7 +8,9 @@
 
 namespace hvd::launcher {
 
-enum class Bind { kNone, kCore, kNuma };
+/// kAuto: the supervisors bind, each its rank to its share of the host's cores. kCore, kNuma: mpirun
+/// does.
+enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view text);
 
@@ -20,7 +22,15 @@ inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
+/// For the program, unlike the rest: where its supervisor listens for what it says of itself.
+inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
+
+/// How long hvd, and with it hvdrun, waits for a sign of life.
+inline constexpr const char* kPeerTimeoutVariable = "HVD_PEER_TIMEOUT";
+/// Its value in milliseconds; its default when it is unset or no number above zero, which the ranks
+/// complain of.
+int silence_limit_ms(const std::optional<std::string>& peer_timeout);
 
 struct RankIdentity {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
@@ -33,9 +43,13 @@ using Lookup = std::function<std::optional<std::string>(const char* name)>;
 /// Who mpirun says this process is. A process that no mpirun started is rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
-/// OpenMP threads per rank when the user chose none: the host's cores shared out. `allowed_cores`
-/// is the affinity mask of this process, which under Bind::kCore is its own share already.
+/// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are those of
+/// the affinity mask of this process, which under Bind::kCore is its own share already.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);
+
+/// Open MPI's segments of shared memory lie in a folder that is removed with the job, unless the user
+/// has chosen another.
+void put_segments_into(std::vector<std::string>& environment, const std::string& folder);
 
 /// The program's environment: `environment` with the HVD_ variables of this rank, without hvdrun's
 /// own; OMP_NUM_THREADS when `omp_threads` is above zero.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -28,13 +29,21 @@ UniqueFd create_file(const std::filesystem::path& path) {
   return file;
 }
 
-void write_all(int fd, std::string_view bytes) {
+/// errno when it fails.
+int write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = ::write(fd, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // a full disk must not end the training that writes to it
+    if (count <= 0) return count < 0 ? errno : EIO;
     bytes.remove_prefix(static_cast<std::size_t>(count));
   }
+  return 0;
+}
+
+/// A line is shown in one piece up to this size; a job of many ranks has less for each.
+std::size_t longest_segment(int size) {
+  constexpr std::size_t kLeast = 64 * 1024, kMost = 16 << 20, kTogether = 256 << 20;
+  return std::clamp(kTogether / (2 * static_cast<std::size_t>(size)), kLeast, kMost);
 }
 
 }  // namespace
@@ -52,6 +61,8 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
       tag_(options.tag),
       prefix_(options.tag ? rank_prefix(rank, size) : ""),
       console_(console),
+      channels_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .path = {}, .last_fed = {}},
+                {.splitter = LineSplitter(longest_segment(size)), .file = {}, .path = {}, .last_fed = {}}},
       tail_(static_cast<std::size_t>(options.tail_lines)) {
   if (!options.folder) return;
   const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
@@ -61,16 +72,29 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
     throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() +
                                             ": " + error.message());
   }
-  channels_[0].file = create_file(folder / "stdout");
-  channels_[1].file = create_file(folder / "stderr");
+  for (const Stream stream : kStreams) {
+    Channel& channel = channels_[static_cast<int>(stream)];
+    channel.path = folder / (stream == Stream::kStdout ? "stdout" : "stderr");
+    channel.file = create_file(channel.path);
+  }
 }
 
 void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
   Channel& channel = channels_[static_cast<int>(stream)];
   channel.last_fed = now;
-  if (channel.file) write_all(channel.file.get(), bytes);
+  keep(channel, bytes);
   if (stream == Stream::kStderr) tail_.feed(bytes);
   for (const std::string& segment : channel.splitter.feed(bytes)) show(stream, segment);
+}
+
+/// A full disk must not end the training that writes to it; but it is not kept secret.
+void RankOutput::keep(Channel& channel, std::string_view bytes) {
+  if (!channel.file) return;
+  const int error = write_all(channel.file.get(), bytes);
+  if (error == 0) return;
+  channel.file.reset();
+  complaint_ = "cannot write " + channel.path + ": " + std::strerror(error) +
+               "; what rank " + std::to_string(rank_) + " prints is not kept there any more";
 }
 
 std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
@@ -90,7 +114,7 @@ std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
 
 void RankOutput::finish() {
   for (const Stream stream : kStreams) {
-    show(stream, channels_[static_cast<int>(stream)].splitter.take_partial());
+    show(stream, channels_[static_cast<int>(stream)].splitter.take_rest());
     channels_[static_cast<int>(stream)].file.reset();
   }
 }

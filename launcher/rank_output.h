@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "console.h"
@@ -40,14 +41,18 @@ class RankOutput {
   std::optional<TimePoint> show_partial(TimePoint now);
   /// The rank has ended: nothing may stay behind.
   void finish();
+  /// What could not be written to its files, once for each, in words.
+  std::optional<std::string> take_complaint() { return std::exchange(complaint_, std::nullopt); }
   std::vector<std::string> stderr_tail() const { return tail_.lines(); }
 
  private:
   struct Channel {
     LineSplitter splitter;
     UniqueFd file;
+    std::string path;
     TimePoint last_fed{};
   };
+  void keep(Channel& channel, std::string_view bytes);
   void show(Stream stream, const std::string& segment);
   int owner(Stream stream) const { return 2 * rank_ + static_cast<int>(stream); }
   bool shows_partial(Stream stream) const { return !tag_ || console_.is_terminal(stream); }
@@ -58,6 +63,7 @@ class RankOutput {
   Console& console_;
   Channel channels_[2];
   TailBuffer tail_;
+  std::optional<std::string> complaint_;
 };
 
 }  // namespace hvd::launcher

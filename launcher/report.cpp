@@ -9,9 +9,9 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kEnded)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kGreeting)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kRelease));
+          type <= static_cast<std::uint8_t>(FrameType::kCredit));
 }
 
 /// A host name or token with stray bytes must not make the report itself fail.
@@ -63,41 +63,76 @@ std::optional<Frame> FrameDecoder::next() {
   return Frame{static_cast<FrameType>(type), std::string(rest.substr(kFrameHeaderSize, length))};
 }
 
+std::string encode(const Greeting& greeting) {
+  return dump({{"rank", greeting.rank}, {"nonce", greeting.nonce}});
+}
+
+Greeting decode_greeting(std::string_view payload) {
+  return decode("greeting", payload, [](const Json& json) {
+    return Greeting{.rank = json.at("rank").get<int>(),
+                    .nonce = json.at("nonce").get<std::string>()};
+  });
+}
+
+std::string encode(const Challenge& challenge) {
+  return dump({{"nonce", challenge.nonce}, {"proof", challenge.proof}});
+}
+
+Challenge decode_challenge(std::string_view payload) {
+  return decode("challenge", payload, [](const Json& json) {
+    return Challenge{.nonce = json.at("nonce").get<std::string>(),
+                     .proof = json.at("proof").get<std::string>()};
+  });
+}
+
+std::string encode(const Credit& credit) { return dump({{"bytes", credit.bytes}}); }
+
+Credit decode_credit(std::string_view payload) {
+  return decode("credit", payload,
+                [](const Json& json) { return Credit{.bytes = json.at("bytes").get<int>()}; });
+}
+
 std::string encode(const Hello& hello) {
-  return dump({{"token", hello.token},
+  return dump({{"proof", hello.proof},
                {"rank", hello.rank},
                {"size", hello.size},
                {"local_rank", hello.local_rank},
                {"local_size", hello.local_size},
                {"host", hello.host},
                {"supervisor_pid", hello.supervisor_pid},
-               {"time_ns", hello.time_ns},
-               {"omp_threads", hello.omp_threads}});
+               {"omp_threads", hello.omp_threads},
+               {"bound_cpus", hello.bound_cpus}});
 }
 
 Hello decode_hello(std::string_view payload) {
   return decode("hello", payload, [](const Json& json) {
     Hello hello;
-    json.at("token").get_to(hello.token);
+    json.at("proof").get_to(hello.proof);
     json.at("rank").get_to(hello.rank);
     json.at("size").get_to(hello.size);
     json.at("local_rank").get_to(hello.local_rank);
     json.at("local_size").get_to(hello.local_size);
     json.at("host").get_to(hello.host);
     json.at("supervisor_pid").get_to(hello.supervisor_pid);
-    json.at("time_ns").get_to(hello.time_ns);
     json.at("omp_threads").get_to(hello.omp_threads);
+    json.at("bound_cpus").get_to(hello.bound_cpus);
     return hello;
   });
 }
 
 std::string encode(const Welcome& welcome) {
-  return dump({{"columns", welcome.columns}, {"rows", welcome.rows}});
+  return dump({{"columns", welcome.columns},
+               {"rows", welcome.rows},
+               {"time_ns", welcome.time_ns},
+               {"credit", welcome.credit}});
 }
 
 Welcome decode_welcome(std::string_view payload) {
   return decode("welcome", payload, [](const Json& json) {
-    return Welcome{.columns = json.at("columns").get<int>(), .rows = json.at("rows").get<int>()};
+    return Welcome{.columns = json.at("columns").get<int>(),
+                   .rows = json.at("rows").get<int>(),
+                   .time_ns = json.at("time_ns").get<long long>(),
+                   .credit = json.at("credit").get<int>()};
   });
 }
 
@@ -132,14 +167,35 @@ Ended decode_ended(std::string_view payload) {
   });
 }
 
+std::string encode(const Notice& notice) {
+  return dump({{"kind", notice.kind},
+               {"time_ns", notice.time_ns},
+               {"code", notice.code},
+               {"text", notice.text},
+               {"stopped", notice.stopped}});
+}
+
+Notice decode_notice(std::string_view payload) {
+  return decode("notice", payload, [](const Json& json) {
+    return Notice{.kind = json.at("kind").get<std::string>(),
+                  .time_ns = json.at("time_ns").get<long long>(),
+                  .code = json.at("code").get<int>(),
+                  .text = json.at("text").get<std::string>(),
+                  .stopped = json.at("stopped").get<bool>()};
+  });
+}
+
 std::string encode(const SignalOrder& order) {
-  return dump(
-      {{"signal", order.signal}, {"stop", order.stop}, {"kill_after_ms", order.kill_after_ms}});
+  return dump({{"signal", order.signal},
+               {"after_ms", order.after_ms},
+               {"stop", order.stop},
+               {"kill_after_ms", order.kill_after_ms}});
 }
 
 SignalOrder decode_signal(std::string_view payload) {
   return decode("signal", payload, [](const Json& json) {
     return SignalOrder{.signal = json.at("signal").get<int>(),
+                       .after_ms = json.at("after_ms").get<int>(),
                        .stop = json.at("stop").get<bool>(),
                        .kill_after_ms = json.at("kill_after_ms").get<int>()};
   });

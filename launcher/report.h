@@ -8,14 +8,23 @@
 /// may be added.
 ///
 ///   supervisor                                   hvdrun
-///   hello {token, rank, host, ...}        ->
-///                                         <-     welcome {columns, rows}
+///   greeting {rank, nonce}                ->
+///                                         <-     challenge {nonce, proof}       proofs: proof.h
+///   hello {proof, rank, host, ...}        ->
+///                                         <-     welcome {columns, rows, time, credit}
 ///   started {pid}                         ->
-///   stdout, stderr <bytes>                ->
+///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
+///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
+///   notice {kind, time, code, text}       ->     what the program says of itself (runtime/supervisor_notice.h)
 ///   ended {time, code, signal, ...}       ->
+///   drained {}                            ->     no output follows
 ///                                         <-     release {}          only now does the supervisor
 ///                                         end
+///
+/// Output waits for credit, so that hvdrun can read everything else at once however slow the reader
+/// of its own output is. All times are hvdrun's clock: a supervisor learns the difference when it is
+/// welcomed.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,9 +41,14 @@ enum class FrameType : std::uint8_t {
   kStdout = 3,
   kStderr = 4,
   kEnded = 5,
+  kNotice = 6,
+  kDrained = 7,
+  kGreeting = 8,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
+  kChallenge = 19,
+  kCredit = 20,
 };
 
 struct Frame {
@@ -66,17 +80,33 @@ class FrameDecoder {
   std::size_t consumed_ = 0;
 };
 
+struct Greeting {
+  int rank = 0;
+  std::string nonce = {};
+};
+
+struct Challenge {
+  std::string nonce = {};
+  std::string proof = {};
+};
+
 struct Hello {
-  std::string token;
+  std::string proof = {};
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
-  std::string host;
+  std::string host = {};
   int supervisor_pid = 0;
-  long long time_ns = 0;
   int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
+  int bound_cpus = 0;   ///< how many hardware threads it binds the program to; 0: it does not
 };
 
 struct Welcome {
   int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has none
+  long long time_ns = 0;      ///< hvdrun's clock
+  int credit = 0;             ///< bytes of output to begin with
+};
+
+struct Credit {
+  int bytes = 0;
 };
 
 struct Started {
@@ -95,22 +125,40 @@ struct Ended {
   int start_error = 0;  ///< errno when the program could not be started; then pid is 0
 };
 
+/// What the program has said of itself; the kinds are those of hvd's runtime/supervisor_notice.h.
+struct Notice {
+  std::string kind = {};
+  long long time_ns = 0;
+  int code = 0;
+  std::string text = {};
+  bool stopped = false;  ///< its supervisor had told it to stop by then
+};
+
 struct SignalOrder {
   int signal = 0;
+  int after_ms = 0;        ///< only if the program still runs then
   bool stop = false;       ///< the job is to end: the rank is not to blame for what follows
   int kill_after_ms = -1;  ///< SIGKILL when it still runs then; negative: never
 };
 
+std::string encode(const Greeting&);
+std::string encode(const Challenge&);
+std::string encode(const Credit&);
 std::string encode(const Hello&);
 std::string encode(const Welcome&);
 std::string encode(const Started&);
 std::string encode(const Ended&);
+std::string encode(const Notice&);
 std::string encode(const SignalOrder&);
 /// @throws ProtocolError when a member is missing or has another type.
+Greeting decode_greeting(std::string_view payload);
+Challenge decode_challenge(std::string_view payload);
+Credit decode_credit(std::string_view payload);
 Hello decode_hello(std::string_view payload);
 Welcome decode_welcome(std::string_view payload);
 Started decode_started(std::string_view payload);
 Ended decode_ended(std::string_view payload);
+Notice decode_notice(std::string_view payload);
 SignalOrder decode_signal(std::string_view payload);
 
 }  // namespace hvd::launcher

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -21,24 +22,41 @@ class RankObserver {
   virtual ~RankObserver() = default;
   virtual void on_hello(int rank, const Hello& hello) = 0;
   virtual void on_started(int rank, const Started& started) = 0;
+  virtual void on_notice(int rank, const Notice& notice) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
+  /// No output of this rank follows. After `ended`.
+  virtual void on_drained(int rank) = 0;
   /// The connection broke, or spoke nonsense, before `ended`.
   virtual void on_lost(int rank) = 0;
 };
 
-/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only with
-/// the job's token. Not thread-safe.
+/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only who
+/// proves in time that it has the job's token. Not thread-safe.
 class ReportServer {
  public:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+  /// Output of a rank on its way. Less than what a TCP connection takes in while hvdrun is
+  /// suspended: then it does not look dead to the other side.
+  static constexpr int kCredit = 48 * 1024;
+
   /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
   ReportServer(int size, std::string token, Welcome welcome, bool loopback_only,
-               RankObserver& observer);
+               int silence_limit_ms, RankObserver& observer,
+               std::chrono::milliseconds proof_patience = std::chrono::seconds(10));
 
   std::uint16_t port() const noexcept { return port_; }
   const std::string& token() const noexcept { return token_; }
-  /// `read_output`: false while the console has more than it can write; supervisors then wait.
-  void add_to(Poller& poller, bool read_output);
+  void add_to(Poller& poller);
+  /// Lets supervisors send as much output again as has been taken in. Not called while the console
+  /// has more than it can write; then they wait.
+  void give_credit();
+  /// The rank has ended, and what it left behind is not much.
+  void give_full_credit(int rank);
+  /// When on_time() has something to do.
+  std::optional<TimePoint> next_deadline() const;
+  void on_time();
   void send(int rank, const SignalOrder& order);
   /// The rank's supervisor may end.
   void release(int rank);
@@ -52,14 +70,20 @@ class ReportServer {
     FrameDecoder decoder;
     std::string outgoing;
     std::optional<int> rank;  ///< once admitted
-    bool ended = false;
+    std::optional<int> greeted;
+    std::string supervisor_nonce, nonce;
+    TimePoint since{};
+    int taken = 0;  ///< bytes of output that no credit has been given for again
+    bool ended = false, drained = false;
   };
 
   void accept_all();
   void on_event(int id, short revents);
   void read(int id);
   bool handle(int id, const Frame& frame);
+  bool challenge(int id, const Frame& frame);
   bool admit(int id, const Frame& frame);
+  bool take_output(int id, Stream stream, const Frame& frame);
   void write(Connection& connection, FrameType type, std::string_view payload);
   static void flush(Connection& connection);
   void drop(int id);
@@ -69,9 +93,13 @@ class ReportServer {
   const std::string token_;
   const Welcome welcome_;
   RankObserver& observer_;
+  const int silence_limit_ms_;
+  const std::chrono::milliseconds proof_patience_;  ///< how long a stranger may hold a connection
   UniqueFd listener_;
+  std::optional<TimePoint> accept_again_at_;  ///< there was no descriptor left
   std::uint16_t port_ = 0;
   int next_id_ = 0;
+  std::size_t unproved_ = 0;
   std::map<int, Connection> connections_;
   std::vector<int> id_of_rank_;  ///< -1: never connected
 };

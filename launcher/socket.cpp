@@ -151,15 +151,17 @@ std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std
   return open;
 }
 
-void tune_connection(int fd) {
+void tune_connection(int fd, int silence_limit_ms) {
   const auto set = [fd](int level, int option, int value) {
     ::setsockopt(fd, level, option, &value, sizeof value);
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  // Keep-alive speaks only while nothing is unacknowledged; the user timeout rules both.
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, silence_limit_ms / 3000));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, silence_limit_ms / 6000));
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, silence_limit_ms);
 }
 
 std::string random_token() {

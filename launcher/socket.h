@@ -25,8 +25,9 @@ std::vector<std::string> reachable_addresses();
 std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port,
                                   int timeout_ms);
 
-/// No delay for small messages, and a dead peer is noticed in about half a minute.
-void tune_connection(int fd);
+/// No delay for small messages, and a peer that is not heard of any more is given up after
+/// `silence_limit_ms`, whether it has something to acknowledge or not.
+void tune_connection(int fd, int silence_limit_ms);
 
 /// 128 random bits in hex. @throws LaunchError (kInternal).
 std::string random_token();

@@ -1,6 +1,5 @@
 #include "supervisor.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,8 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core_share.h"
 #include "error.h"
+#include "job_folder.h"
 #include "process.h"
+#include "proof.h"
 #include "rank_environment.h"
 #include "rank_supervisor.h"
 #include "report.h"
@@ -38,30 +40,41 @@ namespace {
 
 constexpr int kConnectTimeoutMs = 5'000;
 constexpr int kConnectAttempts = 3;
+constexpr const char* kSharedMemory = "/dev/shm";
+constexpr const char* kSharedPrefix = "hvdrun-";
 
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
-int allowed_cores() {
-  cpu_set_t cores;
-  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
-int omp_threads_to_set(const RankIdentity& identity) {
-  if (variable("OMP_NUM_THREADS")) return 0;
+/// What this rank gets of its host. Under Bind::kNone only the number of threads counts; where mpirun
+/// binds, its mask is the rank's own share already.
+CoreShare find_share(const RankIdentity& identity) {
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
-  return default_omp_threads(bind, allowed_cores(),
-                             static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
-                             identity.local_size);
+  if (bind != Bind::kAuto && variable("OMP_NUM_THREADS")) return {};
+  const std::vector<int> allowed = allowed_cpus();
+  const std::vector<Core> cores = usable_cores(allowed);
+  const auto quota = cpu_quota();
+  CoreShare share;
+  if (bind == Bind::kAuto || bind == Bind::kNone) {
+    share = share_of(cores, identity.local_rank, identity.local_size, quota);
+    if (bind == Bind::kNone) share.cpus.clear();
+    return share;
+  }
+  share.threads = default_omp_threads(bind, static_cast<int>(cores.size()),
+                                      static_cast<int>(usable_cores({}).size()), identity.local_size);
+  return share;
 }
 
 std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port,
                                       const Hello& hello) {
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
-    tune_connection(fd.get());
-    if (auto connection = introduce(std::move(fd), hello, kConnectTimeoutMs)) return connection;
+    tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
+    auto connection =
+        introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
+                  hello.host == variable(kHostVariable), kConnectTimeoutMs);
+    if (connection) return connection;
   }
   return std::nullopt;
 }
@@ -89,29 +102,44 @@ std::optional<Connection> connect_to_launcher(const Hello& hello) {
 }
 
 int supervise(const std::vector<std::string>& program, const RankIdentity& identity) {
-  const int omp_threads = omp_threads_to_set(identity);
+  const CoreShare share = find_share(identity);
+  const int omp_threads = variable("OMP_NUM_THREADS") ? 0 : share.threads;
   Hello hello;
-  hello.token = variable(kTokenVariable).value_or("");
   hello.rank = identity.rank;
   hello.size = identity.size;
   hello.local_rank = identity.local_rank;
   hello.local_size = identity.local_size;
   hello.host = own_hostname();
   hello.supervisor_pid = ::getpid();
-  hello.time_ns = realtime_ns();
   hello.omp_threads = omp_threads;
+  hello.bound_cpus = static_cast<int>(share.cpus.size());
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);
 
+  if (identity.local_rank == 0) {
+    remove_abandoned(kSharedMemory, kSharedPrefix);
+    remove_stale_segments(kSharedMemory);
+  }
+  // The same for all ranks of the job on this host; the token itself must not show.
+  const auto shared = JobFolder::join(std::string(kSharedMemory) + "/" + kSharedPrefix +
+                                      hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16));
+  std::vector<std::string> environment =
+      rank_environment(current_environment(), identity, omp_threads);
+  if (shared) put_segments_into(environment, shared->path());
   RankSupervisor supervisor(std::move(*connection), variable(kOutputTtyVariable) == "1");
-  return supervisor.run(program, rank_environment(current_environment(), identity, omp_threads));
+  return supervisor.run(program, std::move(environment), share.cpus);
 }
 
 int become_program(const std::vector<std::string>& program, const RankIdentity& identity) {
+  const CoreShare share = find_share(identity);
   SpawnOptions options;
   options.argv = program;
-  options.environment =
-      rank_environment(current_environment(), identity, omp_threads_to_set(identity));
+  options.environment = rank_environment(current_environment(), identity,
+                                         variable("OMP_NUM_THREADS") ? 0 : share.threads);
+  bind_to(share.cpus);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
   std::vector<char*> argv;
   for (std::string& word : options.argv) argv.push_back(word.data());
   argv.push_back(nullptr);

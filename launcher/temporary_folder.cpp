@@ -1,5 +1,8 @@
 #include "temporary_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -10,16 +13,22 @@
 
 namespace hvd::launcher {
 
-TemporaryFolder::TemporaryFolder() {
+std::filesystem::path TemporaryFolder::parent() {
   const char* base = std::getenv("TMPDIR");
-  std::string pattern = base != nullptr && *base != '\0' ? base : "/tmp";
-  pattern += "/hvdrun.XXXXXX";
+  return base != nullptr && *base != '\0' ? base : "/tmp";
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string pattern = parent() / (std::string(kPrefix) + "XXXXXX");
   if (::mkdtemp(pattern.data()) == nullptr) {
     throw LaunchError(ExitCode::kInternal, "cannot make a folder " + pattern + ": " +
                                                std::strerror(errno) +
                                                "; expected a writable /tmp, or TMPDIR to name one");
   }
   path_ = pattern;
+  // Not closed on exec: mpirun, which uses the folder, may outlive hvdrun.
+  lock_ = UniqueFd(::open(pattern.c_str(), O_RDONLY | O_DIRECTORY));
+  if (lock_) ::flock(lock_.get(), LOCK_SH);
 }
 
 TemporaryFolder::~TemporaryFolder() {

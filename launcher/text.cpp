@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -106,6 +107,25 @@ std::string format_duration(double seconds) {
                   whole / 60 % 60, whole % 60);
   }
   return buffer.data();
+}
+
+bool is_backtrace(std::string_view line) {
+  if (line.starts_with("frame #") || line.starts_with("Exception raised from ")) return true;
+  // "[host:1234] [ 0] /lib/...", "[host:1234] *** Process received signal ***"
+  const std::size_t end = line.find("] ");
+  const std::size_t colon = line.find(':');
+  if (!line.starts_with('[') || end == std::string_view::npos || colon > end || colon + 1 == end ||
+      line.substr(colon + 1, end - colon - 1).find_first_not_of("0123456789") !=
+          std::string_view::npos)
+    return false;
+  const std::string_view rest = line.substr(end + 2);
+  if (rest.starts_with("*** Process received signal") || rest.starts_with("*** End of error message"))
+    return true;
+  if (rest.starts_with("Signal: ") || rest.starts_with("Signal code: ") ||
+      rest.starts_with("Associated errno: ") || rest.starts_with("Failing at address: "))
+    return true;
+  return rest.size() > 3 && rest[0] == '[' && (std::isdigit(rest[2]) != 0) &&
+         rest.find(']') != std::string_view::npos && rest.find(']') <= 4;
 }
 
 std::string format_ranks(const std::vector<int>& ranks) {

@@ -3,7 +3,7 @@
 # The folder holds deps.tar.gz (the files of Debian packages of this machine, and the libraries that they need, below one prefix) and
 # MANIFEST. Nothing in it is built here, and nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
 
-bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev nlohmann-json3-dev
+bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev
   libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
 bundle_limit=$((60 << 20))
 arch_lib=lib/x86_64-linux-gnu

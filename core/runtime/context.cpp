@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -20,6 +21,7 @@
 #include "runtime/builtin_backends.h"
 #include "runtime/dump_signal.h"
 #include "runtime/last_words.h"
+#include "runtime/supervisor_notice.h"
 
 namespace hvd {
 namespace runtime {
@@ -128,6 +130,18 @@ void leave_at_exit() {
   leave(kPatienceAtExit);
 }
 
+// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's buffering is chosen before it is used; a
+// program that wants another calls setvbuf() itself.
+[[gnu::constructor]] void buffer_stdout_by_line() {
+  if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
+}
+
+// Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it sooner.
+void note_exit(int status, void*) {
+  const auto runtime = runtime_or_null();
+  if (runtime && !runtime->failed()) notify_supervisor(NoticeKind::kExit, status, "");
+}
+
 // Before the job is joined: a rank that leaves again right after joining would keep the others waiting.
 void check_backend_name(const RuntimeOptions& options) {
   if (!options.backend) return;
@@ -179,6 +193,7 @@ void init(const Options& options) {
   if (!process.exit_handler_registered) {
     process.exit_handler_registered = true;
     std::atexit(runtime::leave_at_exit);
+    ::on_exit(runtime::note_exit, nullptr);
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
                  << " of " << topology.local_size << ", " << runtime::describe(created->pace(), topology.local_size);
@@ -190,6 +205,7 @@ void init(const Options& options) {
 
 void shutdown() {
   const std::lock_guard lock(runtime::context().lifecycle);
+  if (runtime::runtime_or_null()) runtime::notify_supervisor(runtime::NoticeKind::kLeft, 0, "");
   runtime::leave(std::nullopt);
 }
 

@@ -9,6 +9,7 @@
 #include "control/validator.h"
 #include "hvd/error.h"
 #include "runtime/engine_lock.h"
+#include "runtime/supervisor_notice.h"
 
 namespace hvd::runtime {
 namespace {
@@ -277,7 +278,12 @@ void Engine::handle(const control::Message& message) {
   if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
-  if (const auto* abort = std::get_if<wire::Abort>(&decoded)) return fail(abort->cause, coordinator_ != nullptr);
+  if (const auto* abort = std::get_if<wire::Abort>(&decoded)) {
+    if (abort->cause.rank != control_->rank()) {
+      notify_supervisor(NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost), abort->cause.message);
+    }
+    return fail(abort->cause, coordinator_ != nullptr);
+  }
   if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
   if (const auto* blocked = std::get_if<wire::Blocked>(&decoded); blocked != nullptr && coordinator_) {
     coordinator_->note_blocked(source, blocked->last_applied);
@@ -468,6 +474,10 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
     failure_ = own;
   }
   failed_.store(true, std::memory_order_release);
+  // Before the program hears of it, and before the others may die of it.
+  if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
+    notify_supervisor(NoticeKind::kLoss, static_cast<int>(cause.code), cause.message);
+  }
   // Of a process that ends without shutdown() the failure of others is mostly the consequence, and its last words should not blame them.
   if (ending_.load()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
@@ -510,6 +520,7 @@ OperationPtr Engine::take_outstanding(int process_set, const std::string& name) 
 }
 
 void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {
+  if (error.code == StatusCode::kShutdown) notify_supervisor(NoticeKind::kLoss, static_cast<int>(error.code), error.message);
   finish(operation, {error.code, error.message, error.rank}, nullptr, false);
 }
 

@@ -1,11 +1,15 @@
 #include "runtime/last_words.h"
 
+#include <signal.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <string>
 
+#include "hvd/error.h"
 #include "runtime/runtime.h"
+#include "runtime/supervisor_notice.h"
 
 namespace hvd::runtime {
 namespace {
@@ -16,27 +20,45 @@ constexpr Duration kPatience = std::chrono::milliseconds(500);
 std::atomic<Runtime*> target{nullptr};
 std::terminate_handler previous = nullptr;  // written before target is set
 
-std::string what_ends_us() {
+struct End {
+  std::string text;
+  StatusCode loss = StatusCode::kOk;  // of another rank, of which this one has been told
+};
+
+End what_ends_us() {
   const std::exception_ptr error = std::current_exception();
-  if (!error) return "it called std::terminate()";
+  if (!error) return {"it called std::terminate()"};
+  const auto text = [](const std::exception& known) {
+    return "it ended with an uncaught exception: " + std::string(without_backtrace(known.what()));
+  };
   try {
     std::rethrow_exception(error);
+  } catch (const PeerLostError& known) {
+    return {text(known), StatusCode::kPeerLost};
+  } catch (const ShutdownError& known) {
+    return {text(known), StatusCode::kShutdown};
   } catch (const std::exception& known) {
-    return std::string("it ended with an uncaught exception: ") + known.what();
+    return {text(known)};
   } catch (...) {
-    return "it ended with an uncaught exception of unknown type";
+    return {"it ended with an uncaught exception of unknown type"};
   }
 }
 
 [[noreturn]] void tell_and_die() {
   Runtime* const runtime = target.exchange(nullptr);
-  if (runtime != nullptr && !runtime->failed()) {
-    const Topology& topology = runtime->topology();
-    runtime->tell_before_dying({StatusCode::kPeerLost,
-                                "lost rank " + std::to_string(topology.rank) + " (host " + topology.host_name(topology.rank) +
-                                    "): " + what_ends_us(),
-                                topology.rank},
-                               kPatience);
+  if (runtime != nullptr) {
+    const End end = what_ends_us();
+    // hvdrun before the peers: they may die of the news at once, and be taken for the cause.
+    const bool of_a_loss = end.loss != StatusCode::kOk;
+    notify_supervisor(of_a_loss ? NoticeKind::kLoss : NoticeKind::kThrow, of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text);
+    if (!runtime->failed()) {
+      const Topology& topology = runtime->topology();
+      runtime->tell_before_dying({StatusCode::kPeerLost,
+                                  "lost rank " + std::to_string(topology.rank) + " (host " + topology.host_name(topology.rank) +
+                                      "): " + end.text,
+                                  topology.rank},
+                                 kPatience);
+    }
   }
   if (previous != nullptr) previous();
   std::abort();
@@ -47,6 +69,7 @@ std::string what_ends_us() {
 LastWords::LastWords(Runtime& runtime) {
   if (std::get_terminate() != tell_and_die) previous = std::set_terminate(tell_and_die);
   target.store(&runtime);
+  notify_supervisor(NoticeKind::kInitialised, 0, "");
 }
 
 LastWords::~LastWords() {

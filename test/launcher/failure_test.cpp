@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,47 @@ TEST(Failure, UncaughtException) {
   EXPECT_THAT(last_message(result),
               StartsWith("hvdrun: rank 1 failed first: killed by SIGABRT (6)"));
   EXPECT_THAT(last_message(result), HasSubstr("|   what():  the tensor is on fire\n"));
+}
+
+// A rank is killed by SIGFPE (seed 1 of the campaign of last screens), and the other catches the error and saves its work.
+TEST(Failure, SurvivorsHaveTimeToSaveTheirWork) {
+  Start start;
+  start.environment = {{"LAST_SCREEN_SAVES", "1"}};
+  start.arguments = {"-np", "2", HVD_TEST_LAST_SCREEN_PROGRAM, "1"};
+  const Result result = HvdrunProcess(start).wait();
+  EXPECT_EQ(result.code, 128 + SIGFPE) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0] saved\n"));
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: 1 rank (0) ended after it; exit code 136\n"));
+  start.arguments = {"-np", "2", "--fail-grace", "0.1", HVD_TEST_LAST_SCREEN_PROGRAM, "1"};
+  const Result hurried = HvdrunProcess(start).wait();
+  EXPECT_EQ(hurried.code, 128 + SIGFPE) << hurried.err;
+  EXPECT_THAT(hurried.out, Not(HasSubstr("saved")));
+}
+
+TEST(Failure, OfAnMpiProgramShowsNoBacktraceOfOpenMpi) {
+  const Result result = run_hvdrun({"-np", "2", mpi_program(), "segv"});
+  EXPECT_EQ(result.code, 139) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("Process received signal")));
+}
+
+TEST(Failure, MpirunKilled) {
+  const std::string marker = unique_marker();
+  HvdrunProcess process({.arguments = {"-np", "2", "sh", "-c", "echo folder $OMPI_MCA_btl_vader_backing_directory; exec \"$@\"", "sh",
+                                       mpi_program(), "stay", marker}});
+  ASSERT_TRUE(process.wait_for("sum 5", 2, 20));
+  const std::size_t begin = process.out().find("folder ") + 7;
+  const std::filesystem::path segments = process.out().substr(begin, process.out().find('\n', begin) - begin);
+  EXPECT_FALSE(std::filesystem::is_empty(segments));
+  // mpirun is the eldest of the processes that hvdrun has started.
+  std::vector<pid_t> pids = processes_with(marker);
+  std::erase(pids, process.pid());
+  ASSERT_FALSE(pids.empty());
+  ::kill(*std::min_element(pids.begin(), pids.end()), SIGKILL);
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 70) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun"));
+  EXPECT_EQ(wait_until_gone(marker, 3).size(), 0U);
+  EXPECT_FALSE(std::filesystem::exists(segments)) << "Open MPI's shared memory";
 }
 
 TEST(Failure, ARankThatOnlyGotSigtermFromUsIsNotBlamed) {

@@ -23,6 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 std::string shell(const std::string& command, int& code) {
   std::string output;
@@ -92,6 +93,7 @@ class MultiHost : public ::testing::Test {
                     hosts_[0]};
     start.arguments = {"-np",         "4",
                        "-H",          hosts_[0] + ":2," + hosts_[1] + ":2",
+                       "--bind",      "none",  // the "hosts" have the same cores
                        "-x",          "LAUNCHER_TEST_GIVEN=yes",
                        "--mpi-args",  std::string("--mca plm_rsh_agent ") + HVD_TEST_AGENT,
                        mpi_program(), mode,
@@ -167,6 +169,23 @@ TEST_F(MultiHost, KillingHvdrunLeavesNothingOnTheOtherHost) {
   EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
 }
 
+TEST_F(MultiHost, ACutLinkEndsBothSides) {
+  const std::string marker = unique_marker();
+  Start job = start("stay", marker);
+  job.environment.push_back({"HVD_PEER_TIMEOUT", "3"});
+  HvdrunProcess process(job);
+  ASSERT_TRUE(process.wait_for("sum 30", 4, 20));
+  int code = 0;
+  shell("ip -n " + switch_ + " link set p1 down", code);
+  ASSERT_EQ(code, 0);
+  const Result result = process.wait(25);
+  EXPECT_EQ(result.code, 69) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("failed first: lost"));
+  EXPECT_THAT(result.err, HasSubstr("host " + hosts_[1]));
+  EXPECT_THAT(result.err, Not(HasSubstr("Process received signal")));
+  EXPECT_THAT(wait_until_gone(marker, 10), IsEmpty());
+}
+
 TEST_F(MultiHost, InterruptReachesTheOtherHost) {
   const std::string marker = unique_marker();
   HvdrunProcess process(start("stay", marker));
@@ -180,7 +199,8 @@ TEST(Hosts, AnUnreachableOneIs69) {
   const Result result = run_hvdrun({"-np", "2", "-H", "no-such-host.invalid:2", "--mpi-args",
                                     "--mca plm_rsh_agent false", rank_program(), "wait"});
   EXPECT_EQ(result.code, 69) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("a host could not be reached"));
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: host no-such-host.invalid (ranks 0, 1) could not be "
+                                    "reached or was lost"));
 }
 
 }  // namespace

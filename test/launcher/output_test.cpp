@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core_share.h"
 #include "hvdrun_process.h"
 #include "rank_output.h"
 #include "temporary_folder.h"
@@ -124,6 +126,92 @@ TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
   EXPECT_EQ(result.code, 130);
 }
 
+/// hvdrun run by a shell, which does something to its stdout.
+Result run_redirected(const std::string& script, const std::vector<std::string>& arguments) {
+  Start start;
+  start.prefix = {"bash", "-c", script, "bash"};
+  start.arguments = arguments;
+  return HvdrunProcess(start).wait(20);
+}
+
+TEST(LostOutput, AClosedStdoutIsSaid) {
+  const Result result = run_redirected("exec \"$@\" >&-", {"-np", "2", "echo", "hi"});
+  EXPECT_EQ(result.code, 74) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: cannot write stdout: Bad file descriptor"));
+  EXPECT_EQ(run_redirected("exec \"$@\" >&-", {"-np", "2", "true"}).code, 0)
+      << "nothing was lost";
+  EXPECT_EQ(run_redirected("exec \"$@\" <&- 2>&-", {"-np", "2", "true"}).code, 0);
+}
+
+TEST(LostOutput, AFullDiskIsSaid) {
+  const Result result =
+      run_redirected("exec \"$@\" >/dev/full", {"-np", "2", "seq", "1", "100000"});
+  EXPECT_EQ(result.code, 74) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: cannot write stdout: No space left on device"));
+  EXPECT_EQ(count(result.err, "cannot write"), 1);
+  EXPECT_THAT(result.err, HasSubstr("part of what they printed was lost; exit code 74\n"));
+}
+
+TEST(LostOutput, AFullDiskUnderTheFilesIsSaid) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path() / "rank.1");
+  std::filesystem::create_symlink("/dev/full", folder.path() / "rank.1" / "stdout");
+  const Result result = run_hvdrun(
+      {"-np", "2", "--output-filename", folder.path().string(), rank_program(), "partial"});
+  EXPECT_EQ(result.code, 74) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank.1/stdout: No space left on device"));
+  EXPECT_THAT(result.out, HasSubstr("[1] rank 1: out without end\n")) << "the console has it";
+}
+
+TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
+  const Result result = run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}",
+                                       {"-np", "2", "yes"});
+  EXPECT_EQ(result.code, 141) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: nobody reads stdout any more; stopped 2 ranks (0, 1)"));
+}
+
+TEST(LostOutput, AFailureIsSeenThoughNobodyReads) {
+  const std::string marker = unique_marker();
+  HvdrunProcess process({.arguments = {"-np", "2", "sh", "-c",
+                                       "[ $HVD_RANK = 0 ] && exec yes \"$0\"; sleep 1; exit 3",
+                                       marker}});
+  ASSERT_TRUE(process.wait_for("[0] ", 1, 20));
+  std::vector<pid_t> left;
+  for (int i = 0; i < 100; ++i) {
+    left = processes_with(marker);
+    std::erase(left, process.pid());
+    if (left.empty()) break;
+    ::usleep(100'000);
+  }
+  EXPECT_TRUE(left.empty()) << "the ranks wait for a reader";
+  process.signal(SIGTERM);
+  ::usleep(1'500'000);
+  const Result result = process.wait(10);
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 1 failed first: exited with code 3"));
+}
+
+TEST(Output, AGreatLineIsOneLine) {
+  const Result result =
+      run_hvdrun({"-np", "2", "sh", "-c", "head -c 10000000 /dev/zero | tr '\\0' x; echo"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const std::vector<std::string> lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 2U);
+  for (const std::string& line : lines) EXPECT_EQ(line.size(), 10'000'004U);
+}
+
+// The program of the campaign of last screens links hvd, which sees to it.
+TEST(Output, LinesAppearAsTheyArePrintedInAPipeToo) {
+  HvdrunProcess process({.arguments = {"-np", "2", HVD_TEST_LAST_SCREEN_PROGRAM, "unflushed"}});
+  EXPECT_TRUE(process.wait_for("a line\n", 2, 15)) << process.out();
+}
+
+TEST(Descriptors, TooFewAreNamedAtTheStart) {
+  const Result result = run_redirected("ulimit -n 20; exec \"$@\"", {"-np", "2", "true"});
+  EXPECT_EQ(result.code, 69);
+  EXPECT_THAT(result.err, HasSubstr("too few file descriptors: expected at least 44"));
+}
+
 TEST(Input, GoesToRankZero) {
   HvdrunProcess process(
       {.arguments = {"-np", "2", rank_program(), "stdin"}, .input = "first\nsecond\n"});
@@ -148,6 +236,42 @@ TEST(Environment, OfTheRanks) {
         "WORLD_SIZE=<unset>"}) {
     EXPECT_THAT(result.out, HasSubstr("[1] " + std::string(expected) + "\n"));
   }
+}
+
+/// As the kernel writes a list of CPUs: "0-1,4".
+std::string as_list(std::vector<int> cpus) {
+  std::sort(cpus.begin(), cpus.end());
+  std::string text;
+  for (std::size_t i = 0; i < cpus.size();) {
+    std::size_t last = i;
+    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
+    text += (text.empty() ? "" : ",") + std::to_string(cpus[i]) + (last > i ? "-" + std::to_string(cpus[last]) : "");
+    i = last + 1;
+  }
+  return text;
+}
+
+TEST(Binding, EachRankHasItsShareOfTheCores) {
+  const std::vector<int> allowed = allowed_cpus();
+  const std::vector<Core> cores = usable_cores(allowed);
+  if (cores.size() < 2 || cpu_quota()) GTEST_SKIP() << "needs two cores and no quota";
+  const std::string script = "echo $HVD_RANK threads $OMP_NUM_THREADS $(grep Cpus_allowed_list /proc/self/status)";
+  Start start{.arguments = {"-np", "2", "sh", "-c", script}, .environment = {{"OMP_NUM_THREADS", std::nullopt}}};
+  Result result = HvdrunProcess(start).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (int rank = 0; rank < 2; ++rank) {
+    const CoreShare share = share_of(cores, rank, 2, {});
+    EXPECT_THAT(result.out, HasSubstr(std::to_string(rank) + " threads " + std::to_string(share.threads) +
+                                      " Cpus_allowed_list: " + as_list(share.cpus) + "\n"));
+  }
+  start.arguments = {"-np", "1", "sh", "-c", script};
+  result = HvdrunProcess(start).wait();
+  EXPECT_THAT(result.out, HasSubstr("0 threads " + std::to_string(cores.size()) + " ")) << "at one rank too";
+  start.arguments = {"-np", "2", "--bind", "none", "sh", "-c", script};
+  result = HvdrunProcess(start).wait();
+  const std::size_t first = result.out.find("Cpus_allowed_list"), second = result.out.rfind("Cpus_allowed_list");
+  EXPECT_EQ(result.out.substr(first, result.out.find('\n', first) - first),
+            result.out.substr(second, result.out.find('\n', second) - second));
 }
 
 TEST(Environment, OmpThreadsAreSetOnlyWhenUnset) {

@@ -1,10 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -15,6 +20,15 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+
+/// Whether a process blocks a signal.
+bool holds(pid_t process, int signal) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk:")) return (std::strtoull(line.c_str() + 7, nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
 
 /// hvdrun with ranks that have all said "ready".
 struct Running {
@@ -66,6 +80,19 @@ TEST(Signals, UserSignalsArePassedOn) {
   const Result result = job.process.wait();
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
+}
+
+// SIGUSR1 asks for a state dump; where there is no handler for it, because it comes too early or the program has none, nothing happens.
+TEST(Signals, ARequestForAStateDumpEndsNothing) {
+  for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
+    HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
+    // Before hvdrun's main() nothing can be done about it.
+    for (int i = 0; i < 5000 && !holds(process.pid(), SIGUSR1); ++i) ::usleep(1000);
+    ::usleep(static_cast<useconds_t>(delay_us));
+    process.signal(SIGUSR1);
+    const Result result = process.wait(15);
+    EXPECT_EQ(result.code, 0) << "after " << delay_us << " us: " << result.err;
+  }
 }
 
 TEST(Signals, AUserSignalThatKillsARankIsItsFailure) {
@@ -129,6 +156,29 @@ TEST(Signals, KillingHvdrunLeavesNothing) {
                 mode.c_str(), took.count());
     EXPECT_EQ(job.process.wait().code, 137);
   }
+}
+
+TEST(Signals, WhatAKilledHvdrunLeavesIsRemovedByTheNext) {
+  const TemporaryFolder folder;
+  const std::string marker = unique_marker();
+  const auto start_of = [&](std::vector<std::string> arguments) {
+    return Start{.arguments = std::move(arguments), .environment = {{"TMPDIR", folder.path().string()}}};
+  };
+  HvdrunProcess killed(start_of({"-np", "2", rank_program(), "wait", marker}));
+  ASSERT_TRUE(killed.wait_for("ready", 2, 20));
+  killed.signal(SIGKILL);
+  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+  const auto left = [&] {
+    std::vector<std::filesystem::path> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) found.push_back(entry.path());
+    return found;
+  };
+  ASSERT_EQ(left().size(), 1U) << "or this test tests nothing";
+  const timespec long_ago[2] = {};
+  ASSERT_EQ(::utimensat(AT_FDCWD, left()[0].c_str(), long_ago, 0), 0);
+  HvdrunProcess next(start_of({"-np", "1", "true"}));
+  EXPECT_EQ(next.wait().code, 0);
+  EXPECT_THAT(left(), IsEmpty());
 }
 
 TEST(Signals, TimeoutIs124) {

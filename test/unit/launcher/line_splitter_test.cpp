@@ -46,8 +46,27 @@ TEST(LineSplitter, NothingIsLostHoweverItIsCut) {
 
 TEST(LineSplitter, AnEndlessLineIsHandedOutInParts) {
   LineSplitter splitter;
-  const std::string part(LineSplitter::kMaxSegment + 1, 'x');
+  const std::string part(64 * 1024 + 1, 'x');
   EXPECT_EQ(splitter.feed(part), Words{part});
+}
+
+TEST(LineSplitter, PartsAreWholeCharacters) {
+  LineSplitter splitter(4);
+  EXPECT_EQ(splitter.feed("abc\xc3"), Words{});
+  EXPECT_EQ(splitter.feed("\xa9\xe2"), Words{"abc\xc3\xa9"});
+  EXPECT_EQ(splitter.take_partial(), "");
+  EXPECT_EQ(splitter.feed("\x82\xac\n"), Words{"\xe2\x82\xac\n"});
+  splitter.feed("x\xe2\x82");
+  EXPECT_EQ(splitter.take_rest(), "x\xe2\x82") << "nothing follows: it goes out as it is";
+  EXPECT_EQ(unfinished_character("\xf0\x9f\x98"), 3U);
+  EXPECT_EQ(unfinished_character("\xf0\x9f\x98\x80"), 0U);
+  EXPECT_EQ(unfinished_character("\x80\x80\x80\x80"), 0U) << "no UTF-8";
+}
+
+TEST(TailBuffer, LeavesBacktracesOut) {
+  TailBuffer tail(2);
+  tail.feed("what(): broke\nframe #0: f\nframe #1: g\n[h:12] [ 0] /lib/x\n");
+  EXPECT_EQ(tail.lines(), Words{"what(): broke"});
 }
 
 TEST(TailBuffer, KeepsTheLastLines) {

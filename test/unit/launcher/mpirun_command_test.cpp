@@ -91,10 +91,36 @@ TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("-H")));
 }
 
+TEST(MpirunCommand, WhatMpirunIsToldToBindRules) {
+  LaunchSpec spec;
+  EXPECT_EQ(effective_bind(spec), Bind::kAuto);
+  spec.mpi_args = {"--bind-to", "core:overload-allowed"};
+  EXPECT_EQ(effective_bind(spec), Bind::kCore);
+  spec.mpi_args = {"-bind-to", "none"};
+  EXPECT_EQ(effective_bind(spec), Bind::kNone);
+  spec.mpi_args = {"--bind-to", "numa"};
+  EXPECT_EQ(effective_bind(spec), Bind::kNuma);
+  spec.mpi_args = {"--cpu-set", "0,2"};
+  EXPECT_EQ(effective_bind(spec), Bind::kCore);
+  spec.bind = Bind::kNone;
+  EXPECT_EQ(effective_bind(spec), Bind::kNone);
+}
+
+TEST(MpirunCommand, PlannedHosts) {
+  LaunchSpec spec;
+  EXPECT_EQ(planned_host(spec, 0), "");
+  spec.hosts = {{"a", 1}, {"b", 2}};
+  EXPECT_EQ(planned_host(spec, 0), "a");
+  EXPECT_EQ(planned_host(spec, 2), "b");
+  EXPECT_EQ(planned_host(spec, 3), "");
+  spec.mpi_args = {"--map-by", "node"};
+  EXPECT_EQ(planned_host(spec, 0), "") << "the user maps";
+}
+
 TEST(MpirunCommand, Binding) {
   LaunchSpec spec = local_spec();
   for (const auto& [bind, word] :
-       {std::pair{Bind::kCore, "core"}, {Bind::kNuma, "numa"}, {Bind::kNone, "none"}}) {
+       {std::pair{Bind::kCore, "core"}, {Bind::kNuma, "numa"}, {Bind::kNone, "none"}, {Bind::kAuto, "none"}}) {
     spec.bind = bind;
     EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--bind-to", word}));
   }

@@ -81,5 +81,12 @@ TEST(MpirunLog, AnUnfinishedParagraphIsStillClassified) {
   EXPECT_TRUE(log.lacks_slots());
 }
 
+TEST(MpirunLog, ItsOwnBacktraceIsHeldBack) {
+  MpirunLog log;
+  EXPECT_EQ(log.feed("[h:12] *** Process received signal ***\n[h:12] [ 0] /lib/x\nuseful\n"), "useful\n");
+  EXPECT_NE(log.held().find("Process received signal"), std::string::npos);
+  EXPECT_TRUE(log.spoke());
+}
+
 }  // namespace
 }  // namespace hvd::launcher

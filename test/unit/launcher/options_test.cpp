@@ -28,7 +28,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.action, Action::kRun);
   EXPECT_EQ(options.np, 2);
   EXPECT_EQ(options.program, Words{"./train"});
-  EXPECT_EQ(options.bind, Bind::kNone);
+  EXPECT_EQ(options.bind, Bind::kAuto);
   EXPECT_TRUE(options.tag);
   EXPECT_FALSE(options.verbose);
   EXPECT_EQ(options.tail_lines, 20);
@@ -116,6 +116,10 @@ TEST(Options, ErrorsSayWhatWasExpected) {
   EXPECT_THAT(error_of({"p"}).what(), HasSubstr("got no -np"));
   EXPECT_THAT(error_of({"-np", "2"}).what(), HasSubstr("expected a program"));
   EXPECT_THAT(error_of({"-np", "-1", "p"}).what(), HasSubstr("at least 1"));
+  for (const char* np : {"0", "-1", "two", "2x", "", "99999999999"}) {
+    EXPECT_THAT(error_of({"-np", np, "p"}).what(), HasSubstr("at least 1")) << np;
+  }
+  EXPECT_THAT(error_of({"-np", "two", "p"}).what(), HasSubstr("got 'two'"));
   EXPECT_THAT(error_of({"-np", "2", "--typo", "p"}).what(), HasSubstr("got '--typo'"));
   EXPECT_THAT(error_of({"-np", "2", "--bind", "socket", "p"}).what(),
               HasSubstr("none, core or numa; got 'socket'"));

@@ -39,6 +39,21 @@ RankRecord lost(double at) {
   return rank;
 }
 
+void begin_life(RankRecord& rank) {
+  Notice notice;
+  notice.kind = "init";
+  take_notice(rank, notice);
+}
+
+RankRecord with_notice(RankRecord rank, const std::string& kind, double at, int code = 0,
+                       const std::string& text = "") {
+  begin_life(rank);
+  take_notice(
+      rank,
+      {.kind = kind, .time_ns = static_cast<long long>(at * kSecond), .code = code, .text = text});
+  return rank;
+}
+
 JobRecord job_of(std::vector<RankRecord> ranks) {
   JobRecord job;
   job.ranks = std::move(ranks);
@@ -61,6 +76,34 @@ TEST(FirstFailure, ARankLostAfterItWasToldToStopIsNotBlamed) {
   RankRecord told = lost(1);
   told.told_to_stop = true;
   EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
+}
+
+TEST(FirstFailure, WhoEndedForTheLossOfAnotherIsNotTheFirst) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 4, "lost rank 1");
+  EXPECT_EQ(first_failure({told, with_notice(ended(134, 1.5), "throw", 1.0, 134)}), 1)
+      << "the cause takes longer to die than those who hear of it";
+  EXPECT_EQ(first_failure({told, ended(137, 1.5)}), 1);
+  EXPECT_EQ(first_failure({told, ended(0, 2)}), 0) << "nobody else failed";
+  EXPECT_EQ(first_failure({with_notice(ended(3, 1.0), "loss", 1.1, 4), ended(4, 1.5)}), 0)
+      << "it failed before it heard of the loss";
+}
+
+TEST(FirstFailure, WhoSaidThatItWasEndingMayBeStoppedOnTheWay) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5);
+  const RankRecord leaving = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
+  EXPECT_EQ(first_failure({told, leaving}), 1);
+  EXPECT_EQ(exit_code(job_of({told, leaving})), 3);
+  EXPECT_THAT(final_message(job_of({told, leaving})),
+              HasSubstr("rank 1 failed first: exited with code 3"));
+  RankRecord after_stop = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
+  after_stop.death->stopped = true;
+  EXPECT_EQ(first_failure({told, after_stop}), 0) << "it ended because it was told to";
+}
+
+TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
+  RankRecord rank = with_notice(ended(3, 2), "loss", 1, 4);
+  begin_life(rank);
+  EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
 }
 
 TEST(ExitCode, OfAnUntroubledJob) {
@@ -93,6 +136,8 @@ TEST(ExitCode, WhenMpirunCouldNotStart) {
   EXPECT_EQ(exit_code(job), 70);
   job.mpirun_code = 1;
   EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job), HasSubstr("had started, and without a message; exit code 1\n"));
+  job.mpirun_spoke = true;
   EXPECT_THAT(
       final_message(job),
       HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
@@ -128,6 +173,63 @@ TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
   EXPECT_EQ(early_leaver(job), 1);
   job.ranks[0].ended->time_ns = kSecond / 2;
   EXPECT_EQ(early_leaver(job), std::nullopt) << "the failure came first";
+}
+
+TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5, "rank 1 has left");
+  JobRecord job = job_of({told, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
+  EXPECT_EQ(early_leaver(job), 1);
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
+  job.ranks[0].loss.reset();
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
+}
+
+TEST(EarlyLeaver, WhoCalledShutdownIsNotToldToCallIt) {
+  JobRecord job = job_of({ended(143, 3, true), with_notice(ended(0, 1), "left", 0.5)});
+  job.improper_rank = 1;
+  EXPECT_THAT(final_message(job), HasSubstr("ended with code 0 after hvd::shutdown()"));
+  EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
+}
+
+TEST(FinalMessage, QuotesWhatTheRankSaid) {
+  JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, "uncaught: no\nmemory"),
+                          with_notice(ended(134, 1.2), "loss", 1.1, 4), ended(143, 2, true)});
+  EXPECT_THAT(final_message(job), HasSubstr("        uncaught: no\n        memory\n"));
+  EXPECT_THAT(final_message(job), HasSubstr("hvdrun: 1 rank (1) ended after it; stopped the other 1 "
+                                            "rank (2), gone "));
+}
+
+TEST(FinalMessage, OfAnUnevenNumberOfBatches) {
+  const JobRecord job = job_of(
+      {with_notice(ended(134, 1), "loss", 0.9, 5, "'w': rank 1 (h) has called shutdown()"),
+       with_notice(ended(0, 2), "left", 0.8)});
+  EXPECT_THAT(final_message(job), HasSubstr("'w': rank 1 (h) has called shutdown()"));
+  EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
+}
+
+TEST(FinalMessage, OfAKilledMpirun) {
+  JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 137;
+  job.mpirun_signal = SIGKILL;
+  EXPECT_EQ(final_message(job),
+            "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
+            "70\n")
+      << "what a rank makes of mpirun's end is not its failure";
+  EXPECT_EQ(exit_code(job), 70);
+}
+
+TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
+  RankRecord absent;
+  absent.host = "far";
+  JobRecord job = job_of({RankRecord{}, absent, absent});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 1;
+  job.mpirun_lost_host = true;
+  job.suspect_hosts = {"far"};
+  EXPECT_THAT(final_message(job),
+              HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
 }
 
 TEST(FinalMessage, OfAKilledRank) {
@@ -175,6 +277,17 @@ TEST(FinalMessage, OfALostHost) {
   EXPECT_THAT(final_message(job), HasSubstr("rank 1 failed first: lost"));
   EXPECT_THAT(final_message(job), HasSubstr("also lost without a report: 1 rank (2)"));
   EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (0)"));
+}
+
+TEST(FinalMessage, OfALinkThatWasCut) {
+  RankRecord silent = running("far", 0, 7);
+  silent.told_to_stop = true;
+  const JobRecord job =
+      job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
+  EXPECT_THAT(final_message(job), ::testing::EndsWith("hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
+                                                      "the network between is cut; exit code 69\n"));
 }
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {

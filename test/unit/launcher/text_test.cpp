@@ -51,5 +51,22 @@ TEST(Text, SplitKeepsEmptyParts) {
   EXPECT_EQ(trim(" \ta b\r\n"), "a b");
 }
 
+TEST(Backtrace, OfOpenMpiAndLibTorch) {
+  for (const char* line :
+       {"[node-1:7312] *** Process received signal ***", "[node-1:7312] Signal: Aborted (6)",
+        "[node-1:7312] Signal code:  (-6)", "[node-1:7312] Failing at address: 0x8",
+        "[node-1:7312] [ 0] /lib/x86_64-linux-gnu/libc.so.6(+0x3c050)[0x7f]",
+        "[node-1:7312] [12] ./train(+0x1)[0x5]", "[node-1:7312] *** End of error message ***",
+        "frame #3: c10::Error::Error(c10::SourceLocation) + 0x57 (0x7f in /lib/libc10.so)",
+        "Exception raised from f at ../x.cpp:3 (most recent call first):"}) {
+    EXPECT_TRUE(is_backtrace(line)) << line;
+  }
+  for (const char* line :
+       {"", "[0] loss 0.3", "[12:30] epoch 3", "[node-1:7312] lost the data set", "frame 3",
+        "  what():  Exception raised from here", "[a:b] [ 0] x", "[", "[a:1] ", "[x:] [ 0] y"}) {
+    EXPECT_FALSE(is_backtrace(line)) << line;
+  }
+}
+
 }  // namespace
 }  // namespace hvd::launcher

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hvd::launcher {
+
+/// A core that this process may use.
+struct Core {
+  int numa = 0;           ///< which node it belongs to
+  std::vector<int> cpus;  ///< the numbers of its hardware threads that may be used
+  bool operator==(const Core&) const = default;
+};
+
+/// Neighbours stand side by side. `synthetic` describes a machine as hwloc does, instead of this one.
+/// `allowed`: CPUs that may be used; empty: all. When hwloc cannot
+/// tell, each CPU that is allowed counts as a core.
+std::vector<Core> usable_cores(const std::vector<int>& allowed,
+                               const std::optional<std::string>& synthetic = std::nullopt);
+
+/// What a rank gets of the cores of its host.
+struct CoreShare {
+  std::vector<int> cpus;  ///< to be bound to; empty: not bound
+  int threads = 1;        ///< as many as it has cores
+};
+
+/// As many cores for each rank, side by side, and in one NUMA node where that many ranks fit into
+/// nodes. With a `quota` below the cores (what cgroups grant, in CPUs) only the number of threads is
+/// chosen: the kernel takes the time from any core. More ranks than cores are not bound either.
+CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_size,
+                   std::optional<double> quota);
+
+/// The affinity mask of this process.
+std::vector<int> allowed_cpus();
+
+/// The least of what the cgroups of this process grant it, in CPUs; nothing when they do not limit it.
+/// `root` stands for "/", for tests.
+std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
+
+}  // namespace hvd::launcher

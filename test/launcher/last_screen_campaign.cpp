@@ -1,0 +1,121 @@
+// The campaign of last screens: many short jobs under hvdrun in which one rank goes wrong. The last message has to name that rank, how it
+// ended, and what it said, whatever the others made of it.
+//
+// last_screen_campaign [--seeds N] [--first SEED] [--verbose]
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "hvdrun_process.h"
+#include "last_screen_plan.h"
+#include "text.h"
+
+namespace hvd::launcher::test {
+namespace {
+
+constexpr double kLimit = 25;
+constexpr int kScreenLines = 30;
+
+std::string last_screen(const std::string& text) {
+  const std::vector<std::string> lines = lines_of(text);
+  const std::size_t begin = lines.size() > kScreenLines ? lines.size() - kScreenLines : 0;
+  std::string screen;
+  for (std::size_t i = begin; i < lines.size(); ++i) screen += lines[i] + "\n";
+  // What the ranks print is above hvdrun's own account.
+  const std::size_t account = screen.rfind("hvdrun: rank ");
+  return account == std::string::npos ? screen : screen.substr(account);
+}
+
+std::string describe(const Plan& plan) {
+  constexpr const char* kNames[] = {"throw", "bad_alloc", "exit", "exit(0)", "signal", "abort", "MPI_Abort", "mismatch", "stall"};
+  constexpr const char* kMoments[] = {"before init", "in a step", "among submits", "in a thread"};
+  return "seed " + std::to_string(plan.seed) + ": " + kNames[static_cast<int>(plan.fault)] +
+         (plan.fault == Fault::kSignal ? " " + std::to_string(plan.signal) : "") + " on rank " + std::to_string(plan.victim) + " of " +
+         std::to_string(plan.ranks) + ", " + kMoments[static_cast<int>(plan.moment)] + " " + std::to_string(plan.step) +
+         (plan.caught ? ", caught" : "") + (plan.others_catch ? ", the others catch" : "");
+}
+
+struct Expected {
+  std::string first, also;
+  std::optional<int> code;
+};
+
+Expected expected_of(const Plan& plan) {
+  const std::string rank = "rank " + std::to_string(plan.victim);
+  const std::string failed = "hvdrun: " + rank + " failed first: ";
+  switch (plan.fault) {
+    case Fault::kThrow:
+    case Fault::kBadAlloc:
+      if (plan.caught) return {failed + "exited with code 1", what_of(plan), 1};
+      return {failed + "killed by SIGABRT (6)", what_of(plan), 134};
+    case Fault::kExit: return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
+    case Fault::kMpiAbort: return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
+    case Fault::kExitZero: return {"hvdrun: " + rank + " ended with code 0 but without hvd::shutdown()", "", 1};
+    case Fault::kSignal: return {failed + "killed by " + signal_name(plan.signal), "", 128 + plan.signal};
+    case Fault::kAbort: return {failed + "killed by SIGABRT (6)", "", 134};
+    // Every rank is told, and any may be the first to die of it.
+    case Fault::kMismatch: return {" failed first: ", "shape differs", std::nullopt};
+    case Fault::kStall: return {" failed first: ", "missing: " + rank, std::nullopt};
+  }
+  return {};
+}
+
+/// What is wrong with a run; empty: nothing.
+std::string judge(const Plan& plan, const Result& result) {
+  const Expected expected = expected_of(plan);
+  const std::string screen = last_screen(result.err);
+  if (result.code == -1) return "it did not end within " + std::to_string(static_cast<int>(kLimit)) + " s";
+  if (result.code == 0) return "exit code 0";
+  if (expected.code && result.code != *expected.code)
+    return "exit code " + std::to_string(result.code) + ", expected " + std::to_string(*expected.code);
+  for (const std::string& text : {expected.first, expected.also}) {
+    if (screen.find(text) == std::string::npos) return "the last screen lacks '" + text + "'";
+  }
+  return {};
+}
+
+Result run(const Plan& plan) {
+  Start start;
+  // What a stalled rank gets is not what is tested here.
+  start.arguments = {"-np", std::to_string(plan.ranks), "--fail-grace", "1", HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(plan.seed)};
+  start.environment = {{"HVD_STALL_SHUTDOWN", "1"}, {"OMP_NUM_THREADS", "1"}};
+  return HvdrunProcess(start).wait(kLimit);
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test
+
+int main(int argc, char** argv) {
+  using namespace hvd::launcher::test;
+  std::uint64_t first = 0, seeds = 200;
+  bool verbose = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--verbose") == 0) {
+      verbose = true;
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--seeds") == 0) {
+      seeds = std::strtoull(argv[++i], nullptr, 10);
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--first") == 0) {
+      first = std::strtoull(argv[++i], nullptr, 10);
+    } else {
+      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose]\n", argv[0]);
+      return 2;
+    }
+  }
+  int bad = 0;
+  for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
+    const Plan plan = make_plan(seed);
+    const Result result = run(plan);
+    const std::string fault = judge(plan, result);
+    if (verbose || !fault.empty())
+      std::printf("%s: %s (%.2f s)\n", describe(plan).c_str(), fault.empty() ? "right" : fault.c_str(), result.seconds);
+    if (!fault.empty()) {
+      ++bad;
+      std::printf("--- stderr ---\n%s--------------\n", result.err.c_str());
+    }
+    std::fflush(stdout);
+  }
+  std::printf("%llu runs, %d wrong\n", static_cast<unsigned long long>(seeds), bad);
+  return bad == 0 ? 0 : 1;
+}
