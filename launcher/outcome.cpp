@@ -43,7 +43,7 @@ bool is_consequence(const RankRecord& rank) {
 /// It ended without a fault of its own, but without hvd::shutdown().
 bool left_unannounced(const RankRecord& rank) {
   return rank.death && rank.death->kind == "exit" && rank.death->code == 0 &&
-         !rank.death->stopped && !rank.loss;
+         !rank.death->stopped && (!rank.loss || rank.death->time_ns <= rank.loss->time_ns);
 }
 
 std::vector<int> ranks_where(const JobRecord& job, bool (*condition)(const RankRecord&)) {

@@ -1,5 +1,7 @@
 #include "gradient_guard.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <utility>
 
 #include "hvd/error.h"
@@ -25,6 +27,8 @@ c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(c10
 void GuardedGradient::refuse_while_locked() const {
   const std::string* const parameter = locked_for_.load();
   if (parameter == nullptr) return;
+  // An operator's copy, such as detach()'s in Module::zero_grad(), below autograd. What is done with that is seen in the version.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError("DistributedOptimizer: the gradient of '" + *parameter +
                    "' was asked for its data() between backward() and step(), while it is being reduced over the ranks "
                    "(clip_grad_norm_() and clip_grad_value_() do so, and the step() of a wrapped optimizer); " +

@@ -126,7 +126,8 @@ void GradientReducer::compare_checksums() {
   const std::string after = cycle == 0 ? "before the first update" : "after " + std::to_string(cycle) + " reductions of gradients";
   throw DivergedError("DistributedOptimizer (" + scope_ + "): " + after + " the parameters of the ranks are not the same: " + difference +
                       "; expected equal parameters on every rank. What is usually forgotten: " +
-                      (cycle == 0 ? "broadcast_parameters() before training, or after a checkpoint was loaded on one rank"
+                      (cycle == 0 ? "broadcast_parameters() before training, or after a checkpoint was loaded on one rank; step() of the DistributedOptimizer, instead of that "
+                                    "of the optimizer it wraps"
                                   : "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() of the DistributedOptimizer, instead of that "
                                     "of the optimizer it wraps; a step() or a change of the learning rate that one rank skips; broadcast_parameters() and "
                                     "broadcast_optimizer_state() from the rank that join() returns, after it") +

@@ -190,7 +190,11 @@ std::vector<Submission> GradientTransfer::prepare(const std::string& name,
   const torch::NoGradGuard no_grad;
   check_gradient(name, how);
   sent_ = parameter_.grad();
-  if (!guarded_.defined()) note_sharing({});
+  if (!guarded_.defined()) {
+    note_sharing({});
+  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided && agreed_.value_or(0) == 0) {
+    sent_ = guarded_;  // what was handed over, though the program has put another in its place
+  }
   if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
   std::vector<Submission> one;
   one.push_back(prepare_dense(name, how));

@@ -146,15 +146,19 @@ bool apart(std::int64_t low, std::int64_t high, double tolerances) {
   return static_cast<double>(high - low) > tolerances * kSteps + 2;
 }
 
-/// One number for all parameters: their hashes, or their projections added with signs, so that what is off in several does not cancel out.
+/// One number for all parameters that are trained: their hashes, or their projections added with signs, so that what is off in several does not cancel out.
 std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
   if (exact) {
     std::uint64_t hash = parameters.size();
-    for (const torch::Tensor& parameter : parameters) hash = mixed(hash ^ hash_of(parameter));
+    for (const torch::Tensor& parameter : parameters) {
+      if (parameter.requires_grad()) hash = mixed(hash ^ hash_of(parameter));
+    }
     return static_cast<std::uint32_t>(hash ^ (hash >> 32U));
   }
   double sum = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) sum += static_cast<double>(signs()[i % kSigns]) * projection_of(parameters[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].requires_grad()) sum += static_cast<double>(signs()[i % kSigns]) * projection_of(parameters[i]);
+  }
   return static_cast<std::uint32_t>(quantized(sum));
 }
 
@@ -256,6 +260,10 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
   const bool exact = last_ == Mode::kExact;
   std::vector<std::int64_t> own;
   for (const torch::Tensor& parameter : parameters) {
+    if (!parameter.requires_grad()) {
+      own.push_back(0);
+      continue;
+    }
     own.push_back(exact ? static_cast<std::int64_t>(hash_of(parameter)) : quantized(projection_of(parameter)));
   }
   const torch::Tensor all = allgather(torch::tensor(own, torch::kInt64).unsqueeze(0), {.name = operation, .process_set = set_});

@@ -127,6 +127,7 @@ TEST(Signals, ASecondInterruptEndsTheGrace) {
   const Result result = job.process.wait(10);
   EXPECT_EQ(result.code, 130);
   EXPECT_LT(result.seconds, 10);
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0, 1)"));
 }
 
 TEST(Signals, InterruptWhileStarting) {

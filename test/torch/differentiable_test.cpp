@@ -143,9 +143,5 @@ TEST(Backward, WhatHasNoDerivativeIsAUsageError) {
   EXPECT_FALSE(allgather(x).requires_grad());
 }
 
-TEST(Backward, AsynchronousOnesStayOutOfTheGraph) {
-  EXPECT_FALSE(allreduce_async(leaf({3})).wait().requires_grad());
-}
-
 }  // namespace
 }  // namespace hvd::testing

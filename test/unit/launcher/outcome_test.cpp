@@ -181,6 +181,11 @@ TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
   EXPECT_EQ(early_leaver(job), 1);
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
+  Notice later;
+  later.kind = "loss";
+  later.time_ns = static_cast<long long>(1.2 * kSecond);
+  take_notice(job.ranks[1], later);
+  EXPECT_EQ(early_leaver(job), 1) << "while it leaves it hears of those who die of it";
   job.ranks[0].loss.reset();
   EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
 }

@@ -107,8 +107,8 @@ TEST(Messages, MagicVersionAndKindErrorsAreReadable) {
   EXPECT_EQ(failure(from_hex("680204")),
             "control message: version at byte 2 of 3: this rank speaks version 1, got 2; run the "
             "same hvd on every rank");
-  EXPECT_EQ(failure(from_hex("680108")),
-            "control message: message kind at byte 3 of 3: unknown, got 8");
+  EXPECT_EQ(failure(from_hex("680109")),
+            "control message: message kind at byte 3 of 3: unknown, got 9");
   EXPECT_EQ(failure(from_hex("680100")),
             "control message: message kind at byte 3 of 3: unknown, got 0");
 }
