@@ -13,15 +13,6 @@ using torch::optim::SGDOptions;
 /// One training loop's way of doing a step.
 using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 
-Net same_net() {
-  torch::manual_seed(7);
-  Net net;
-  broadcast_parameters(net);
-  return net;
-}
-
-void backward(Net& net, int step) { loss_of(net, Batch::of_rank(rank(), step)).backward(); }
-
 /// Why there are none here; null when there are.
 const char* no_buckets() {
   if (size() == 1) return "one rank reduces nothing";

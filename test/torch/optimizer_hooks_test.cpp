@@ -8,20 +8,9 @@ namespace {
 
 using torch::optim::SGD;
 
-Net same_net() {
-  torch::manual_seed(17);
-  return Net();
-}
-
-void backward(Net& net, int step = 0) { loss_of(net, Batch::of_rank(rank(), step)).backward(); }
-
 std::string optimizer_error(torch::optim::Optimizer& optimizer, const NamedParameters& names,
                             const DistributedOptimizerOptions& options = {}) {
   return message_of<UsageError>([&] { DistributedOptimizer wrapped(optimizer, names, options); });
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST(Construction, WrongNamesAndOptionsAreUsageErrors) {

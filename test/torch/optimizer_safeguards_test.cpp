@@ -14,17 +14,6 @@ using torch::nn::utils::clip_grad_norm_;
 using torch::nn::utils::clip_grad_value_;
 using torch::optim::SGD;
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-void backward(Net& net, int step) { loss_of(net, Batch::of_rank(rank(), step)).backward(); }
-
-Net same_net() {
-  torch::manual_seed(31);
-  Net net;
-  broadcast_parameters(net);
-  return net;
-}
-
 void expect_equal_models(Net& actual, Net& expected, double tolerance = 1e-5) {
   const auto b = expected->named_parameters();
   for (const auto& item : actual->named_parameters()) EXPECT_TRUE(near(item.value(), b[item.key()], tolerance)) << item.key();

@@ -11,23 +11,7 @@ namespace {
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::string last_rank() { return "rank " + std::to_string(size() - 1); }
-
-Net same_net(torch::ScalarType type = torch::kFloat32) {
-  torch::manual_seed(41);
-  Net net;
-  net->to(type);
-  broadcast_parameters(net);
-  return net;
-}
-
-void backward(Net& net, int step) {
-  const Batch batch = Batch::of_rank(rank(), step);
-  const auto type = net->fc1->weight.scalar_type();
-  torch::mse_loss(net->forward(batch.x.to(type)), batch.y.to(type)).backward();
-}
 
 /// On the last rank only.
 void change(const torch::Tensor& parameter, double relative) {
@@ -63,6 +47,7 @@ TEST_F(ParameterCheckTest, BeforeTheFirstUpdateEveryBitCounts) {
                                                {.gradient_as_bucket_view = false}};
   for (const torch::ScalarType type : {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
     for (const DistributedOptimizerOptions& options : kinds) {
+      if (type != torch::kFloat32 && &options != &kinds[0]) continue;  // neither depends on the other
       Net net = same_net(type);
       SGD inner(net->parameters(), SGDOptions(0.01));
       const torch::Tensor before = net->fc2->bias.detach().clone();

@@ -131,4 +131,18 @@ void copy_values(const torch::nn::Module& from, torch::nn::Module& to) {
   for (std::size_t i = 0; i < values.size(); ++i) targets[i].detach().copy_(values[i]);
 }
 
+Net same_net(torch::ScalarType type) {
+  torch::manual_seed(41);
+  Net net;
+  net->to(type);
+  broadcast_parameters(net);
+  return net;
+}
+
+void backward(Net& net, int step) {
+  const Batch batch = Batch::of_rank(rank(), step);
+  const auto type = net->fc1->weight.scalar_type();
+  torch::mse_loss(net->forward(batch.x.to(type)), batch.y.to(type)).backward();
+}
+
 }  // namespace hvd::testing

@@ -78,4 +78,12 @@ torch::Tensor loss_of(Net& net, const Batch& batch);
 /// A copy with the same values. Made from values that agree on all ranks, it agrees too.
 void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
 
+/// Equal on all ranks.
+Net same_net(torch::ScalarType type = torch::kFloat32);
+
+/// The gradients of this rank's batch of a step, in the net's type.
+void backward(Net& net, int step = 0);
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 }  // namespace hvd::testing

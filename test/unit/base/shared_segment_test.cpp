@@ -47,7 +47,7 @@ extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
 namespace hvd {
 namespace {
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kMebibyte = std::size_t{1} << 20;
 
 std::string unique_name() {
   static int number = 0;
@@ -62,11 +62,11 @@ class SharedSegmentTest : public ::testing::Test {
 
 TEST_F(SharedSegmentTest, IsReservedAlthoughSignalsInterruptIt) {
   reservations.interrupted = 20;
-  const auto segment = SharedSegment::create(unique_name(), 5 * kMiB + 100);
+  const auto segment = SharedSegment::create(unique_name(), 5 * kMebibyte + 100);
   ASSERT_NE(segment, nullptr);
   EXPECT_EQ(reservations.interrupted, 0);
-  segment->data()[5 * kMiB + 99] = std::byte{1};
-  EXPECT_LE(reservations.largest, static_cast<off_t>(kMiB)) << "small enough to be done between two signals";
+  segment->data()[5 * kMebibyte + 99] = std::byte{1};
+  EXPECT_LE(reservations.largest, static_cast<off_t>(kMebibyte)) << "small enough to be done between two signals";
 }
 
 /// Also a link that leads nowhere.
@@ -74,24 +74,24 @@ bool name_exists(const std::string& name) { return std::filesystem::symlink_stat
 
 TEST_F(SharedSegmentTest, SaysSoWhenThereIsNoMemoryAndLeavesNothing) {
   const std::string name = unique_name();
-  reservations.room = reservations.memory = 2 * kMiB;
-  EXPECT_THROW(SharedSegment::create(name, 5 * kMiB), Error);
+  reservations.room = reservations.memory = 2 * kMebibyte;
+  EXPECT_THROW(SharedSegment::create(name, 5 * kMebibyte), Error);
   EXPECT_FALSE(name_exists(name));
 }
 
 TEST_F(SharedSegmentTest, DoesWithoutRoomInDevShm) {
   ASSERT_TRUE(SharedSegment::needs_no_room());
   const std::string name = unique_name();
-  reservations.room = 2 * kMiB;
-  const auto maker = SharedSegment::create(name, 5 * kMiB);
+  reservations.room = 2 * kMebibyte;
+  const auto maker = SharedSegment::create(name, 5 * kMebibyte);
   ASSERT_NE(maker, nullptr);
-  EXPECT_EQ(SharedSegment::attach(name, kMiB), nullptr) << "of another size";
-  maker->data()[5 * kMiB - 1] = std::byte{42};
+  EXPECT_EQ(SharedSegment::attach(name, kMebibyte), nullptr) << "of another size";
+  maker->data()[5 * kMebibyte - 1] = std::byte{42};
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {  // another process, which finds it by its name
-    const auto found = SharedSegment::attach(name, 5 * kMiB);
-    if (!found || found->data()[5 * kMiB - 1] != std::byte{42}) ::_exit(1);
+    const auto found = SharedSegment::attach(name, 5 * kMebibyte);
+    if (!found || found->data()[5 * kMebibyte - 1] != std::byte{42}) ::_exit(1);
     found->data()[0] = std::byte{43};
     found->unlink();
     ::_exit(0);
@@ -101,7 +101,7 @@ TEST_F(SharedSegmentTest, DoesWithoutRoomInDevShm) {
   EXPECT_EQ(status, 0);
   EXPECT_EQ(maker->data()[0], std::byte{43});
   EXPECT_FALSE(name_exists(name));
-  EXPECT_EQ(SharedSegment::attach(name, 5 * kMiB), nullptr);
+  EXPECT_EQ(SharedSegment::attach(name, 5 * kMebibyte), nullptr);
 }
 
 // Where processes do not see each other's numbers, the name leads elsewhere.
@@ -109,27 +109,27 @@ TEST_F(SharedSegmentTest, RefusesANameThatLeadsElsewhere) {
   const std::string name = unique_name();
   for (const char* const target : {"/proc/self/fd/0", "/proc/0/fd/7"}) {
     ASSERT_EQ(::symlink(target, ("/dev/shm" + name).c_str()), 0);
-    EXPECT_THROW(SharedSegment::attach(name, kMiB), Error) << target;
+    EXPECT_THROW(SharedSegment::attach(name, kMebibyte), Error) << target;
     ASSERT_EQ(::unlink(("/dev/shm" + name).c_str()), 0);
   }
 }
 
 TEST_F(SharedSegmentTest, AnArenaIsReservedAlthoughSignalsInterruptIt) {
   reservations.interrupted = 20;
-  const auto arena = SharedArena::create(8 * kMiB, SharedArena::Pages::kWhenAllocated);
+  const auto arena = SharedArena::create(8 * kMebibyte, SharedArena::Pages::kWhenAllocated);
   ASSERT_NE(arena, nullptr);
   reservations.interrupted = 20;
-  EXPECT_NE(arena->allocate(3 * kMiB), nullptr);
+  EXPECT_NE(arena->allocate(3 * kMebibyte), nullptr);
   EXPECT_EQ(reservations.interrupted, 0);
 }
 
 TEST_F(SharedSegmentTest, AnArenaWithoutPagesGivesNothingAndGoesOn) {
-  const auto arena = SharedArena::create(8 * kMiB, SharedArena::Pages::kWhenAllocated);
+  const auto arena = SharedArena::create(8 * kMebibyte, SharedArena::Pages::kWhenAllocated);
   ASSERT_NE(arena, nullptr);
-  reservations.memory = 2 * kMiB;
-  EXPECT_EQ(arena->allocate(3 * kMiB), nullptr);
-  reservations.memory = 4 * kMiB;
-  EXPECT_NE(arena->allocate(3 * kMiB), nullptr);
+  reservations.memory = 2 * kMebibyte;
+  EXPECT_EQ(arena->allocate(3 * kMebibyte), nullptr);
+  reservations.memory = 4 * kMebibyte;
+  EXPECT_NE(arena->allocate(3 * kMebibyte), nullptr);
 }
 
 }  // namespace
