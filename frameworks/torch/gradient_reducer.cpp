@@ -193,7 +193,10 @@ void GradientReducer::refuse_capture(const Slot& slot) const {
 void GradientReducer::check_stays_in_place(std::size_t index) const {
   const torch::Tensor& parameter = slots_[index].transfer.parameter();
   const auto first = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.active(); });
-  if (!parameter.is_cuda() || first - slots_.begin() != static_cast<std::ptrdiff_t>(index) || !may_use_buckets()) return;
+  if (!parameter.is_cuda() || first - slots_.begin() != static_cast<std::ptrdiff_t>(index)) return;
+  const bool stays = !wants_buckets() ||
+                     std::none_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return might_fit_bucket(slot); });
+  if (stays) return;
   try {
     record_current_stream();
   } catch (const UsageError&) {

@@ -122,9 +122,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void refuse_written();
   void hand_over(Slot&, const torch::autograd::variable_list& gradients);
   void add_units_without_bucket();
+  bool wants_buckets() const;
   bool may_use_buckets() const;
   bool buckets_fit() const;
   bool fits_bucket(const Slot&) const;
+  /// The same, but that its layout may not be known yet.
+  bool might_fit_bucket(const Slot&) const;
   void learn_buckets(std::vector<std::size_t> submitted);
   std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members, std::size_t number) const;
   bool on_all_ranks(bool own, const std::string& name) const;

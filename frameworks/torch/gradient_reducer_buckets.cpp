@@ -28,20 +28,26 @@ void return_free_memory() {
 
 }  // namespace
 
-bool GradientReducer::may_use_buckets() const {
+bool GradientReducer::wants_buckets() const {
   // Adasum looks at each tensor.
-  const bool wanted = how_.bucket_views && how_.process_set.size() > 1 && how_.op != ReduceOp::kAdasum;
-  return wanted && std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return fits_bucket(slot); });
+  return how_.bucket_views && how_.process_set.size() > 1 && how_.op != ReduceOp::kAdasum;
+}
+
+bool GradientReducer::may_use_buckets() const {
+  return wants_buckets() && std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return fits_bucket(slot); });
 }
 
 /// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be views. Only what all ranks of the set agree on
 /// decides: the types of active parameters, whose gradients have just been reduced, are.
 bool GradientReducer::fits_bucket(const Slot& slot) const {
+  const bool layout_known = how_.sparse != SparseGradients::kReduceSparse || slot.transfer.agreed_layout().has_value();
+  return layout_known && might_fit_bucket(slot);
+}
+
+bool GradientReducer::might_fit_bucket(const Slot& slot) const {
   if (!slot.active() || slot.group >= 0) return false;
   const torch::ScalarType type = slot.transfer.parameter().scalar_type();
-  if (!is_supported(type) || type_to_cast_to(type, how_.compression)) return false;
-  const SparseDims layout = slot.transfer.agreed_layout();
-  return how_.sparse == SparseGradients::kReduceSparse ? layout == 0 : layout.value_or(0) == 0;
+  return is_supported(type) && !type_to_cast_to(type, how_.compression) && slot.transfer.agreed_layout().value_or(0) == 0;
 }
 
 bool GradientReducer::buckets_fit() const {

@@ -31,7 +31,9 @@ class OneRank final : public TorchStep {
 class Hvd final : public TorchStep {
  public:
   Hvd(std::string name, const StepMaterial& material, bool views)
-      : TorchStep(std::move(name), material), distributed_(optimizer(), named_parameters(), {.gradient_as_bucket_view = views}) {}
+      : TorchStep(std::move(name), material),
+        // The contenders share their parameters, and the one that exchanges nothing makes them differ.
+        distributed_(optimizer(), named_parameters(), {.gradient_as_bucket_view = views, .check_every = 0}) {}
 
   void rest() override {
     clear();

@@ -40,7 +40,7 @@ inline constexpr int kDifferences = 11;
 inline constexpr int kEpochs = 2;
 inline constexpr int kSteps = 10;
 inline constexpr double kPeerTimeout = 3;
-inline constexpr double kStallShutdown = 3;
+inline constexpr double kStallShutdown = 3.7;  // after a lost peer would have been noticed, before the end of a long delay
 inline constexpr double kStartTimeout = 4;
 inline constexpr double kLongDelaySeconds = 4.5;
 

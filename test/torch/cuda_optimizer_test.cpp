@@ -70,26 +70,37 @@ TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_fa
 // One rank has no memory for buckets: all go on without, as if nothing had been.
 TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
   if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
-  Net net = make_net(device());
-  Net twin = make_net(device());
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
-  DistributedOptimizer optimizer(sgd, net->named_parameters());
-  DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(), {.gradient_as_bucket_view = false});
-  for (int step = 0; step < 4; ++step) {
-    const Batch batch = Batch::of_rank(rank(), step);
-    const torch::Tensor x = batch.x.to(device()), y = batch.y.to(device());
-    optimizer.zero_grad();
-    torch::mse_loss(net->forward(x), y).backward();
-    if (rank() == size() - 1 && step == 0) refuse_fake_memory_from(1);
-    EXPECT_NO_THROW(optimizer.synchronize());
-    refuse_fake_memory_from(0);
-    optimizer.step();
-    twin_optimizer.zero_grad();
-    torch::mse_loss(twin->forward(x), y).backward();
-    twin_optimizer.step();
+  // So many small layers that a bucket, and nothing else that a step needs, is larger than 128 bytes.
+  const auto make = [&] {
+    torch::manual_seed(23);
+    torch::nn::Sequential net;
+    for (int layer = 0; layer < 32; ++layer) net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+    net->to(device());
+    return net;
+  };
+  for (const bool refused : {false, true}) {
+    torch::nn::Sequential net = make(), twin = make();
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
+    DistributedOptimizer optimizer(sgd, net->named_parameters());
+    DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(), {.gradient_as_bucket_view = false});
+    bool in_buckets = false;
+    for (int step = 0; step < 4; ++step) {
+      const torch::Tensor x = rank_tensor(rank(), {8, 4}, torch::kFloat32, step).to(device());
+      optimizer.zero_grad();
+      net->forward(x).square().mean().backward();
+      if (refused && rank() == size() - 1 && step == 0) refuse_fake_memory_from(129);
+      EXPECT_NO_THROW(optimizer.synchronize());
+      refuse_fake_memory_from(0);
+      for (const torch::Tensor& parameter : net->parameters()) in_buckets = in_buckets || parameter.grad().storage_offset() != 0;
+      optimizer.step();
+      twin_optimizer.zero_grad();
+      twin->forward(x).square().mean().backward();
+      twin_optimizer.step();
+    }
+    EXPECT_EQ(in_buckets, !refused);
+    const auto expected = twin->parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
   }
-  const auto expected = twin->parameters();
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
 }
 
 void expect_no_waits(const DistributedOptimizerOptions& options) {

@@ -160,7 +160,7 @@ TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_TRUE(is_explained(job));
   EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without MPI_Finalize"));
-  EXPECT_THAT(final_message(job), HasSubstr("calls hvd::join() after its last"));
+  EXPECT_THAT(final_message(job), HasSubstr("call MPI_Finalize() on every rank"));
   job.improper_rank = 0;
   EXPECT_EQ(early_leaver(job), std::nullopt) << "mpirun names a rank that we stopped";
   job.improper_rank = 99;
