@@ -11,7 +11,8 @@ set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 find_package(Threads REQUIRED)
 
 if(HVD_SANITIZE)
-  add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # Clang takes the streams of libstdc++ for objects of another type.
+  add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=vptr>)
   add_link_options(-fsanitize=${HVD_SANITIZE})
 endif()
 
