@@ -1,5 +1,5 @@
-# hvd_add_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... [TIMEOUT s])
-#   One GoogleTest executable, run in one process.
+# hvd_add_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... [TIMEOUT s] [ARGUMENTS ...])
+#   One GoogleTest executable, run in one process with these arguments.
 # hvd_add_mpi_test(NAME n SOURCES a.cpp ... [LIBRARIES ...] LABELS l ... RANKS 1 2 ... [LONG_RANKS 3 ...] [TIMEOUT s])
 #   The same executable under mpirun, one ctest entry per number of ranks: n.np2, n.np3, ... Those of LONG_RANKS have the label `long`
 #   instead of the others: test/run.sh runs them with --long.
@@ -44,12 +44,12 @@ function(hvd_set_test_environment test)
 endfunction()
 
 function(hvd_add_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBRARIES;LABELS;ARGUMENTS")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
   _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} LABELS ${arg_LABELS})
-  add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+  add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} ${arg_ARGUMENTS})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
                        ENVIRONMENT "HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT}")
 endfunction()
