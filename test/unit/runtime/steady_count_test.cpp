@@ -23,7 +23,7 @@ std::atomic<std::uint64_t> log_checks{0};
 
 // All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting rounds through sched_yield().
 // It hands on six arguments, however many there are.
-extern "C" [[gnu::no_sanitize("address")]] long syscall(long number, ...) noexcept {
+extern "C" [[gnu::no_sanitize_address]] long syscall(long number, ...) noexcept {
   system_calls.fetch_add(1);
   va_list list;
   va_start(list, number);
