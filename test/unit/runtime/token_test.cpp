@@ -132,7 +132,7 @@ TEST(Token, ShutdownEndsInTimeThoughAnotherThreadDrives) {
 class InterruptedClock final : public Clock {
  public:
   TimePoint now() const noexcept override {
-    if (std::this_thread::get_id() == of_ && ++calls_ == 2) act_();
+    if (std::this_thread::get_id() == of_.load() && ++calls_ == 2) act_();
     return clock_.now();
   }
   /// When the calling thread next asks for the time a second time.
@@ -141,12 +141,12 @@ class InterruptedClock final : public Clock {
     calls_ = 0;
     of_ = std::this_thread::get_id();
   }
-  void disarm() { of_ = {}; }
+  void disarm() { of_ = std::thread::id(); }
 
  private:
   SteadyClock clock_;
   std::function<void()> act_;
-  std::thread::id of_;
+  std::atomic<std::thread::id> of_{};
   mutable int calls_ = 0;
 };
 
