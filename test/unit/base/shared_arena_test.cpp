@@ -250,7 +250,7 @@ TEST(SharedArena, KeepsWithinTheLimitsOfTheProcess) {
   EXPECT_EQ(with_limit(RLIMIT_FSIZE, 64 * kMiB), 0);
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_FSIZE, 1024)), 10) << "there is none";
   // A sanitizer has much address space of its own, and UBSan's look at an object takes a descriptor.
-#if !HVD_SANITIZED
+#if !defined(HVD_SANITIZED)
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_NOFILE, 3)), 10) << "there is none";
   EXPECT_EQ(with_limit(RLIMIT_AS, rlim_t{4} << 30), 0);
 #endif
