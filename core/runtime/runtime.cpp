@@ -38,9 +38,10 @@ void relax() noexcept {
 
 /// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
-  if (idle_rounds < kYieldsBeforeSleep && (engine.busy() || engine.needs_polling())) return Duration::zero();
+  const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it while this one decides.
+  if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
   const Duration deadline = engine.time_to_deadline();
-  if (!engine.needs_polling()) return deadline;
+  if (!polls) return deadline;
   const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
   const Duration longest = engine.transferring() ? kLongestPollOfTransfer : kLongestPollOfNetwork;
   return std::min({kShortestSleep * (1 << doublings), longest, deadline});
