@@ -5,12 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <map>
-#include <sstream>
-#include <string>
-
-#include "text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -59,30 +54,6 @@ std::optional<std::vector<std::size_t>> starts_within_nodes(const std::vector<Co
   }
   if (starts.size() < ranks) return std::nullopt;
   return starts;
-}
-
-std::optional<std::string> first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  return std::getline(file, line) ? std::optional<std::string>(line) : std::nullopt;
-}
-
-/// "max 100000", "150000 100000"
-std::optional<double> quota_of_v2(const std::filesystem::path& group) {
-  const auto line = first_line(group / "cpu.max");
-  double quota = 0, period = 0;
-  if (!line || !(std::istringstream(*line) >> quota >> period) || quota <= 0 || period <= 0)
-    return std::nullopt;
-  return quota / period;
-}
-
-std::optional<double> quota_of_v1(const std::filesystem::path& group) {
-  const auto quota = first_line(group / "cpu.cfs_quota_us");
-  const auto period = first_line(group / "cpu.cfs_period_us");
-  if (!quota || !period) return std::nullopt;
-  const double taken = std::atof(quota->c_str()), of = std::atof(period->c_str());
-  if (taken <= 0 || of <= 0) return std::nullopt;  // -1: no limit
-  return taken / of;
 }
 
 }  // namespace
@@ -147,35 +118,6 @@ std::vector<int> allowed_cpus() {
     if (!too_small) break;
   }
   return cpus;
-}
-
-std::optional<double> cpu_quota(const std::filesystem::path& root) {
-  std::optional<double> least;
-  const auto consider = [&least](const std::optional<double>& quota) {
-    if (quota && (!least || *quota < *least)) least = quota;
-  };
-  const std::filesystem::path mount = root / "sys/fs/cgroup";
-  std::ifstream file(root / "proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    // "0::/a/b" of version 2, "4:cpu,cpuacct:/a/b" of version 1
-    const std::vector<std::string> parts = split(line, ':');
-    if (parts.size() < 3) continue;
-    const bool v2 = parts[1].empty();
-    const std::vector<std::string> controllers = split(parts[1], ',');
-    if (!v2 && std::find(controllers.begin(), controllers.end(), "cpu") == controllers.end())
-      continue;
-    // A limit of any group above holds too. In a container the path may be that of the host, of which
-    // only the last group is to be seen, as the root.
-    std::filesystem::path group = std::filesystem::path(parts[2]).relative_path();
-    const std::filesystem::path base = v2 ? mount : mount / parts[1];
-    while (true) {
-      consider(v2 ? quota_of_v2(base / group) : quota_of_v1(base / group));
-      if (!v2) consider(quota_of_v1(mount / "cpu" / group));
-      if (group.empty()) break;
-      group = group.parent_path();
-    }
-  }
-  return least;
 }
 
 }  // namespace hvd::launcher

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,9 +33,5 @@ CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_siz
 
 /// The affinity mask of this process.
 std::vector<int> allowed_cpus();
-
-/// The least of what the cgroups of this process grant it, in CPUs; nothing when they do not limit it.
-/// `root` stands for "/", for tests.
-std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
 }  // namespace hvd::launcher

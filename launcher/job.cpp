@@ -22,8 +22,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Above this the ranks wait until the console has taken some.
+/// Above these the ranks wait until the console, and the files, have taken some.
 constexpr std::size_t kMaxPending = 4 << 20;
+constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// From the end of a survivor's grace to SIGKILL.
 constexpr milliseconds kKillDelay{500};
 /// After the ranks' grace: first mpirun is asked to end the job, then it is killed.
@@ -70,7 +71,7 @@ Job::Job(const Options& options, LaunchPlan plan)
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
   if (options_.output_folder) output.folder = *options_.output_folder;
   for (int rank = 0; rank < size(); ++rank) {
-    outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_));
+    outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_, files_));
   }
   record_.ranks.resize(static_cast<std::size_t>(size()));
   for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
@@ -143,12 +144,14 @@ void Job::start_mpirun() {
 void Job::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
-  if (console_.pending() < kMaxPending) server_.give_credit();
+  if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
+    server_.give_credit();
   server_.add_to(poller);
   for (UniqueFd* from : {&mpirun_stdout_, &mpirun_stderr_}) {
     if (*from) poller.add(from->get(), POLLIN, [this, from](short) { on_mpirun_output(*from); });
   }
   console_.add_to(poller);
+  files_.add_to(poller);
   poller.wait(next_timeout_ms());
   server_.on_time();
   notice_output_failures();
@@ -164,6 +167,7 @@ int Job::next_timeout_ms() {
        {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_})
     consider(timer);
   consider(server_.next_deadline());
+  consider(files_.next_deadline());
   for (const auto& output : outputs_) consider(output->show_partial(now));
   if (!next) return -1;
   const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
@@ -292,9 +296,7 @@ void Job::on_notice(int rank, const Notice& notice) {
 }
 
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
-  RankOutput& output = *outputs_[static_cast<std::size_t>(rank)];
-  output.feed(stream, bytes, Clock::now());
-  if (const auto complaint = output.take_complaint()) note_lost_output(*complaint);
+  outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
@@ -386,6 +388,7 @@ void Job::say(const std::string& text) {
 /// Who has gone does not come back: then the job ends, as it does under mpirun. A full disk may get
 /// room again, and must not cost the training.
 void Job::notice_output_failures() {
+  for (const std::string& failure : files_.take_failures()) note_lost_output(failure);
   for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
     const auto error = console_.failure(stream);
     bool& told = told_of_failure_[static_cast<int>(stream)];
@@ -437,9 +440,9 @@ void Job::note_suspects() {
 }
 
 int Job::finish() {
+  write_files();
   const std::string rest = mpirun_log_.finish();
   collect_outcome();
-  for (const auto& output : outputs_) output->finish();
   if (!options_.verbose) {
     console_.write(Stream::kStderr, Console::kNobody, rest);
     if (exit_code(record_) != 0 && !is_explained(record_)) {
@@ -453,6 +456,32 @@ int Job::finish() {
   return exit_code(record_);
 }
 
+/// In the end: who waits too long for us learns it by signals.
+void Job::hurry_on_signals(Poller& poller) {
+  poller.add(signals_.get(), POLLIN, [this](short) {
+    signalfd_siginfo info{};
+    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGQUIT)
+        continue;
+      hurried_ = true;
+    }
+  });
+}
+
+/// Before the account, which says whether something was lost.
+void Job::write_files() {
+  for (const auto& output : outputs_) output->finish();
+  while (files_.pending() > 0) {
+    Poller poller;
+    hurry_on_signals(poller);
+    files_.add_to(poller);
+    poller.wait(100);
+    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
+    for (const std::string& failure : files_.take_failures(patience)) note_lost_output(failure);
+  }
+  notice_output_failures();
+}
+
 /// A job that did well waits for a reader as any program would. One that did not, or whose user wants
 /// out, ends though nobody reads.
 void Job::write_out() {
@@ -463,17 +492,10 @@ void Job::write_out() {
     const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
     if (leaving && Clock::now() - last >= patience) break;
     Poller poller;
-    poller.add(signals_.get(), POLLIN, [&](short) {
-      signalfd_siginfo info{};
-      while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-        if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGQUIT)
-          continue;
-        leaving = hurried_ = true;
-        record_.output_lost = true;
-      }
-    });
+    hurry_on_signals(poller);
     console_.add_to(poller);
     poller.wait(leaving ? 100 : -1);
+    if (hurried_ && !leaving) leaving = record_.output_lost = true;
     notice_output_failures();
     if (console_.progress() != seen) {
       seen = console_.progress();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "console.h"
+#include "file_writer.h"
 #include "launch_plan.h"
 #include "mpirun_log.h"
 #include "options.h"
@@ -74,6 +75,8 @@ class Job final : private RankObserver {
   void notice_output_failures();
   void note_lost_output(const std::string& text);
   void write_out();
+  void write_files();
+  void hurry_on_signals(Poller& poller);
   void collect_outcome();
   void note_suspects();
   int finish();
@@ -82,6 +85,7 @@ class Job final : private RankObserver {
   LaunchPlan plan_;
   std::optional<TemporaryFolder> session_folder_;
   Console console_;
+  FileWriter files_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
   JobRecord record_;

@@ -1,11 +1,6 @@
 #include "rank_output.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "error.h"
 
@@ -18,26 +13,6 @@ std::string padded(int rank, int size, char fill) {
   const std::string text = std::to_string(rank);
   const std::size_t width = std::to_string(size - 1).size();
   return std::string(width > text.size() ? width - text.size() : 0, fill) + text;
-}
-
-UniqueFd create_file(const std::filesystem::path& path) {
-  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file) {
-    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + path.string() + ": " +
-                                            std::strerror(errno));
-  }
-  return file;
-}
-
-/// errno when it fails.
-int write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return count < 0 ? errno : EIO;
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return 0;
 }
 
 /// A line is shown in one piece up to this size; a job of many ranks has less for each.
@@ -56,13 +31,14 @@ std::string rank_prefix(int rank, int size) {
   return prefix += "] ";
 }
 
-RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console)
+RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console, FileWriter& files)
     : rank_(rank),
       tag_(options.tag),
       prefix_(options.tag ? rank_prefix(rank, size) : ""),
       console_(console),
-      channels_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .path = {}, .last_fed = {}},
-                {.splitter = LineSplitter(longest_segment(size)), .file = {}, .path = {}, .last_fed = {}}},
+      files_(files),
+      channels_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}},
+                {.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}}},
       tail_(static_cast<std::size_t>(options.tail_lines)) {
   if (!options.folder) return;
   const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
@@ -73,28 +49,17 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
                                             ": " + error.message());
   }
   for (const Stream stream : kStreams) {
-    Channel& channel = channels_[static_cast<int>(stream)];
-    channel.path = folder / (stream == Stream::kStdout ? "stdout" : "stderr");
-    channel.file = create_file(channel.path);
+    channels_[static_cast<int>(stream)].file =
+        files_.create(folder / (stream == Stream::kStdout ? "stdout" : "stderr"));
   }
 }
 
 void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
   Channel& channel = channels_[static_cast<int>(stream)];
   channel.last_fed = now;
-  keep(channel, bytes);
+  if (channel.file) files_.write(*channel.file, bytes);
   if (stream == Stream::kStderr) tail_.feed(bytes);
   for (const std::string& segment : channel.splitter.feed(bytes)) show(stream, segment);
-}
-
-/// A full disk must not end the training that writes to it; but it is not kept secret.
-void RankOutput::keep(Channel& channel, std::string_view bytes) {
-  if (!channel.file) return;
-  const int error = write_all(channel.file.get(), bytes);
-  if (error == 0) return;
-  channel.file.reset();
-  complaint_ = "cannot write " + channel.path + ": " + std::strerror(error) +
-               "; what rank " + std::to_string(rank_) + " prints is not kept there any more";
 }
 
 std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
@@ -114,8 +79,9 @@ std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
 
 void RankOutput::finish() {
   for (const Stream stream : kStreams) {
-    show(stream, channels_[static_cast<int>(stream)].splitter.take_rest());
-    channels_[static_cast<int>(stream)].file.reset();
+    Channel& channel = channels_[static_cast<int>(stream)];
+    show(stream, channel.splitter.take_rest());
+    if (channel.file) files_.close(*channel.file);
   }
 }
 

@@ -5,12 +5,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "console.h"
+#include "file_writer.h"
 #include "line_splitter.h"
-#include "unique_fd.h"
 
 namespace hvd::launcher {
 
@@ -33,26 +32,23 @@ class RankOutput {
   /// On a terminal a line without an end (a prompt, a row of dots) is shown after this time.
   static constexpr std::chrono::milliseconds kPartialDelay{100};
 
-  /// @throws LaunchError (kUsage) when the files cannot be made. `console` must outlive this.
-  RankOutput(int rank, int size, const OutputOptions& options, Console& console);
+  /// `console` and `files` must outlive this. @throws LaunchError (kUsage) when the files cannot be
+  /// made.
+  RankOutput(int rank, int size, const OutputOptions& options, Console& console, FileWriter& files);
 
   void feed(Stream stream, std::string_view bytes, TimePoint now);
   /// Shows unfinished lines that are due; when the next one is.
   std::optional<TimePoint> show_partial(TimePoint now);
   /// The rank has ended: nothing may stay behind.
   void finish();
-  /// What could not be written to its files, once for each, in words.
-  std::optional<std::string> take_complaint() { return std::exchange(complaint_, std::nullopt); }
   std::vector<std::string> stderr_tail() const { return tail_.lines(); }
 
  private:
   struct Channel {
     LineSplitter splitter;
-    UniqueFd file;
-    std::string path;
+    std::optional<std::size_t> file;
     TimePoint last_fed{};
   };
-  void keep(Channel& channel, std::string_view bytes);
   void show(Stream stream, const std::string& segment);
   int owner(Stream stream) const { return 2 * rank_ + static_cast<int>(stream); }
   bool shows_partial(Stream stream) const { return !tag_ || console_.is_terminal(stream); }
@@ -61,9 +57,9 @@ class RankOutput {
   const bool tag_;
   const std::string prefix_;
   Console& console_;
+  FileWriter& files_;
   Channel channels_[2];
   TailBuffer tail_;
-  std::optional<std::string> complaint_;
 };
 
 }  // namespace hvd::launcher

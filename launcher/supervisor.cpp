@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/cpu_quota.h"
 #include "core_share.h"
 #include "error.h"
 #include "job_folder.h"

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "base/cpu_quota.h"
 #include "hvd/options.h"
 
 namespace hvd::runtime {
@@ -13,9 +15,10 @@ struct Pace {
 };
 
 /// @param ranks of this host
-Pace choose_pace(ProgressMode, int ranks);
+/// @param quota what cgroups grant this process, in CPUs, which the ranks of this host share
+Pace choose_pace(ProgressMode, int ranks, std::optional<double> quota = cpu_quota());
 
 /// For people: "inline progress, 1 core per rank".
-std::string describe(const Pace&, int ranks);
+std::string describe(const Pace&, int ranks, std::optional<double> quota = cpu_quota());
 
 }  // namespace hvd::runtime

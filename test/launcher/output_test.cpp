@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_quota.h"
 #include "core_share.h"
 #include "hvdrun_process.h"
 #include "rank_output.h"
@@ -161,6 +164,24 @@ TEST(LostOutput, AFullDiskUnderTheFilesIsSaid) {
   EXPECT_EQ(result.code, 74) << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank.1/stdout: No space left on device"));
   EXPECT_THAT(result.out, HasSubstr("[1] rank 1: out without end\n")) << "the console has it";
+}
+
+// A FIFO that nobody reads takes no more than a file system whose server is gone.
+TEST(LostOutput, AFileSystemThatDoesNotAnswerKeepsNobodyWaiting) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path() / "rank.1");
+  const std::filesystem::path stuck = folder.path() / "rank.1" / "stdout";
+  ASSERT_EQ(::mkfifo(stuck.c_str(), 0600), 0);
+  const UniqueFd reader(::open(stuck.c_str(), O_RDONLY | O_NONBLOCK));
+  HvdrunProcess process({.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh",
+                                       "-c", "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
+  ASSERT_TRUE(process.wait_for("[1] 50000\n", 1, 20));
+  ::usleep(2'500'000);  // it waits for the file, and is asked to hurry
+  process.signal(SIGTERM);
+  const Result result = process.wait(10);
+  EXPECT_EQ(result.code, 3) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 0 failed first: exited with code 3"));
+  EXPECT_THAT(result.err, HasSubstr(": nothing was taken for 1 s; what the ranks print is not kept there"));
 }
 
 TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {

@@ -3,13 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
-
-#include "temporary_folder.h"
 
 namespace hvd::launcher {
 namespace {
@@ -106,47 +102,6 @@ TEST(ShareOf, AQuotaSetsTheThreadsAlone) {
 
 TEST(ShareOf, ARankBeyondTheHostsIsNotBound) {
   EXPECT_TRUE(share_of(machine("numa:1 core:4 pu:1"), 5, 2, {}).cpus.empty());
-}
-
-/// A tree of files as the kernel would show it.
-class Cgroups : public ::testing::Test {
- protected:
-  void write(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_.path() / path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text << "\n";
-  }
-  TemporaryFolder root_;
-};
-
-TEST_F(Cgroups, WithoutALimit) {
-  EXPECT_EQ(cpu_quota(root_.path()), std::nullopt);
-  write("proc/self/cgroup", "0::/a");
-  write("sys/fs/cgroup/a/cpu.max", "max 100000");
-  EXPECT_EQ(cpu_quota(root_.path()), std::nullopt);
-}
-
-TEST_F(Cgroups, Version2TakesTheLeastOfAllAbove) {
-  write("proc/self/cgroup", "0::/a/b");
-  write("sys/fs/cgroup/a/b/cpu.max", "400000 100000");
-  EXPECT_EQ(cpu_quota(root_.path()), 4.0);
-  write("sys/fs/cgroup/a/cpu.max", "150000 100000");
-  EXPECT_EQ(cpu_quota(root_.path()), 1.5);
-}
-
-TEST_F(Cgroups, OfAContainerThatSeesItsOwnGroupAsTheRoot) {
-  write("proc/self/cgroup", "0::/kubepods/pod1/container");
-  write("sys/fs/cgroup/cpu.max", "200000 100000");
-  EXPECT_EQ(cpu_quota(root_.path()), 2.0);
-}
-
-TEST_F(Cgroups, Version1) {
-  write("proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/y");
-  write("sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us", "-1");
-  write("sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us", "100000");
-  EXPECT_EQ(cpu_quota(root_.path()), std::nullopt);
-  write("sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us", "250000");
-  EXPECT_EQ(cpu_quota(root_.path()), 2.5);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ using TimePoint = RankOutput::TimePoint;
 class RankOutputTest : public ::testing::Test {
  protected:
   RankOutput make(int rank, bool tag = true) {
-    return RankOutput(rank, 2, {.tag = tag, .tail_lines = 3, .folder = {}}, console_);
+    return RankOutput(rank, 2, {.tag = tag, .tail_lines = 3, .folder = {}}, console_, files_);
   }
   static std::string drain(Pipe& pipe) {
     set_nonblocking(pipe.read_end.get());
@@ -33,6 +33,7 @@ class RankOutputTest : public ::testing::Test {
   Pipe out_ = make_pipe();
   Pipe err_ = make_pipe();
   Console console_{out_.write_end.get(), err_.write_end.get()};
+  FileWriter files_;
   const TimePoint now_{};
 };
 

@@ -19,6 +19,13 @@ TEST(Pace, AutomaticallyInlineWhenARankHasLessThanTwoCores) {
   EXPECT_EQ(runtime::describe({true, false}, 1'000'000), "inline progress, less than one core per rank");
 }
 
+TEST(Pace, AQuotaOfCgroupsIsSharedByTheRanks) {
+  EXPECT_TRUE(runtime::choose_pace(ProgressMode::kAuto, 1, 1.5).inline_progress);
+  EXPECT_TRUE(runtime::choose_pace(ProgressMode::kAuto, 1, 1.5).spins);
+  EXPECT_FALSE(runtime::choose_pace(ProgressMode::kAuto, 1, 0.5).spins) << "the kernel would take the time away from the step";
+  EXPECT_EQ(runtime::describe({true, false}, 2, 1.0), "inline progress, less than one core per rank");
+}
+
 TEST(Pace, ARankThatIsBoundToACoreHasThatCore) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
