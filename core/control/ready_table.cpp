@@ -67,7 +67,7 @@ PendingRef ReadyTable::add(const Askers& askers, wire::Request request,
   if (wire::gathers(request.kind) && !request.shape.empty() && !tensor->first_dims.empty()) {
     fill_first_dims(*tensor, askers, request.shape[0]);
   }
-  join_group(tensor, request);
+  join_group(tensor, askers, request);
   compare(*tensor, askers.ranks.front().first, std::move(request));
   mark(tensor, askers);
   return tensor;
@@ -161,7 +161,7 @@ PendingRef ReadyTable::create(const Askers& askers, wire::Request&& request,
     if (!hit) fill_first_dims(*tensor, askers, tensor->request.shape[0]);
   }
   by_key_.emplace(key_of(tensor->request), tensor);
-  join_group(tensor, tensor->request);
+  join_group(tensor, askers, tensor->request);
   return tensor;
 }
 
@@ -249,17 +249,37 @@ void ReadyTable::make_ready(PendingRef tensor) {
   ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*tensor));
 }
 
-void ReadyTable::join_group(PendingRef tensor, const wire::Request& request) {
+/// These ranks have something else where others have a member that they have not asked for. A rank
+/// that has asked for it begins the next use of the group.
+bool ReadyTable::replaces_member(const TensorGroup& group, const Askers& askers,
+                                 const wire::Request& request) const {
+  const auto member = group.seen.find(request.group_index);
+  if (member == group.seen.end() || member->second == key_of(request)) return false;
+  const auto pending = by_key_.find(member->second);
+  return pending != by_key_.end() && !intersects(pending->second->reported, askers.ranks);
+}
+
+void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire::Request& request) {
   if (request.group_size == 0) return;
   std::string key = group_of(request);
   const auto same = [&](const std::shared_ptr<TensorGroup>& group) { return group->key == key; };
   if (std::any_of(tensor->groups.begin(), tensor->groups.end(), same)) return;
   std::shared_ptr<TensorGroup>& current = groups_[key];
-  if (!current || !current->seen.insert(request.group_index).second) {
+  if (current && replaces_member(*current, askers, request)) {
+    const PendingTensor& other = *by_key_.find(current->seen.at(request.group_index))->second;
+    tensor->groups.push_back(current);
+    return fail_group(*current,
+                      {StatusCode::kMismatch,
+                       "member " + std::to_string(request.group_index) + " is " +
+                           describe(other.request) + " on rank " +
+                           std::to_string(other.reference_rank) + " and " + describe(request) +
+                           " on rank " + std::to_string(askers.ranks.front().first)});
+  }
+  if (!current || !current->seen.try_emplace(request.group_index, key_of(request)).second) {
     current = std::make_shared<TensorGroup>();
     current->key = std::move(key);
     current->size = request.group_size;
-    current->seen.insert(request.group_index);
+    current->seen.emplace(request.group_index, key_of(request));
   }
   tensor->groups.push_back(current);
   if (current->size != request.group_size) {

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -74,7 +74,7 @@ using PendingRef = PendingList::iterator;
 struct TensorGroup {
   std::string key = {};
   int size = 0;
-  std::set<int> seen = {};             ///< indices of the members that came
+  std::map<int, std::string> seen = {};  ///< the members that came, by index: their keys
   int gone = 0;                        ///< of those, how many have left the table
   std::vector<PendingRef> held = {};   ///< complete, waiting for the others
   std::optional<Status> failure = {};  ///< of the first member that failed
@@ -150,7 +150,8 @@ class ReadyTable {
   void mark_absent(PendingRef, const RankSet& ranks);
   void complete(PendingRef);
   void make_ready(PendingRef);
-  void join_group(PendingRef, const wire::Request&);
+  void join_group(PendingRef, const Askers&, const wire::Request&);
+  bool replaces_member(const TensorGroup&, const Askers&, const wire::Request&) const;
   void fail_group(TensorGroup&, const Status& reason);
 
   const ProcessSetTable& sets_;

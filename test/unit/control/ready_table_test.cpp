@@ -216,6 +216,30 @@ TEST_F(ReadyTableTest, MembersMustAgreeOnTheSizeOfTheirGroup) {
             "one member says that it has 2 members, allreduce 'b' says 3");
 }
 
+TEST_F(ReadyTableTest, MembersMustAgreeOnTheNamesOfTheirGroup) {
+  ask_all(in_group(allreduce("a"), "g", 2, 0));
+  ask(0, in_group(allreduce("b"), "g", 2, 1));
+  ask(2, in_group(allreduce("b"), "g", 2, 1));
+  EXPECT_FALSE(table_.anything_ready());
+  const auto other = ask(1, in_group(allreduce("c"), "g", 2, 1));
+  const auto ready = table_.take_ready();
+  ASSERT_EQ(ready.size(), 1u) << "what all have asked for need not wait for the rest";
+  EXPECT_EQ(table_.group_failure(*ready.front())->message,
+            "member 1 is allreduce 'b' on rank 0 and allreduce 'c' on rank 1");
+  EXPECT_TRUE(table_.group_failure(*other));
+}
+
+TEST_F(ReadyTableTest, ARankThatIsAheadUsesAGroupForOtherNames) {
+  for (const int rank : {1, 0, 2}) {
+    for (const char* pair : {"ab", "cd"}) {
+      ask(rank, in_group(allreduce({pair[0]}), "g", 2, 0));
+      ask(rank, in_group(allreduce({pair[1]}), "g", 2, 1));
+    }
+  }
+  for (const auto& tensor : table_.pending()) EXPECT_FALSE(table_.group_failure(tensor));
+  EXPECT_THAT(take_names(), ElementsAre("a", "b", "c", "d"));
+}
+
 TEST_F(ReadyTableTest, WhenRanksDisagreeAboutTheGroupAllGroupsConcernedFail) {
   ask(0, in_group(allreduce("a"), "g", 2, 0));
   ask(1, in_group(allreduce("a"), "h", 2, 0));
