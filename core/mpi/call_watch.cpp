@@ -28,7 +28,7 @@ void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
   in_call_ = same && moves % 2 == 1 ? in_call_ + passed : Duration::zero();
 }
 
-CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, std::move(on_hang)}) {
+CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, std::move(on_hang), {}}) {
   // The program's signals are for the program's threads.
   sigset_t all;
   sigset_t before;
@@ -45,10 +45,10 @@ CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, s
 
 CallWatch::~CallWatch() = default;
 
-void CallWatch::watch_calls(Duration limit, OnHang on_hang) {
+void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_known) {
   {
     const std::lock_guard lock(mutex_);
-    next_ = Task{limit, false, std::move(on_hang)};
+    next_ = Task{limit, false, std::move(on_hang), std::move(loss_is_known)};
   }
   changed_.notify_all();
 }
@@ -66,7 +66,8 @@ void CallWatch::run(const std::stop_token& stop) {
     if (changed_.wait_for(lock, stop, timer->interval(), [this] { return next_.has_value(); }) || stop.stop_requested()) continue;
     timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
     const Duration lasted = task->starting ? timer->total() : timer->in_call();
-    if (lasted < task->limit || timer->in_call() == Duration::zero()) continue;
+    if (timer->in_call() == Duration::zero()) continue;
+    if (lasted < task->limit && !(task->loss_is_known && task->loss_is_known())) continue;
     const char* const call = call_state.call.load(std::memory_order_relaxed);
     const Hang hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed), lasted};
     lock.unlock();

@@ -77,13 +77,16 @@ class CallWatch {
     Duration lasted = {};
   };
   using OnHang = std::function<void(const Hang&)>;
+  using LossIsKnown = std::function<bool()>;
 
   /// While a job begins: all of it together may take `limit`; after that, a call that does not return is a hang.
   CallWatch(Duration limit, OnHang);
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
-  /// The job has begun: each call may take `limit`.
-  void watch_calls(Duration limit, OnHang);
+  /// The job has begun: each call may take `limit`, and no more than the time between two looks (an eighth of it) once a loss is known,
+  /// since then the call that does not return is the likely reason why this process has not ended. `loss_is_known` runs on the watch's
+  /// thread.
+  void watch_calls(Duration limit, OnHang, LossIsKnown loss_is_known = {});
   ~CallWatch();
 
  private:
@@ -91,6 +94,7 @@ class CallWatch {
     Duration limit;
     bool starting;
     OnHang on_hang;
+    LossIsKnown loss_is_known;
   };
   void run(const std::stop_token&);
 

@@ -149,9 +149,10 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   world->set_up_board(options, deadline);
   free_retired_communicators();
   world->watch_ = std::move(watch);
-  world->watch_->watch_calls(options.call_timeout, [self = world.get()](const CallWatch::Hang& hang) {
-    self->end_because(hang.call, hang.peer, hang.lasted);
-  });
+  MpiWorld* const self = world.get();
+  world->watch_->watch_calls(
+      options.call_timeout, [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
+      [self] { return self->board_->glance(self->topology_.rank).has_value(); });
   return world;
 }
 

@@ -81,12 +81,25 @@ TEST(CallWatch, ReportsACallThatDoesNotReturn) {
   EXPECT_EQ(start.count, 0);
 }
 
+TEST(CallWatch, ReportsItSoonerOnceALossIsKnown) {
+  Hangs work;
+  std::atomic<bool> known{false};
+  CallWatch watch(10s, [](const CallWatch::Hang&) {});
+  watch.watch_calls(2s, work.handler(), [&known] { return known.load(); });
+  const WatchedCall call("MPI_Testsome");
+  std::this_thread::sleep_for(600ms);
+  EXPECT_EQ(work.count, 0);
+  known = true;
+  ASSERT_TRUE(work.wait_for_one(1s));
+  EXPECT_LT(work.last.lasted, 2s);
+}
+
 TEST(CallWatch, LeavesCallsAloneThatReturn) {
   Hangs start;
   Hangs work;
   {
     CallWatch watch(10s, start.handler());
-    watch.watch_calls(80ms, work.handler());
+    watch.watch_calls(800ms, work.handler(), [] { return true; });  // a look each 100 ms
     const SteadyClock clock;
     for (const TimePoint begin = clock.now(); clock.now() - begin < 400ms;) {
       const WatchedCall call("MPI_Testsome");
