@@ -113,6 +113,7 @@ void Job::start_mpirun() {
   remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
   session_folder_.emplace();
   plan_.spec.session_folder = session_folder_->path();
+  plan_.spec.silence_limit_s = silence_limit_ms(value_for_ranks(plan_.spec)) / 1000;
   const MpirunCommand command = build_mpirun_command(plan_.spec);
   if (options_.verbose) say(format_command(command));
 

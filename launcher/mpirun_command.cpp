@@ -60,6 +60,13 @@ void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
   if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
+  // Its daemon on a host that is cut off would find out after 8 minutes.
+  if (!spec.local_only && spec.silence_limit_s > 0 && !user_chose(spec, "oob_tcp_keepalive_time")) {
+    const int third = std::max(1, spec.silence_limit_s / 3);
+    append(argv, {"--mca", "oob_tcp_keepalive_time", std::to_string(third), "--mca",
+                  "oob_tcp_keepalive_intvl", std::to_string(third), "--mca",
+                  "oob_tcp_keepalive_probes", "2"});
+  }
   // mpiruns that start or end at once trip over each other in the folder that they share,
   // /tmp/ompi.HOST.UID ("mkdir: File exists").
   const bool user_chose_folder =

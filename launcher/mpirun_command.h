@@ -24,6 +24,7 @@ struct LaunchSpec {
   std::vector<std::string> program;
   bool as_root = false;
   std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
+  int silence_limit_s = 0;  ///< after which a host counts as lost; 0: mpirun's own idea of it
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 

@@ -61,16 +61,18 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), -1};
 }
 
-// One rank of each other host, by whose accusation the ranks there learn of a loss: the coordinator, which tells all, may be what hangs on it.
+// Two ranks of each other host, by whose accusation the ranks there learn of a loss: the coordinator, which tells all, may be what hangs on
+// it, and so may any rank that had a connection to the lost one.
 std::vector<int> speakers_besides_coordinator(const control::ControlPlane& control) {
   const Topology& topology = control.topology();
   std::vector<int> speakers;
-  std::vector<bool> spoken_for(topology.host_names.size(), false);
-  spoken_for[static_cast<std::size_t>(topology.host_index())] = true;
+  constexpr int kSpeakersPerHost = 2;
+  std::vector<int> found(topology.host_names.size(), 0);
+  found[static_cast<std::size_t>(topology.host_index())] = kSpeakersPerHost;
   for (int rank = 1; rank < topology.size; ++rank) {
     const auto host = static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
-    if (spoken_for[host]) continue;
-    spoken_for[host] = true;
+    if (found[host] == kSpeakersPerHost) continue;
+    ++found[host];
     speakers.push_back(rank);
   }
   return speakers;

@@ -156,6 +156,20 @@ TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("/tmp/x")));
 }
 
+TEST(MpirunCommand, ADaemonThatIsCutOffEndsWithItsRanks) {
+  LaunchSpec spec = remote_spec();
+  spec.silence_limit_s = 30;
+  const auto argv = build_mpirun_command(spec).argv;
+  EXPECT_TRUE(has_run(argv, {"--mca", "oob_tcp_keepalive_time", "10"}));
+  EXPECT_TRUE(has_run(argv, {"--mca", "oob_tcp_keepalive_intvl", "10"}));
+  EXPECT_TRUE(has_run(argv, {"--mca", "oob_tcp_keepalive_probes", "2"}));
+  spec.environment = {"OMPI_MCA_oob_tcp_keepalive_time=300"};
+  EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("oob_tcp_keepalive_probes")));
+  spec = local_spec();
+  spec.silence_limit_s = 30;
+  EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("oob_tcp_keepalive_time")));
+}
+
 TEST(MpirunCommand, NeverForcesATransport) {
   const std::string line = join(build_mpirun_command(remote_spec()).argv, " ");
   for (const char* forced : {"pml", "ob1", "tcp", "openib"})
