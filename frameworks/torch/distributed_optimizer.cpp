@@ -54,10 +54,11 @@ class LiveOptimizers {
     std::erase_if(owners_, [&](const auto& item) { return item.second == &optimizer; });
     averaging_ -= averaging ? 1 : 0;
   }
-  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
-  std::string next_scope(int process_set) {
+  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it. After shutdown() and init() numbers are used
+  /// again, for sets of other members, which have constructed other numbers of them.
+  std::string next_scope(const ProcessSet& process_set) {
     const std::lock_guard lock(mutex_);
-    return "opt" + std::to_string(constructed_[process_set]++);
+    return "opt" + std::to_string(constructed_[{process_set.id(), process_set.ranks()}]++);
   }
   int averaging() const {
     const std::lock_guard lock(mutex_);
@@ -69,7 +70,7 @@ class LiveOptimizers {
   // Guarded by mutex_.
   std::set<const Optimizer*> wrapped_;
   std::unordered_map<const c10::TensorImpl*, const Optimizer*> owners_;  ///< of parameters
-  std::map<int, std::uint64_t> constructed_;
+  std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed_;  ///< by number and members
   int averaging_ = 0;
 };
 
@@ -235,7 +236,7 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
   LiveOptimizers& live = LiveOptimizers::instance();
   live.add(optimizer, named, averaging);
   try {
-    reducer_ = std::make_shared<GradientReducer>(live.next_scope(options_.process_set.id()),
+    reducer_ = std::make_shared<GradientReducer>(live.next_scope(options_.process_set),
                                                  std::move(named), reduction_of(options_),
                                                  options_.backward_passes_per_step);
     reducer_->install_hooks();

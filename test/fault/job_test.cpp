@@ -8,12 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 
 namespace hvd::testing {
@@ -107,13 +109,25 @@ TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
 TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
   init();
   const bool last_to_leave = rank() == size() - 1;
+  const std::string self = "hvd: rank " + std::to_string(rank()) + " of ";
   if (last_to_leave) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  std::thread asks([last_to_leave] {
+  std::atomic<bool> left = false;
+  bool in_time = false;  // unless this machine is very busy
+  std::thread asks([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    if (!last_to_leave) ::kill(::getpid(), SIGUSR1);
+    if (last_to_leave) return;
+    ::kill(::getpid(), SIGUSR1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    in_time = !left;
   });
+  ::testing::internal::CaptureStderr();
   shutdown();
+  left = true;
   asks.join();
+  const std::string meanwhile = ::testing::internal::GetCapturedStderr();
+  if (in_time) {
+    EXPECT_NE(meanwhile.find(self), std::string::npos) << "it does not say what it waits for: " << meanwhile;
+  }
   ::testing::internal::CaptureStderr();
   ::raise(SIGUSR1);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: after hvd::shutdown()\n");

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <mpi.h>
+#include <sys/statvfs.h>
 
+#include <cstdint>
 #include <cstdlib>
 
+#include "base/shared_segment.h"
 #include "hvd/error.h"
 #include "mpi/communicator.h"
 #include "mpi/mpi_error.h"
@@ -27,6 +30,15 @@ TEST(MpiWorld, AgreesWithMpi) {
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty()) << "the segment's name must go as soon as all have mapped it";
   testing::mpi_barrier();
+  world->farewell();
+}
+
+TEST(MpiWorld, SegmentsMayTakeMoreThanDevShmHoldsWhereTheyDoWithoutIt) {
+  if (!SharedSegment::needs_no_room()) GTEST_SKIP() << "this system has no memfd_create()";
+  struct statvfs info = {};
+  ASSERT_EQ(::statvfs("/dev/shm", &info), 0);
+  const auto world = MpiWorld::join({.start_timeout = 30s});
+  for (int rank = 0; rank < mpi_size(); ++rank) EXPECT_GT(world->shared_memory_free(rank), std::uint64_t{info.f_blocks} * info.f_frsize);
   world->farewell();
 }
 

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "torch/support/torch_test.h"
 
 namespace hvd::testing {
@@ -39,6 +41,31 @@ TEST(Lifecycle, AnOptimizerLivesThroughARestart) {
     init();
   }
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+}
+
+TEST(Lifecycle, AProcessSetOfAnotherJobIsAnotherThoughItHasTheSameNumber) {
+  if (size() == 1) GTEST_SKIP() << "one rank is in every set";
+  const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
+  NamedParameters names;
+  names.insert("weight", weight);
+  torch::optim::SGD inner({weight}, 0.1);
+  shutdown();
+  init();
+  const ProcessSet before = add_process_set({0});
+  if (before.included()) DistributedOptimizer(inner, names, {.process_set = before});
+  shutdown();
+  init();
+  std::vector<int> everybody;
+  for (int r = 0; r < size(); ++r) everybody.push_back(r);
+  const ProcessSet after = add_process_set(everybody);
+  EXPECT_EQ(before.id(), after.id());
+  {
+    DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum, .process_set = after});
+    weight.sum().backward();
+    optimizer.step();
+  }
+  EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.1F * static_cast<float>(size()))));
+  remove_process_set(after);
 }
 
 TEST(Lifecycle, AHandleFromBeforeTheShutdownSaysSo) {

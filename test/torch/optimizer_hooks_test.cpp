@@ -165,6 +165,44 @@ TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
   EXPECT_TRUE(near(other.detach(), torch::full({2}, -0.1F)));
 }
 
+TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  NamedParameters names;
+  for (const char* const name : {"a", "b", "c"}) names.insert(name, torch::zeros({2}, torch::requires_grad()));
+  SGD inner(names.values(), 0.1);
+  DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum, .gradient_as_bucket_view = false, .check_every = 0});
+  const auto backward_of_all = [&] {
+    optimizer.zero_grad();
+    (names["a"].sum() + names["b"].sum() + names["c"].sum()).backward();
+  };
+  backward_of_all();
+  optimizer.step();
+  // About the one in the middle, whichever end autograd begins at.
+  if (rank() == 0) names["b"].set_data(names["b"].detach().to(torch::kFloat64));
+  backward_of_all();
+  EXPECT_TRUE(contains(message_of<MismatchError>([&] { optimizer.step(); }), ".b'"));
+  if (rank() == 0) names["b"].set_data(names["b"].detach().to(torch::kFloat32));
+  backward_of_all();
+  optimizer.step();
+  for (const torch::Tensor& weight : names.values()) EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.2F * static_cast<float>(size()))));
+}
+
+// Nor does it call zero_grad() of the DistributedOptimizer, which would begin anew.
+TEST(Step, ARankWithoutABackwardTakesPart) {
+  const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
+  NamedParameters names;
+  names.insert("weight", weight);
+  SGD inner({weight}, 0.1);
+  DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum});
+  for (int step = 0; step < 3; ++step) {
+    inner.zero_grad();
+    if (step != 1 || rank() != 0) (weight * (rank() + 1)).sum().backward();
+    optimizer.step();
+  }
+  const float sum = static_cast<float>(size() * (size() + 1)) / 2;
+  EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.1F * (3 * sum - 1))));
+}
+
 TEST(Hooks, AreGoneAfterDestruction) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.1);

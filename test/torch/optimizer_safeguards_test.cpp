@@ -322,6 +322,23 @@ TEST(StepWithAClosure, UnderSkipSynchronizeNeedsSynchronizeInTheClosure) {
   expect_equal_models(net, serial);
 }
 
+// Adam does not ask for data(), so it would step on them.
+TEST(StepWithAClosure, UnderSkipSynchronizeLeavesTheParametersIfGradientsAreInFlight) {
+  Net net = same_net();
+  torch::optim::Adam inner(net->parameters(), 0.05);
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  const torch::Tensor before = net->fc1->weight.detach().clone();
+  const auto guard = optimizer.skip_synchronize();
+  const auto without_synchronize = [&] {
+    torch::Tensor loss = loss_of(net, Batch::of_rank(rank(), 0));
+    loss.backward();
+    return loss;
+  };
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(without_synchronize); }), "when the closure returns"));
+  EXPECT_TRUE(torch::equal(before, net->fc1->weight));
+  optimizer.zero_grad();
+}
+
 TEST(CreateGraph, IsRefusedUnlessUnderNoSync) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.05);
@@ -330,6 +347,7 @@ TEST(CreateGraph, IsRefusedUnlessUnderNoSync) {
     optimizer.zero_grad();
     const torch::Tensor loss = loss_of(net, Batch::of_rank(rank(), step));
     EXPECT_TRUE(contains(message_of<UsageError>([&] { loss.backward({}, true, /*create_graph=*/true); }), "create_graph"));
+    for (const torch::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined()) << "it was refused too late";
     {
       const auto guard = optimizer.no_sync();
       loss.backward({}, true, true);

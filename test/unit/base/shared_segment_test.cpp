@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <string>
 
 #include "base/shared_arena.h"
@@ -102,6 +104,23 @@ TEST_F(SharedSegmentTest, DoesWithoutRoomInDevShm) {
   EXPECT_EQ(maker->data()[0], std::byte{43});
   EXPECT_FALSE(name_exists(name));
   EXPECT_EQ(SharedSegment::attach(name, 5 * kMebibyte), nullptr);
+}
+
+std::ptrdiff_t open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return std::distance(begin(files), end(files));
+}
+
+TEST_F(SharedSegmentTest, LeavesNoOpenFileWhereItDoesWithoutRoom) {
+  const std::ptrdiff_t before = open_files();
+  reservations.room = 0;
+  auto segment = SharedSegment::create(unique_name(), kMebibyte);
+  EXPECT_EQ(open_files(), before + 1);
+  segment.reset();
+  EXPECT_EQ(open_files(), before);
+  reservations.memory = 0;
+  EXPECT_THROW(SharedSegment::create(unique_name(), kMebibyte), Error);
+  EXPECT_EQ(open_files(), before);
 }
 
 // Where processes do not see each other's numbers, the name leads elsewhere.

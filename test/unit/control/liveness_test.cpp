@@ -48,6 +48,15 @@ TEST_F(LivenessTest, APeerThatWasQuietBeforeIsLostATimeoutAfterTheFirstQuestion)
   EXPECT_EQ(liveness_.check(at(120), true).lost, 1);
 }
 
+TEST_F(LivenessTest, APeerThatWasHeardLatelyIsLostATimeoutAfterThat) {
+  liveness_.heard(1, at(100));
+  for (const int second : {103, 108, 113, 119}) {
+    liveness_.heard(4, at(second));
+    EXPECT_FALSE(liveness_.check(at(second), true).lost) << second;
+  }
+  EXPECT_EQ(liveness_.check(at(120), true).lost, 1) << "not a timeout after the wait began";
+}
+
 TEST_F(LivenessTest, AnAnswerClearsTheQuestion) {
   liveness_.check(at(100), true);
   liveness_.heard(1, at(119));

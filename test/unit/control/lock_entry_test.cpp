@@ -112,6 +112,26 @@ TEST(LockEntry, ALeaveFromBeforeTheLockIsIgnored) {
   EXPECT_EQ(leaving_since(leaves(plan->sequence), plan->sequence), RankSet(1));
 }
 
+// Nor by a rank on its way, to which the next word of that rank would make it look new.
+TEST(LockEntry, ALeaveFromBeforeTheLockIsNotPassedOn) {
+  Cluster cluster(2, locking());
+  learn(cluster);
+  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+  cluster.report_all();
+  const auto plan = cluster.decide();
+  ASSERT_FALSE(plan->lock.empty());
+  cluster.apply_everywhere();
+  Aggregator inner(RankSet(1), cluster.rank(1), std::chrono::seconds(1));
+  inner.note_plan(*plan);
+  wire::MergedReport late;
+  late.applied = {{plan->sequence - 1, RankSet(1)}};
+  late.leaving = RankSet(1);
+  inner.accept(late, {});
+  const auto passed_on = inner.take({});
+  ASSERT_TRUE(passed_on);
+  EXPECT_EQ(passed_on->leaving, RankSet());
+}
+
 TEST(LockEntry, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {
   Cluster cluster(2, locking());
   learn(cluster);

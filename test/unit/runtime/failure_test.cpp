@@ -78,6 +78,16 @@ TEST_F(FailureTest, ADisagreementAboutACachedTensorIsFoundToo) {
   EXPECT_EQ(operations[1].status().code, StatusCode::kMismatch);
 }
 
+TEST_F(FailureTest, WhatGoesOnAfterAWarningIsSaidToDoSo) {
+  start(2);
+  ::testing::internal::CaptureStderr();
+  const Operation early = allreduce(0, "w");
+  EXPECT_FALSE(run({early}, seconds(6)));
+  ASSERT_TRUE(run({early, allreduce(1, "w")}, seconds(1)));
+  job_->run_until(clock_, seconds(1), [] { return false; });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), AllOf(HasSubstr("allreduce 'w'"), HasSubstr("has waited"), HasSubstr("goes on after 6.")));
+}
+
 TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
   start(3);
   const std::vector<Operation> waiting{allreduce(0, "w"), allreduce(2, "w")};
