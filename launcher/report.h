@@ -16,11 +16,11 @@
 ///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
 ///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
-///   notice {kind, time, code, text}       ->     what the program says of itself (runtime/supervisor_notice.h)
+///   notice {kind, time, code, text}       ->     what the program says of itself:
+///                                                runtime/supervisor_notice.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
-///                                         <-     release {}          only now does the supervisor
-///                                         end
+///                                         <-     release {}    only now the supervisor ends
 ///
 /// Output waits for credit, so that hvdrun can read everything else at once however slow the reader
 /// of its own output is. All times are hvdrun's clock: a supervisor learns the difference when it is

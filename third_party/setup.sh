@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
 # Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR]
-#   --clang adds Clang, which the sanitizers and the fuzz target need. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
+#   --clang adds Clang, which the sanitizers and the fuzz target need, and clang-format. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail
 
 torch_version=2.13.0
 nccl_version=2.32.3
+clang_format_version=18.1.8
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 # Present while .venv is being filled. A .venv that holds it is the remains of an interrupted run.
@@ -232,6 +233,17 @@ install_nccl() {
   fi
 }
 
+install_clang_format() {
+  if [[ $("$venv/bin/clang-format" --version 2>/dev/null) == *"version $clang_format_version"* ]]; then
+    say "clang-format: $clang_format_version is in .venv"
+    return
+  fi
+  say "clang-format: installing clang-format==$clang_format_version into .venv"
+  ensure_venv
+  pip_install "clang-format==$clang_format_version" ||
+    die "pip could not install clang-format==$clang_format_version; its last lines are above"
+}
+
 # shellcheck source=third_party/bundle.sh
 source "$root/third_party/bundle.sh"
 if [[ -n $from ]]; then
@@ -253,4 +265,5 @@ check_commands
 remove_unfinished_venv
 install_torch
 install_nccl
+[[ $with_clang == no ]] || install_clang_format
 say "done"

@@ -40,7 +40,8 @@ struct Stage {
 
 /// A collective through the host's memory, in pieces if it can be cut. Per piece:
 ///
-///   waiting --copy queued--> coming down --event reached--> down --(in order)--> between the ranks --done--> copy up queued
+///   waiting --copy queued--> coming down --event reached--> down --(in order)--> between the ranks
+///           --done--> copy up queued
 class StagedWork final : public Work {
  public:
   StagedWork(std::shared_ptr<Stage> stage, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
@@ -155,7 +156,8 @@ class StagedWork final : public Work {
 
 /// A collective that only moves, from the device's memory to the device's memory:
 ///
-///   waiting --input_ready reached--> between the ranks, while the device copies this rank's own part --all is here--> complete
+///   waiting --input_ready reached--> between the ranks, while the device copies this rank's own
+///           part --all is here--> complete
 ///
 /// The carrier's messages read and write at once, so they begin when the host has seen input_ready reached, and what they have written when
 /// they end is there for whatever is queued then.

@@ -98,8 +98,9 @@ TEST(StepSmoke, OneRankNeedsNoOne) {
 
 TEST(StepSmoke, GlooIsShownBesideTheRest) {
   const std::string path = temporary_path("gloo.json");
-  std::ofstream(path) << R"({"allreduce": {"1024": {"p50_us": 200, "p95_us": 300, "algbw_gb_per_s": 0.005}},
-                             "step": {"tiny": {"ddp-gloo": {"p50_us": 900, "p95_us": 1000, "added_p50_us": 800}}}})";
+  std::ofstream(path) << R"({
+    "allreduce": {"1024": {"p50_us": 200, "p95_us": 300, "algbw_gb_per_s": 0.005}},
+    "step": {"tiny": {"ddp-gloo": {"p50_us": 900, "p95_us": 1000, "added_p50_us": 800}}}})";
   const Outcome step = run_bench(2, "step --sets tiny --budget 0.01 --least 2 --contenders alone,hvd --gloo " + path);
   const Outcome allreduce = run_bench(2, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3 --gloo " + path);
   std::filesystem::remove(path);

@@ -9,10 +9,10 @@ namespace {
 
 /// Large tensors. The drivers of one index form a chain through the hosts, which works on one slice of every round:
 ///
-///   host 0          reduces its members' slices                                      --partial-->  host 1
-///   hosts between   continue the partial reduction with their members' slices        --partial-->  next
-///   last host       does the same, scales and rounds: that is the result             --result-->   host before
-///   hosts between   put the result into their segment and pass it on                 --result-->   host before
+///   host 0         reduces its members' slices                          --partial--> host 1
+///   hosts between  continue the partial reduction with their members'   --partial--> next
+///   last host      does the same, scales and rounds: that is the result --result--> host before
+///   hosts between  put the result into their segment and pass it on     --result--> host before
 ///
 /// So every element is reduced once, in one order, and rounded once. Many rounds are under way at the same time, and the two directions of
 /// a link are both in use. Source: the pipelined chain, as in van de Geijn, "On global combine operations" (JPDC 22, 1994).

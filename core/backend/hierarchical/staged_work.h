@@ -24,11 +24,13 @@ struct HostLane {
 
 /// A collective in rounds, in each of which every member goes through five stages:
 ///
-///   fill    copies its input of the round into its slot                  once all have reduced what the slot held kInputs rounds ago
-///   reduce  a driver does what needs the host's inputs                   when it can: reduce() says
-///   settle  a driver's share of the result is in the result's slot       when it is: settle() says
-///   take    copies the result out                                        once all have settled
-///   release the result's slot                                            once its messages from there have gone: sent() says
+///   fill     copies its input of the round into its slot              once all have reduced what
+///                                                                     it held kInputs rounds ago
+///   reduce   a driver does what needs the host's inputs               when it can: reduce() says
+///   settle   a driver's share of the result is in the result's slot   when it is: settle() says
+///   take     copies the result out                                    once all have settled
+///   release  the result's slot                                        once its messages from there
+///                                                                     have gone: sent() says
 ///
 /// A member without a share in a round passes reduce and settle at once. Who writes to a result's slot asks result_free() first. The numbers
 /// of rounds go on from one collective to the next, so nothing is ever reset.

@@ -64,8 +64,9 @@ class DirectAllreduce final : public MpiWork {
 /// Large tensors, in windows of one slice per rank. Rank j owns slice j: it receives the others' slices, reduces them in rank order
 /// and sends the result to all.
 ///
-///   per window:   [scatter: send slice j to owner j] --sent--> [gather: receive slice j from owner j] --+
-///                 [scatter: receive own slice from all] --all here--> [reduce] --> [gather: send it] ---+--> done, take the next window
+///   per window, until both have come to an end; then the next one is taken:
+///     [scatter: send slice j to owner j] --sent--> [gather: receive slice j from owner j]
+///     [scatter: receive own slice from all] --all here--> [reduce] --> [gather: send it]
 ///
 /// Slice j is received into `out` only after it was sent from `in`, as they may be the same memory. A few windows are under way at a
 /// time, each with tags of its own, since their messages may overtake one another.

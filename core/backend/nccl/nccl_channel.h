@@ -18,8 +18,11 @@ namespace hvd::nccl {
 
 /// A communicator on its way and in use.
 ///
-///   meeting --the id has come over the host's channel--> joining --health() settled--> agreeing --all have voted--> ready
-///       agreeing --all want windows--> opening --each one settled--> confirming --all have voted--> ready
+///   meeting    --the id has come over the host's channel--> joining
+///   joining    --health() settled--> agreeing
+///   agreeing   --all have voted--> ready, or --all want windows--> opening
+///   opening    --each one settled--> confirming
+///   confirming --all have voted--> ready
 ///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:

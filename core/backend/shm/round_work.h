@@ -12,9 +12,10 @@ namespace hvd::shm {
 
 /// A collective in rounds of at most a slot per member:
 ///
-///   fill     copies this member's input of the round into its slot     once nobody needs what the slot held two rounds ago
-///   process  reduces or copies what all have put into their slots      once all have filled
-///   take     copies the common result out (allreduce only)             once all have processed
+///   fill     copies this member's input of the round into its slot   once nobody needs what the
+///                                                                    slot held two rounds ago
+///   process  reduces or copies what all have put into their slots    once all have filled
+///   take     copies the common result out (allreduce only)           once all have processed
 ///
 /// Two buffers let a member fill one round while others still work on the one before. The numbers of rounds go on from one collective to
 /// the next, so nothing is ever reset.

@@ -138,8 +138,9 @@ enum class Progress {
 };
 
 /// Starts a collective. Never blocks on other ranks.
-/// @throws UsageError when this rank alone can tell that it is wrong (a name in flight twice, a bad dtype, root or
-///         set), NotInitializedError before init(), or the cause of failure when the runtime has failed.
+/// @throws UsageError when this rank alone can tell that it is wrong (a name in flight twice, a bad
+/// dtype, root or set), NotInitializedError before init(), or the cause of failure when the runtime
+/// has failed.
 /// Thread-safe.
 Operation submit(Submission, Progress = Progress::kBackground);
 

@@ -12,9 +12,10 @@
 ///
 ///     submission.input_ready = hvd::record_event(stream);
 ///     const hvd::Operation operation = hvd::submit(std::move(submission));
-///     operation.wait();                                          // until it is queued on the device, not until it has run
+///     operation.wait();  // until it is queued on the device, not until it has run
 ///     operation.status().raise_if_error();
-///     hvd::wait_for_event(stream, operation.output_ready());     // what the stream does next finds the result
+///     // What the stream does next finds the result.
+///     hvd::wait_for_event(stream, operation.output_ready());
 namespace hvd {
 
 /// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or HVD_DEVICE. Nothing without one.
