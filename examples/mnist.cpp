@@ -68,9 +68,12 @@ torch::Device choose_device(const std::string& wanted) {
   if (wanted == "cpu") return torch::kCPU;
   const torch::Device device = hvd::device();
   if (wanted == "cuda" && !device.is_cuda()) {
-    throw std::runtime_error(std::string("--device cuda: expected a GPU that both hvd and LibTorch can use, found none (") +
-                             (hvd::cuda_built() ? "is there a driver, and a LibTorch with CUDA?" : "this hvd was built without CUDA") +
-                             "); use --device cpu, and see hvdrun --check-build");
+    throw std::runtime_error(
+        std::string(
+            "--device cuda: expected a GPU that both hvd and LibTorch can use, found none (") +
+        (hvd::cuda_built() ? "is there a driver, and a LibTorch with CUDA?"
+                           : "this hvd was built without CUDA") +
+        "); use --device cpu, and see hvdrun --check-build");
   }
   return device;
 }
@@ -78,10 +81,12 @@ torch::Device choose_device(const std::string& wanted) {
 /// Runs what is called in its lifetime in 16 bits where LibTorch considers that safe.
 class Autocast {
  public:
-  Autocast(const std::string& precision, torch::Device device) : type_(device.type()), on_(precision != "fp32") {
+  Autocast(const std::string& precision, torch::Device device)
+      : type_(device.type()), on_(precision != "fp32") {
     if (!on_) return;
     at::autocast::increment_nesting();
-    at::autocast::set_autocast_dtype(type_, precision == "fp16" ? torch::kFloat16 : torch::kBFloat16);
+    at::autocast::set_autocast_dtype(type_,
+                                     precision == "fp16" ? torch::kFloat16 : torch::kBFloat16);
     at::autocast::set_autocast_enabled(type_, true);
   }
   Autocast(const Autocast&) = delete;
@@ -166,7 +171,8 @@ class Progress {
       std::printf("\r%s [%s] %3zu %%  loss %.4f  %.0f images/s ", label_.c_str(), bar.c_str(),
                   percent, loss.item<double>(), rate);
     } else {
-      std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent, loss.item<double>(), rate);
+      std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent,
+                  loss.item<double>(), rate);
     }
     std::fflush(stdout);
   }
@@ -369,7 +375,8 @@ int main(int argc, char** argv) {
   app.add_option("--device", settings.device, "cpu, cuda, or auto: a GPU if there is one")
       ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
       ->capture_default_str();
-  app.add_option("--precision", settings.precision, "fp32, or fp16 or bf16 where that is safe (autocast)")
+  app.add_option("--precision", settings.precision,
+                 "fp32, or fp16 or bf16 where that is safe (autocast)")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}))
       ->capture_default_str();
   app.add_option("--checkpoint", settings.checkpoint, "File that rank 0 writes after each epoch");

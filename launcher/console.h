@@ -13,8 +13,8 @@ enum class Stream { kStdout = 0, kStderr = 1 };
 
 /// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
 /// for, so that signals and reports are still handled while somebody pages through the output. What
-/// cannot be written is dropped, and failure() says so. When both streams go to the same file or terminal, they share one queue and keep their order. Not
-/// thread-safe.
+/// cannot be written is dropped, and failure() says so. When both streams go to the same file or
+/// terminal, they share one queue and keep their order. Not thread-safe.
 class Console {
  public:
   static constexpr int kNobody = -1;

@@ -13,9 +13,9 @@ struct Core {
   bool operator==(const Core&) const = default;
 };
 
-/// Neighbours stand side by side. `synthetic` describes a machine as hwloc does, instead of this one.
-/// `allowed`: CPUs that may be used; empty: all. When hwloc cannot
-/// tell, each CPU that is allowed counts as a core.
+/// Neighbours stand side by side. `synthetic` describes a machine as hwloc does, instead of this
+/// one. `allowed`: CPUs that may be used; empty: all. When hwloc cannot tell, each CPU that is
+/// allowed counts as a core.
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic = std::nullopt);
 
@@ -26,8 +26,8 @@ struct CoreShare {
 };
 
 /// As many cores for each rank, side by side, and in one NUMA node where that many ranks fit into
-/// nodes. With a `quota` below the cores (what cgroups grant, in CPUs) only the number of threads is
-/// chosen: the kernel takes the time from any core. More ranks than cores are not bound either.
+/// nodes. With a `quota` below the cores (what cgroups grant, in CPUs) only the number of threads
+/// is chosen: the kernel takes the time from any core. More ranks than cores are not bound either.
 CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_size,
                    std::optional<double> quota);
 

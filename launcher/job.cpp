@@ -31,8 +31,8 @@ constexpr milliseconds kKillDelay{500};
 constexpr milliseconds kMpirunPatience{1000};
 /// After mpirun's end: for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
-/// How long a reader that takes nothing is waited for when a job has failed, and when the user wants
-/// out.
+/// How long a reader that takes nothing is waited for when a job has failed, and when the user
+/// wants out.
 constexpr milliseconds kReaderPatience{10'000};
 constexpr milliseconds kHurriedPatience{1000};
 
@@ -47,9 +47,9 @@ Welcome terminal_size(int prefix) {
 /// HVD_PEER_TIMEOUT as the ranks get it.
 std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
   const auto& variables = spec.variables;
-  const auto given =
-      std::find_if(variables.rbegin(), variables.rend(),
-                   [](const auto& variable) { return variable.first == kPeerTimeoutVariable; });
+  const auto given = std::find_if(variables.rbegin(), variables.rend(), [](const auto& variable) {
+    return variable.first == kPeerTimeoutVariable;
+  });
   if (given != variables.rend()) return given->second;
   const char* value = std::getenv(kPeerTimeoutVariable);
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
@@ -238,9 +238,9 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   for (int rank = 0; rank < size(); ++rank) order_stop(rank);
   // Ranks that have not come up yet hear of it from mpirun only.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
-  end_mpirun_at_ = Clock::now() +
-                   (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience
-                                : milliseconds(0));
+  end_mpirun_at_ =
+      Clock::now() +
+      (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience : milliseconds(0));
   release_if_settled();
 }
 
@@ -292,9 +292,7 @@ void Job::on_started(int rank, const Started& started) {
   }
 }
 
-void Job::on_notice(int rank, const Notice& notice) {
-  take_notice(rank_record(rank), notice);
-}
+void Job::on_notice(int rank, const Notice& notice) { take_notice(rank_record(rank), notice); }
 
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
   outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
@@ -483,8 +481,8 @@ void Job::write_files() {
   notice_output_failures();
 }
 
-/// A job that did well waits for a reader as any program would. One that did not, or whose user wants
-/// out, ends though nobody reads.
+/// A job that did well waits for a reader as any program would. One that did not, or whose user
+/// wants out, ends though nobody reads.
 void Job::write_out() {
   std::size_t seen = console_.progress();
   TimePoint last = Clock::now();

@@ -19,8 +19,8 @@ namespace {
 
 /// A folder is made a moment before it is locked.
 constexpr int kLockPatienceSeconds = 10;
-/// A segment has a name while ranks start, which HVD_START_TIMEOUT bounds, and whose default is half of
-/// this.
+/// A segment has a name while ranks start, which HVD_START_TIMEOUT bounds, and whose default is
+/// half of this.
 constexpr int kStartPatienceSeconds = 600;
 
 struct Owned {
@@ -79,8 +79,7 @@ std::optional<JobFolder> JobFolder::join(const std::filesystem::path& path) {
     if (!fd || ::flock(fd.get(), LOCK_SH) != 0) continue;
     struct stat info {};
     // The last holder may have removed it since.
-    if (::fstat(fd.get(), &info) == 0 && info.st_nlink > 0)
-      return JobFolder(path, std::move(fd));
+    if (::fstat(fd.get(), &info) == 0 && info.st_nlink > 0) return JobFolder(path, std::move(fd));
   }
   return std::nullopt;
 }

@@ -8,10 +8,10 @@
 
 namespace hvd::launcher {
 
-/// A folder that the processes of a job on this host share. It is there as long as one of them holds
-/// it, and the last one removes it. What a killed process could not remove, the next job of this user
-/// does: remove_abandoned(). The lock is the kernel's, so it ends with its holders, and it is seen from
-/// other containers, where process numbers mean nothing. Not thread-safe.
+/// A folder that the processes of a job on this host share. It is there as long as one of them
+/// holds it, and the last one removes it. What a killed process could not remove, the next job of
+/// this user does: remove_abandoned(). The lock is the kernel's, so it ends with its holders, and
+/// it is seen from other containers, where process numbers mean nothing. Not thread-safe.
 class JobFolder {
  public:
   /// Makes it, or joins those who have it. Nothing when that is not possible.

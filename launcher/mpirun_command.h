@@ -24,11 +24,12 @@ struct LaunchSpec {
   std::vector<std::string> program;
   bool as_root = false;
   std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
-  int silence_limit_s = 0;  ///< after which a host counts as lost; 0: mpirun's own idea of it
+  int silence_limit_s = 0;     ///< after which a host counts as lost; 0: mpirun's own idea of it
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
-/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment rules.
+/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment
+/// rules.
 Bind effective_bind(const LaunchSpec& spec);
 
 struct MpirunCommand {

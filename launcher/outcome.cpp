@@ -117,8 +117,9 @@ std::string own_words(const RankRecord& rank) {
   if (is_consequence(rank)) {
     text += indented(rank.loss->text);
     if (rank.loss->code == kShutdownStatus)
-      text += "        (ranks with uneven numbers of batches call hvd::join() before "
-              "hvd::shutdown())\n";
+      text +=
+          "        (ranks with uneven numbers of batches call hvd::join() before "
+          "hvd::shutdown())\n";
   }
   return text;
 }
@@ -132,14 +133,13 @@ std::string last_lines(const JobRecord& job, int rank) {
   return text;
 }
 
-/// Its supervisor has not been heard of again: the connection broke, or was still silent at the end.
+/// Its supervisor has not been heard of again: the connection broke, or was still silent at the
+/// end.
 bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
 
 bool never_started(const RankRecord& rank) { return !rank.connected; }
 
-bool stopped_by_us(const RankRecord& rank) {
-  return rank.ended && rank.ended->stopped;
-}
+bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->stopped; }
 
 /// Ranks whose end nobody saw, `except` the blamed one, which has a line of its own.
 std::string lost_line(const JobRecord& job, int except) {
@@ -174,8 +174,8 @@ std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   return hosts_of(job, ranks);
 }
 
-/// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of a
-/// loss: then their hosts, or the way there, are the cause.
+/// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of
+/// a loss: then their hosts, or the way there, are the cause.
 std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(blamed)];
   std::vector<int> lost;
@@ -323,7 +323,9 @@ std::optional<int> unannounced_leaver(const JobRecord& job) {
   if (!failed || !is_consequence(job.ranks[static_cast<std::size_t>(*failed)])) return std::nullopt;
   std::optional<int> first;
   for (const int index : ranks_where(job, left_unannounced)) {
-    const auto time_of = [&](int i) { return job.ranks[static_cast<std::size_t>(i)].death->time_ns; };
+    const auto time_of = [&](int i) {
+      return job.ranks[static_cast<std::size_t>(i)].death->time_ns;
+    };
     if (!first || time_of(index) < time_of(*first)) first = index;
   }
   return first;
@@ -356,7 +358,8 @@ bool mpirun_was_killed(const JobRecord& job) {
 }  // namespace
 
 bool is_explained(const JobRecord& job) {
-  return mpirun_was_killed(job) || job.cause == StopCause::kReaderGone || job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
+  return mpirun_was_killed(job) || job.cause == StopCause::kReaderGone ||
+         job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
          early_leaver(job) || first_failure(job.ranks);
 }
 

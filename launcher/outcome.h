@@ -54,11 +54,11 @@ struct JobRecord {
   std::string lost_reader;   ///< for kReaderGone: of which of hvdrun's streams
   bool output_lost = false;  ///< something that ranks printed could not be written, and was said so
 
-  int mpirun_code = 0;               ///< exit code, or 128 + signal
-  int mpirun_signal = 0;             ///< what killed it, unless hvdrun did
-  bool mpirun_spoke = false;         ///< it printed something
-  std::optional<int> abort_rank;     ///< mpirun: this rank called MPI_Abort
-  std::optional<int> improper_rank;  ///< mpirun: this rank left without MPI_Finalize
+  int mpirun_code = 0;                     ///< exit code, or 128 + signal
+  int mpirun_signal = 0;                   ///< what killed it, unless hvdrun did
+  bool mpirun_spoke = false;               ///< it printed something
+  std::optional<int> abort_rank;           ///< mpirun: this rank called MPI_Abort
+  std::optional<int> improper_rank;        ///< mpirun: this rank left without MPI_Finalize
   std::vector<std::string> suspect_hosts;  ///< mpirun lost or never reached one of these
   bool mpirun_lacks_slots = false, mpirun_lost_host = false, mpirun_lacks_executable = false;
 

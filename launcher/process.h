@@ -22,7 +22,7 @@ struct SpawnOptions {
   int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  ///< -1: the caller's own
   int parent_death_signal = 0;  ///< sent to the child when the calling thread's process dies
   bool own_process_group = false;
-  std::vector<int> cpus;  ///< to be bound to; empty: as the caller
+  std::vector<int> cpus;             ///< to be bound to; empty: as the caller
   std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };
 

@@ -11,16 +11,19 @@ namespace {
 constexpr std::size_t kBlock = 64;
 
 constexpr std::array<std::uint32_t, 64> kRounds = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-    0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-    0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-    0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-    0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-    0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
 std::uint32_t word_at(std::string_view bytes, std::size_t index) {
   std::uint32_t word = 0;
-  for (std::size_t i = 0; i < 4; ++i) word = word << 8 | static_cast<unsigned char>(bytes[4 * index + i]);
+  for (std::size_t i = 0; i < 4; ++i)
+    word = word << 8 | static_cast<unsigned char>(bytes[4 * index + i]);
   return word;
 }
 
@@ -59,8 +62,10 @@ std::string sha256(std::string_view message) {
   while (padded.size() % kBlock != kBlock - 8) padded += '\0';
   const std::uint64_t bits = std::uint64_t{message.size()} * 8;
   for (int shift = 56; shift >= 0; shift -= 8) padded += static_cast<char>(bits >> shift & 0xff);
-  std::array<std::uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  for (std::size_t at = 0; at < padded.size(); at += kBlock) compress(state, std::string_view(padded).substr(at, kBlock));
+  std::array<std::uint32_t, 8> state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  for (std::size_t at = 0; at < padded.size(); at += kBlock)
+    compress(state, std::string_view(padded).substr(at, kBlock));
   std::string digest;
   for (const std::uint32_t word : state) {
     for (int shift = 24; shift >= 0; shift -= 8) digest += static_cast<char>(word >> shift & 0xff);
@@ -85,12 +90,16 @@ std::string hmac_hex(std::string_view key, std::string_view message) {
   return hex;
 }
 
-std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce, std::string_view launcher_nonce) {
-  return hmac_hex(token, "hvdrun " + std::string(supervisor_nonce) + " " + std::string(launcher_nonce));
+std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
+                           std::string_view launcher_nonce) {
+  return hmac_hex(token,
+                  "hvdrun " + std::string(supervisor_nonce) + " " + std::string(launcher_nonce));
 }
 
-std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce, std::string_view launcher_nonce, int rank) {
-  return hmac_hex(token, "supervisor " + std::string(supervisor_nonce) + " " + std::string(launcher_nonce) + " " + std::to_string(rank));
+std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,
+                             std::string_view launcher_nonce, int rank) {
+  return hmac_hex(token, "supervisor " + std::string(supervisor_nonce) + " " +
+                             std::string(launcher_nonce) + " " + std::to_string(rank));
 }
 
 bool same_secret(std::string_view a, std::string_view b) {

@@ -70,17 +70,17 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
 namespace {
 
 bool is_set(const std::vector<std::string>& environment, const std::string& name) {
-  return std::any_of(
-      environment.begin(), environment.end(),
-      [&](const std::string& variable) { return variable.starts_with(name + "="); });
+  return std::any_of(environment.begin(), environment.end(),
+                     [&](const std::string& variable) { return variable.starts_with(name + "="); });
 }
 
 }  // namespace
 
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
   // The names of versions 4 and 5.
-  for (const char* name : {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
-                           "OMPI_MCA_osc_sm_backing_directory"}) {
+  for (const char* name :
+       {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
+        "OMPI_MCA_osc_sm_backing_directory"}) {
     if (!is_set(environment, name)) set_variable(environment, name, folder);
   }
 }
@@ -92,8 +92,8 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
   // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
-  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last words
-  // off the screen.
+  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last
+  // words off the screen.
   const std::string backtrace_signals = "OMPI_MCA_opal_signal";
   if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
   set_variable(environment, "HVD_RANK", std::to_string(identity.rank));

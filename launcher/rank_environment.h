@@ -8,8 +8,8 @@
 
 namespace hvd::launcher {
 
-/// kAuto: the supervisors bind, each its rank to its share of the host's cores. kCore, kNuma: mpirun
-/// does.
+/// kAuto: the supervisors bind, each its rank to its share of the host's cores. kCore, kNuma:
+/// mpirun does.
 enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view text);
@@ -43,12 +43,12 @@ using Lookup = std::function<std::optional<std::string>(const char* name)>;
 /// Who mpirun says this process is. A process that no mpirun started is rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
-/// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are those of
-/// the affinity mask of this process, which under Bind::kCore is its own share already.
+/// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are
+/// those of the affinity mask of this process, which under Bind::kCore is its own share already.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);
 
-/// Open MPI's segments of shared memory lie in a folder that is removed with the job, unless the user
-/// has chosen another.
+/// Open MPI's segments of shared memory lie in a folder that is removed with the job, unless the
+/// user has chosen another.
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder);
 
 /// The program's environment: `environment` with the HVD_ variables of this rank, without hvdrun's

@@ -31,7 +31,8 @@ std::string rank_prefix(int rank, int size) {
   return prefix += "] ";
 }
 
-RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console, FileWriter& files)
+RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console,
+                       FileWriter& files)
     : rank_(rank),
       tag_(options.tag),
       prefix_(options.tag ? rank_prefix(rank, size) : ""),

@@ -78,8 +78,8 @@ bool send_frame(int fd, FrameType type, const std::string& payload) {
   return send_all(fd, bytes);
 }
 
-/// The welcome was written somewhere between asking for it and getting it. A difference that is less
-/// than that is none.
+/// The welcome was written somewhere between asking for it and getting it. A difference that is
+/// less than that is none.
 long long offset_of(long long asked_ns, long long got_ns, long long theirs_ns) {
   const long long offset = theirs_ns - (asked_ns + (got_ns - asked_ns) / 2);
   const long long doubt = (got_ns - asked_ns + 1) / 2;
@@ -184,8 +184,7 @@ void RankSupervisor::start(const std::vector<std::string>& program,
   SpawnOptions options;
   options.argv = program;
   options.environment = std::move(environment);
-  if (notices_.fd() >= 0)
-    set_variable(options.environment, kNoticeVariable, notices_.name());
+  if (notices_.fd() >= 0) set_variable(options.environment, kNoticeVariable, notices_.name());
   options.stdout_fd = program_stdout.get();
   options.stderr_fd = errors.write_end.get();
   options.parent_death_signal = SIGKILL;
@@ -198,16 +197,16 @@ void RankSupervisor::start(const std::vector<std::string>& program,
     return;
   }
   const ExitCode code = result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun;
-  ended_ =
-      Ended{.time_ns = realtime_ns() + connection_.clock_offset_ns, .code = static_cast<int>(code), .start_error = result.error};
+  ended_ = Ended{.time_ns = realtime_ns() + connection_.clock_offset_ns,
+                 .code = static_cast<int>(code),
+                 .start_error = result.error};
   drain_until_ = Clock::now();
 }
 
 void RankSupervisor::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
-  if (notices_.fd() >= 0)
-    poller.add(notices_.fd(), POLLIN, [this](short) { relay_notices(); });
+  if (notices_.fd() >= 0) poller.add(notices_.fd(), POLLIN, [this](short) { relay_notices(); });
   if (connection_.fd) {
     const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
     poller.add(connection_.fd.get(), events, [this](short) { on_hvdrun_readable(); });
@@ -222,7 +221,8 @@ void RankSupervisor::wait_for_events() {
 
 int RankSupervisor::next_timeout_ms() const {
   int timeout = -1;
-  for (const auto& timer : {stop_at_, kill_at_, drained_ || !may_read() ? std::nullopt : drain_until_}) {
+  for (const auto& timer :
+       {stop_at_, kill_at_, drained_ || !may_read() ? std::nullopt : drain_until_}) {
     if (!timer) continue;
     const auto left = std::chrono::ceil<milliseconds>(*timer - Clock::now()).count();
     const int bounded = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));

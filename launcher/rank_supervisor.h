@@ -22,8 +22,8 @@ struct Connection {
   Welcome welcome;
   long long clock_offset_ns = 0;  ///< hvdrun's clock minus this host's
 };
-/// Proves to hvdrun that it has the token, and asks the same of it, before it says more; nothing when
-/// the other side is not this job's hvdrun. `same_clock`: both run on one host.
+/// Proves to hvdrun that it has the token, and asks the same of it, before it says more; nothing
+/// when the other side is not this job's hvdrun. `same_clock`: both run on one host.
 std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
                                     bool same_clock, int timeout_ms);
 
@@ -86,7 +86,8 @@ class RankSupervisor {
   long long credit_ = 0;  ///< bytes of output that hvdrun can take
   bool released_ = false;
   bool stopped_ = false;
-  SignalOrder later_{.signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_
+  SignalOrder later_{
+      .signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_
   std::optional<TimePoint> stop_at_, kill_at_, drain_until_;
 };
 

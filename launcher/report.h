@@ -23,8 +23,8 @@
 ///                                         <-     release {}    only now the supervisor ends
 ///
 /// Output waits for credit, so that hvdrun can read everything else at once however slow the reader
-/// of its own output is. All times are hvdrun's clock: a supervisor learns the difference when it is
-/// welcomed.
+/// of its own output is. All times are hvdrun's clock: a supervisor learns the difference when it
+/// is welcomed.
 
 #include <cstddef>
 #include <cstdint>

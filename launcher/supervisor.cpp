@@ -49,8 +49,8 @@ std::optional<std::string> variable(const char* name) {
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
-/// What this rank gets of its host. Under Bind::kNone only the number of threads counts; where mpirun
-/// binds, its mask is the rank's own share already.
+/// What this rank gets of its host. Under Bind::kNone only the number of threads counts; where
+/// mpirun binds, its mask is the rank's own share already.
 CoreShare find_share(const RankIdentity& identity) {
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
   if (bind != Bind::kAuto && variable("OMP_NUM_THREADS")) return {};
@@ -63,8 +63,9 @@ CoreShare find_share(const RankIdentity& identity) {
     if (bind == Bind::kNone) share.cpus.clear();
     return share;
   }
-  share.threads = default_omp_threads(bind, static_cast<int>(cores.size()),
-                                      static_cast<int>(usable_cores({}).size()), identity.local_size);
+  share.threads =
+      default_omp_threads(bind, static_cast<int>(cores.size()),
+                          static_cast<int>(usable_cores({}).size()), identity.local_size);
   return share;
 }
 
@@ -72,9 +73,8 @@ std::optional<Connection> try_connect(const std::vector<std::string>& addresses,
                                       const Hello& hello) {
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
     tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
-    auto connection =
-        introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
-                  hello.host == variable(kHostVariable), kConnectTimeoutMs);
+    auto connection = introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
+                                hello.host == variable(kHostVariable), kConnectTimeoutMs);
     if (connection) return connection;
   }
   return std::nullopt;

@@ -6,8 +6,8 @@
 
 namespace hvd::launcher {
 
-/// A new, empty folder in TMPDIR, removed with its content at the end. It is locked by this process and
-/// those that it starts, so that what a killed hvdrun leaves can be told: remove_abandoned() of
+/// A new, empty folder in TMPDIR, removed with its content at the end. It is locked by this process
+/// and those that it starts, so that what a killed hvdrun leaves can be told: remove_abandoned() of
 /// job_folder.h. Not thread-safe.
 class TemporaryFolder {
  public:

@@ -119,7 +119,8 @@ bool is_backtrace(std::string_view line) {
           std::string_view::npos)
     return false;
   const std::string_view rest = line.substr(end + 2);
-  if (rest.starts_with("*** Process received signal") || rest.starts_with("*** End of error message"))
+  if (rest.starts_with("*** Process received signal") ||
+      rest.starts_with("*** End of error message"))
     return true;
   if (rest.starts_with("Signal: ") || rest.starts_with("Signal code: ") ||
       rest.starts_with("Associated errno: ") || rest.starts_with("Failing at address: "))

@@ -18,8 +18,8 @@ std::string shell_quote(std::string_view word);
 std::vector<std::string> shell_split(std::string_view text);
 /// "0.09 s" below a minute, then hh:mm:ss.
 std::string format_duration(double seconds);
-/// A line of a backtrace, of Open MPI's signal handler or of LibTorch: of no use among the last words
-/// of a rank.
+/// A line of a backtrace, of Open MPI's signal handler or of LibTorch: of no use among the last
+/// words of a rank.
 bool is_backtrace(std::string_view line);
 /// "0-3, 7": runs of three and more are contracted. `ranks` is ascending.
 std::string format_ranks(const std::vector<int>& ranks);

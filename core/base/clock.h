@@ -18,7 +18,8 @@ class Clock {
 class SteadyClock final : public Clock {
  public:
   TimePoint now() const noexcept override {
-    return std::chrono::duration_cast<TimePoint>(std::chrono::steady_clock::now().time_since_epoch());
+    return std::chrono::duration_cast<TimePoint>(
+        std::chrono::steady_clock::now().time_since_epoch());
   }
 };
 

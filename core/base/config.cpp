@@ -42,14 +42,17 @@ std::optional<Setting> find(const Variable& variable) {
 
 const Variable& known(std::string_view name) {
   const auto all = variables();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Variable& variable) { return variable.name == name; });
-  if (found == all.end()) throw Error("HVD_" + std::string(name) + " is not in the table of variables (core/base/config_table.cpp)");
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const Variable& variable) { return variable.name == name; });
+  if (found == all.end())
+    throw Error("HVD_" + std::string(name) +
+                " is not in the table of variables (core/base/config_table.cpp)");
   return *found;
 }
 
 [[noreturn]] void reject(const Setting& setting) {
-  throw UsageError("environment variable " + setting.full_name + ": expected " + expected_values(setting.variable, '\'') + ", got '" +
-                   setting.value + "'");
+  throw UsageError("environment variable " + setting.full_name + ": expected " +
+                   expected_values(setting.variable, '\'') + ", got '" + setting.value + "'");
 }
 
 template <class Number>
@@ -63,7 +66,8 @@ std::optional<Number> parse(const std::string& text) {
 
 std::int64_t whole(const Setting& setting) {
   const auto value = parse<std::int64_t>(setting.value);
-  if (!value || *value < setting.variable.lowest || *value > setting.variable.highest) reject(setting);
+  if (!value || *value < setting.variable.lowest || *value > setting.variable.highest)
+    reject(setting);
   return *value;
 }
 
@@ -106,11 +110,20 @@ std::string choice(const Setting& setting) {
 
 void check(const Setting& setting) {
   switch (setting.variable.kind) {
-    case VariableKind::kWhole: static_cast<void>(whole(setting)); break;
-    case VariableKind::kSeconds: static_cast<void>(seconds(setting)); break;
-    case VariableKind::kSwitch: static_cast<void>(on_or_off(setting)); break;
-    case VariableKind::kChoice: static_cast<void>(choice(setting)); break;
-    case VariableKind::kText: break;
+    case VariableKind::kWhole:
+      static_cast<void>(whole(setting));
+      break;
+    case VariableKind::kSeconds:
+      static_cast<void>(seconds(setting));
+      break;
+    case VariableKind::kSwitch:
+      static_cast<void>(on_or_off(setting));
+      break;
+    case VariableKind::kChoice:
+      static_cast<void>(choice(setting));
+      break;
+    case VariableKind::kText:
+      break;
   }
 }
 
@@ -133,7 +146,8 @@ bool is_known(std::string_view name) {
   // What hvdrun and the ranks' supervisors tell each other, and what only tests read.
   if (name.starts_with("LAUNCHER_") || name.starts_with("TEST_")) return true;
   const auto all = variables();
-  return std::any_of(all.begin(), all.end(), [&](const Variable& variable) { return variable.name == name; });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Variable& variable) { return variable.name == name; });
 }
 
 /// Empty when nothing is like it.
@@ -162,10 +176,16 @@ std::optional<Result> read(std::string_view name, const Parse& parse_setting) {
 std::optional<std::string> env_string(std::string_view name) {
   return read<std::string>(name, [](const Setting& setting) { return setting.value; });
 }
-std::optional<std::int64_t> env_int(std::string_view name) { return read<std::int64_t>(name, whole); }
-std::optional<std::chrono::milliseconds> env_seconds(std::string_view name) { return read<std::chrono::milliseconds>(name, seconds); }
+std::optional<std::int64_t> env_int(std::string_view name) {
+  return read<std::int64_t>(name, whole);
+}
+std::optional<std::chrono::milliseconds> env_seconds(std::string_view name) {
+  return read<std::chrono::milliseconds>(name, seconds);
+}
 std::optional<bool> env_switch(std::string_view name) { return read<bool>(name, on_or_off); }
-std::optional<std::string> env_choice(std::string_view name) { return read<std::string>(name, choice); }
+std::optional<std::string> env_choice(std::string_view name) {
+  return read<std::string>(name, choice);
+}
 
 void check_environment() {
   for (const Variable& variable : variables()) {
@@ -179,7 +199,8 @@ std::vector<std::string> variables_in_force(VariableUse use) {
   for (const Variable& variable : variables()) {
     if (variable.use != use) continue;
     const auto setting = find(variable);
-    if (setting && lower(setting->value) != variable.fallback) found.push_back(setting->full_name + "=" + setting->value);
+    if (setting && lower(setting->value) != variable.fallback)
+      found.push_back(setting->full_name + "=" + setting->value);
   }
   return found;
 }
@@ -203,9 +224,13 @@ std::vector<std::string> unknown_variables() {
 std::string expected_values(const Variable& variable, char quote) {
   switch (variable.kind) {
     case VariableKind::kWhole:
-      return "a whole number from " + std::to_string(variable.lowest) + " to " + std::to_string(variable.highest);
-    case VariableKind::kSeconds: return variable.lowest > 0 ? "seconds, more than 0, to 1000000000" : "seconds, from 0 to 1000000000";
-    case VariableKind::kSwitch: return "1, yes, true or on, or 0, no, false or off";
+      return "a whole number from " + std::to_string(variable.lowest) + " to " +
+             std::to_string(variable.highest);
+    case VariableKind::kSeconds:
+      return variable.lowest > 0 ? "seconds, more than 0, to 1000000000"
+                                 : "seconds, from 0 to 1000000000";
+    case VariableKind::kSwitch:
+      return "1, yes, true or on, or 0, no, false or off";
     case VariableKind::kChoice: {
       const auto choices = split(variable.choices);
       std::string text;
@@ -215,7 +240,8 @@ std::string expected_values(const Variable& variable, char quote) {
       }
       return text;
     }
-    case VariableKind::kText: break;
+    case VariableKind::kText:
+      break;
   }
   return {};
 }

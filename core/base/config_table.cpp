@@ -1,4 +1,5 @@
-// The one list of environment variables. docs/configuration.md has the same rows; base_test compares the two, and prints what should be there.
+// The one list of environment variables. docs/configuration.md has the same rows; base_test
+// compares the two, and prints what should be there.
 #include "base/config.h"
 
 namespace hvd {
@@ -10,81 +11,183 @@ constexpr std::int64_t kMostControlRadix = 1 << 20;  // wire::kMaxRanks
 constexpr std::int64_t kMostDevices = 1 << 10;
 
 constexpr Variable kVariables[] = {
-    {.name = "FUSION_THRESHOLD", .kind = VariableKind::kWhole, .option = "fusion_threshold_bytes", .highest = kMostFusionBytes,
+    {.name = "FUSION_THRESHOLD",
+     .kind = VariableKind::kWhole,
+     .option = "fusion_threshold_bytes",
+     .highest = kMostFusionBytes,
      .fallback = "67108864",
-     .meaning = "tensors that are ready together are reduced in one call, until the call would exceed this many bytes; 0 fuses nothing"},
-    {.name = "CACHE_CAPACITY", .kind = VariableKind::kWhole, .option = "cache_capacity", .highest = kMostCacheEntries, .fallback = "1024",
-     .meaning = "tensors whose negotiation is remembered, so that the next one costs a bit instead of a request; 0 turns it off"},
-    {.name = "SCHEDULE_LOCK", .kind = VariableKind::kSwitch, .option = "schedule_lock", .fallback = "1",
-     .meaning = "steps that repeat are run without being negotiated ([decision 10](decisions/0010-schedule-lock.md)); 0: never"},
-    {.name = "PROGRESS", .kind = VariableKind::kChoice, .option = "progress", .choices = "auto|inline|background", .fallback = "auto",
-     .meaning = "who moves operations on while the program computes: `background` the runtime's own thread, `inline` the submitting thread as far "
+     .meaning = "tensors that are ready together are reduced in one call, until the call would "
+                "exceed this many bytes; 0 fuses nothing"},
+    {.name = "CACHE_CAPACITY",
+     .kind = VariableKind::kWhole,
+     .option = "cache_capacity",
+     .highest = kMostCacheEntries,
+     .fallback = "1024",
+     .meaning = "tensors whose negotiation is remembered, so that the next one costs a bit instead "
+                "of a request; 0 turns it off"},
+    {.name = "SCHEDULE_LOCK",
+     .kind = VariableKind::kSwitch,
+     .option = "schedule_lock",
+     .fallback = "1",
+     .meaning = "steps that repeat are run without being negotiated ([decision "
+                "10](decisions/0010-schedule-lock.md)); 0: never"},
+    {.name = "PROGRESS",
+     .kind = VariableKind::kChoice,
+     .option = "progress",
+     .choices = "auto|inline|background",
+     .fallback = "auto",
+     .meaning = "who moves operations on while the program computes: `background` the runtime's "
+                "own thread, `inline` the submitting thread as far "
                 "as is possible at once, `auto` inline where a rank has less than two cores "
-                "([decision 11](decisions/0011-what-a-steady-step-costs.md)); the choice is in the log at level `info`"},
-    {.name = "STALL_WARNING", .kind = VariableKind::kSeconds, .option = "stall_warning", .fallback = "30",
-     .meaning = "seconds until an operation that some ranks have not submitted is reported, with their names; 0: never"},
-    {.name = "STALL_SHUTDOWN", .kind = VariableKind::kSeconds, .option = "stall_shutdown", .fallback = "600",
-     .meaning = "seconds until such an operation ends with `StalledError`, and until work that does not leave a GPU's queue is a lost peer; "
+                "([decision 11](decisions/0011-what-a-steady-step-costs.md)); the choice is in the "
+                "log at level `info`"},
+    {.name = "STALL_WARNING",
+     .kind = VariableKind::kSeconds,
+     .option = "stall_warning",
+     .fallback = "30",
+     .meaning = "seconds until an operation that some ranks have not submitted is reported, with "
+                "their names; 0: never"},
+    {.name = "STALL_SHUTDOWN",
+     .kind = VariableKind::kSeconds,
+     .option = "stall_shutdown",
+     .fallback = "600",
+     .meaning = "seconds until such an operation ends with `StalledError`, and until work that "
+                "does not leave a GPU's queue is a lost peer; "
                 "0: never"},
-    {.name = "DEADLOCK_TIMEOUT", .kind = VariableKind::kSeconds, .option = "deadlock_timeout", .fallback = "10",
-     .meaning = "seconds after which operations end with `StalledError` when a thread of every rank waits for other ranks and none has "
-                "submitted anything meanwhile; longer where another thread of a waiting program submits at long intervals; 0: never"},
-    {.name = "PEER_TIMEOUT", .kind = VariableKind::kSeconds, .option = "peer_timeout", .lowest = 1, .fallback = "30",
-     .meaning = "seconds without a sign of life until a peer counts as lost (a peer that dies on the same host is noticed at once)"},
-    {.name = "START_TIMEOUT", .kind = VariableKind::kSeconds, .lowest = 1, .fallback = "300",
-     .meaning = "seconds that `hvd::init()` waits for the other ranks, MPI's own start included, and that a NCCL communicator does"},
-    {.name = "CONTROL_RADIX", .kind = VariableKind::kWhole, .highest = kMostControlRadix, .fallback = "32",
-     .meaning = "jobs of several hosts and more ranks than this and one merge their reports on a tree, in which nobody hears more ranks than "
+    {.name = "DEADLOCK_TIMEOUT",
+     .kind = VariableKind::kSeconds,
+     .option = "deadlock_timeout",
+     .fallback = "10",
+     .meaning = "seconds after which operations end with `StalledError` when a thread of every "
+                "rank waits for other ranks and none has "
+                "submitted anything meanwhile; longer where another thread of a waiting program "
+                "submits at long intervals; 0: never"},
+    {.name = "PEER_TIMEOUT",
+     .kind = VariableKind::kSeconds,
+     .option = "peer_timeout",
+     .lowest = 1,
+     .fallback = "30",
+     .meaning = "seconds without a sign of life until a peer counts as lost (a peer that dies on "
+                "the same host is noticed at once)"},
+    {.name = "START_TIMEOUT",
+     .kind = VariableKind::kSeconds,
+     .lowest = 1,
+     .fallback = "300",
+     .meaning = "seconds that `hvd::init()` waits for the other ranks, MPI's own start included, "
+                "and that a NCCL communicator does"},
+    {.name = "CONTROL_RADIX",
+     .kind = VariableKind::kWhole,
+     .highest = kMostControlRadix,
+     .fallback = "32",
+     .meaning = "jobs of several hosts and more ranks than this and one merge their reports on a "
+                "tree, in which nobody hears more ranks than "
                 "this; less than 2: never. Equal on all ranks"},
-    {.name = "BACKEND", .kind = VariableKind::kText, .option = "backend",
-     .otherwise = "by set and operation: `shm` where all ranks share a host, `hierarchical` where some do "
-                  "([decision 13](decisions/0013-hierarchical.md)), else `mpi`",
-     .meaning = "`mpi`, `shm`, `hierarchical` or `local` (one rank only): nothing else is used, so an operation that it does not have fails "
-                "(`hierarchical` has allreduce, allgather and broadcast); process sets of one rank need no transport and ignore it. GPU tensors: "
-                "`nccl` where all ranks can use it; naming another sends them through the host's memory over that one"},
-    {.name = "DEVICE", .kind = VariableKind::kWhole, .highest = kMostDevices, .otherwise = "local rank modulo the GPUs that the process sees",
+    {.name = "BACKEND",
+     .kind = VariableKind::kText,
+     .option = "backend",
+     .otherwise =
+         "by set and operation: `shm` where all ranks share a host, `hierarchical` where some do "
+         "([decision 13](decisions/0013-hierarchical.md)), else `mpi`",
+     .meaning = "`mpi`, `shm`, `hierarchical` or `local` (one rank only): nothing else is used, so "
+                "an operation that it does not have fails "
+                "(`hierarchical` has allreduce, allgather and broadcast); process sets of one rank "
+                "need no transport and ignore it. GPU tensors: "
+                "`nccl` where all ranks can use it; naming another sends them through the host's "
+                "memory over that one"},
+    {.name = "DEVICE",
+     .kind = VariableKind::kWhole,
+     .highest = kMostDevices,
+     .otherwise = "local rank modulo the GPUs that the process sees",
      .meaning = "the GPU that this rank works with"},
-    {.name = "NCCL_LIBRARY", .otherwise = "the one that is loaded, else the system's, else the one that hvd was built with",
+    {.name = "NCCL_LIBRARY",
+     .otherwise = "the one that is loaded, else the system's, else the one that hvd was built with",
      .meaning = "the `libnccl.so.2` to use"},
-    {.name = "NCCL_REGISTER", .kind = VariableKind::kChoice, .choices = "auto|window|off", .fallback = "auto",
-     .meaning = "`auto`: NCCL 2.19 and newer reduces small tensors in memory of its own, which takes twice the fusion threshold and a bit "
-                "(136 MiB) of the GPU's memory per process set; `off`: it does not ([decision 14](decisions/0014-nccl-behind-a-seam.md)). Where "
-                "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that memory becomes symmetric windows, if all ranks "
+    {.name = "NCCL_REGISTER",
+     .kind = VariableKind::kChoice,
+     .choices = "auto|window|off",
+     .fallback = "auto",
+     .meaning = "`auto`: NCCL 2.19 and newer reduces small tensors in memory of its own, which "
+                "takes twice the fusion threshold and a bit "
+                "(136 MiB) of the GPU's memory per process set; `off`: it does not ([decision "
+                "14](decisions/0014-nccl-behind-a-seam.md)). Where "
+                "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that "
+                "memory becomes symmetric windows, if all ranks "
                 "say so; an error while they are made ends the job. Not measured yet"},
-    {.name = "CUDA_AWARE_MPI", .kind = VariableKind::kChoice, .choices = "auto|off", .fallback = "auto",
-     .meaning = "`auto`: where NCCL does not take GPU tensors and `mpi` does, a CUDA-aware MPI moves them from GPU to GPU if every rank's says "
-                "that it is one (Open MPI's `MPIX_Query_cuda_support`); reductions are staged in any case. `off`: all are staged, on all ranks if "
-                "one says so; for an MPI that says so and cannot take the memory after all, for instance LibTorch's `expandable_segments`, which "
-                "CUDA IPC does not know ([decision 14](decisions/0014-nccl-behind-a-seam.md)). A program's own threads that call MPI meanwhile "
+    {.name = "CUDA_AWARE_MPI",
+     .kind = VariableKind::kChoice,
+     .choices = "auto|off",
+     .fallback = "auto",
+     .meaning = "`auto`: where NCCL does not take GPU tensors and `mpi` does, a CUDA-aware MPI "
+                "moves them from GPU to GPU if every rank's says "
+                "that it is one (Open MPI's `MPIX_Query_cuda_support`); reductions are staged in "
+                "any case. `off`: all are staged, on all ranks if "
+                "one says so; for an MPI that says so and cannot take the memory after all, for "
+                "instance LibTorch's `expandable_segments`, which "
+                "CUDA IPC does not know ([decision 14](decisions/0014-nccl-behind-a-seam.md)). A "
+                "program's own threads that call MPI meanwhile "
                 "need the GPU current. Not measured yet"},
-    {.name = "SHM_ALLOCATOR", .kind = VariableKind::kSwitch, .fallback = "0",
-     .meaning = "1: LibTorch's CPU tensors lie in shared memory ([LibTorch guide](torch.md), [decision 16](decisions/0016-shared-allocator.md))"},
-    {.name = "CHECK_EVERY", .kind = VariableKind::kWhole, .option = "DistributedOptimizerOptions::check_every", .highest = 1'000'000'000,
+    {.name = "SHM_ALLOCATOR",
+     .kind = VariableKind::kSwitch,
+     .fallback = "0",
+     .meaning = "1: LibTorch's CPU tensors lie in shared memory ([LibTorch guide](torch.md), "
+                "[decision 16](decisions/0016-shared-allocator.md))"},
+    {.name = "CHECK_EVERY",
+     .kind = VariableKind::kWhole,
+     .option = "DistributedOptimizerOptions::check_every",
+     .highest = 1'000'000'000,
      .fallback = "100",
-     .meaning = "after how many reductions of gradients the ranks of a `DistributedOptimizer` compare their parameters, which they also do "
-                "before the first update ([decision 18](decisions/0018-parameters-are-compared.md)); 0: never. Read when one is constructed, "
-                "which throws the error"},
-    {.name = "TIMELINE", .option = "timeline_path", .otherwise = "none",
-     .meaning = "writes a trace in Chrome's format, one file per rank: `{rank}` in the path is replaced, else `.rankN` goes before the extension"},
-    {.name = "LOG_LEVEL", .kind = VariableKind::kChoice, .choices = "trace|debug|info|warning|warn|error|fatal|off", .fallback = "warning",
-     .meaning = "what is logged, to standard error, with rank and host; at `info` also which of these variables are in force"},
+     .meaning =
+         "after how many reductions of gradients the ranks of a `DistributedOptimizer` compare "
+         "their parameters, which they also do "
+         "before the first update ([decision 18](decisions/0018-parameters-are-compared.md)); 0: "
+         "never. Read when one is constructed, "
+         "which throws the error"},
+    {.name = "TIMELINE",
+     .option = "timeline_path",
+     .otherwise = "none",
+     .meaning = "writes a trace in Chrome's format, one file per rank: `{rank}` in the path is "
+                "replaced, else `.rankN` goes before the extension"},
+    {.name = "LOG_LEVEL",
+     .kind = VariableKind::kChoice,
+     .choices = "trace|debug|info|warning|warn|error|fatal|off",
+     .fallback = "warning",
+     .meaning = "what is logged, to standard error, with rank and host; at `info` also which of "
+                "these variables are in force"},
 
-    {.name = "MPIRUN", .use = VariableUse::kLauncher, .meaning = "the `mpirun` to use instead of the first on `PATH`"},
+    {.name = "MPIRUN",
+     .use = VariableUse::kLauncher,
+     .meaning = "the `mpirun` to use instead of the first on `PATH`"},
     {.name = "RANK", .use = VariableUse::kLauncher, .meaning = "the rank"},
     {.name = "SIZE", .use = VariableUse::kLauncher, .meaning = "the number of ranks"},
-    {.name = "LOCAL_RANK", .use = VariableUse::kLauncher, .meaning = "the rank among the ranks of one host"},
-    {.name = "LOCAL_SIZE", .use = VariableUse::kLauncher, .meaning = "the number of ranks of one host"},
-    {.name = "OUTPUT_TTY", .use = VariableUse::kLauncher,
-     .meaning = "1 when the rank's output ends on a terminal, which the rank cannot see for itself"},
+    {.name = "LOCAL_RANK",
+     .use = VariableUse::kLauncher,
+     .meaning = "the rank among the ranks of one host"},
+    {.name = "LOCAL_SIZE",
+     .use = VariableUse::kLauncher,
+     .meaning = "the number of ranks of one host"},
+    {.name = "OUTPUT_TTY",
+     .use = VariableUse::kLauncher,
+     .meaning =
+         "1 when the rank's output ends on a terminal, which the rank cannot see for itself"},
 
-    {.name = "TEST_HOSTS", .use = VariableUse::kTest,
-     .meaning = "`a,a,b`: one name per rank; ranks with different names treat each other as on different hosts. A job that is run with it says so "
+    {.name = "TEST_HOSTS",
+     .use = VariableUse::kTest,
+     .meaning = "`a,a,b`: one name per rank; ranks with different names treat each other as on "
+                "different hosts. A job that is run with it says so "
                 "in a warning"},
-    {.name = "TEST_WATCHDOG_SECONDS", .use = VariableUse::kTest, .meaning = "how long a test may take before it says what its ranks were doing"},
-    {.name = "TEST_HOSTID_PER_RANK", .use = VariableUse::kTest, .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},
-    {.name = "SIM_SEEDS", .use = VariableUse::kTest, .meaning = "how many seeds the simulations run"},
+    {.name = "TEST_WATCHDOG_SECONDS",
+     .use = VariableUse::kTest,
+     .meaning = "how long a test may take before it says what its ranks were doing"},
+    {.name = "TEST_HOSTID_PER_RANK",
+     .use = VariableUse::kTest,
+     .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},
+    {.name = "SIM_SEEDS",
+     .use = VariableUse::kTest,
+     .meaning = "how many seeds the simulations run"},
     {.name = "FUZZ_SECONDS", .use = VariableUse::kTest, .meaning = "how long the fuzzers run"},
-    {.name = "GPU_SECONDS", .use = VariableUse::kTest, .meaning = "how long `test/gpu/run.sh` may take"},
+    {.name = "GPU_SECONDS",
+     .use = VariableUse::kTest,
+     .meaning = "how long `test/gpu/run.sh` may take"},
 };
 
 }  // namespace

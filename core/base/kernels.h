@@ -43,9 +43,9 @@ void reduce_to_all(std::span<const std::byte* const> sources,
 std::size_t partial_size(DataType, const ReduceScale&) noexcept;
 
 /// The first stage, or one in the middle, of a reduction whose sources are in several places.
-/// `before` is what the stage before has written, null at the first; `partial` gets `count` elements
-/// of partial_size() bytes, in which nothing has been rounded that reduce() would not have rounded.
-/// All stages of a reduction have the same op and scale. No overlap.
+/// `before` is what the stage before has written, null at the first; `partial` gets `count`
+/// elements of partial_size() bytes, in which nothing has been rounded that reduce() would not have
+/// rounded. All stages of a reduction have the same op and scale. No overlap.
 /// @throws Error as reduce()
 void reduce_partly(const std::byte* before, std::span<const std::byte* const> sources,
                    std::byte* partial, std::int64_t count, DataType, ReduceOp, const ReduceScale&);

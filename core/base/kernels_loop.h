@@ -94,7 +94,7 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
   std::byte* const destination = job.destinations.data()[0];
   const std::byte* const first = sources[0];
   if (source_count == 1) {
-HVD_INDEPENDENT_ITERATIONS
+    HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = begin; i < end; ++i) {
       store(destination, i, policy.finish(policy.load(first, i)));
     }
@@ -102,7 +102,7 @@ HVD_INDEPENDENT_ITERATIONS
   }
   const std::byte* const second = sources[1];
   if (source_count == 2) {
-HVD_INDEPENDENT_ITERATIONS
+    HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = begin; i < end; ++i) {
       store(destination, i,
             policy.finish(policy.combine(policy.load(first, i), policy.load(second, i))));
@@ -111,20 +111,20 @@ HVD_INDEPENDENT_ITERATIONS
   }
   alignas(64) typename Policy::Accumulator block[kBlock];
   const std::int64_t length = end - begin;
-HVD_INDEPENDENT_ITERATIONS
+  HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = 0; i < length; ++i) {
     block[i] = policy.combine(policy.load(first, begin + i), policy.load(second, begin + i));
   }
   for (std::size_t source = 2; source + 1 < source_count; ++source) {
     const std::byte* const middle = sources[source];
-HVD_INDEPENDENT_ITERATIONS
+    HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = 0; i < length; ++i) {
       block[i] = policy.combine(block[i], policy.load(middle, begin + i));
     }
   }
   const std::byte* const last = sources[source_count - 1];
   // Last, as the destination may be any source: all others have been read for this block.
-HVD_INDEPENDENT_ITERATIONS
+  HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = 0; i < length; ++i) {
     store(destination, begin + i,
           policy.finish(policy.combine(block[i], policy.load(last, begin + i))));
@@ -134,8 +134,8 @@ HVD_INDEPENDENT_ITERATIONS
 /// Policy: `Accumulator`; load(source, i) -> Accumulator; combine(a, b) -> Accumulator;
 /// finish(accumulator) -> an element.
 ///
-/// Iterations are independent: a destination is a source or overlaps none, so an iteration reads nothing that another
-/// one writes.
+/// Iterations are independent: a destination is a source or overlaps none, so an iteration reads
+/// nothing that another one writes.
 template <class Policy>
 HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
   const std::size_t source_count = job.sources.size();
@@ -148,7 +148,7 @@ HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
     const std::byte* const second = job.sources.data()[1];
     std::byte* const to_first = destinations[0];
     std::byte* const to_second = destinations[1];
-HVD_INDEPENDENT_ITERATIONS
+    HVD_INDEPENDENT_ITERATIONS
     for (std::int64_t i = 0; i < count; ++i) {
       const auto value =
           policy.finish(policy.combine(policy.load(first, i), policy.load(second, i)));

@@ -5,15 +5,25 @@
 
 namespace hvd {
 
-enum class LogLevel : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kError = 4, kFatal = 5, kOff = 6 };
+enum class LogLevel : int {
+  kTrace = 0,
+  kDebug = 1,
+  kInfo = 2,
+  kWarning = 3,
+  kError = 4,
+  kFatal = 5,
+  kOff = 6
+};
 
-/// Below this level nothing is formatted. From HVD_LOG_LEVEL (trace, debug, info, warning, error, fatal, off); default warning.
+/// Below this level nothing is formatted. From HVD_LOG_LEVEL (trace, debug, info, warning, error,
+/// fatal, off); default warning.
 LogLevel log_level() noexcept;
 /// One line to stderr with time, level, rank and host. Thread-safe.
 void log_message(LogLevel, std::string_view message);
 /// What the lines say about their origin; before it is set they carry the process id.
 void set_log_identity(int rank, std::string_view host);
-/// Reads HVD_LOG_LEVEL again; what cannot be understood counts as "warning" (hvd::init() refuses it).
+/// Reads HVD_LOG_LEVEL again; what cannot be understood counts as "warning" (hvd::init() refuses
+/// it).
 void configure_log_from_environment();
 
 /// Collects a line; the destructor writes it. Use through HVD_LOG.
@@ -32,8 +42,9 @@ class LogLine {
 
 }  // namespace hvd
 
-/// HVD_LOG(kInfo) << ...: the right-hand side is not evaluated when the level is off (Horovod formats first: 364 ns a disabled line).
-#define HVD_LOG(level)                                    \
-  if (::hvd::LogLevel::level < ::hvd::log_level()) {      \
-  } else                                                  \
+/// HVD_LOG(kInfo) << ...: the right-hand side is not evaluated when the level is off (Horovod
+/// formats first: 364 ns a disabled line).
+#define HVD_LOG(level)                               \
+  if (::hvd::LogLevel::level < ::hvd::log_level()) { \
+  } else                                             \
     ::hvd::LogLine(::hvd::LogLevel::level).stream()

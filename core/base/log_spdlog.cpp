@@ -1,4 +1,5 @@
-// The only file that includes spdlog: its fmt and the one LibTorch ships cannot meet in a translation unit.
+// The only file that includes spdlog: its fmt and the one LibTorch ships cannot meet in a
+// translation unit.
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -19,13 +20,20 @@ std::atomic<int> g_level{-1};  // -1: the environment has not been read yet
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kTrace: return spdlog::level::trace;
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kFatal: return spdlog::level::critical;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kFatal:
+      return spdlog::level::critical;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::off;
 }
@@ -34,7 +42,9 @@ struct Sink {
   std::mutex mutex;
   std::shared_ptr<spdlog::logger> logger;
 
-  Sink() : logger(std::make_shared<spdlog::logger>("hvd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
+  Sink()
+      : logger(std::make_shared<spdlog::logger>(
+            "hvd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
     logger->set_level(spdlog::level::trace);
     logger->flush_on(spdlog::level::trace);
     set_origin("pid " + std::to_string(::getpid()));
@@ -53,9 +63,11 @@ Sink& sink() {
   return *instance;
 }
 
-// A value that cannot be understood is an error of hvd::init(), which looks at all variables; whoever logs before that gets the default.
+// A value that cannot be understood is an error of hvd::init(), which looks at all variables;
+// whoever logs before that gets the default.
 LogLevel level_of_environment() noexcept {
-  static constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error", "fatal", "off"};
+  static constexpr const char* kNames[] = {"trace", "debug", "info", "warning",
+                                           "error", "fatal", "off"};
   try {
     const std::string text = env_choice("LOG_LEVEL").value_or("warning");
     for (int i = 0; i < 7; ++i) {

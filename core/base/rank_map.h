@@ -31,8 +31,10 @@ class RankMap {
   template <class Visit>
   void for_each(RankSpan ranks, Visit&& visit) const {
     for (const RankRange range : ranks) {
-      for (std::size_t i = find(range.first); i < entries_.size() && entries_[i].ranks.first <= range.last; ++i) {
-        visit(RankRange{std::max(entries_[i].ranks.first, range.first), std::min(entries_[i].ranks.last, range.last)},
+      for (std::size_t i = find(range.first);
+           i < entries_.size() && entries_[i].ranks.first <= range.last; ++i) {
+        visit(RankRange{std::max(entries_[i].ranks.first, range.first),
+                        std::min(entries_[i].ranks.last, range.last)},
               entries_[i].value);
       }
     }
@@ -41,8 +43,9 @@ class RankMap {
 
  private:
   std::size_t find(int rank) const {
-    const auto found = std::partition_point(entries_.begin(), entries_.end(),
-                                            [rank](const Entry& entry) { return entry.ranks.last < rank; });
+    const auto found =
+        std::partition_point(entries_.begin(), entries_.end(),
+                             [rank](const Entry& entry) { return entry.ranks.last < rank; });
     return static_cast<std::size_t>(found - entries_.begin());
   }
 
@@ -62,9 +65,11 @@ class RankMap {
         changed.push_back({ranks, what});
       }
     };
-    put({entries_[first].ranks.first, std::min(entries_[first].ranks.last, range.first - 1)}, entries_[first].value);
+    put({entries_[first].ranks.first, std::min(entries_[first].ranks.last, range.first - 1)},
+        entries_[first].value);
     put(range, value);
-    put({std::max(entries_[last].ranks.first, range.last + 1), entries_[last].ranks.last}, entries_[last].value);
+    put({std::max(entries_[last].ranks.first, range.last + 1), entries_[last].ranks.last},
+        entries_[last].value);
     const auto from = entries_.begin() + static_cast<std::ptrdiff_t>(first);
     const std::size_t replaced = last - first + 1;
     const std::size_t kept = std::min(replaced, changed.size());

@@ -70,9 +70,9 @@ void RankSet::add(RankSpan other) {
   }
   if (other.size() == 1) {  // in place: what touches it becomes one range
     const RankRange added = other.front();
-    const auto first = std::partition_point(ranges_.begin(), ranges_.end(), [&](const RankRange& r) {
-      return r.last + 1 < added.first;
-    });
+    const auto first =
+        std::partition_point(ranges_.begin(), ranges_.end(),
+                             [&](const RankRange& r) { return r.last + 1 < added.first; });
     auto last = first;
     RankRange joined = added;
     for (; last != ranges_.end() && last->first <= added.last + 1; ++last) {

@@ -48,7 +48,8 @@ class RankSet {
   int highest() const noexcept { return ranges_.back().last; }
   std::vector<int> to_vector() const;
 
-  /// Above all that it holds, which need not be ascending ranges' neighbours: adjacent ones are joined.
+  /// Above all that it holds, which need not be ascending ranges' neighbours: adjacent ones are
+  /// joined.
   void append(RankRange range);
   void add(RankSpan);
   void remove(RankSpan);

@@ -32,20 +32,25 @@ struct Header {
 };
 constexpr char kMagic[8] = {'h', 'v', 'd', 'a', 'r', 'e', 'n', 'a'};
 
-std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t rounded(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 std::byte* map_file(int descriptor, std::size_t capacity) {
-  void* const memory = ::mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  void* const memory =
+      ::mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
 std::size_t limit_of(int resource) {
   rlimit limit = {};
-  const bool limited = ::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const bool limited = ::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 &&
+                       limit.rlim_cur != RLIM_INFINITY;
   return limited ? static_cast<std::size_t>(limit.rlim_cur) : kMostCapacity;
 }
 
-/// A file above RLIMIT_FSIZE ends the process with SIGXFSZ; the arenas of all ranks have to leave most of the address space to others.
+/// A file above RLIMIT_FSIZE ends the process with SIGXFSZ; the arenas of all ranks have to leave
+/// most of the address space to others.
 std::size_t most_capacity() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const std::size_t memory = static_cast<std::size_t>(std::max(pages, 1L)) * kPage;
@@ -53,7 +58,8 @@ std::size_t most_capacity() {
   return std::min({memory, limit_of(RLIMIT_FSIZE), room == kMostCapacity ? room : room / 8});
 }
 
-/// Where memory is never promised twice, a page that cannot be had when it is written to would be a SIGBUS.
+/// Where memory is never promised twice, a page that cannot be had when it is written to would be a
+/// SIGBUS.
 SharedArena::Pages pages_of_this_system() {
   int mode = 0;
   std::ifstream("/proc/sys/vm/overcommit_memory") >> mode;
@@ -67,7 +73,9 @@ std::shared_ptr<SharedArena> refuse(const char* call, int error) {
 
 }  // namespace
 
-std::shared_ptr<SharedArena> SharedArena::create() { return create(most_capacity() / kPage * kPage, pages_of_this_system()); }
+std::shared_ptr<SharedArena> SharedArena::create() {
+  return create(most_capacity() / kPage * kPage, pages_of_this_system());
+}
 
 std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pages) {
   capacity = std::max(rounded(capacity, kPage), 2 * kPage);
@@ -75,7 +83,8 @@ std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pag
   const int descriptor = ::memfd_create("hvd-arena", MFD_CLOEXEC);
   if (descriptor < 0) return refuse("memfd_create", errno);
   std::byte* base = nullptr;
-  if (::ftruncate(descriptor, static_cast<off_t>(capacity)) == 0) base = map_file(descriptor, capacity);
+  if (::ftruncate(descriptor, static_cast<off_t>(capacity)) == 0)
+    base = map_file(descriptor, capacity);
   if (base == nullptr) {
     const int error = errno;
     ::close(descriptor);
@@ -94,10 +103,12 @@ std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pag
   auto* const header = reinterpret_cast<Header*>(base);
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
   header->identity = identity;
-  return std::shared_ptr<SharedArena>(new SharedArena(base, {::getpid(), descriptor, capacity, identity}, pages));
+  return std::shared_ptr<SharedArena>(
+      new SharedArena(base, {::getpid(), descriptor, capacity, identity}, pages));
 }
 
-SharedArena::SharedArena(std::byte* base, const ArenaAddress& address, Pages pages) : base_(base), address_(address), pages_(pages) {
+SharedArena::SharedArena(std::byte* base, const ArenaAddress& address, Pages pages)
+    : base_(base), address_(address), pages_(pages) {
   free_.emplace(kPage, address.capacity - kPage);
   by_size_.emplace(address.capacity - kPage, kPage);
 }
@@ -107,12 +118,15 @@ SharedArena::~SharedArena() {
   ::close(address_.descriptor);
 }
 
-// The copy is made page by page, by the kernel, when this process writes. Shared, its writes would change what the parent and the other
-// ranks compute with. Only system calls: of a process with several threads the child has one, and whatever the others held is held for ever.
+// The copy is made page by page, by the kernel, when this process writes. Shared, its writes would
+// change what the parent and the other ranks compute with. Only system calls: of a process with
+// several threads the child has one, and whatever the others held is held for ever.
 void SharedArena::after_fork_in_child() noexcept {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
-  const bool first = !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild's is a copy already
-  if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor, 0) == MAP_FAILED) {
+  const bool first =
+      !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild's is a copy already
+  if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor,
+                      0) == MAP_FAILED) {
     // There may be no room for a copy. Reading takes none.
     ::mprotect(base_, address_.capacity, PROT_READ);
   }
@@ -126,13 +140,15 @@ bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept
   return false;
 }
 
-// Best fit, the lowest of equals: a program that repeats its allocations gets the same addresses again, with pages and caches warm.
+// Best fit, the lowest of equals: a program that repeats its allocations gets the same addresses
+// again, with pages and caches warm.
 std::byte* SharedArena::allocate(std::size_t bytes) {
   if (bytes > address_.capacity || inherited()) return nullptr;
   const std::size_t size = rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kLine : kPage);
   const std::lock_guard lock(mutex_);
   auto found = by_size_.lower_bound({size, 0});
-  // A small block may lie anywhere; a large one begins a page, which the blocks of small ones may have moved away from.
+  // A small block may lie anywhere; a large one begins a page, which the blocks of small ones may
+  // have moved away from.
   std::size_t begin = 0;
   for (; found != by_size_.end(); ++found) {
     begin = rounded(found->second, size < kPage ? kLine : kPage);
@@ -167,7 +183,8 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
 void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   if (inherited()) return;
   const std::lock_guard lock(mutex_);
-  auto [block, size_node] = std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
+  auto [block, size_node] =
+      std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
   std::size_t begin = block.key();
   std::size_t size = block.mapped();
   used_ -= size;
@@ -195,7 +212,8 @@ void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   by_size_.insert(std::move(size_node));
 }
 
-std::optional<std::uint64_t> SharedArena::offset_of(const void* memory, std::size_t bytes) const noexcept {
+std::optional<std::uint64_t> SharedArena::offset_of(const void* memory,
+                                                    std::size_t bytes) const noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const auto base = reinterpret_cast<std::uintptr_t>(base_);
   if (address < base || address - base + bytes > address_.capacity) return std::nullopt;
@@ -207,9 +225,11 @@ std::size_t SharedArena::used() const {
   return used_;
 }
 
-std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>& arena, std::size_t bytes, bool returns_pages) {
+std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>& arena,
+                                           std::size_t bytes, bool returns_pages) {
   if (std::byte* const memory = arena ? arena->allocate(bytes) : nullptr) {
-    return {memory, [arena, returns_pages](std::byte* mine) { arena->deallocate(mine, returns_pages); }};
+    return {memory,
+            [arena, returns_pages](std::byte* mine) { arena->deallocate(mine, returns_pages); }};
   }
   constexpr std::align_val_t kAlignment{kLine};
   return {static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), kAlignment)),
@@ -218,18 +238,21 @@ std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>& a
 
 std::unique_ptr<PeerArena> PeerArena::map(const ArenaAddress& address) {
   if (address.process == 0) return nullptr;
-  const std::string path = "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.descriptor);
+  const std::string path =
+      "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return nullptr;
   // Another process may have that number here, and another file that descriptor.
   Header header = {};
   const bool ours = ::pread(descriptor, &header, sizeof(header), 0) == sizeof(header) &&
-                    std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0 && header.identity == address.identity &&
+                    std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0 &&
+                    header.identity == address.identity &&
                     ::lseek(descriptor, 0, SEEK_END) == static_cast<off_t>(address.capacity);
   std::byte* const base = ours ? map_file(descriptor, address.capacity) : nullptr;
   ::close(descriptor);
   if (base == nullptr) return nullptr;
-  // Neither for a child nor for a core dump, which would write all of the address range, holes included.
+  // Neither for a child nor for a core dump, which would write all of the address range, holes
+  // included.
   ::madvise(base, address.capacity, MADV_DONTFORK);
   ::madvise(base, address.capacity, MADV_DONTDUMP);
   return std::unique_ptr<PeerArena>(new PeerArena(base, address.capacity));

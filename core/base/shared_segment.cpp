@@ -49,33 +49,37 @@ std::byte* map(int descriptor, std::size_t bytes, const std::string& name) {
 
 std::string path_of(const std::string& name) { return "/dev/shm" + name; }
 
-/// The memfd that the link of that name leads to. @throws hvd::Error when it leads elsewhere; with ENOENT in errno when the link is gone
+/// The memfd that the link of that name leads to. @throws hvd::Error when it leads elsewhere; with
+/// ENOENT in errno when the link is gone
 File open_nameless(const std::string& name) {
   File file(::open(path_of(name).c_str(), O_RDWR | O_CLOEXEC));
   const int error = errno;
   char link[PATH_MAX];
-  if (file.get() < 0 && error == ENOENT && ::readlink(path_of(name).c_str(), link, sizeof link) < 0) {
+  if (file.get() < 0 && error == ENOENT &&
+      ::readlink(path_of(name).c_str(), link, sizeof link) < 0) {
     errno = ENOENT;
     return file;
   }
   if (file.get() < 0) fail("open of its maker's memory", name, error);
   const std::string self = "/proc/self/fd/" + std::to_string(file.get());
   const ssize_t length = ::readlink(self.c_str(), link, sizeof link);
-  const bool ours = length > 0 && std::string_view(link, static_cast<std::size_t>(length)) == "/memfd:" + name + " (deleted)";
+  const bool ours = length > 0 && std::string_view(link, static_cast<std::size_t>(length)) ==
+                                      "/memfd:" + name + " (deleted)";
   if (!ours) fail("finding its maker's memory", name, ENXIO);
   return file;
 }
 
 }  // namespace
 
-// Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so small that it gets done between two ticks of a
-// profiler's timer.
+// Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so
+// small that it gets done between two ticks of a profiler's timer.
 int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t done = 0; done < size; done += kPiece) {
     int error = EINTR;
     while (error == EINTR) {
-      error = ::posix_fallocate(descriptor, static_cast<off_t>(begin + done), static_cast<off_t>(std::min(kPiece, size - done)));
+      error = ::posix_fallocate(descriptor, static_cast<off_t>(begin + done),
+                                static_cast<off_t>(std::min(kPiece, size - done)));
     }
     if (error != 0) return error;
   }
@@ -92,7 +96,8 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
   }
   if (reserved != 0) fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
   try {
-    return std::unique_ptr<SharedSegment>(new SharedSegment(name, map(file.get(), bytes, name), bytes));
+    return std::unique_ptr<SharedSegment>(
+        new SharedSegment(name, map(file.get(), bytes, name), bytes));
   } catch (...) {
     ::shm_unlink(name.c_str());
     throw;
@@ -100,10 +105,12 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
 }
 
 // Note [No room in /dev/shm]
-// Containers have 64 MiB there by default, and others may fill it while a job runs. Then the pages are those of a memfd, which no limit of a file
-// system counts, and the name is a symbolic link to /proc/PID/fd/N. tmpfs keeps so short a link in the inode, so it takes no room. The descriptor
-// stays open while the segment lives. Whoever follows the link checks that it has led to a memfd of this very name: where processes of one host do
-// not see each other's numbers, it leads elsewhere or nowhere.
+// Containers have 64 MiB there by default, and others may fill it while a job runs. Then the pages
+// are those of a memfd, which no limit of a file system counts, and the name is a symbolic link to
+// /proc/PID/fd/N. tmpfs keeps so short a link in the inode, so it takes no room. The descriptor
+// stays open while the segment lives. Whoever follows the link checks that it has led to a memfd of
+// this very name: where processes of one host do not see each other's numbers, it leads elsewhere
+// or nowhere.
 
 bool SharedSegment::needs_no_room() noexcept {
   const File file(::memfd_create("hvd-probe", MFD_CLOEXEC));
@@ -111,12 +118,14 @@ bool SharedSegment::needs_no_room() noexcept {
 }
 
 /// Null when there is no memory that way either.
-std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name, std::size_t bytes) {
+std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name,
+                                                                  std::size_t bytes) {
   const int descriptor = ::memfd_create(name.c_str(), MFD_CLOEXEC);
   if (descriptor < 0) return nullptr;
   std::unique_ptr<SharedSegment> segment;
   try {
-    if (reserve_pages(descriptor, 0, bytes) == 0) segment.reset(new SharedSegment(name, map(descriptor, bytes, name), bytes));
+    if (reserve_pages(descriptor, 0, bytes) == 0)
+      segment.reset(new SharedSegment(name, map(descriptor, bytes, name), bytes));
   } catch (...) {
     ::close(descriptor);
     throw;
@@ -126,7 +135,8 @@ std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::str
     return nullptr;
   }
   segment->nameless_ = descriptor;
-  const std::string target = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(descriptor);
+  const std::string target =
+      "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(descriptor);
   if (::symlink(target.c_str(), path_of(name).c_str()) != 0) fail("symlink", name, errno);
   return segment;
 }
@@ -138,8 +148,10 @@ std::unique_ptr<SharedSegment> SharedSegment::attach(const std::string& name, st
   if (file.get() < 0) fail("shm_open", name, errno);
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) fail("fstat", name, errno);
-  if (static_cast<std::size_t>(info.st_size) != bytes) return nullptr;  // its maker is still reserving pages
-  return std::unique_ptr<SharedSegment>(new SharedSegment(name, map(file.get(), bytes, name), bytes));
+  if (static_cast<std::size_t>(info.st_size) != bytes)
+    return nullptr;  // its maker is still reserving pages
+  return std::unique_ptr<SharedSegment>(
+      new SharedSegment(name, map(file.get(), bytes, name), bytes));
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::unshared(std::size_t bytes) {
@@ -154,7 +166,8 @@ SharedSegment::~SharedSegment() {
 
 void SharedSegment::unlink() noexcept {
   if (name_.empty()) return;
-  // ENOENT is expected: every process tries, so that the name goes even when its maker has been killed.
+  // ENOENT is expected: every process tries, so that the name goes even when its maker has been
+  // killed.
   ::shm_unlink(name_.c_str());
   name_.clear();
 }

@@ -6,20 +6,25 @@
 
 namespace hvd {
 
-/// Takes pages for a part of a file in memory, so that a page which is not to be had is an error here and no SIGBUS later. Signals may come
-/// meanwhile, however often. @return 0, or a code of errno; then some of the pages may have been taken.
+/// Takes pages for a part of a file in memory, so that a page which is not to be had is an error
+/// here and no SIGBUS later. Signals may come meanwhile, however often. @return 0, or a code of
+/// errno; then some of the pages may have been taken.
 int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept;
 
-/// Zero-filled memory that processes of one host share, found by name in /dev/shm, or, where that has no room, in a file without a name that
-/// the name in /dev/shm points to. See Note [No room in /dev/shm].
+/// Zero-filled memory that processes of one host share, found by name in /dev/shm, or, where that
+/// has no room, in a file without a name that the name in /dev/shm points to. See Note [No room in
+/// /dev/shm].
 ///
-/// The name is there only until unlink(): afterwards nothing is left behind, however the processes end.
+/// The name is there only until unlink(): afterwards nothing is left behind, however the processes
+/// end.
 class SharedSegment {
  public:
-  /// @throws hvd::Error when the name exists, or the system has no memory for it (the pages are reserved at once: they would be missing later,
+  /// @throws hvd::Error when the name exists, or the system has no memory for it (the pages are
+  /// reserved at once: they would be missing later,
   ///         as SIGBUS).
   static std::unique_ptr<SharedSegment> create(const std::string& name, std::size_t bytes);
-  /// Null while there is no segment of that name and size. @throws hvd::Error when it cannot be mapped, or reached.
+  /// Null while there is no segment of that name and size. @throws hvd::Error when it cannot be
+  /// mapped, or reached.
   static std::unique_ptr<SharedSegment> attach(const std::string& name, std::size_t bytes);
   /// Whether create() can do without room in /dev/shm.
   static bool needs_no_room() noexcept;
@@ -35,8 +40,10 @@ class SharedSegment {
   void unlink() noexcept;
 
  private:
-  SharedSegment(std::string name, std::byte* data, std::size_t bytes) : name_(std::move(name)), data_(data), bytes_(bytes) {}
-  static std::unique_ptr<SharedSegment> create_without_room(const std::string& name, std::size_t bytes);
+  SharedSegment(std::string name, std::byte* data, std::size_t bytes)
+      : name_(std::move(name)), data_(data), bytes_(bytes) {}
+  static std::unique_ptr<SharedSegment> create_without_room(const std::string& name,
+                                                            std::size_t bytes);
 
   std::string name_;  ///< empty once unlinked
   std::byte* const data_;

@@ -15,7 +15,8 @@
 namespace hvd::capi {
 namespace {
 
-// More ranks than this is a count that nobody has initialised; memory for it would be asked for first.
+// More ranks than this is a count that nobody has initialised; memory for it would be asked for
+// first.
 constexpr std::size_t kMostRanks = std::size_t{1} << 20;
 // The runtime counts in nanoseconds, which end after 292 years.
 constexpr std::int64_t kLongestTime = 1'000'000'000'000;
@@ -23,7 +24,8 @@ constexpr std::int64_t kLongestTime = 1'000'000'000'000;
 std::optional<std::int64_t> number(std::int64_t value, const char* field) {
   if (value == HVD_UNSET) return std::nullopt;
   if (value < 0) {
-    throw UsageError(std::string("hvd_options_t: ") + field + ": expected 0 or more or HVD_UNSET, got " + std::to_string(value));
+    throw UsageError(std::string("hvd_options_t: ") + field +
+                     ": expected 0 or more or HVD_UNSET, got " + std::to_string(value));
   }
   return value;
 }
@@ -31,24 +33,27 @@ std::optional<std::int64_t> number(std::int64_t value, const char* field) {
 std::optional<std::chrono::milliseconds> milliseconds(std::int64_t value, const char* field) {
   const auto count = number(value, field);
   if (count && *count > kLongestTime) {
-    throw UsageError(std::string("hvd_options_t: ") + field + ": expected at most " + std::to_string(kLongestTime) + ", got " +
-                     std::to_string(value));
+    throw UsageError(std::string("hvd_options_t: ") + field + ": expected at most " +
+                     std::to_string(kLongestTime) + ", got " + std::to_string(value));
   }
   return count ? std::optional(std::chrono::milliseconds(*count)) : std::nullopt;
 }
 
-std::optional<std::string> text(const char* value) { return value == nullptr ? std::nullopt : std::optional<std::string>(value); }
+std::optional<std::string> text(const char* value) {
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
 
 Options options_of(const hvd_options_t* given) {
   if (given == nullptr) return {};
   const hvd_options_t options = read_versioned(*given, "hvd_options_t");
-  return {.fusion_threshold_bytes = number(options.fusion_threshold_bytes, "fusion_threshold_bytes"),
-          .cache_capacity = number(options.cache_capacity, "cache_capacity"),
-          .stall_warning = milliseconds(options.stall_warning_ms, "stall_warning_ms"),
-          .stall_shutdown = milliseconds(options.stall_shutdown_ms, "stall_shutdown_ms"),
-          .peer_timeout = milliseconds(options.peer_timeout_ms, "peer_timeout_ms"),
-          .backend = text(options.backend),
-          .timeline_path = text(options.timeline_path)};
+  return {
+      .fusion_threshold_bytes = number(options.fusion_threshold_bytes, "fusion_threshold_bytes"),
+      .cache_capacity = number(options.cache_capacity, "cache_capacity"),
+      .stall_warning = milliseconds(options.stall_warning_ms, "stall_warning_ms"),
+      .stall_shutdown = milliseconds(options.stall_shutdown_ms, "stall_shutdown_ms"),
+      .peer_timeout = milliseconds(options.peer_timeout_ms, "peer_timeout_ms"),
+      .backend = text(options.backend),
+      .timeline_path = text(options.timeline_path)};
 }
 
 template <class Value>
@@ -56,16 +61,18 @@ hvd_status_t store(int* target, const char* what, const Value& value) {
   return guarded([&] { required(target, what) = static_cast<int>(value()); });
 }
 
-void copy_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* needed, const char* function) {
+void copy_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* needed,
+               const char* function) {
   if (needed != nullptr) *needed = text.size() + 1;
   if (buffer == nullptr && capacity == 0) {
-    if (needed == nullptr) throw UsageError(std::string(function) + ": buffer and needed are both NULL");
+    if (needed == nullptr)
+      throw UsageError(std::string(function) + ": buffer and needed are both NULL");
     return;
   }
   required(buffer, (std::string(function) + ": buffer").c_str());
   if (capacity <= text.size()) {
-    throw UsageError(std::string(function) + ": the text takes " + std::to_string(text.size() + 1) + " bytes, the buffer has " +
-                     std::to_string(capacity));
+    throw UsageError(std::string(function) + ": the text takes " + std::to_string(text.size() + 1) +
+                     " bytes, the buffer has " + std::to_string(capacity));
   }
   std::copy_n(text.c_str(), text.size() + 1, buffer);
 }
@@ -99,16 +106,26 @@ hvd_status_t hvd_init(const hvd_options_t* options) {
   return guarded([&] { hvd::init(hvd::capi::options_of(options)); });
 }
 
-hvd_status_t hvd_shutdown(void) { return guarded([] { hvd::shutdown(); }); }
+hvd_status_t hvd_shutdown(void) {
+  return guarded([] { hvd::shutdown(); });
+}
 
 int hvd_is_initialized(void) { return hvd::is_initialized() ? 1 : 0; }
 
 hvd_status_t hvd_rank(int* rank) { return store(rank, "hvd_rank: rank", hvd::rank); }
 hvd_status_t hvd_size(int* size) { return store(size, "hvd_size: size", hvd::size); }
-hvd_status_t hvd_local_rank(int* local_rank) { return store(local_rank, "hvd_local_rank: local_rank", hvd::local_rank); }
-hvd_status_t hvd_local_size(int* local_size) { return store(local_size, "hvd_local_size: local_size", hvd::local_size); }
-hvd_status_t hvd_cross_rank(int* cross_rank) { return store(cross_rank, "hvd_cross_rank: cross_rank", hvd::cross_rank); }
-hvd_status_t hvd_cross_size(int* cross_size) { return store(cross_size, "hvd_cross_size: cross_size", hvd::cross_size); }
+hvd_status_t hvd_local_rank(int* local_rank) {
+  return store(local_rank, "hvd_local_rank: local_rank", hvd::local_rank);
+}
+hvd_status_t hvd_local_size(int* local_size) {
+  return store(local_size, "hvd_local_size: local_size", hvd::local_size);
+}
+hvd_status_t hvd_cross_rank(int* cross_rank) {
+  return store(cross_rank, "hvd_cross_rank: cross_rank", hvd::cross_rank);
+}
+hvd_status_t hvd_cross_size(int* cross_size) {
+  return store(cross_size, "hvd_cross_size: cross_size", hvd::cross_size);
+}
 hvd_status_t hvd_is_homogeneous(int* homogeneous) {
   return store(homogeneous, "hvd_is_homogeneous: homogeneous", hvd::is_homogeneous);
 }
@@ -123,7 +140,8 @@ hvd_status_t hvd_mpi_threads_supported(int* supported) {
 }
 
 hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed) {
-  return guarded([&] { hvd::capi::copy_text(hvd::build_info(), buffer, capacity, needed, "hvd_build_info"); });
+  return guarded(
+      [&] { hvd::capi::copy_text(hvd::build_info(), buffer, capacity, needed, "hvd_build_info"); });
 }
 
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set) {
@@ -131,7 +149,8 @@ hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set
     hvd_process_set_t*& handle = required(process_set, "hvd_process_set_add: process_set");
     handle = nullptr;
     if (count > 0) required(ranks, "hvd_process_set_add: ranks");
-    if (count > hvd::capi::kMostRanks) throw hvd::UsageError("hvd_process_set_add: count is " + std::to_string(count));
+    if (count > hvd::capi::kMostRanks)
+      throw hvd::UsageError("hvd_process_set_add: count is " + std::to_string(count));
     auto created = std::make_unique<hvd_process_set_t>();  // before the set exists on every rank
     created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count));
     handle = created.release();
@@ -156,7 +175,8 @@ hvd_status_t hvd_process_set_size(const hvd_process_set_t* process_set, int* siz
   return store(size, "hvd_process_set_size: size", [&] { return set_of(process_set).size(); });
 }
 
-hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ranks, size_t capacity) {
+hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ranks,
+                                   size_t capacity) {
   return guarded([&] {
     required(ranks, "hvd_process_set_ranks: ranks");
     const std::vector<int> members = set_of(process_set).ranks();
@@ -187,11 +207,15 @@ hvd_status_t hvd_get_metrics(hvd_metrics_t* metrics) {
 }
 
 hvd_status_t hvd_metrics_json(char* buffer, size_t capacity, size_t* needed) {
-  return guarded([&] { hvd::capi::copy_text(hvd::metrics().to_json(), buffer, capacity, needed, "hvd_metrics_json"); });
+  return guarded([&] {
+    hvd::capi::copy_text(hvd::metrics().to_json(), buffer, capacity, needed, "hvd_metrics_json");
+  });
 }
 
 hvd_status_t hvd_start_timeline(const char* path) {
   return guarded([&] { hvd::start_timeline(&required(path, "hvd_start_timeline: path")); });
 }
 
-hvd_status_t hvd_stop_timeline(void) { return guarded([] { hvd::stop_timeline(); }); }
+hvd_status_t hvd_stop_timeline(void) {
+  return guarded([] { hvd::stop_timeline(); });
+}

@@ -60,20 +60,30 @@ hvd_status_t record_current_exception() noexcept {
 
 using hvd::capi::last_error;
 
-const char* hvd_last_error(void) { return last_error().constant != nullptr ? last_error().constant : last_error().text.c_str(); }
+const char* hvd_last_error(void) {
+  return last_error().constant != nullptr ? last_error().constant : last_error().text.c_str();
+}
 
 int hvd_last_error_rank(void) { return last_error().rank; }
 
 const char* hvd_status_name(hvd_status_t status) {
   switch (status) {
-    case HVD_OK: return "ok";
-    case HVD_ERROR_USAGE: return "usage";
-    case HVD_ERROR_MISMATCH: return "mismatch";
-    case HVD_ERROR_STALLED: return "stalled";
-    case HVD_ERROR_PEER_LOST: return "peer lost";
-    case HVD_ERROR_SHUTDOWN: return "shutdown";
-    case HVD_ERROR_INTERNAL: return "internal";
-    case HVD_ERROR_NOT_INITIALIZED: return "not initialised";
+    case HVD_OK:
+      return "ok";
+    case HVD_ERROR_USAGE:
+      return "usage";
+    case HVD_ERROR_MISMATCH:
+      return "mismatch";
+    case HVD_ERROR_STALLED:
+      return "stalled";
+    case HVD_ERROR_PEER_LOST:
+      return "peer lost";
+    case HVD_ERROR_SHUTDOWN:
+      return "shutdown";
+    case HVD_ERROR_INTERNAL:
+      return "internal";
+    case HVD_ERROR_NOT_INITIALIZED:
+      return "not initialised";
   }
   return "unknown";
 }

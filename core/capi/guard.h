@@ -8,7 +8,8 @@
 
 namespace hvd::capi {
 
-/// The status that belongs to the exception in flight, whose text becomes this thread's hvd_last_error(). @pre inside a catch
+/// The status that belongs to the exception in flight, whose text becomes this thread's
+/// hvd_last_error(). @pre inside a catch
 hvd_status_t record_current_exception() noexcept;
 
 /// Runs the body of a C function: nothing may be thrown into C.

@@ -17,15 +17,20 @@ constexpr bool same(C c, Cpp cpp) {
   return static_cast<int>(c) == static_cast<int>(cpp);
 }
 static_assert(same(HVD_OK, StatusCode::kOk) && same(HVD_ERROR_USAGE, StatusCode::kUsage));
-static_assert(same(HVD_ERROR_MISMATCH, StatusCode::kMismatch) && same(HVD_ERROR_STALLED, StatusCode::kStalled));
-static_assert(same(HVD_ERROR_PEER_LOST, StatusCode::kPeerLost) && same(HVD_ERROR_SHUTDOWN, StatusCode::kShutdown));
-static_assert(same(HVD_ERROR_INTERNAL, StatusCode::kInternal) && HVD_ERROR_NOT_INITIALIZED == kStatusCodeCount);
+static_assert(same(HVD_ERROR_MISMATCH, StatusCode::kMismatch) &&
+              same(HVD_ERROR_STALLED, StatusCode::kStalled));
+static_assert(same(HVD_ERROR_PEER_LOST, StatusCode::kPeerLost) &&
+              same(HVD_ERROR_SHUTDOWN, StatusCode::kShutdown));
+static_assert(same(HVD_ERROR_INTERNAL, StatusCode::kInternal) &&
+              HVD_ERROR_NOT_INITIALIZED == kStatusCodeCount);
 
 static_assert(same(HVD_DTYPE_UINT8, DataType::kUInt8) && same(HVD_DTYPE_INT8, DataType::kInt8));
 static_assert(same(HVD_DTYPE_INT16, DataType::kInt16) && same(HVD_DTYPE_INT32, DataType::kInt32));
 static_assert(same(HVD_DTYPE_INT64, DataType::kInt64) && same(HVD_DTYPE_BOOL, DataType::kBool));
-static_assert(same(HVD_DTYPE_FLOAT16, DataType::kFloat16) && same(HVD_DTYPE_BFLOAT16, DataType::kBFloat16));
-static_assert(same(HVD_DTYPE_FLOAT32, DataType::kFloat32) && same(HVD_DTYPE_FLOAT64, DataType::kFloat64));
+static_assert(same(HVD_DTYPE_FLOAT16, DataType::kFloat16) &&
+              same(HVD_DTYPE_BFLOAT16, DataType::kBFloat16));
+static_assert(same(HVD_DTYPE_FLOAT32, DataType::kFloat32) &&
+              same(HVD_DTYPE_FLOAT64, DataType::kFloat64));
 static_assert(HVD_DTYPE_FLOAT64 + 1 == kDataTypeCount);
 
 static_assert(same(HVD_OP_AVERAGE, ReduceOp::kAverage) && same(HVD_OP_SUM, ReduceOp::kSum));
@@ -33,21 +38,28 @@ static_assert(same(HVD_OP_MIN, ReduceOp::kMin) && same(HVD_OP_MAX, ReduceOp::kMa
 static_assert(same(HVD_OP_PRODUCT, ReduceOp::kProduct) && same(HVD_OP_ADASUM, ReduceOp::kAdasum));
 static_assert(HVD_OP_ADASUM + 1 == kReduceOpCount);
 
-static_assert(same(HVD_COMPRESSION_NONE, Compression::kNone) && same(HVD_COMPRESSION_FLOAT16, Compression::kFloat16));
-static_assert(same(HVD_COMPRESSION_BFLOAT16, Compression::kBFloat16) && HVD_COMPRESSION_BFLOAT16 + 1 == kCompressionCount);
+static_assert(same(HVD_COMPRESSION_NONE, Compression::kNone) &&
+              same(HVD_COMPRESSION_FLOAT16, Compression::kFloat16));
+static_assert(same(HVD_COMPRESSION_BFLOAT16, Compression::kBFloat16) &&
+              HVD_COMPRESSION_BFLOAT16 + 1 == kCompressionCount);
 
-static_assert(same(HVD_KIND_ALLREDUCE, OpKind::kAllreduce) && same(HVD_KIND_ALLGATHER, OpKind::kAllgather));
-static_assert(same(HVD_KIND_BROADCAST, OpKind::kBroadcast) && same(HVD_KIND_REDUCESCATTER, OpKind::kReducescatter));
-static_assert(same(HVD_KIND_ALLTOALL, OpKind::kAlltoall) && same(HVD_KIND_BARRIER, OpKind::kBarrier));
+static_assert(same(HVD_KIND_ALLREDUCE, OpKind::kAllreduce) &&
+              same(HVD_KIND_ALLGATHER, OpKind::kAllgather));
+static_assert(same(HVD_KIND_BROADCAST, OpKind::kBroadcast) &&
+              same(HVD_KIND_REDUCESCATTER, OpKind::kReducescatter));
+static_assert(same(HVD_KIND_ALLTOALL, OpKind::kAlltoall) &&
+              same(HVD_KIND_BARRIER, OpKind::kBarrier));
 static_assert(same(HVD_KIND_JOIN, OpKind::kJoin) && same(HVD_KIND_GATHER, OpKind::kGather));
-static_assert(HVD_KIND_GATHER + 3 == kOpKindCount, "a new kind: give it a place in hvd_kind_t and describe()");
+static_assert(HVD_KIND_GATHER + 3 == kOpKindCount,
+              "a new kind: give it a place in hvd_kind_t and describe()");
 
 namespace {
 
 // More operations than this is a count that nobody has initialised.
 constexpr std::size_t kLargestGroup = std::size_t{1} << 20;
 
-/// What an operation gave. Written by the thread that submits, then by the one that drives the engine; read once it is done.
+/// What an operation gave. Written by the thread that submits, then by the one that drives the
+/// engine; read once it is done.
 struct Outcome {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -65,7 +77,8 @@ struct hvd_operation {
 
   void wait() const {
     operation.wait();
-    if (!operation.done()) throw hvd::ShutdownError("hvd was shut down while this operation was outstanding");
+    if (!operation.done())
+      throw hvd::ShutdownError("hvd was shut down while this operation was outstanding");
     raise_if_error();
   }
 
@@ -73,7 +86,8 @@ struct hvd_operation {
   void raise_if_error() const {
     operation.status().raise_if_error();
     if (outcome->caller_had_no_memory) {
-      throw hvd::UsageError("allocate() gave no memory for a result of " + std::to_string(outcome->bytes) + " bytes");
+      throw hvd::UsageError("allocate() gave no memory for a result of " +
+                            std::to_string(outcome->bytes) + " bytes");
     }
   }
 };
@@ -103,7 +117,8 @@ class Translator {
   template <class Enum>
   Enum enumerator(std::int32_t value, int count, const char* field) const {
     if (value < 0 || value >= count) {
-      fail(std::string(field) + " is " + std::to_string(value) + ", expected 0 to " + std::to_string(count - 1));
+      fail(std::string(field) + " is " + std::to_string(value) + ", expected 0 to " +
+           std::to_string(count - 1));
     }
     return static_cast<Enum>(value);
   }
@@ -116,8 +131,11 @@ class Translator {
     submission_.prescale = given_.prescale;
     submission_.postscale = given_.postscale;
     submission_.root = given_.root;
-    submission_.compression = enumerator<Compression>(given_.compression, kCompressionCount, "compression");
-    if (given_.reserved != 0) fail("reserved is " + std::to_string(given_.reserved) + ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
+    submission_.compression =
+        enumerator<Compression>(given_.compression, kCompressionCount, "compression");
+    if (given_.reserved != 0)
+      fail("reserved is " + std::to_string(given_.reserved) +
+           ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
     describe_input();
     const OpKind kind = submission_.kind;
     if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather) {
@@ -132,16 +150,21 @@ class Translator {
     TensorView& input = submission_.input;
     input.dtype = enumerator<DataType>(given_.dtype, kDataTypeCount, "dtype");
     if (given_.ndim < 0) fail("ndim is " + std::to_string(given_.ndim));
-    if (given_.ndim > 0) input.shape.assign(&required(given_.shape, "hvd_submission_t: shape"), given_.shape + given_.ndim);
+    if (given_.ndim > 0)
+      input.shape.assign(&required(given_.shape, "hvd_submission_t: shape"),
+                         given_.shape + given_.ndim);
     input.count = 1;
     std::int64_t bytes = 0;
     for (const std::int64_t size : input.shape) {
-      if (size < 0 || __builtin_mul_overflow(input.count, size, &input.count)) fail("bad shape " + shape_to_string(input.shape));
+      if (size < 0 || __builtin_mul_overflow(input.count, size, &input.count))
+        fail("bad shape " + shape_to_string(input.shape));
     }
-    if (__builtin_mul_overflow(input.count, size_of(input.dtype), &bytes)) fail("bad shape " + shape_to_string(input.shape));
+    if (__builtin_mul_overflow(input.count, size_of(input.dtype), &bytes))
+      fail("bad shape " + shape_to_string(input.shape));
     const bool in_place = given_.input == nullptr && submission_.kind == OpKind::kBroadcast;
     // The core reads an input and has one type for both directions.
-    input.data = static_cast<std::byte*>(in_place ? given_.output : const_cast<void*>(given_.input));
+    input.data =
+        static_cast<std::byte*>(in_place ? given_.output : const_cast<void*>(given_.input));
   }
 
   void describe_output() {
@@ -165,14 +188,17 @@ class Translator {
 
   void receive_later() {
     if (given_.output != nullptr) {
-      fail("the size of the result is not known yet; leave output NULL, and set allocate or use the library's memory");
+      fail(
+          "the size of the result is not known yet; leave output NULL, and set allocate or use the "
+          "library's memory");
     }
     TensorView view = submission_.input;
     if (view.shape.empty()) return;  // the core refuses it, with a better text
     std::int64_t row = 1;
     for (std::size_t i = 1; i < view.shape.size(); ++i) {
       // With no rows the shape as a whole does not overflow, but another rank may have rows.
-      if (__builtin_mul_overflow(row, view.shape[i], &row)) fail("bad shape " + shape_to_string(view.shape));
+      if (__builtin_mul_overflow(row, view.shape[i], &row))
+        fail("bad shape " + shape_to_string(view.shape));
     }
     submission_.allocate_output = [outcome = outcome_, view, row, allocate = given_.allocate,
                                    user_data = given_.user_data](const OutputSizes& sizes) mutable {
@@ -186,11 +212,13 @@ class Translator {
       view.data = static_cast<std::byte*>(outcome->data);
       return view;
     };
-    // The transport may write to memory that the operation owns after a failure, when the handle is gone.
+    // The transport may write to memory that the operation owns after a failure, when the handle is
+    // gone.
     submission_.keep_alive = outcome_;
   }
 
-  /// When the caller has no memory the library takes its own, so that the failure stays with this rank.
+  /// When the caller has no memory the library takes its own, so that the failure stays with this
+  /// rank.
   static void provide(Outcome& outcome, hvd_allocate_t allocate, void* user_data) {
     if (allocate != nullptr) {
       const auto count = static_cast<std::int32_t>(outcome.first_dims.size());
@@ -206,7 +234,8 @@ class Translator {
   void copy_splits() {
     if (given_.splits_count < 0) fail("splits_count is " + std::to_string(given_.splits_count));
     if (given_.splits_count == 0) return;
-    submission_.splits.assign(&required(given_.splits, "hvd_submission_t: splits"), given_.splits + given_.splits_count);
+    submission_.splits.assign(&required(given_.splits, "hvd_submission_t: splits"),
+                              given_.splits + given_.splits_count);
   }
 
   const hvd_submission_t given_;
@@ -215,7 +244,8 @@ class Translator {
   const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
 };
 
-std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char* function, Progress progress) {
+std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char* function,
+                                       Progress progress) {
   auto handle = std::make_unique<hvd_operation_t>();
   auto [submission, outcome] = Translator(given, function).translate();
   handle->outcome = std::move(outcome);
@@ -226,20 +256,24 @@ std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char
 /// The array's elements, which are as far apart as the caller's version of the struct is large.
 std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
   const std::size_t stride = checked_size(*first, "hvd_submission_t");
-  if (stride % alignof(hvd_submission_t) != 0) throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride));
+  if (stride % alignof(hvd_submission_t) != 0)
+    throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride));
   std::vector<const hvd_submission_t*> result;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto* const element = reinterpret_cast<const hvd_submission_t*>(reinterpret_cast<const char*>(first) + i * stride);
+    const auto* const element = reinterpret_cast<const hvd_submission_t*>(
+        reinterpret_cast<const char*>(first) + i * stride);
     if (element->struct_size != stride) {
-      throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride) + " in element 0 and " +
-                       std::to_string(element->struct_size) + " in element " + std::to_string(i));
+      throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride) +
+                       " in element 0 and " + std::to_string(element->struct_size) +
+                       " in element " + std::to_string(i));
     }
     result.push_back(element);
   }
   return result;
 }
 
-void start_group(const char* name, const hvd_submission_t* given, std::size_t count, hvd_operation_t** operations) {
+void start_group(const char* name, const hvd_submission_t* given, std::size_t count,
+                 hvd_operation_t** operations) {
   std::vector<std::unique_ptr<hvd_operation_t>> handles;
   std::vector<Submission> submissions;
   for (const hvd_submission_t* element : elements(given, count)) {
@@ -279,15 +313,19 @@ hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** op
   return guarded([&] {
     hvd_operation_t*& handle = required(operation, "hvd_submit: operation");
     handle = nullptr;
-    handle = hvd::capi::start(required(submission, "hvd_submit: submission"), "hvd_submit", hvd::Progress::kBackground).release();
+    handle = hvd::capi::start(required(submission, "hvd_submit: submission"), "hvd_submit",
+                              hvd::Progress::kBackground)
+                 .release();
   });
 }
 
-hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count, hvd_operation_t** operations) {
+hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count,
+                              hvd_operation_t** operations) {
   return guarded([&] {
     required(operations, "hvd_submit_group: operations");
     if (count == 0 || count > hvd::capi::kLargestGroup) {
-      throw hvd::UsageError("hvd_submit_group: count is " + std::to_string(count) + ", expected at least 1");
+      throw hvd::UsageError("hvd_submit_group: count is " + std::to_string(count) +
+                            ", expected at least 1");
     }
     for (std::size_t i = 0; i < count; ++i) operations[i] = nullptr;
     required(submissions, "hvd_submit_group: submissions");
@@ -298,7 +336,8 @@ hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissi
 hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** operation) {
   return guarded([&] {
     if (operation != nullptr) *operation = nullptr;
-    auto handle = hvd::capi::start(required(submission, "hvd_run: submission"), "hvd_run", hvd::Progress::kCaller);
+    auto handle = hvd::capi::start(required(submission, "hvd_run: submission"), "hvd_run",
+                                   hvd::Progress::kCaller);
     handle->wait();
     if (operation != nullptr) *operation = handle.release();
   });
@@ -330,7 +369,9 @@ hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t
   return guarded([&] {
     const hvd_operation_t& handle = required(operation, "hvd_operation_result: operation");
     hvd_result_t& target = required(result, "hvd_operation_result: result");
-    if (!handle.operation.done()) throw hvd::UsageError("hvd_operation_result: the operation is not done; call hvd_wait() first");
+    if (!handle.operation.done())
+      throw hvd::UsageError(
+          "hvd_operation_result: the operation is not done; call hvd_wait() first");
     handle.raise_if_error();
     hvd::capi::write_versioned(target, hvd::capi::result_of(handle), "hvd_result_t");
   });

@@ -9,6 +9,8 @@ struct hvd_process_set {
 
 namespace hvd::capi {
 
-inline ProcessSet set_of(const hvd_process_set_t* handle) { return handle == nullptr ? ProcessSet() : handle->set; }
+inline ProcessSet set_of(const hvd_process_set_t* handle) {
+  return handle == nullptr ? ProcessSet() : handle->set;
+}
 
 }  // namespace hvd::capi

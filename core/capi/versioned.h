@@ -9,7 +9,8 @@
 #include "hvd/c/hvd.h"
 #include "hvd/error.h"
 
-/// Structs that programs built against another version of the header may pass. They only grow, so the size tells the version.
+/// Structs that programs built against another version of the header may pass. They only grow, so
+/// the size tells the version.
 namespace hvd::capi {
 
 /// The size of each struct in its first version. A constant: it must not follow sizeof.
@@ -30,27 +31,30 @@ inline constexpr std::size_t kLargestStruct = 4096;
 /// @throws UsageError for a size that no version has; `name` reads as "hvd_options_t".
 template <class T>
 std::size_t checked_size(const T& given, const char* name) {
-  static_assert(std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T> && offsetof(T, struct_size) == 0);
+  static_assert(std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T> &&
+                offsetof(T, struct_size) == 0);
   static_assert(sizeof(T) >= kFirstSize<T> && kFirstSize<T> > 0);
   const std::size_t size = given.struct_size;
   if (size < kFirstSize<T> || size > kLargestStruct) {
-    throw UsageError(std::string(name) + ": struct_size is " + std::to_string(size) + ", expected at least " +
-                     std::to_string(kFirstSize<T>) + "; initialise the struct with its ..._INIT macro");
+    throw UsageError(std::string(name) + ": struct_size is " + std::to_string(size) +
+                     ", expected at least " + std::to_string(kFirstSize<T>) +
+                     "; initialise the struct with its ..._INIT macro");
   }
   return size;
 }
 
 /// A copy in this library's version.
-/// @throws UsageError as checked_size(), and when a field that this library does not know is not zero.
+/// @throws UsageError as checked_size(), and when a field that this library does not know is not
+/// zero.
 template <class T>
 T read_versioned(const T& given, const char* name) {
   const std::size_t size = checked_size(given, name);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&given);
   for (std::size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
-    throw UsageError(std::string(name) + ": byte " + std::to_string(i) + " of " + std::to_string(size) +
-                     " is set, and this library knows " + std::to_string(sizeof(T)) +
-                     "; the program uses a field of a newer hvd");
+    throw UsageError(std::string(name) + ": byte " + std::to_string(i) + " of " +
+                     std::to_string(size) + " is set, and this library knows " +
+                     std::to_string(sizeof(T)) + "; the program uses a field of a newer hvd");
   }
   T copy{};
   std::memcpy(&copy, &given, std::min(size, sizeof(T)));

@@ -10,10 +10,11 @@ namespace hvd::control {
 namespace {
 
 // Note [What is held back]
-// An operation runs when every member of its set has asked for it. So as long as a member below this
-// rank has not asked, the coordinator could do nothing with what the others say, and it is held back
-// until that member has asked too: then it goes on at once, as one entry whose ranks are the whole
-// subtree. When everybody in the job has asked, nobody holds anything: a plan is never delayed.
+// An operation runs when every member of its set has asked for it. So as long as a member below
+// this rank has not asked, the coordinator could do nothing with what the others say, and it is
+// held back until that member has asked too: then it goes on at once, as one entry whose ranks are
+// the whole subtree. When everybody in the job has asked, nobody holds anything: a plan is never
+// delayed.
 //
 // That is so only if every rank below does ask and asks the same way. Where that is in doubt, all
 // that is held goes on at once and everything after it as it comes ("open"), until a plan has ended
@@ -55,8 +56,8 @@ class DimReader {
 };
 
 // @pre a and b have no rank in common
-std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>& dims_of_a, RankSpan b,
-                                     const std::vector<wire::DimRun>& dims_of_b) {
+std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>& dims_of_a,
+                                     RankSpan b, const std::vector<wire::DimRun>& dims_of_b) {
   if (dims_of_a.empty()) return {};
   if (dims_of_a.size() == 1 && dims_of_b.size() == 1 && dims_of_a[0].dim == dims_of_b[0].dim) {
     return {{dims_of_a[0].dim, dims_of_a[0].ranks + dims_of_b[0].ranks}};
@@ -66,7 +67,9 @@ std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>
   DimReader from_a(dims_of_a);
   DimReader from_b(dims_of_b);
   std::vector<wire::DimRun> merged;
-  for_each_rank(both, [&](int rank) { append_dims(merged, (contains(a, rank) ? from_a : from_b).next(), 1); });
+  for_each_rank(both, [&](int rank) {
+    append_dims(merged, (contains(a, rank) ? from_a : from_b).next(), 1);
+  });
   return merged;
 }
 
@@ -81,7 +84,8 @@ bool same_request(const wire::Request& a, const wire::Request& b) {
 wire::MergedReport::Group& group_of(wire::MergedReport::Section& section, const RankSet& ranks) {
   constexpr std::size_t kMostCompared = 16;
   const std::size_t compared = std::min(kMostCompared, section.groups.size());
-  const auto found = std::find_if(section.groups.rbegin(), section.groups.rbegin() + static_cast<std::ptrdiff_t>(compared),
+  const auto found = std::find_if(section.groups.rbegin(),
+                                  section.groups.rbegin() + static_cast<std::ptrdiff_t>(compared),
                                   [&](const auto& group) { return group.ranks == ranks; });
   if (found != section.groups.rbegin() + static_cast<std::ptrdiff_t>(compared)) return *found;
   section.groups.push_back({ranks});
@@ -105,7 +109,8 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
   const RankRange one{rank, rank};
   const RankSpan ranks{&one, 1};
   note_applied(ranks, report.last_applied);
-  // The rank takes all this back when it comes to the lock, as the coordinator knows: see ScheduleLock.
+  // The rank takes all this back when it comes to the lock, as the coordinator knows: see
+  // ScheduleLock.
   if (report.last_applied < locked_at_) return;
   const std::uint64_t number = ++report_numbers_[rank];
   if (report.shutdown) leaving_.add(ranks);
@@ -117,11 +122,13 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
   Store& store = store_for(report.last_applied);
   if (!report.cached.empty()) add_hits(store, wire::SlotSet(report.cached), ranks, number, now);
   for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
-    add_unnamed_hit(store, {wire::stamp_of_unnamed_hit(number, i), report.cached_unnamed[i]}, ranks, report.last_applied, now);
+    add_unnamed_hit(store, {wire::stamp_of_unnamed_hit(number, i), report.cached_unnamed[i]}, ranks,
+                    report.last_applied, now);
   }
   for (std::size_t i = 0; i < report.requests.size(); ++i) {
     wire::StampedRequest asked{wire::stamp_of_request(number, i), report.requests[i]};
-    if (wire::gathers(asked.request.kind) && !asked.request.shape.empty()) asked.first_dims = {{asked.request.shape[0], 1}};
+    if (wire::gathers(asked.request.kind) && !asked.request.shape.empty())
+      asked.first_dims = {{asked.request.shape[0], 1}};
     add_request(store, std::move(asked), ranks, now);
   }
 }
@@ -136,8 +143,10 @@ void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
     if (section.groups.empty() || section.as_of < locked_at_) continue;
     Store& store = store_for(section.as_of);
     for (const auto& group : section.groups) {
-      for (const auto& hits : group.hits) add_hits(store, hits.slots, group.ranks, hits.report_number, now);
-      for (const auto& hit : group.unnamed_hits) add_unnamed_hit(store, hit, group.ranks, section.as_of, now);
+      for (const auto& hits : group.hits)
+        add_hits(store, hits.slots, group.ranks, hits.report_number, now);
+      for (const auto& hit : group.unnamed_hits)
+        add_unnamed_hit(store, hit, group.ranks, section.as_of, now);
       for (const auto& asked : group.requests) add_request(store, asked, group.ranks, now);
     }
     if (store.empty()) stores_.erase(std::min(section.as_of, epoch_));
@@ -163,11 +172,13 @@ RankSpan Aggregator::expected(int process_set) {
   if (known != expected_.end()) return known->second;
   const ProcessSetTable& sets = state_.process_sets();
   // Of a set that is no more nothing is worth waiting for.
-  RankSet members = sets.contains(process_set) ? intersection(sets.rank_set(process_set), subtree_) : RankSet();
+  RankSet members =
+      sets.contains(process_set) ? intersection(sets.rank_set(process_set), subtree_) : RankSet();
   return expected_.emplace(process_set, std::move(members)).first->second;
 }
 
-void Aggregator::add_hits(Store& store, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number, TimePoint now) {
+void Aggregator::add_hits(Store& store, wire::SlotSet slots, RankSpan ranks,
+                          std::uint64_t report_number, TimePoint now) {
   if (!foreign_slots_.empty()) {
     wire::SlotSet foreign = slots;
     foreign.intersect(foreign_slots_);
@@ -175,15 +186,17 @@ void Aggregator::add_hits(Store& store, wire::SlotSet slots, RankSpan ranks, std
     foreign.for_each([&](std::uint32_t slot) {
       wire::SlotSet one;
       one.add(slot);
-      add_hits_of_set(store, std::move(one), ranks, report_number, state_.cache().at(slot).request.process_set, now);
+      add_hits_of_set(store, std::move(one), ranks, report_number,
+                      state_.cache().at(slot).request.process_set, now);
     });
   }
   if (!slots.empty()) add_hits_of_set(store, std::move(slots), ranks, report_number, 0, now);
 }
 
-// Hits fall into classes of slots that the same ranks have reported; a report that has only some of a class's slots splits it.
-void Aggregator::add_hits_of_set(Store& store, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number, int process_set,
-                                 TimePoint now) {
+// Hits fall into classes of slots that the same ranks have reported; a report that has only some of
+// a class's slots splits it.
+void Aggregator::add_hits_of_set(Store& store, wire::SlotSet slots, RankSpan ranks,
+                                 std::uint64_t report_number, int process_set, TimePoint now) {
   const auto add_to = [&](Hits& hits) {
     if (ranks.front().first < hits.ranks.lowest()) hits.report_number = report_number;
     hits.ranks.add(ranks);
@@ -191,7 +204,8 @@ void Aggregator::add_hits_of_set(Store& store, wire::SlotSet slots, RankSpan ran
   };
   const std::size_t classes = store.hits.size();
   for (std::size_t i = 0; i < classes && !slots.empty(); ++i) {
-    if (store.hits[i].process_set != process_set || intersects(store.hits[i].ranks, ranks)) continue;
+    if (store.hits[i].process_set != process_set || intersects(store.hits[i].ranks, ranks))
+      continue;
     if (store.hits[i].slots == slots) return add_to(store.hits[i]);
     wire::SlotSet common = store.hits[i].slots;
     common.intersect(slots);
@@ -222,19 +236,21 @@ const Aggregator::Meaning* Aggregator::meaning_of(std::uint32_t slot, std::uint6
   return slot < meanings_.size() ? &meanings_[slot] : nullptr;
 }
 
-void Aggregator::add_unnamed_hit(Store& store, const wire::StampedUnnamedHit& hit, RankSpan ranks, std::uint64_t as_of,
-                                 TimePoint now) {
+void Aggregator::add_unnamed_hit(Store& store, const wire::StampedUnnamedHit& hit, RankSpan ranks,
+                                 std::uint64_t as_of, TimePoint now) {
   Variant variant{RankSet(ranks), hit.hit, {hit.stamp}};
   const Meaning* const meaning = meaning_of(hit.hit.slot, as_of);
   if (meaning == nullptr) {  // the coordinator will say what is wrong
     open_ = true;
     return add_named(store, {}, 0, std::move(variant), now);
   }
-  add_named(store, tensor_key(meaning->process_set, wire::unnamed_name(meaning->kind, hit.hit.ordinal)), meaning->process_set,
-            std::move(variant), now);
+  add_named(store,
+            tensor_key(meaning->process_set, wire::unnamed_name(meaning->kind, hit.hit.ordinal)),
+            meaning->process_set, std::move(variant), now);
 }
 
-void Aggregator::add_request(Store& store, wire::StampedRequest asked, RankSpan ranks, TimePoint now) {
+void Aggregator::add_request(Store& store, wire::StampedRequest asked, RankSpan ranks,
+                             TimePoint now) {
   const wire::Request& request = asked.request;
   if (request.kind == OpKind::kJoin) {
     joining_ = true;
@@ -243,22 +259,27 @@ void Aggregator::add_request(Store& store, wire::StampedRequest asked, RankSpan 
   if (joining_ || (!request.unnamed && state_.cache().find(request))) open_ = true;
   std::string key = tensor_key(request.process_set, request.name);
   const int process_set = request.process_set;
-  add_named(store, std::move(key), process_set, {RankSet(ranks), std::nullopt, std::move(asked)}, now);
+  add_named(store, std::move(key), process_set, {RankSet(ranks), std::nullopt, std::move(asked)},
+            now);
 }
 
-void Aggregator::add_named(Store& store, std::string key, int process_set, Variant variant, TimePoint now) {
+void Aggregator::add_named(Store& store, std::string key, int process_set, Variant variant,
+                           TimePoint now) {
   const auto [found, is_new] = store.by_key.try_emplace(std::move(key), store.named.size());
   if (is_new) store.named.push_back({found->first, process_set, {}, {}, now});
   Named& named = store.named[found->second];
   named.said.add(variant.ranks);
-  const auto same = std::find_if(named.variants.begin(), named.variants.end(), [&](const Variant& known) {
-    return known.hit == variant.hit && same_request(known.asked.request, variant.asked.request) &&
-           !intersects(known.ranks, variant.ranks);
-  });
+  const auto same =
+      std::find_if(named.variants.begin(), named.variants.end(), [&](const Variant& known) {
+        return known.hit == variant.hit &&
+               same_request(known.asked.request, variant.asked.request) &&
+               !intersects(known.ranks, variant.ranks);
+      });
   if (same == named.variants.end()) {
     named.variants.push_back(std::move(variant));
   } else {
-    auto dims = merge_dims(same->ranks, same->asked.first_dims, variant.ranks, variant.asked.first_dims);
+    auto dims =
+        merge_dims(same->ranks, same->asked.first_dims, variant.ranks, variant.asked.first_dims);
     if (variant.ranks.lowest() < same->ranks.lowest()) same->asked = std::move(variant.asked);
     same->asked.first_dims = std::move(dims);
     same->ranks.add(variant.ranks);
@@ -270,7 +291,8 @@ std::optional<TimePoint> Aggregator::deadline() const {
   std::optional<TimePoint> oldest;
   for (const auto& [as_of, store] : stores_) {
     for (const Hits& hits : store.hits) oldest = std::min(oldest.value_or(hits.since), hits.since);
-    for (const Named& named : store.named) oldest = std::min(oldest.value_or(named.since), named.since);
+    for (const Named& named : store.named)
+      oldest = std::min(oldest.value_or(named.since), named.since);
   }
   if (!oldest) return std::nullopt;
   return open_ ? *oldest : *oldest + longest_hold_;
@@ -282,7 +304,8 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
   if (!open_) {
     if (const auto limit = deadline(); limit && *limit <= now) open_ = overdue_ = true;
   }
-  const bool anything = (open_ ? !stores_.empty() : anything_complete_) || acknowledged_ || overdue_ || !leaving_.empty();
+  const bool anything = (open_ ? !stores_.empty() : anything_complete_) || acknowledged_ ||
+                        overdue_ || !leaving_.empty();
   if (!anything) return std::nullopt;
   wire::MergedReport report;
   report.overdue = std::exchange(overdue_, false);
@@ -347,7 +370,9 @@ void Aggregator::remember(const Hits& hits, std::uint64_t as_of) {
 }
 
 void Aggregator::close_if_done() {
-  if (open_ && stores_.empty() && !overdue_ && !anyone_left_ && !joining_ && open_slots_.empty() && open_names_.empty()) open_ = false;
+  if (open_ && stores_.empty() && !overdue_ && !anyone_left_ && !joining_ && open_slots_.empty() &&
+      open_names_.empty())
+    open_ = false;
 }
 
 void Aggregator::forget(int process_set, const std::string& name) {
@@ -365,7 +390,9 @@ void Aggregator::forget(const wire::PlannedTensor& tensor) {
   open_slots_.remove(*tensor.slot);
   if (open_names_.empty() || *tensor.slot >= meanings_.size()) return;
   const Meaning& meaning = meanings_[*tensor.slot];
-  open_names_.erase(tensor_key(meaning.process_set, meaning.name.empty() ? wire::unnamed_name(meaning.kind, tensor.ordinal) : meaning.name));
+  open_names_.erase(tensor_key(
+      meaning.process_set,
+      meaning.name.empty() ? wire::unnamed_name(meaning.kind, tensor.ordinal) : meaning.name));
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
@@ -423,9 +450,13 @@ void Aggregator::begin_epoch(std::uint64_t sequence) {
     }
     former_meanings_[slot].push_back({std::move(former), sequence});
   }
-  std::erase_if(former_meanings_, [&](auto& of_slot) { return of_slot.second.back().until + kPlansToRemember <= sequence; });
+  std::erase_if(former_meanings_, [&](auto& of_slot) {
+    return of_slot.second.back().until + kPlansToRemember <= sequence;
+  });
   const ProcessSetTable& sets = state_.process_sets();
-  std::erase_if(open_names_, [&](const std::string& key) { return !key.empty() && sets.was_removed(std::stoi(key)); });
+  std::erase_if(open_names_, [&](const std::string& key) {
+    return !key.empty() && sets.was_removed(std::stoi(key));
+  });
 }
 
 }  // namespace hvd::control

@@ -15,7 +15,8 @@
 
 namespace hvd::control {
 
-/// Who says that it leaves, but for those that said so before they came to the lock: they take that back there, as all they have said.
+/// Who says that it leaves, but for those that said so before they came to the lock: they take that
+/// back there, as all they have said.
 RankSet leaving_since(const wire::MergedReport&, std::uint64_t locked_at);
 
 /// Merges the reports that pass through an inner rank of the tree (its own, its children's, merged
@@ -89,14 +90,18 @@ class Aggregator {
   const Meaning* meaning_of(std::uint32_t slot, std::uint64_t as_of) const;
   Store& store_for(std::uint64_t as_of);
   void note_applied(RankSpan ranks, std::uint64_t last_applied);
-  void add_hits(Store&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number, TimePoint now);
+  void add_hits(Store&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
+                TimePoint now);
   void add_hits_of_set(Store&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
                        int process_set, TimePoint now);
-  void add_unnamed_hit(Store&, const wire::StampedUnnamedHit&, RankSpan ranks, std::uint64_t as_of, TimePoint now);
+  void add_unnamed_hit(Store&, const wire::StampedUnnamedHit&, RankSpan ranks, std::uint64_t as_of,
+                       TimePoint now);
   void add_request(Store&, wire::StampedRequest, RankSpan ranks, TimePoint now);
   void add_named(Store&, std::string key, int process_set, Variant, TimePoint now);
   RankSpan expected(int process_set);
-  bool complete(RankSpan said, int process_set) { return hvd::contains(said, expected(process_set)); }
+  bool complete(RankSpan said, int process_set) {
+    return hvd::contains(said, expected(process_set));
+  }
   void close_if_done();
   void move_out(Store&, wire::MergedReport::Section&);
   void remember(const Hits&, std::uint64_t as_of);
@@ -112,12 +117,12 @@ class Aggregator {
   /// The last plan that changed more than the order of the cache: what is reported after it or any
   /// later plan means the same.
   std::uint64_t epoch_ = 0;
-  std::uint64_t locked_at_ = 0;  ///< the last plan that locked a schedule
-  std::vector<Meaning> meanings_;           // per slot, since the epoch began
+  std::uint64_t locked_at_ = 0;    ///< the last plan that locked a schedule
+  std::vector<Meaning> meanings_;  // per slot, since the epoch began
   std::map<std::uint32_t, std::vector<FormerMeaning>> former_meanings_;  // oldest first
-  wire::SlotSet foreign_slots_;             // of other process sets than 0
-  std::map<int, RankSet> expected_;         // process set -> its members in the subtree
-  std::map<std::uint64_t, Store> stores_;   // none of them empty
+  wire::SlotSet foreign_slots_;            // of other process sets than 0
+  std::map<int, RankSet> expected_;        // process set -> its members in the subtree
+  std::map<std::uint64_t, Store> stores_;  // none of them empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
   RankSet ended_;  ///< those of them that have not called shutdown()
@@ -126,7 +131,7 @@ class Aggregator {
   bool overdue_ = false;
   bool acknowledged_ = false;  ///< somebody had nothing else to say
   bool anyone_left_ = false;
-  bool joining_ = false;       ///< somebody below has joined, and no plan has ended that
+  bool joining_ = false;  ///< somebody below has joined, and no plan has ended that
   std::string join_name_ = {};
 
   bool open_ = false;

@@ -24,7 +24,7 @@ struct Message {
 struct PeerLoss {
   int rank = 0;
   std::string cause = {};  ///< "process 4711 ended", "no sign of life for 3.0 s"
-  bool known = false;      ///< another rank noticed it first, and `cause` is the whole of what it says
+  bool known = false;  ///< another rank noticed it first, and `cause` is the whole of what it says
 };
 
 /// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
@@ -57,10 +57,11 @@ class ControlPlane : public Peers {
   /// This rank's bell.
   virtual Doorbell& doorbell() noexcept = 0;
 
-  /// A rank's words for the schedule lock, in memory shared by the ranks of its host. Null for ranks of other hosts, and for all when there is a
-  /// host whose ranks share none.
+  /// A rank's words for the schedule lock, in memory shared by the ranks of its host. Null for
+  /// ranks of other hosts, and for all when there is a host whose ranks share none.
   virtual LockWords* lock_words(int rank) noexcept = 0;
-  /// The words of this host for all other hosts together, written by its first rank. Null when there are none.
+  /// The words of this host for all other hosts together, written by its first rank. Null when
+  /// there are none.
   virtual LockWords* outside_lock_words() noexcept = 0;
 
   /// Tells the ranks on this host that this one lives.
@@ -68,8 +69,8 @@ class ControlPlane : public Peers {
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
-  /// This rank fails because it has lost `rank`: the ranks on this host learn that from check_peers(), rather than take the end of this
-  /// process for the loss, with what it says of it.
+  /// This rank fails because it has lost `rank`: the ranks on this host learn that from
+  /// check_peers(), rather than take the end of this process for the loss, with what it says of it.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;
   /// This rank leaves in order: its silence from now on is no loss.
   virtual void farewell() noexcept = 0;

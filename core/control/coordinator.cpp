@@ -47,15 +47,19 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   note_applied(source.ranks, report.last_applied);
   // The rank takes all this back when it comes to the lock: See ScheduleLock.
   if (report.last_applied < locked_at_) return;
-  if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() || !report.requests.empty()) note_change(now);
+  if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() ||
+      !report.requests.empty())
+    note_change(now);
   const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
-  for (const auto slot : report.cached) accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
+  for (const auto slot : report.cached)
+    accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
   for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
     const wire::UnnamedHit& hit = report.cached_unnamed[i];
     accept_hit(source, hit.slot, hit.ordinal, wire::stamp_of_unnamed_hit(number, i));
   }
   for (std::size_t i = 0; i < report.requests.size(); ++i) {
-    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i], std::nullopt);
+    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i],
+                   std::nullopt);
   }
   note_activity(rank, report, now);
   if (table_.anyone_joined()) table_.refresh_join(now);
@@ -75,7 +79,8 @@ void Coordinator::check_applied(RankSpan ranks, std::uint64_t sequence) const {
 void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
   std::size_t left_lowest = 0;
   last_applied_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
-    if (before == applied_by_all_ && sequence > before) left_lowest += static_cast<std::size_t>(count({&range, 1}));
+    if (before == applied_by_all_ && sequence > before)
+      left_lowest += static_cast<std::size_t>(count({&range, 1}));
   });
   last_applied_.assign(ranks, sequence);
   for (auto& [key, uses] : failed_uses_) {
@@ -88,9 +93,11 @@ void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
   ranks_at_lowest_ -= left_lowest;
   if (left_lowest == 0 || ranks_at_lowest_ > 0) return;
   applied_by_all_ = sequence;
-  for (const auto& entry : last_applied_.entries()) applied_by_all_ = std::min(applied_by_all_, entry.value);
+  for (const auto& entry : last_applied_.entries())
+    applied_by_all_ = std::min(applied_by_all_, entry.value);
   for (const auto& entry : last_applied_.entries()) {
-    if (entry.value == applied_by_all_) ranks_at_lowest_ += static_cast<std::size_t>(count({&entry.ranks, 1}));
+    if (entry.value == applied_by_all_)
+      ranks_at_lowest_ += static_cast<std::size_t>(count({&entry.ranks, 1}));
   }
   forget_displaced(applied_by_all_);
 }
@@ -103,9 +110,11 @@ void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint 
   } else if (!report.cached_unnamed.empty()) {
     const wire::UnnamedHit& hit = report.cached_unnamed.back();
     const SlotView view = slot_as_seen(source, hit.slot);
-    stalls_.note_activity(source.ranks, wire::unnamed_name(view.entry.request.kind, hit.ordinal), now);
+    stalls_.note_activity(source.ranks, wire::unnamed_name(view.entry.request.kind, hit.ordinal),
+                          now);
   } else if (!report.cached.empty()) {
-    stalls_.note_activity(source.ranks, slot_as_seen(source, report.cached.back()).entry.request.name, now);
+    stalls_.note_activity(source.ranks,
+                          slot_as_seen(source, report.cached.back()).entry.request.name, now);
   }
 }
 
@@ -152,7 +161,8 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
     // What is left of the first dimensions, rank by rank: rare enough.
     if (!askers.first_dims.empty()) {
       std::vector<std::int64_t> each;
-      for (const auto& run : askers.first_dims) each.insert(each.end(), static_cast<std::size_t>(run.ranks), run.dim);
+      for (const auto& run : askers.first_dims)
+        each.insert(each.end(), static_cast<std::size_t>(run.ranks), run.dim);
       std::size_t next = 0;
       for_each_rank(source.ranks, [&](int rank) {
         if (contains(fresh, rank)) dims.push_back({each[next], 1});
@@ -168,8 +178,8 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   }
   const bool joins = request.kind == OpKind::kJoin;
   table_.add(askers, std::move(request), hit, source.now);
-  // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what else is pending, as among those who are
-  // left, waits for these ranks like for any other.
+  // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what
+  // else is pending, as among those who are left, waits for these ranks like for any other.
   if (!joins || !difference(shut_down_, table_.joined()).empty()) return;
   table_.note_joined(askers.ranks);
   last_to_join_ = askers.ranks.back().last;
@@ -210,7 +220,8 @@ std::size_t Coordinator::failed_uses() const noexcept {
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
-  if (const auto repeated = repeat_plan(now, in_flight)) return std::get<wire::Plan>(wire::decode(*repeated));
+  if (const auto repeated = repeat_plan(now, in_flight))
+    return std::get<wire::Plan>(wire::decode(*repeated));
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
@@ -244,7 +255,8 @@ void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
   if (last_applied == sequence_) blocked_.add(RankSet(rank));
 }
 
-// What ranks have asked for early, of the next step, they ask for again under the lock. What is not of the schedule would end it at once.
+// What ranks have asked for early, of the next step, they ask for again under the lock. What is not
+// of the schedule would end it at once.
 void Coordinator::lock_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
   if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !shut_down_.empty()) return;
@@ -267,7 +279,8 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
   entry.rank = status.rank;
   RankSet missing = table_.missing(*tensor);
   entry.missing = missing.to_vector();
-  if (!missing.empty()) failed_uses_[use_key(tensor->request)].push_back({plan.sequence, std::move(missing)});
+  if (!missing.empty())
+    failed_uses_[use_key(tensor->request)].push_back({plan.sequence, std::move(missing)});
   plan.errors.push_back(std::move(entry));
   if (tensor->request.kind == OpKind::kJoin) {
     table_.end_join();
@@ -290,14 +303,18 @@ void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
 // Another thread of some rank might still submit what is missing; that is what the time is for.
 void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
   const Duration limit = options_.stall.deadlock;
-  if (limit == Duration::zero() || blocked_.empty() || now - changed_at_ < limit || table_.anything_ready()) return;
+  if (limit == Duration::zero() || blocked_.empty() || now - changed_at_ < limit ||
+      table_.anything_ready())
+    return;
   RankSet waiting = blocked_;
   waiting.add(shut_down_);
   if (static_cast<std::size_t>(count(waiting)) < reports_.size()) return;
   const std::string text = stalls_.deadlock_text(table_, shut_down_, now - changed_at_);
   std::vector<PendingRef> ended;
-  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) ended.push_back(tensor);
-  for (const PendingRef tensor : ended) fail(tensor, {StatusCode::kStalled, describe(tensor->request) + ": " + text}, plan);
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
+    ended.push_back(tensor);
+  for (const PendingRef tensor : ended)
+    fail(tensor, {StatusCode::kStalled, describe(tensor->request) + ": " + text}, plan);
 }
 
 void Coordinator::fail_for_shutdown(wire::Plan& plan) {
@@ -316,8 +333,12 @@ void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
     if (!tensor->absent.empty()) ended.push_back(tensor);
   }
   for (const PendingRef tensor : ended) {
-    fail(tensor, {cause.code, describe(tensor->request) + ": a rank that took no part in it had called join(), which failed: " +
-                                  cause.message, cause.rank}, plan);
+    fail(tensor,
+         {cause.code,
+          describe(tensor->request) +
+              ": a rank that took no part in it had called join(), which failed: " + cause.message,
+          cause.rank},
+         plan);
   }
 }
 
@@ -328,19 +349,24 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
       tensor.held &&
       tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
   if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
-  const RankSet gone = intersection(
-      shut_down_, tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
+  const RankSet gone =
+      intersection(shut_down_, tensor.missing > 0 ? table_.missing(tensor)
+                                                  : sets_.rank_set(tensor.request.process_set));
   if (gone.empty()) return std::nullopt;
   const int rank = gone.lowest();
-  const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" + options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
+  const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
+                          options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
   const std::string what = tensor.missing > 0 ? "it" : "the rest of its group";
   if (contains(ended_, rank)) {
     return Status{StatusCode::kShutdown,
-                  who + " ended without shutdown() and without submitting " + what + "; see why, in its output and its exit code", rank};
+                  who + " ended without shutdown() and without submitting " + what +
+                      "; see why, in its output and its exit code",
+                  rank};
   }
   return Status{StatusCode::kShutdown,
-                who + " has called shutdown() without submitting " + what + "; every rank must submit the same operations before it leaves: one that has "
-                "fewer batches than the others calls hvd::join() after its last",
+                who + " has called shutdown() without submitting " + what +
+                    "; every rank must submit the same operations before it leaves: one that has "
+                    "fewer batches than the others calls hvd::join() after its last",
                 rank};
 }
 
@@ -409,8 +435,7 @@ void Coordinator::plan_ready(TimePoint now, wire::Plan& plan) {
 void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Plan& plan) {
   // Only what the same ranks are absent from can share a batch.
   std::map<std::vector<int>, std::vector<PendingRef>> by_absent;
-  for (const PendingRef tensor : tensors)
-    by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
+  for (const PendingRef tensor : tensors) by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
   for (const auto& [absent, alike] : by_absent) {
     std::vector<ReadyTensor> ready;
     for (const PendingRef tensor : alike) ready.push_back({&tensor->request, batch_bytes(*tensor)});

@@ -64,12 +64,16 @@ class Coordinator {
   /// The same of what has been warned of and goes on after all.
   std::vector<std::string> resumptions() { return std::exchange(resumptions_, {}); }
   /// What is waited for, oldest first: who is missing, and what those ranks did last.
-  std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const { return stalls_.waiting_texts(table_, now, most); }
+  std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
+    return stalls_.waiting_texts(table_, now, most);
+  }
   /// When decide() or stall_warnings() may have something to say although no report comes.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
   bool waiting() const noexcept { return !table_.pending().empty() || whole_; }
-  bool all_shut_down() const noexcept { return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size(); }
+  bool all_shut_down() const noexcept {
+    return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size();
+  }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
   std::size_t displaced_entries() const noexcept;
@@ -101,14 +105,14 @@ class Coordinator {
     RankSet ranks = {};
   };
 
-  /// A plan for slots that the whole world has asked for at once, to be repeated as long as the cache
-  /// is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
+  /// A plan for slots that the whole world has asked for at once, to be repeated as long as the
+  /// cache is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
   struct Repeat {
     wire::SlotSet slots = {};
-    wire::Bytes plan = {};     ///< encoded, with the sequence 0
+    wire::Bytes plan = {};  ///< encoded, with the sequence 0
     wire::Plan decoded = {};
-    std::int64_t bytes = 0;    ///< that it moves
-    bool just_used = false;    ///< the cache's order is what this plan makes of it
+    std::int64_t bytes = 0;  ///< that it moves
+    bool just_used = false;  ///< the cache's order is what this plan makes of it
   };
 
   bool take_whole(const wire::MergedReport&);
@@ -153,19 +157,20 @@ class Coordinator {
   std::uint64_t sequence_ = 0;
 
   RankMap<std::uint64_t> last_applied_;
-  std::uint64_t applied_by_all_ = 0;         // the lowest of them
+  std::uint64_t applied_by_all_ = 0;  // the lowest of them
   std::size_t ranks_at_lowest_ = 0;
   std::map<std::uint32_t, std::deque<Displaced>> displaced_;
   std::unordered_map<std::string, std::vector<FailedUse>> failed_uses_;  // by set/name
   std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
   RankSet shut_down_;
-  RankSet ended_;  ///< those of them that have not called shutdown()
+  RankSet ended_;           ///< those of them that have not called shutdown()
   RankSet blocked_;         // since changed_at_
   TimePoint changed_at_{};  // when something was last asked for or decided
   std::vector<std::string> resumptions_;
   std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
-  std::optional<wire::SlotSet> learning_;   ///< asked for by all with nothing else pending: what comes of it is worth keeping
+  std::optional<wire::SlotSet>
+      learning_;  ///< asked for by all with nothing else pending: what comes of it is worth keeping
   std::optional<Repeat> repeat_;
   bool shutdown_published_ = false;
   int last_to_join_ = 0;

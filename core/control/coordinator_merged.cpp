@@ -7,8 +7,8 @@
 namespace hvd::control {
 
 // Note [The whole world at once]
-// In the steady state a merged report says that every rank has hit the same slots. With nothing else
-// pending, what is planned then depends on nothing but the slots, the cache's contents and the
+// In the steady state a merged report says that every rank has hit the same slots. With nothing
+// else pending, what is planned then depends on nothing but the slots, the cache's contents and the
 // fusion threshold. So the plan is kept, and such a report answered with it: the ready table never
 // sees it. Anything else in between, or a reason to hold back, spreads the report into the table
 // first, as if there were no shortcut.
@@ -17,7 +17,8 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   const RankRange world{0, static_cast<int>(reports_.size()) - 1};
   const auto check_ranks = [&](const RankSet& ranks) {
     if (!contains({&world, 1}, ranks)) {
-      throw Error("a report came from rank " + std::to_string(ranks.highest()) + ", which does not exist");
+      throw Error("a report came from rank " + std::to_string(ranks.highest()) +
+                  ", which does not exist");
     }
   };
   spread_whole(now);
@@ -31,13 +32,15 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   if (take_whole(merged)) return;
   for (const auto& section : merged.sections) {
     if (section.as_of > sequence_) {
-      throw Error("a report refers to plan " + std::to_string(section.as_of) + "; the last is " + std::to_string(sequence_));
+      throw Error("a report refers to plan " + std::to_string(section.as_of) + "; the last is " +
+                  std::to_string(sequence_));
     }
     for (const auto& group : section.groups) check_ranks(group.ranks);
     if (section.as_of < locked_at_) continue;  // the ranks take it back when they come to the lock
     // What a rank asks for before it joins lies anywhere in the section.
     for (const bool joins : {false, true}) {
-      for (const auto& group : section.groups) accept_group(group, {group.ranks, section.as_of, now}, joins);
+      for (const auto& group : section.groups)
+        accept_group(group, {group.ranks, section.as_of, now}, joins);
     }
     note_activity(section, now);
   }
@@ -49,13 +52,16 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
 }
 
 bool Coordinator::take_whole(const wire::MergedReport& merged) {
-  if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 || merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < locked_at_) {
+  if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 ||
+      merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < locked_at_) {
     return false;
   }
   const wire::MergedReport::Group& group = merged.sections[0].groups[0];
-  const bool whole = group.hits.size() == 1 && group.unnamed_hits.empty() && group.requests.empty() && merged.leaving.empty() &&
+  const bool whole = group.hits.size() == 1 && group.unnamed_hits.empty() &&
+                     group.requests.empty() && merged.leaving.empty() &&
                      group.ranks == RankSet(0, static_cast<int>(reports_.size()) - 1);
-  const bool alone = table_.pending().empty() && failed_uses_.empty() && displaced_.empty() && shut_down_.empty();
+  const bool alone =
+      table_.pending().empty() && failed_uses_.empty() && displaced_.empty() && shut_down_.empty();
   if (!whole || !alone) return false;
   if (!repeat_ || repeat_->slots != group.hits[0].slots) {
     learning_ = group.hits[0].slots;
@@ -72,7 +78,9 @@ void Coordinator::spread_whole(TimePoint now) {
   const wire::StampedHits hits = *std::exchange(whole_, std::nullopt);
   const RankRange world{0, static_cast<int>(reports_.size()) - 1};
   const Source source{{&world, 1}, sequence_, now};
-  hits.slots.for_each([&](std::uint32_t slot) { accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot)); });
+  hits.slots.for_each([&](std::uint32_t slot) {
+    accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot));
+  });
 }
 
 std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
@@ -81,7 +89,8 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
     spread_whole(now);
     return std::nullopt;
   }
-  stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1), cache_.at(whole_->slots.highest()).request.name, now);
+  stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1),
+                        cache_.at(whole_->slots.highest()).request.name, now);
   whole_.reset();
   wire::Bytes bytes = wire::renumber(repeat_->plan, ++sequence_);
   note_change(now);
@@ -123,20 +132,26 @@ void Coordinator::learn_repeat(wire::Plan plan, std::int64_t bytes) {
   repeat_ = {planned, std::move(encoded), std::move(plan), bytes, true};
 }
 
-void Coordinator::accept_group(const wire::MergedReport::Group& group, const Source& source, bool joins) {
+void Coordinator::accept_group(const wire::MergedReport::Group& group, const Source& source,
+                               bool joins) {
   if (!joins) {
     for (const auto& hits : group.hits) {
-      hits.slots.for_each([&](std::uint32_t slot) { accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot)); });
+      hits.slots.for_each([&](std::uint32_t slot) {
+        accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot));
+      });
     }
-    for (const auto& unnamed : group.unnamed_hits) accept_hit(source, unnamed.hit.slot, unnamed.hit.ordinal, unnamed.stamp);
+    for (const auto& unnamed : group.unnamed_hits)
+      accept_hit(source, unnamed.hit.slot, unnamed.hit.ordinal, unnamed.stamp);
   }
   for (const auto& stamped : group.requests) {
     if ((stamped.request.kind == OpKind::kJoin) != joins) continue;
-    accept_request(source, {source.ranks, stamped.stamp, stamped.first_dims}, stamped.request, std::nullopt);
+    accept_request(source, {source.ranks, stamped.stamp, stamped.first_dims}, stamped.request,
+                   std::nullopt);
   }
 }
 
-// Of what a rank did in a section one thing stands for all. Where groups overlap it is the one that comes first in the message.
+// Of what a rank did in a section one thing stands for all. Where groups overlap it is the one that
+// comes first in the message.
 void Coordinator::note_activity(const wire::MergedReport::Section& section, TimePoint now) {
   RankSet told;
   for (const auto& group : section.groups) {
@@ -151,7 +166,8 @@ void Coordinator::note_activity(const wire::MergedReport::Section& section, Time
       const OpKind kind = slot_as_seen(source, hit.slot).entry.request.kind;
       stalls_.note_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
     } else if (!group.hits.empty()) {
-      stalls_.note_activity(ranks, slot_as_seen(source, group.hits.back().slots.highest()).entry.request.name, now);
+      stalls_.note_activity(
+          ranks, slot_as_seen(source, group.hits.back().slots.highest()).entry.request.name, now);
     }
   }
 }

@@ -23,8 +23,9 @@ bool fusible(const wire::Request& request) {
 
 // The factors by their bits: a NaN among the keys would undo the map's order.
 auto sort_of(const wire::Request& request) {
-  return std::tuple(request.process_set, request.kind, request.op, request.dtype, request.compression, request.device,
-                    request.root, std::bit_cast<std::uint64_t>(request.prescale),
+  return std::tuple(request.process_set, request.kind, request.op, request.dtype,
+                    request.compression, request.device, request.root,
+                    std::bit_cast<std::uint64_t>(request.prescale),
                     std::bit_cast<std::uint64_t>(request.postscale));
 }
 using Sort = decltype(sort_of(wire::Request{}));

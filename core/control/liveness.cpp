@@ -11,7 +11,8 @@ Liveness::Liveness(std::vector<int> watched, Duration timeout) : timeout_(timeou
 void Liveness::heard(RankSpan ranks, TimePoint now) {
   if (peers_.empty()) return;
   for (const RankRange range : ranks) {
-    auto peer = std::partition_point(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.rank < range.first; });
+    auto peer = std::partition_point(peers_.begin(), peers_.end(),
+                                     [&](const Peer& p) { return p.rank < range.first; });
     for (; peer != peers_.end() && peer->rank <= range.last; ++peer) {
       peer->last_heard = now;
       if (peer->silent_since) peer->silent_since = now;

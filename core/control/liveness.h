@@ -10,9 +10,9 @@ namespace hvd::control {
 
 /// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and
 /// that has not been heard for timeout/4 is pinged, again and again; one that stays silent for
-/// `timeout` is lost. Silence counts from when it was last heard; of one that was quiet before anybody
-/// waited, from the first ping. While nobody waits, nothing is sent and silence means nothing.
-/// Pure; not thread-safe.
+/// `timeout` is lost. Silence counts from when it was last heard; of one that was quiet before
+/// anybody waited, from the first ping. While nobody waits, nothing is sent and silence means
+/// nothing. Pure; not thread-safe.
 class Liveness {
  public:
   /// @param watched ascending

@@ -28,14 +28,17 @@ LockRelay::Local LockRelay::local() const noexcept {
 }
 
 void LockRelay::tell(bool leaves, std::vector<Send>& to_send) {
-  const auto next = static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << told_)) % hosts_);
-  to_send.push_back({next, {.position = position_, .round = static_cast<std::uint8_t>(told_), .leaves = leaves}});
+  const auto next =
+      static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << told_)) % hosts_);
+  to_send.push_back(
+      {next, {.position = position_, .round = static_cast<std::uint8_t>(told_), .leaves = leaves}});
   ++told_;
 }
 
 // A rank of this host waits for others in vain: see ScheduleLock::ask_others_to_leave().
 void LockRelay::pass_on_wish(std::vector<Send>& to_send) {
-  const bool wishes = wished_ != position_ && std::any_of(local_.begin(), local_.end(), [this](const LockWords* words) {
+  const bool wishes = wished_ != position_ &&
+                      std::any_of(local_.begin(), local_.end(), [this](const LockWords* words) {
                         return words->asked.load(std::memory_order_acquire) == position_;
                       });
   if (!wishes) return;
@@ -65,14 +68,17 @@ bool LockRelay::advance(std::vector<Send>& to_send) {
 }
 
 bool LockRelay::accept(const wire::LockNews& news) {
-  if (news.position < position_) return false;  // this host has heard from another that one leaves there
+  if (news.position < position_)
+    return false;  // this host has heard from another that one leaves there
   if (news.position > position_ + 1 || (!news.asks && news.round >= rounds_)) {
-    throw Error("news of position " + std::to_string(news.position) + ", round " + std::to_string(news.round) +
-                " of a schedule lock, but this host is at position " + std::to_string(position_) + " and there are " +
-                std::to_string(rounds_) + " rounds");
+    throw Error("news of position " + std::to_string(news.position) + ", round " +
+                std::to_string(news.round) + " of a schedule lock, but this host is at position " +
+                std::to_string(position_) + " and there are " + std::to_string(rounds_) +
+                " rounds");
   }
   if (news.asks) {
-    // News of different hosts overtakes: who asks for the next position has passed this one, so nobody waits here any more.
+    // News of different hosts overtakes: who asks for the next position has passed this one, so
+    // nobody waits here any more.
     if (outside_.asked.load(std::memory_order_relaxed) >= news.position) return false;
     outside_.asked.store(news.position, std::memory_order_release);
     return true;

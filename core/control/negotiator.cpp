@@ -162,22 +162,27 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
 }
 
-// The coordinator forgets what has been asked for, too: reports from before this plan no longer count.
-std::vector<AgreedBatch> Negotiator::apply_lock(const std::vector<std::vector<std::uint32_t>>& schedule) {
+// The coordinator forgets what has been asked for, too: reports from before this plan no longer
+// count.
+std::vector<AgreedBatch> Negotiator::apply_lock(
+    const std::vector<std::vector<std::uint32_t>>& schedule) {
   std::vector<AgreedBatch> batches;
   std::set<std::uint32_t> seen;
   for (const auto& slots : schedule) {
     AgreedBatch batch;
     batch.members = sets_.members(0);
     for (const std::uint32_t slot : slots) {
-      if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 || !seen.insert(slot).second) {
-        throw Error("a plan locks cache slot " + std::to_string(slot) + ", which is empty, of a process set, or locked twice");
+      if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
+          !seen.insert(slot).second) {
+        throw Error("a plan locks cache slot " + std::to_string(slot) +
+                    ", which is empty, of a process set, or locked twice");
       }
       const ResponseCache::Entry& entry = cache_.at(slot);
       AgreedOperation operation{cache_.expand(slot, 0, rank_), entry.first_dims};
-      if (!batch.operations.empty() && !may_share_batch(batch.operations.front().request, operation.request)) {
-        throw Error("a plan locks " + describe(batch.operations.front().request) + " and " + describe(operation.request) +
-                    " in one batch");
+      if (!batch.operations.empty() &&
+          !may_share_batch(batch.operations.front().request, operation.request)) {
+        throw Error("a plan locks " + describe(batch.operations.front().request) + " and " +
+                    describe(operation.request) + " in one batch");
       }
       batch.operations.push_back(std::move(operation));
     }

@@ -35,7 +35,8 @@ struct Applied {
   bool shutdown = false;
   bool sets_changed = false;
   std::vector<int> sets_removed = {};
-  /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as if it had never been.
+  /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as
+  /// if it had never been.
   std::vector<AgreedBatch> lock = {};
 };
 
@@ -95,9 +96,9 @@ class Negotiator {
   bool shutdown_ = false;
   bool ended_ = false;
   bool shutdown_reported_ = false;
-  std::optional<std::string> join_;  // set/name of this rank's join(), once it is on its way
-  bool was_joined_ = false;          // when the plan being applied was made
-  std::vector<wire::Request> unsent_;               // in order of submission
+  std::optional<std::string> join_;    // set/name of this rank's join(), once it is on its way
+  bool was_joined_ = false;            // when the plan being applied was made
+  std::vector<wire::Request> unsent_;  // in order of submission
   std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
   /// set/name -> how the next uses end, one entry each: the others may have given up on several
   /// before this rank gets to the first.

@@ -16,7 +16,8 @@ ProcessSetTable::ProcessSetTable(int world_size) {
 int ProcessSetTable::add(std::vector<int> ranks) {
   const int id = next_id_++;
   RankSet set = RankSet::of(ranks);
-  sets_.emplace(id, Set{std::make_shared<const std::vector<int>>(std::move(ranks)), std::move(set)});
+  sets_.emplace(id,
+                Set{std::make_shared<const std::vector<int>>(std::move(ranks)), std::move(set)});
   return id;
 }
 

@@ -24,12 +24,15 @@ ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
     : sets_(sets), submissions_(static_cast<std::size_t>(world_size)) {}
 
 void ReadyTable::check(const Askers& askers, const wire::Request& request) const {
-  const auto lowest_of = [](const RankSet& ranks) { return "rank " + std::to_string(ranks.lowest()); };
+  const auto lowest_of = [](const RankSet& ranks) {
+    return "rank " + std::to_string(ranks.lowest());
+  };
   const bool known = sets_.contains(request.process_set);
   if (!known || !hvd::contains(sets_.rank_set(request.process_set), askers.ranks)) {
     const RankSet all(askers.ranks);
-    throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) + " asked for " +
-                describe(request) + " of process set " + std::to_string(request.process_set) + ", which it is not in");
+    throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) +
+                " asked for " + describe(request) + " of process set " +
+                std::to_string(request.process_set) + ", which it is not in");
   }
   if (intersects(joined_, askers.ranks)) {
     throw Error(lowest_of(intersection(joined_, askers.ranks)) + " asked for " + describe(request) +
@@ -268,12 +271,12 @@ void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire:
   if (current && replaces_member(*current, askers, request)) {
     const PendingTensor& other = *by_key_.find(current->seen.at(request.group_index))->second;
     tensor->groups.push_back(current);
-    return fail_group(*current,
-                      {StatusCode::kMismatch,
-                       "member " + std::to_string(request.group_index) + " is " +
-                           describe(other.request) + " on rank " +
-                           std::to_string(other.reference_rank) + " and " + describe(request) +
-                           " on rank " + std::to_string(askers.ranks.front().first)});
+    return fail_group(
+        *current,
+        {StatusCode::kMismatch,
+         "member " + std::to_string(request.group_index) + " is " + describe(other.request) +
+             " on rank " + std::to_string(other.reference_rank) + " and " + describe(request) +
+             " on rank " + std::to_string(askers.ranks.front().first)});
   }
   if (!current || !current->seen.try_emplace(request.group_index, key_of(request)).second) {
     current = std::make_shared<TensorGroup>();

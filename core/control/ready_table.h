@@ -31,9 +31,9 @@ struct PendingTensor {
     int rank = 0;
   };
   std::optional<Dissent> dissent = {};
-  int members = 0;        ///< of the set
+  int members = 0;  ///< of the set
   RankSet reported = {};
-  RankSet absent = {};    ///< have joined and did not report
+  RankSet absent = {};                        ///< have joined and did not report
   int missing = 0;                            ///< members that neither reported nor are absent
   std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per position
   std::optional<std::string> mismatch = {};   ///< once complete: why it cannot run
@@ -56,7 +56,8 @@ struct CacheHit {
   const std::vector<std::int64_t>* first_dims = nullptr;
 };
 
-/// Who asks for something, all of them for the same but for the first dimensions of a gathering one.
+/// Who asks for something, all of them for the same but for the first dimensions of a gathering
+/// one.
 struct Askers {
   RankSpan ranks = {};    ///< not empty
   wire::Stamp stamp = 0;  ///< of the lowest of them
@@ -75,9 +76,9 @@ struct TensorGroup {
   std::string key = {};
   int size = 0;
   std::map<int, std::string> seen = {};  ///< the members that came, by index: their keys
-  int gone = 0;                        ///< of those, how many have left the table
-  std::vector<PendingRef> held = {};   ///< complete, waiting for the others
-  std::optional<Status> failure = {};  ///< of the first member that failed
+  int gone = 0;                          ///< of those, how many have left the table
+  std::vector<PendingRef> held = {};     ///< complete, waiting for the others
+  std::optional<Status> failure = {};    ///< of the first member that failed
 };
 
 /// Who has asked for what. Coordinator only; pure; not thread-safe.
@@ -130,9 +131,15 @@ class ReadyTable {
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   RankSet missing(const PendingTensor&) const;
-  std::vector<int> missing_ranks(const PendingTensor& tensor) const { return missing(tensor).to_vector(); }
-  std::vector<int> absent_ranks(const PendingTensor& tensor) const { return tensor.absent.to_vector(); }
-  bool has_reported(const PendingTensor& tensor, int rank) const { return hvd::contains(tensor.reported, rank); }
+  std::vector<int> missing_ranks(const PendingTensor& tensor) const {
+    return missing(tensor).to_vector();
+  }
+  std::vector<int> absent_ranks(const PendingTensor& tensor) const {
+    return tensor.absent.to_vector();
+  }
+  bool has_reported(const PendingTensor& tensor, int rank) const {
+    return hvd::contains(tensor.reported, rank);
+  }
 
  private:
   static std::string key_of(const wire::Request& r) {

@@ -11,8 +11,8 @@ constexpr std::uint64_t kShortLock = 4;  // steps
 constexpr std::uint64_t kMostPatience = 1024;
 
 bool lockable(const wire::Request& request) {
-  return request.process_set == 0 && request.kind != OpKind::kJoin && request.kind != OpKind::kAddProcessSet &&
-         request.kind != OpKind::kRemoveProcessSet;
+  return request.process_set == 0 && request.kind != OpKind::kJoin &&
+         request.kind != OpKind::kAddProcessSet && request.kind != OpKind::kRemoveProcessSet;
 }
 
 }  // namespace
@@ -24,7 +24,8 @@ void ScheduleLock::enter(std::vector<AgreedBatch> schedule) {
   ++locks_;
   for (AgreedBatch& agreed : schedule) {
     for (std::size_t i = 0; i < agreed.operations.size(); ++i) {
-      const SchedulePlace place{locks_, static_cast<std::uint32_t>(batches_.size()), static_cast<std::uint32_t>(i)};
+      const SchedulePlace place{locks_, static_cast<std::uint32_t>(batches_.size()),
+                                static_cast<std::uint32_t>(i)};
       if (agreed.operations[i].request.unnamed) {
         unnamed_places_.push_back(place);
       } else {
@@ -45,7 +46,8 @@ const wire::Request& ScheduleLock::planned(const SchedulePlace& place) const noe
   return batches_[place.batch].agreed.operations[place.index].request;
 }
 
-// The cache tells unnamed operations apart by their parameters alone, and a schedule has nothing twice: so has the lock.
+// The cache tells unnamed operations apart by their parameters alone, and a schedule has nothing
+// twice: so has the lock.
 bool ScheduleLock::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
   wire::Request asked = request;
   for (const SchedulePlace& place : unnamed_places_) {
@@ -86,7 +88,9 @@ void ScheduleLock::arrive(bool leaving) noexcept {
 }
 
 bool ScheduleLock::asked_to_leave() const noexcept {
-  const auto asks = [this](const LockWords* words) { return words->asked.load(std::memory_order_acquire) == position_; };
+  const auto asks = [this](const LockWords* words) {
+    return words->asked.load(std::memory_order_acquire) == position_;
+  };
   return (outside_ != nullptr && asks(outside_)) || std::any_of(words_.begin(), words_.end(), asks);
 }
 
@@ -100,7 +104,8 @@ ScheduleLock::Advance ScheduleLock::advance() {
   bool all_here = arrived_;
   bool somebody_leaves = arrived_ && arrives && leaving_;
   const auto look_at = [&](const LockWords& words) {
-    // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one sees both, and rings.
+    // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one
+    // sees both, and rings.
     const std::uint64_t word = words.arrived.load(std::memory_order_seq_cst);
     if (word / 2 < position_) all_here = false;
     if (word == position_ * 2 + 1) somebody_leaves = true;
@@ -125,14 +130,18 @@ ScheduleLock::Advance ScheduleLock::advance() {
   return {Outcome::kRun, run, ring};
 }
 
-void ScheduleLock::ask_others_to_leave() noexcept { words_[own_]->asked.store(position_, std::memory_order_release); }
+void ScheduleLock::ask_others_to_leave() noexcept {
+  words_[own_]->asked.store(position_, std::memory_order_release);
+}
 
 bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;
   return std::all_of(plan.batches.begin(), plan.batches.end(), [&](const wire::Batch& batch) {
-    return batch.absent.empty() && std::all_of(batch.tensors.begin(), batch.tensors.end(), [&](const wire::PlannedTensor& tensor) {
-             return tensor.slot && cache.holds(*tensor.slot) && lockable(cache.at(*tensor.slot).request);
-           });
+    return batch.absent.empty() && std::all_of(batch.tensors.begin(), batch.tensors.end(),
+                                               [&](const wire::PlannedTensor& tensor) {
+                                                 return tensor.slot && cache.holds(*tensor.slot) &&
+                                                        lockable(cache.at(*tensor.slot).request);
+                                               });
   });
 }
 
@@ -156,7 +165,9 @@ void StepLearner::close_step() {
 void StepLearner::add(const wire::Batch& batch) {
   std::vector<std::uint32_t> slots;
   for (const wire::PlannedTensor& tensor : batch.tensors) slots.push_back(*tensor.slot);
-  if (std::any_of(slots.begin(), slots.end(), [this](std::uint32_t slot) { return in_current(slot); })) close_step();
+  if (std::any_of(slots.begin(), slots.end(),
+                  [this](std::uint32_t slot) { return in_current(slot); }))
+    close_step();
   for (const std::uint32_t slot : slots) {
     if (slot >= seen_.size()) seen_.resize(slot + 1);
     seen_[slot] = true;

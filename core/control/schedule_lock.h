@@ -13,20 +13,23 @@
 
 namespace hvd::control {
 
-/// Where an operation stands in a locked schedule. Remembered by its owner, so that it is found again without a search.
+/// Where an operation stands in a locked schedule. Remembered by its owner, so that it is found
+/// again without a search.
 struct SchedulePlace {
   std::uint64_t lock = 0;  ///< counts the locks entered; 0: in none
   std::uint32_t batch = 0;
   std::uint32_t index = 0;
 };
 
-/// The steady state: all ranks repeat the batches that they have agreed on once, without negotiating. One rank's side.
+/// The steady state: all ranks repeat the batches that they have agreed on once, without
+/// negotiating. One rank's side.
 ///
-/// Positions count batches, from 1, through all locks of a job. At each position a rank arrives: ready, when all operations of the batch
-/// are there; or leaving, when it has something that is not in the schedule, or has been asked to. Nobody touches the data of a position
-/// before every rank has arrived there ready. If one arrives leaving, all leave at that position, as nobody can have passed it; what they
-/// had offered is negotiated in the ordinary way. So every rank runs the same batches, and nothing is lost or done twice.
-/// See docs/decisions/0010-schedule-lock.md.
+/// Positions count batches, from 1, through all locks of a job. At each position a rank arrives:
+/// ready, when all operations of the batch are there; or leaving, when it has something that is not
+/// in the schedule, or has been asked to. Nobody touches the data of a position before every rank
+/// has arrived there ready. If one arrives leaving, all leave at that position, as nobody can have
+/// passed it; what they had offered is negotiated in the ordinary way. So every rank runs the same
+/// batches, and nothing is lost or done twice. See docs/decisions/0010-schedule-lock.md.
 ///
 ///   open --enter()--> locked --somebody arrives leaving--> open
 ///
@@ -90,20 +93,24 @@ class ScheduleLock {
   std::uint64_t batches_run_ = 0;
   std::size_t head_ = 0;
   std::vector<Batch> batches_;
-  std::uint64_t locks_ = 0;  // entered so far
+  std::uint64_t locks_ = 0;                                // entered so far
   std::unordered_map<std::string, SchedulePlace> places_;  // by name
   std::vector<SchedulePlace> unnamed_places_;
 };
 
-/// When to lock, decided by the coordinator. A schedule is what the plans between two uses of the same name have brought.
+/// When to lock, decided by the coordinator. A schedule is what the plans between two uses of the
+/// same name have brought.
 ///
-/// Locks after two equal steps, or one of the schedule that was locked last; later and later when locks do not last.
+/// Locks after two equal steps, or one of the schedule that was locked last; later and later when
+/// locks do not last.
 class StepLearner {
  public:
   /// @return whether the plan completes a step after which to lock
   bool observe(const wire::Plan&, const ResponseCache&);
   /// The batches of that step, by cache slot.
-  const std::vector<std::vector<std::uint32_t>>& schedule() const noexcept { return current_.batches; }
+  const std::vector<std::vector<std::uint32_t>>& schedule() const noexcept {
+    return current_.batches;
+  }
   /// The lock has been left after so many batches.
   void note_left(std::uint64_t batches_run);
 
@@ -125,8 +132,8 @@ class StepLearner {
   std::vector<std::uint32_t> previous_;  // slots, ascending
   std::vector<std::uint32_t> locked_;    // slots of the schedule locked last, ascending
   std::size_t locked_batches_ = 0;
-  std::uint64_t equal_steps_ = 0;        // before the current one, equal to `previous_`
-  std::uint64_t patience_ = 0;           // equal steps to wait for after locks that did not last
+  std::uint64_t equal_steps_ = 0;  // before the current one, equal to `previous_`
+  std::uint64_t patience_ = 0;     // equal steps to wait for after locks that did not last
 };
 
 }  // namespace hvd::control

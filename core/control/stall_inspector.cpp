@@ -32,7 +32,8 @@ std::string progress_of_group(const PendingTensor& tensor) {
 }
 
 std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
-  return describe(tensor.request) + (operations > 1 ? " and " + std::to_string(operations - 1) + " more" : "");
+  return describe(tensor.request) +
+         (operations > 1 ? " and " + std::to_string(operations - 1) + " more" : "");
 }
 
 // For the same ranks, or the rest of the same group: one warning does for both.
@@ -46,7 +47,8 @@ std::string text_of(const RankSet& ranks) {
   std::size_t told = 0;
   for (const RankRange range : ranks.ranges()) {
     if (told++ == kMostRanksTold) return text + ", ...";
-    text += (told > 1 ? ", " : "") + std::to_string(range.first) + (range.last > range.first ? "-" + std::to_string(range.last) : "");
+    text += (told > 1 ? ", " : "") + std::to_string(range.first) +
+            (range.last > range.first ? "-" + std::to_string(range.last) : "");
   }
   return text;
 }
@@ -83,17 +85,18 @@ std::string StallInspector::who_is_missing(const ReadyTable& table, const Pendin
     const Activity& activity = last_.at(missing[i]);
     text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
             hosts_[static_cast<std::size_t>(missing[i])] + ") ";
-    text += !activity.name
-                ? "has submitted nothing yet"
-                : "last submitted '" + *activity.name + "' " + seconds(now - activity.when) + " ago";
+    text += !activity.name ? "has submitted nothing yet"
+                           : "last submitted '" + *activity.name + "' " +
+                                 seconds(now - activity.when) + " ago";
     text += " and " + waits_for(table, missing[i]);
   }
   return text;
 }
 
-std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor, std::size_t operations,
-                                         TimePoint now) const {
-  const std::string text = describe_all(tensor, operations) + (operations > 1 ? " have waited " : " has waited ") +
+std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor,
+                                         std::size_t operations, TimePoint now) const {
+  const std::string text = describe_all(tensor, operations) +
+                           (operations > 1 ? " have waited " : " has waited ") +
                            seconds(now - tensor.first_seen) + " for ";
   if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
   return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.members) +
@@ -117,23 +120,28 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
   return texts;
 }
 
-std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations, TimePoint now) const {
-  return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " + seconds(now - tensor.first_seen) +
-         ": every rank has asked for " + (operations > 1 ? "them" : "it") + " by now";
+std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations,
+                                            TimePoint now) const {
+  return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " +
+         seconds(now - tensor.first_seen) + ": every rank has asked for " +
+         (operations > 1 ? "them" : "it") + " by now";
 }
 
-std::string StallInspector::deadlock_text(const ReadyTable& table, const RankSet& shut_down, Duration since) const {
+std::string StallInspector::deadlock_text(const ReadyTable& table, const RankSet& shut_down,
+                                          Duration since) const {
   std::vector<std::pair<std::string, RankSet>> alike;
   for (int rank = 0; rank < static_cast<int>(hosts_.size()); ++rank) {
     std::string text = contains(shut_down, rank) ? "has called shutdown()" : waits_for(table, rank);
-    const auto same = std::find_if(alike.begin(), alike.end(), [&](const auto& entry) { return entry.first == text; });
+    const auto same = std::find_if(alike.begin(), alike.end(),
+                                   [&](const auto& entry) { return entry.first == text; });
     if (same != alike.end()) {
       same->second.add(RankSet(rank));
     } else {
       alike.emplace_back(std::move(text), RankSet(rank));
     }
   }
-  std::string text = "every rank waits for another, and none has submitted anything for " + seconds(since) + " (deadlock_timeout): ";
+  std::string text = "every rank waits for another, and none has submitted anything for " +
+                     seconds(since) + " (deadlock_timeout): ";
   for (std::size_t i = 0; i < alike.size(); ++i) {
     if (i == kMostRanksTold) {
       text += "; and so on";

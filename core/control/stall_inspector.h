@@ -25,8 +25,11 @@ class StallInspector {
 
   /// These ranks asked for something, last of all for `name`.
   void note_activity(RankSpan ranks, const std::string& name, TimePoint now);
-  void note_activity(int rank, const std::string& name, TimePoint now) { note_activity(RankSet(rank), name, now); }
-  /// One sentence or more per set of ranks for which operations have newly waited for longer than the warning time.
+  void note_activity(int rank, const std::string& name, TimePoint now) {
+    note_activity(RankSet(rank), name, now);
+  }
+  /// One sentence or more per set of ranks for which operations have newly waited for longer than
+  /// the warning time.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
   /// One sentence per operation that waits, oldest first, however short a time.
   std::vector<std::string> waiting_texts(const ReadyTable&, TimePoint now, std::size_t most) const;
@@ -48,7 +51,8 @@ class StallInspector {
     TimePoint when{};
     friend bool operator==(const Activity&, const Activity&) = default;
   };
-  std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations, TimePoint now) const;
+  std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations,
+                           TimePoint now) const;
   std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;

@@ -8,8 +8,8 @@ namespace {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Hangs `ranks` below one another in their order, the first being on the tree already. Each takes as
-// many children as `room` still has for it, the earliest first.
+// Hangs `ranks` below one another in their order, the first being on the tree already. Each takes
+// as many children as `room` still has for it, the earliest first.
 void hang(const std::vector<int>& ranks, std::vector<int>& room, std::vector<int>& parents) {
   std::size_t next_parent = 0;
   for (std::size_t i = 1; i < ranks.size(); ++i) {
@@ -27,7 +27,8 @@ bool needs_tree(const Topology& topology, int radix) noexcept {
 
 std::vector<int> tree_parents(const Topology& topology, int radix) {
   std::vector<std::vector<int>> hosts(topology.host_names.size());
-  for (int rank = 0; rank < topology.size; ++rank) hosts[index(topology.host_of_rank[index(rank)])].push_back(rank);
+  for (int rank = 0; rank < topology.size; ++rank)
+    hosts[index(topology.host_of_rank[index(rank)])].push_back(rank);
   std::vector<int> parents(index(topology.size), -1);
   std::vector<int> room(index(topology.size), radix);
   std::vector<int> leaders;

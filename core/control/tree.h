@@ -19,8 +19,8 @@ struct TreePlace {
 bool needs_tree(const Topology&, int radix) noexcept;
 
 /// A function of the topology and the radix only, equal on every rank. Nobody has more than `radix`
-/// children. On a host the lowest rank is the leader, and the others hang below it; the leaders form
-/// a tree among themselves in the order of the hosts, so that between hosts nobody but leaders
+/// children. On a host the lowest rank is the leader, and the others hang below it; the leaders
+/// form a tree among themselves in the order of the hosts, so that between hosts nobody but leaders
 /// talks. @pre radix >= 2
 TreePlace place_in_tree(const Topology&, int rank, int radix);
 

@@ -57,9 +57,9 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
   const auto text = [](auto value) { return std::string(to_string(value)); };
   if (a.kind != b.kind) return Difference{"kind of operation", text(a.kind), text(b.kind)};
   if (a.dtype != b.dtype) return Difference{"dtype", text(a.dtype), text(b.dtype)};
-  if (a.compression != b.compression) return Difference{"compression", text(a.compression), text(b.compression)};
-  if (!shapes_agree(a, b))
-    return Difference{"shape", shape_text(a), shape_text(b)};
+  if (a.compression != b.compression)
+    return Difference{"compression", text(a.compression), text(b.compression)};
+  if (!shapes_agree(a, b)) return Difference{"shape", shape_text(a), shape_text(b)};
   if (reduces(a.kind) && a.op != b.op) return Difference{"op", text(a.op), text(b.op)};
   if (!same_number(a.prescale, b.prescale))
     return Difference{"prescale factor", number(a.prescale), number(b.prescale)};

@@ -8,8 +8,9 @@
 #include "device/copy_plan.h"
 #include "hvd/status.h"
 
-/// The seam between hvd and a GPU's runtime library: everything that hvd asks of a device, and nothing else, so that tests can put
-/// a simulated device in its place. core/device/cuda is the real one. No header of a GPU library is needed to use it.
+/// The seam between hvd and a GPU's runtime library: everything that hvd asks of a device, and
+/// nothing else, so that tests can put a simulated device in its place. core/device/cuda is the
+/// real one. No header of a GPU library is needed to use it.
 namespace hvd::device {
 
 /// A queue of work on the device (CUDA: cudaStream_t). Does not own it.
@@ -46,18 +47,19 @@ struct CopyLaunch {
   double factor = 1.0;    ///< of every element; form says in which arithmetic
 };
 
-/// All functions but the destroying ones throw hvd::Error with what the library said. Between enter() and leave() on the calling
-/// thread, unless it says otherwise. Thread-safe.
+/// All functions but the destroying ones throw hvd::Error with what the library said. Between
+/// enter() and leave() on the calling thread, unless it says otherwise. Thread-safe.
 class Api {
  public:
   virtual ~Api() = default;
 
-  /// Usable devices; 0 without a driver. Neither this nor info() needs enter(), and neither makes a context.
+  /// Usable devices; 0 without a driver. Neither this nor info() needs enter(), and neither makes a
+  /// context.
   virtual int device_count() noexcept = 0;
   virtual DeviceInfo info(int device) = 0;
 
-  /// Makes the device's primary context, the one that the program's own CUDA code uses, current on this thread; leave() restores what
-  /// was, and touches no other device. Use DeviceGuard.
+  /// Makes the device's primary context, the one that the program's own CUDA code uses, current on
+  /// this thread; leave() restores what was, and touches no other device. Use DeviceGuard.
   virtual void enter(int device) = 0;
   virtual void leave() noexcept = 0;
 
@@ -67,7 +69,8 @@ class Api {
   virtual Mark create_mark() = 0;
   virtual void destroy_mark(Mark) noexcept = 0;
   virtual void record(Mark, Stream) = 0;
-  /// What is put into the stream from now on runs after the mark's last record(). Does not wait on the host.
+  /// What is put into the stream from now on runs after the mark's last record(). Does not wait on
+  /// the host.
   virtual void wait(Stream, Mark) = 0;
   /// The last record() has been reached. Does not wait.
   virtual bool reached(Mark) = 0;
@@ -83,18 +86,22 @@ class Api {
   virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
   virtual void release_pinned(std::byte*) noexcept = 0;
 
-  /// Makes the host's memory as allocate_pinned()'s, where the system allows it; whole pages. Neither may come in a step that repeats.
+  /// Makes the host's memory as allocate_pinned()'s, where the system allows it; whole pages.
+  /// Neither may come in a step that repeats.
   virtual void pin(std::byte* memory, std::size_t bytes) = 0;
   virtual void unpin(std::byte* memory) noexcept = 0;
 
   /// Host memory has to come from allocate_pinned() or to be pinned.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction, Stream) = 0;
   virtual void run(const CopyLaunch&, Stream) = 0;
-  /// Writes `element_bytes` (1, 2, 4 or 8) of the pattern, `count` times. @pre `to` is aligned to an element
-  virtual void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, Stream) = 0;
+  /// Writes `element_bytes` (1, 2, 4 or 8) of the pattern, `count` times. @pre `to` is aligned to
+  /// an element
+  virtual void fill(std::byte* to, std::size_t count, std::size_t element_bytes,
+                    std::uint64_t pattern, Stream) = 0;
 };
 
-/// Makes a device current for the calling thread for as long as it lives. Belongs before every other call of the Api.
+/// Makes a device current for the calling thread for as long as it lives. Belongs before every
+/// other call of the Api.
 class DeviceGuard {
  public:
   DeviceGuard(Api& api, int device) : api_(api) { api_.enter(device); }

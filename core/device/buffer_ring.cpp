@@ -5,7 +5,8 @@
 
 namespace hvd::device {
 
-std::span<std::byte> BufferRing::take(std::span<const std::span<std::byte>> buffers, std::size_t size, Stream stream) {
+std::span<std::byte> BufferRing::take(std::span<const std::span<std::byte>> buffers,
+                                      std::size_t size, Stream stream) {
   if (buffers.empty() || size == 0 || size > buffers.front().size()) return {};
   free_after_.resize(buffers.size());
   if (free_after_[next_]) api_.wait(stream, {free_after_[next_]->native()});
@@ -20,7 +21,9 @@ void BufferRing::release(EventPtr after) {
 }
 
 bool BufferRing::idle() const {
-  return !taken_ && std::all_of(free_after_.begin(), free_after_.end(), [](const EventPtr& event) { return event == nullptr || event->query(); });
+  return !taken_ && std::all_of(free_after_.begin(), free_after_.end(), [](const EventPtr& event) {
+    return event == nullptr || event->query();
+  });
 }
 
 }  // namespace hvd::device

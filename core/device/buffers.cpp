@@ -36,9 +36,11 @@ void BufferLease::release(EventPtr after) {
   size_ = capacity_ = 0;
 }
 
-BufferPool::BufferPool(Api& api, int device, Allocator allocator) : api_(api), device_(device), allocator_(std::move(allocator)) {}
+BufferPool::BufferPool(Api& api, int device, Allocator allocator)
+    : api_(api), device_(device), allocator_(std::move(allocator)) {}
 
-// Whoever owns the pool has waited for the device, or given up on it; then what is still in use is left alone.
+// Whoever owns the pool has waited for the device, or given up on it; then what is still in use is
+// left alone.
 BufferPool::~BufferPool() {
   retired_.insert(retired_.end(), free_.begin(), free_.end());
   if (!retired_.empty()) free_what_is_done();
@@ -55,7 +57,8 @@ void BufferPool::free_what_is_done() noexcept {
       return true;
     });
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "a device buffer was not freed: " << error.what();  // the device has failed, which others report
+    HVD_LOG(kDebug) << "a device buffer was not freed: "
+                    << error.what();  // the device has failed, which others report
   }
 }
 
@@ -65,7 +68,8 @@ BufferLease BufferPool::lease(std::size_t size, Stream stream) {
   lease.pool_ = this;
   lease.size_ = size;
   // The first that fits, which is the one that was given back first: buffers take turns.
-  const auto found = std::find_if(free_.begin(), free_.end(), [size](const Buffer& buffer) { return buffer.capacity >= size; });
+  const auto found = std::find_if(free_.begin(), free_.end(),
+                                  [size](const Buffer& buffer) { return buffer.capacity >= size; });
   if (found != free_.end()) {
     lease.memory_ = found->memory;
     lease.capacity_ = found->capacity;
@@ -74,7 +78,9 @@ BufferLease BufferPool::lease(std::size_t size, Stream stream) {
     return lease;
   }
   if (free_.size() >= kMostFree) {
-    const auto smallest = std::min_element(free_.begin(), free_.end(), [](const Buffer& a, const Buffer& b) { return a.capacity < b.capacity; });
+    const auto smallest =
+        std::min_element(free_.begin(), free_.end(),
+                         [](const Buffer& a, const Buffer& b) { return a.capacity < b.capacity; });
     retired_.push_back(std::move(*smallest));
     free_.erase(smallest);
   }

@@ -19,8 +19,8 @@ struct Allocator {
 
 class BufferPool;
 
-/// Exclusive use of a buffer. Move-only. Dropped without release(), the buffer leaves the pool and is never freed: the device may
-/// still work on it.
+/// Exclusive use of a buffer. Move-only. Dropped without release(), the buffer leaves the pool and
+/// is never freed: the device may still work on it.
 class BufferLease {
  public:
   BufferLease() = default;
@@ -30,7 +30,8 @@ class BufferLease {
 
   std::span<std::byte> bytes() const noexcept { return {memory_, size_}; }
   bool valid() const noexcept { return pool_ != nullptr; }
-  /// Back to the pool; whoever gets the buffer next waits, on the device, for `after` (null: nobody has to).
+  /// Back to the pool; whoever gets the buffer next waits, on the device, for `after` (null: nobody
+  /// has to).
   void release(EventPtr after);
 
  private:
@@ -41,8 +42,9 @@ class BufferLease {
   std::size_t capacity_ = 0;
 };
 
-/// Buffers on the device that are used again and again without waiting for the device on the host: with two, one batch is packed while
-/// another is reduced. Grows to what is asked for. Used by the thread that drives the engine; outlives its leases.
+/// Buffers on the device that are used again and again without waiting for the device on the host:
+/// with two, one batch is packed while another is reduced. Grows to what is asked for. Used by the
+/// thread that drives the engine; outlives its leases.
 class BufferPool {
  public:
   BufferPool(Api&, int device, Allocator);
@@ -50,8 +52,9 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
-  /// At least `size` bytes, 256-byte aligned, contents arbitrary. What `stream` does next is done once the last user of the buffer
-  /// has finished. @throws Error when the device has no memory left
+  /// At least `size` bytes, 256-byte aligned, contents arbitrary. What `stream` does next is done
+  /// once the last user of the buffer has finished. @throws Error when the device has no memory
+  /// left
   BufferLease lease(std::size_t size, Stream stream);
   std::size_t allocations() const noexcept { return allocations_; }
 

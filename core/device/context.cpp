@@ -8,7 +8,8 @@
 
 namespace hvd::device {
 
-Context::Context(std::shared_ptr<Api> api, int device) : api_(std::move(api)), device_(device), marks_(MarkPool::create(api_, device)) {}
+Context::Context(std::shared_ptr<Api> api, int device)
+    : api_(std::move(api)), device_(device), marks_(MarkPool::create(api_, device)) {}
 
 Context::~Context() {
   if (!plans_) return;
@@ -30,13 +31,15 @@ void Context::wait(Stream stream, const EventPtr& event) {
   void* const handle = event->native();
   if (handle == nullptr) {
     throw Error("device " + std::to_string(device_) +
-                ": an input_ready event without a handle of the device; expected one whose native() is a CUDA event");
+                ": an input_ready event without a handle of the device; expected one whose "
+                "native() is a CUDA event");
   }
   api_->wait(stream, {handle});
 }
 
 Allocator Context::plain_memory() {
-  return {[this](std::size_t bytes) { return api_->allocate(bytes); }, [this](std::byte* memory) { api_->release(memory); }};
+  return {[this](std::size_t bytes) { return api_->allocate(bytes); },
+          [this](std::byte* memory) { api_->release(memory); }};
 }
 
 OwnedStream::OwnedStream(Context& context) : context_(context) {
@@ -49,7 +52,8 @@ OwnedStream::~OwnedStream() {
     const DeviceGuard guard(context_.api(), context_.device());
     context_.api().destroy_stream(stream_);
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "a stream of device " << context_.device() << " was not freed: " << error.what();
+    HVD_LOG(kDebug) << "a stream of device " << context_.device()
+                    << " was not freed: " << error.what();
   }
 }
 

@@ -9,9 +9,11 @@
 
 namespace hvd::device {
 
-/// The GPU of one rank: which one, and what is kept on it between operations. One per Runtime; a process works with one device.
+/// The GPU of one rank: which one, and what is kept on it between operations. One per Runtime; a
+/// process works with one device.
 ///
-/// Thread-safe, but plans(), which belongs to the thread that drives the engine. Nothing happens on the device before the first use.
+/// Thread-safe, but plans(), which belongs to the thread that drives the engine. Nothing happens on
+/// the device before the first use.
 class Context {
  public:
   /// @param device ordinal as this process sees it
@@ -25,7 +27,8 @@ class Context {
   const std::shared_ptr<MarkPool>& marks() noexcept { return marks_; }
   PlanCache& plans();
 
-  /// What the stream does from now on waits for the event (null: nothing to wait for). With the device current.
+  /// What the stream does from now on waits for the event (null: nothing to wait for). With the
+  /// device current.
   void wait(Stream stream, const EventPtr& event);
   /// cudaMalloc and its reverse.
   Allocator plain_memory();
@@ -37,7 +40,8 @@ class Context {
   std::unique_ptr<PlanCache> plans_;
 };
 
-/// A queue that is destroyed with its owner. Made and destroyed with the device made current by itself.
+/// A queue that is destroyed with its owner. Made and destroyed with the device made current by
+/// itself.
 class OwnedStream {
  public:
   explicit OwnedStream(Context&);

@@ -8,7 +8,9 @@
 namespace hvd::device {
 namespace {
 
-bool is_16_bit_float(DataType type) { return type == DataType::kFloat16 || type == DataType::kBFloat16; }
+bool is_16_bit_float(DataType type) {
+  return type == DataType::kFloat16 || type == DataType::kBFloat16;
+}
 
 }  // namespace
 
@@ -17,13 +19,16 @@ bool supported(const CopyForm& form) noexcept {
     return (form.tensor == DataType::kFloat32 && is_16_bit_float(form.buffer)) ||
            (form.buffer == DataType::kFloat32 && is_16_bit_float(form.tensor));
   }
-  return !form.scales || is_16_bit_float(form.tensor) || form.tensor == DataType::kFloat32 || form.tensor == DataType::kFloat64;
+  return !form.scales || is_16_bit_float(form.tensor) || form.tensor == DataType::kFloat32 ||
+         form.tensor == DataType::kFloat64;
 }
 
 std::vector<Tile> cut_into_tiles(std::span<const Piece> pieces, const CopyForm& form) {
   if (!supported(form)) {
-    throw Error("device copy: expected floating types to scale, and fp32 with fp16 or bf16 to cast; got " +
-                std::string(to_string(form.tensor)) + " to " + std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : ""));
+    throw Error(
+        "device copy: expected floating types to scale, and fp32 with fp16 or bf16 to cast; got " +
+        std::string(to_string(form.tensor)) + " to " + std::string(to_string(form.buffer)) +
+        (form.scales ? ", scaled" : ""));
   }
   const std::size_t tensor_element = size_of(form.tensor);
   const std::size_t buffer_element = size_of(form.buffer);

@@ -33,7 +33,8 @@ MarkPool::~MarkPool() {
     const DeviceGuard guard(*api_, device_);
     for (const Mark mark : free_) api_->destroy_mark(mark);
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "the events of device " << device_ << " were not freed: " << error.what();  // the process ends
+    HVD_LOG(kDebug) << "the events of device " << device_
+                    << " were not freed: " << error.what();  // the process ends
   }
 }
 

@@ -9,8 +9,8 @@
 
 namespace hvd::device {
 
-/// Marks that are used again, since making one takes the driver longer than a step may cost. Thread-safe; owned by shared pointers, as
-/// its events may outlive everything else.
+/// Marks that are used again, since making one takes the driver longer than a step may cost.
+/// Thread-safe; owned by shared pointers, as its events may outlive everything else.
 class MarkPool : public std::enable_shared_from_this<MarkPool> {
  public:
   static std::shared_ptr<MarkPool> create(std::shared_ptr<Api>, int device);
@@ -18,8 +18,9 @@ class MarkPool : public std::enable_shared_from_this<MarkPool> {
   MarkPool& operator=(const MarkPool&) = delete;
   ~MarkPool();
 
-  /// The point that the stream has come to. The mark is used again once the last copy of the pointer is gone, which is safe at any
-  /// time: a stream that has been told to wait for it waits for what it was recorded for.
+  /// The point that the stream has come to. The mark is used again once the last copy of the
+  /// pointer is gone, which is safe at any time: a stream that has been told to wait for it waits
+  /// for what it was recorded for.
   EventPtr record(Stream);
   /// Made so far; a step that repeats makes none.
   std::size_t made() const;

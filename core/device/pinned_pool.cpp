@@ -28,7 +28,9 @@ PinnedPool::~PinnedPool() {
 }
 
 PinnedPool::Buffer PinnedPool::take(std::size_t bytes) {
-  const auto usable = [bytes](const Buffer& buffer) { return buffer.capacity >= bytes && (!buffer.free_after || buffer.free_after->query()); };
+  const auto usable = [bytes](const Buffer& buffer) {
+    return buffer.capacity >= bytes && (!buffer.free_after || buffer.free_after->query());
+  };
   const auto found = std::find_if(free_.begin(), free_.end(), usable);
   if (found != free_.end()) {
     Buffer buffer = std::move(*found);
@@ -45,7 +47,8 @@ std::byte* PinnedPool::allocate(std::size_t bytes) {
   return memory != nullptr ? memory : api_.allocate_pinned(bytes);
 }
 
-// Null: not this time, or never again. Ranks need not agree on it: what peers can reduce in place they find out for each collective.
+// Null: not this time, or never again. Ranks need not agree on it: what peers can reduce in place
+// they find out for each collective.
 std::byte* PinnedPool::allocate_in_arena(std::size_t bytes) {
   std::byte* memory = nullptr;
   try {
@@ -55,7 +58,8 @@ std::byte* PinnedPool::allocate_in_arena(std::size_t bytes) {
   } catch (const std::bad_alloc&) {
     return nullptr;
   } catch (const Error& error) {
-    HVD_LOG(kDebug) << "staging in memory that the ranks of the host do not share: " << error.what();
+    HVD_LOG(kDebug) << "staging in memory that the ranks of the host do not share: "
+                    << error.what();
     pins_ = false;
     arena_->deallocate(memory, true);
     return nullptr;
@@ -63,7 +67,8 @@ std::byte* PinnedPool::allocate_in_arena(std::size_t bytes) {
 }
 
 void PinnedPool::release(const Buffer& buffer) noexcept {
-  if (!arena_ || !arena_->offset_of(buffer.memory, buffer.capacity)) return api_.release_pinned(buffer.memory);
+  if (!arena_ || !arena_->offset_of(buffer.memory, buffer.capacity))
+    return api_.release_pinned(buffer.memory);
   api_.unpin(buffer.memory);
   arena_->deallocate(buffer.memory, true);
 }

@@ -10,11 +10,12 @@
 
 namespace hvd::device {
 
-/// Host memory that the device copies to and from by itself, used again and again. Where the system lets it be pinned it lies in the
-/// rank's arena, so that the other ranks of the host reduce it where it is instead of copying it once more.
+/// Host memory that the device copies to and from by itself, used again and again. Where the system
+/// lets it be pinned it lies in the rank's arena, so that the other ranks of the host reduce it
+/// where it is instead of copying it once more.
 ///
-/// Used by the thread that drives the engine, with the device current. What is taken and not given back is kept for ever: the device or a
-/// peer may still be at work on it.
+/// Used by the thread that drives the engine, with the device current. What is taken and not given
+/// back is kept for ever: the device or a peer may still be at work on it.
 class PinnedPool {
  public:
   /// @param arena may be null: all memory comes from the device's library

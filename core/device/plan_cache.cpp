@@ -20,17 +20,21 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 }
 
 std::uint64_t hash_of(std::span<const Piece> pieces, const CopyForm& form, Stream stream) {
-  std::uint64_t hash = mix(reinterpret_cast<std::uintptr_t>(stream.handle), static_cast<std::uint64_t>(form.scales));
-  hash = mix(mix(hash, static_cast<std::uint64_t>(form.tensor)), static_cast<std::uint64_t>(form.buffer));
+  std::uint64_t hash =
+      mix(reinterpret_cast<std::uintptr_t>(stream.handle), static_cast<std::uint64_t>(form.scales));
+  hash = mix(mix(hash, static_cast<std::uint64_t>(form.tensor)),
+             static_cast<std::uint64_t>(form.buffer));
   for (const Piece& piece : pieces) {
-    hash = mix(mix(mix(hash, reinterpret_cast<std::uintptr_t>(piece.tensor)), piece.offset), piece.count);
+    hash = mix(mix(mix(hash, reinterpret_cast<std::uintptr_t>(piece.tensor)), piece.offset),
+               piece.count);
   }
   return hash;
 }
 
 }  // namespace
 
-PlanCache::PlanCache(Api& api, std::shared_ptr<MarkPool> marks) : api_(api), marks_(std::move(marks)) {}
+PlanCache::PlanCache(Api& api, std::shared_ptr<MarkPool> marks)
+    : api_(api), marks_(std::move(marks)) {}
 
 PlanCache::~PlanCache() {
   for (Table& table : tables_) free_memory(table);
@@ -54,7 +58,8 @@ void PlanCache::allocate(Table& table, std::size_t tiles) {
   table.capacity = capacity;
 }
 
-// When there are many, the one that was not used for the longest time makes room, if the device is done with it.
+// When there are many, the one that was not used for the longest time makes room, if the device is
+// done with it.
 PlanCache::Tables::iterator PlanCache::make_room(std::size_t tiles) {
   if (tables_.size() >= kMostTables && reached(tables_.back().last_used)) {
     const auto oldest = std::prev(tables_.end());
@@ -72,12 +77,15 @@ PlanCache::Tables::iterator PlanCache::make_room(std::size_t tiles) {
   return tables_.begin();
 }
 
-PlanCache::Table& PlanCache::find(std::span<const Piece> pieces, const CopyForm& form, Stream stream) {
+PlanCache::Table& PlanCache::find(std::span<const Piece> pieces, const CopyForm& form,
+                                  Stream stream) {
   const std::uint64_t hash = hash_of(pieces, form, stream);
   const auto [first, last] = by_hash_.equal_range(hash);
   for (auto entry = first; entry != last; ++entry) {
     Table& table = *entry->second;
-    if (table.stream != stream || table.form != form || !std::equal(pieces.begin(), pieces.end(), table.pieces.begin(), table.pieces.end())) continue;
+    if (table.stream != stream || table.form != form ||
+        !std::equal(pieces.begin(), pieces.end(), table.pieces.begin(), table.pieces.end()))
+      continue;
     tables_.splice(tables_.begin(), tables_, entry->second);
     return table;
   }
@@ -89,7 +97,8 @@ PlanCache::Table& PlanCache::find(std::span<const Piece> pieces, const CopyForm&
   place->count = static_cast<std::uint32_t>(tiles.size());
   if (!tiles.empty()) {
     std::memcpy(place->staging, tiles.data(), tiles.size() * sizeof(Tile));
-    api_.copy(reinterpret_cast<std::byte*>(place->tiles), reinterpret_cast<const std::byte*>(place->staging), tiles.size() * sizeof(Tile),
+    api_.copy(reinterpret_cast<std::byte*>(place->tiles),
+              reinterpret_cast<const std::byte*>(place->staging), tiles.size() * sizeof(Tile),
               Direction::kToDevice, stream);
   }
   place->last_used = marks_->record(stream);
@@ -98,7 +107,8 @@ PlanCache::Table& PlanCache::find(std::span<const Piece> pieces, const CopyForm&
   return *place;
 }
 
-void PlanCache::run(std::span<const Piece> pieces, const CopyForm& form, std::byte* buffer, bool to_buffer, double factor, Stream stream) {
+void PlanCache::run(std::span<const Piece> pieces, const CopyForm& form, std::byte* buffer,
+                    bool to_buffer, double factor, Stream stream) {
   Table& table = find(pieces, form, stream);
   if (table.count == 0) return;
   api_.run({table.tiles, table.count, buffer, form, to_buffer, factor}, stream);

@@ -11,8 +11,9 @@
 
 namespace hvd::device {
 
-/// Runs batched copies, and keeps their tables on the device: a table is uploaded when the tensors or their places are new, and not
-/// again for a step that repeats. Used by the thread that drives the engine.
+/// Runs batched copies, and keeps their tables on the device: a table is uploaded when the tensors
+/// or their places are new, and not again for a step that repeats. Used by the thread that drives
+/// the engine.
 class PlanCache {
  public:
   PlanCache(Api&, std::shared_ptr<MarkPool>);
@@ -21,7 +22,8 @@ class PlanCache {
   ~PlanCache();
 
   /// Queues one launch that copies all pieces to the buffer, or from it. With the device current.
-  void run(std::span<const Piece>, const CopyForm&, std::byte* buffer, bool to_buffer, double factor, Stream);
+  void run(std::span<const Piece>, const CopyForm&, std::byte* buffer, bool to_buffer,
+           double factor, Stream);
   std::size_t uploads() const noexcept { return uploads_; }
 
  private:

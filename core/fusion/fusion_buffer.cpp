@@ -46,7 +46,8 @@ FusionLease FusionBufferPool::lease(std::size_t size) {
   // The smallest that fits; otherwise the largest makes room for one that does.
   auto best = free_.end();
   for (auto buffer = free_.begin(); buffer != free_.end(); ++buffer) {
-    if (buffer->capacity >= size && (best == free_.end() || buffer->capacity < best->capacity)) best = buffer;
+    if (buffer->capacity >= size && (best == free_.end() || buffer->capacity < best->capacity))
+      best = buffer;
   }
   if (best != free_.end()) {
     lease.memory_ = std::move(best->memory);
@@ -67,7 +68,8 @@ void FusionBufferPool::trim(std::size_t largest) noexcept {
 
 void FusionBufferPool::give_back(Buffer buffer) noexcept {
   // The larger buffers are the ones worth keeping.
-  const auto place = std::find_if(free_.begin(), free_.end(), [&](const Buffer& b) { return b.capacity < buffer.capacity; });
+  const auto place = std::find_if(free_.begin(), free_.end(),
+                                  [&](const Buffer& b) { return b.capacity < buffer.capacity; });
   free_.insert(place, std::move(buffer));
   if (free_.size() > kMostFree) free_.pop_back();
 }

@@ -21,7 +21,8 @@ class FusionLease {
   ~FusionLease();
 
   std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
-  /// The buffer leaves the pool for good and is never freed: something outside may still write to it.
+  /// The buffer leaves the pool for good and is never freed: something outside may still write to
+  /// it.
   void abandon() noexcept;
 
  private:
@@ -34,11 +35,13 @@ class FusionLease {
   std::size_t capacity_ = 0;
 };
 
-/// Keeps the memory of fused batches between uses, since mapping fresh pages costs more than the copy, in the arena if there is one. Grows to what is asked for;
-/// holds at most two free buffers. Used by the thread that drives the engine; outlives its leases.
+/// Keeps the memory of fused batches between uses, since mapping fresh pages costs more than the
+/// copy, in the arena if there is one. Grows to what is asked for; holds at most two free buffers.
+/// Used by the thread that drives the engine; outlives its leases.
 class FusionBufferPool {
  public:
-  explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr) : arena_(std::move(arena)) {}
+  explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr)
+      : arena_(std::move(arena)) {}
   /// At least `size` bytes, 64-byte aligned, contents arbitrary. @throws std::bad_alloc
   FusionLease lease(std::size_t size);
   /// Frees what is free and larger than that.

@@ -30,7 +30,8 @@ void unpack(std::span<const std::byte> buffer, std::span<const std::span<std::by
   }
 }
 
-void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer, DataType buffer_type, double factor) {
+void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer,
+                   DataType buffer_type, double factor) {
   std::byte* to = buffer.data();
   for (const auto piece : pieces) {
     const std::size_t count = piece.size() / sizeof(float);
@@ -39,7 +40,8 @@ void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span
   }
 }
 
-void unpack_widened(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces, DataType buffer_type, double factor) {
+void unpack_widened(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces,
+                    DataType buffer_type, double factor) {
   const std::byte* from = buffer.data();
   for (const auto piece : pieces) {
     const std::size_t count = piece.size() / sizeof(float);

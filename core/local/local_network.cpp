@@ -9,15 +9,20 @@ namespace hvd::local {
 class LocalControlPlane final : public control::ControlPlane {
  public:
   LocalControlPlane(std::shared_ptr<LocalNetwork> network, int rank)
-      : network_(std::move(network)), topology_(make_topology(rank, network_->options_.host_per_rank)) {}
+      : network_(std::move(network)),
+        topology_(make_topology(rank, network_->options_.host_per_rank)) {}
 
   int rank() const noexcept override { return topology_.rank; }
   int size() const noexcept override { return topology_.size; }
   const Topology& topology() const noexcept override { return topology_; }
   void ring(int world_rank) noexcept override { mailbox(world_rank).bell.ring(); }
 
-  void report(std::span<const std::byte> message) override { network_->deliver(rank(), 0, message); }
-  void send(int to, std::span<const std::byte> message) override { network_->deliver(rank(), to, message); }
+  void report(std::span<const std::byte> message) override {
+    network_->deliver(rank(), 0, message);
+  }
+  void send(int to, std::span<const std::byte> message) override {
+    network_->deliver(rank(), to, message);
+  }
   void send(std::span<const int> ranks, std::span<const std::byte> message) override {
     for (const int to : ranks) network_->deliver(rank(), to, message);
   }
@@ -29,9 +34,11 @@ class LocalControlPlane final : public control::ControlPlane {
     LocalNetwork::Mailbox& own = mailbox(rank());
     const std::lock_guard lock(own.mutex);
     if (own.queue.empty()) return std::nullopt;
-    // Mail of different senders overtakes; of one sender it is in order because its arrival times are.
-    const auto first = std::min_element(own.queue.begin(), own.queue.end(),
-                                        [](const auto& a, const auto& b) { return a.arrives < b.arrives; });
+    // Mail of different senders overtakes; of one sender it is in order because its arrival times
+    // are.
+    const auto first =
+        std::min_element(own.queue.begin(), own.queue.end(),
+                         [](const auto& a, const auto& b) { return a.arrives < b.arrives; });
     if (first->arrives > network_->clock_.now()) return std::nullopt;
     control::Message message = std::move(first->message);
     own.queue.erase(first);
@@ -43,16 +50,24 @@ class LocalControlPlane final : public control::ControlPlane {
     const std::lock_guard lock(own.mutex);
     return !own.queue.empty();  // mail that has not arrived yet rings no bell when it does
   }
-  bool rung_by_all() const noexcept override { return network_->options_.rings_across_hosts || topology_.host_names.size() == 1; }
+  bool rung_by_all() const noexcept override {
+    return network_->options_.rings_across_hosts || topology_.host_names.size() == 1;
+  }
   bool quiet() const noexcept override { return !busy(); }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
 
-  LockWords* lock_words(int rank) noexcept override { return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).lock : nullptr; }
+  LockWords* lock_words(int rank) noexcept override {
+    return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).lock : nullptr;
+  }
   LockWords* outside_lock_words() noexcept override {
-    return topology_.host_names.size() > 1 ? &mailbox(topology_.first_rank_on(topology_.host_index())).outside : nullptr;
+    return topology_.host_names.size() > 1
+               ? &mailbox(topology_.first_rank_on(topology_.host_index())).outside
+               : nullptr;
   }
 
-  void beat(TimePoint now) noexcept override { mailbox(rank()).beat.store(now.count(), std::memory_order_relaxed); }
+  void beat(TimePoint now) noexcept override {
+    mailbox(rank()).beat.store(now.count(), std::memory_order_relaxed);
+  }
 
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {
     for (int peer = 0; peer < size(); ++peer) {
@@ -60,27 +75,33 @@ class LocalControlPlane final : public control::ControlPlane {
       if (peer == rank() || other.left.load()) continue;
       if (other.dead.load()) return control::PeerLoss{peer, "it was killed"};
       const TimePoint beat{other.beat.load(std::memory_order_relaxed)};
-      if (beat.count() != 0 && now - beat > timeout) return control::PeerLoss{peer, "no sign of life"};
+      if (beat.count() != 0 && now - beat > timeout)
+        return control::PeerLoss{peer, "no sign of life"};
     }
     return std::nullopt;
   }
 
-  void accuse(int, std::string_view) noexcept override {}  // the ranks of one process do not end one by one
+  void accuse(int, std::string_view) noexcept override {
+  }  // the ranks of one process do not end one by one
   void farewell() noexcept override { mailbox(rank()).left.store(true); }
 
  private:
-  LocalNetwork::Mailbox& mailbox(int rank) const noexcept { return *network_->mailboxes_[static_cast<std::size_t>(rank)]; }
+  LocalNetwork::Mailbox& mailbox(int rank) const noexcept {
+    return *network_->mailboxes_[static_cast<std::size_t>(rank)];
+  }
 
   std::shared_ptr<LocalNetwork> network_;
   Topology topology_;
 };
 
 std::shared_ptr<LocalNetwork> LocalNetwork::create(NetworkOptions options, const Clock& clock) {
-  if (options.host_per_rank.empty()) options.host_per_rank.assign(static_cast<std::size_t>(options.size), "localhost");
+  if (options.host_per_rank.empty())
+    options.host_per_rank.assign(static_cast<std::size_t>(options.size), "localhost");
   return std::shared_ptr<LocalNetwork>(new LocalNetwork(std::move(options), clock));
 }
 
-LocalNetwork::LocalNetwork(NetworkOptions options, const Clock& clock) : options_(std::move(options)), clock_(clock) {
+LocalNetwork::LocalNetwork(NetworkOptions options, const Clock& clock)
+    : options_(std::move(options)), clock_(clock) {
   for (int rank = 0; rank < options_.size; ++rank) {
     auto mailbox = std::make_unique<Mailbox>();
     mailbox->last_from.resize(static_cast<std::size_t>(options_.size));
@@ -125,7 +146,9 @@ void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
     if (std::exchange(mailbox.corrupt_next, false)) envelope.message.bytes[0] ^= std::byte{0xFF};
     mailbox.queue.push_back(std::move(envelope));
   }
-  const auto host = [this](int rank) { return options_.host_per_rank[static_cast<std::size_t>(rank)]; };
+  const auto host = [this](int rank) {
+    return options_.host_per_rank[static_cast<std::size_t>(rank)];
+  };
   if (options_.rings_across_hosts || host(from) == host(to)) mailbox.bell.ring();
 }
 

@@ -14,15 +14,18 @@ namespace hvd::local {
 
 struct NetworkOptions {
   int size = 1;
-  /// Each message arrives after a random delay of at most this; messages between a pair of ranks stay in order.
+  /// Each message arrives after a random delay of at most this; messages between a pair of ranks
+  /// stay in order.
   Duration longest_delay{};
   std::uint64_t seed = 0;
   std::vector<std::string> host_per_rank = {};  ///< default: all on "localhost"
-  bool rings_across_hosts = true;               ///< false: as over a real network, a message from another host wakes nobody
+  bool rings_across_hosts =
+      true;  ///< false: as over a real network, a message from another host wakes nobody
 };
 
-/// Control messages between ranks that live in one process, as threads or stepped by one thread, with seeded delays and injected
-/// deaths. Thread-safe. The planes it hands out share it and may outlive the variable that made it.
+/// Control messages between ranks that live in one process, as threads or stepped by one thread,
+/// with seeded delays and injected deaths. Thread-safe. The planes it hands out share it and may
+/// outlive the variable that made it.
 class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
  public:
   static std::shared_ptr<LocalNetwork> create(NetworkOptions options, const Clock& clock);
@@ -31,7 +34,8 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
   /// The rank's end. To be called once per rank.
   std::unique_ptr<control::ControlPlane> plane(int rank);
 
-  /// As if the rank's process had been killed: its messages still under way are lost, and its peers are told by check_peers().
+  /// As if the rank's process had been killed: its messages still under way are lost, and its peers
+  /// are told by check_peers().
   void kill(int rank);
   /// Overwrites one byte of the next message to `rank`.
   void corrupt_next_message_to(int rank);
@@ -44,16 +48,16 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
   };
   struct Mailbox {
     std::mutex mutex;
-    std::deque<Envelope> queue;              // guarded by mutex
-    std::vector<TimePoint> last_from;        // guarded by mutex; per sender
-    std::mt19937_64 random;                  // guarded by mutex
-    bool corrupt_next = false;               // guarded by mutex
+    std::deque<Envelope> queue;        // guarded by mutex
+    std::vector<TimePoint> last_from;  // guarded by mutex; per sender
+    std::mt19937_64 random;            // guarded by mutex
+    bool corrupt_next = false;         // guarded by mutex
     std::atomic<bool> dead{false};
     std::atomic<bool> left{false};
-    std::atomic<TimePoint::rep> beat{0};     // 0: has not beaten yet
+    std::atomic<TimePoint::rep> beat{0};  // 0: has not beaten yet
     Doorbell bell;
     LockWords lock{};
-    LockWords outside{};                     // of the host, if this is its first rank
+    LockWords outside{};  // of the host, if this is its first rank
   };
 
   LocalNetwork(NetworkOptions options, const Clock& clock);

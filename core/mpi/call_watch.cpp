@@ -12,12 +12,15 @@
 namespace hvd::mpi {
 namespace {
 
-// Seldom enough to cost nothing, often enough that a hang is noticed soon after its limit and that a late look counts for little.
+// Seldom enough to cost nothing, often enough that a hang is noticed soon after its limit and that
+// a late look counts for little.
 constexpr int kLooksPerLimit = 8;
 constexpr Duration kShortestInterval = std::chrono::milliseconds(5);
 constexpr Duration kLongestInterval = std::chrono::seconds(2);
 
-Duration interval_for(Duration limit) { return std::clamp(limit / kLooksPerLimit, kShortestInterval, kLongestInterval); }
+Duration interval_for(Duration limit) {
+  return std::clamp(limit / kLooksPerLimit, kShortestInterval, kLongestInterval);
+}
 
 }  // namespace
 
@@ -28,7 +31,8 @@ void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
   in_call_ = same && moves % 2 == 1 ? in_call_ + passed : Duration::zero();
 }
 
-CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, std::move(on_hang), {}}) {
+CallWatch::CallWatch(Duration limit, OnHang on_hang)
+    : next_(Task{limit, true, std::move(on_hang), {}}) {
   // The program's signals are for the program's threads.
   sigset_t all;
   sigset_t before;
@@ -38,7 +42,8 @@ CallWatch::CallWatch(Duration limit, OnHang on_hang) : next_(Task{limit, true, s
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
     ::pthread_setname_np(thread_.native_handle(), "hvd-watch");
   } catch (const std::system_error& error) {
-    HVD_LOG(kWarning) << "no thread to watch the calls of MPI: " << error.what() << "; one that never returns will not be noticed here";
+    HVD_LOG(kWarning) << "no thread to watch the calls of MPI: " << error.what()
+                      << "; one that never returns will not be noticed here";
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -61,15 +66,19 @@ void CallWatch::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     if (next_) {
       task = std::exchange(next_, std::nullopt);
-      timer.emplace(interval_for(task->limit), clock.now(), call_state.moves.load(std::memory_order_acquire));
+      timer.emplace(interval_for(task->limit), clock.now(),
+                    call_state.moves.load(std::memory_order_acquire));
     }
-    if (changed_.wait_for(lock, stop, timer->interval(), [this] { return next_.has_value(); }) || stop.stop_requested()) continue;
+    if (changed_.wait_for(lock, stop, timer->interval(), [this] { return next_.has_value(); }) ||
+        stop.stop_requested())
+      continue;
     timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
     const Duration lasted = task->starting ? timer->total() : timer->in_call();
     if (timer->in_call() == Duration::zero()) continue;
     if (lasted < task->limit && !(task->loss_is_known && task->loss_is_known())) continue;
     const char* const call = call_state.call.load(std::memory_order_relaxed);
-    const Hang hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed), lasted};
+    const Hang hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed),
+                    lasted};
     lock.unlock();
     return task->on_hang(hang);
   }

@@ -11,10 +11,12 @@
 #include "mpi/mpi_error.h"
 
 // Note [Who frees a communicator]
-// MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong: MPI gives the context id to the next
-// communicator, and a message of the old one that is still under way would be taken for a message of the new one. So a destructor only
-// puts the handle aside, and free_retired_communicators() frees it on all ranks once they have joined the next job (by then they have
-// exchanged messages since, so nothing old is under way). At the end of the process MPI_Finalize does it. After a failure nobody does.
+// MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:
+// MPI gives the context id to the next communicator, and a message of the old one that is still
+// under way would be taken for a message of the new one. So a destructor only puts the handle
+// aside, and free_retired_communicators() frees it on all ranks once they have joined the next job
+// (by then they have exchanged messages since, so nothing old is under way). At the end of the
+// process MPI_Finalize does it. After a failure nobody does.
 
 namespace hvd::mpi {
 namespace {
@@ -40,7 +42,8 @@ void retire(MPI_Comm handle) noexcept {
   }
 }
 
-/// While it lives, errors on the communicator are returned to us. The program's handler comes back afterwards.
+/// While it lives, errors on the communicator are returned to us. The program's handler comes back
+/// afterwards.
 class ReturnErrors {
  public:
   explicit ReturnErrors(MPI_Comm handle) : handle_(handle) {
@@ -68,8 +71,10 @@ void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int
   });
   if (arrived) return;
   mark_failed();
-  throw PeerLostError("init: not all " + std::to_string(size) + " ranks arrived in time (" + std::string(call) +
-                          " was still waiting at the deadline); see that every rank of the job calls hvd::init(), and which of them ended early",
+  throw PeerLostError("init: not all " + std::to_string(size) + " ranks arrived in time (" +
+                          std::string(call) +
+                          " was still waiting at the deadline); see that every rank of the job "
+                          "calls hvd::init(), and which of them ended early",
                       -1);
 }
 
@@ -82,7 +87,9 @@ Communicator::Communicator(MPI_Comm handle) : handle_(handle) {
 }
 
 Communicator::Communicator(Communicator&& other) noexcept
-    : handle_(std::exchange(other.handle_, MPI_COMM_NULL)), rank_(other.rank_), size_(other.size_) {}
+    : handle_(std::exchange(other.handle_, MPI_COMM_NULL)),
+      rank_(other.rank_),
+      size_(other.size_) {}
 
 Communicator& Communicator::operator=(Communicator&& other) noexcept {
   std::swap(handle_, other.handle_);
@@ -134,7 +141,8 @@ void Communicator::allgather(const void* mine, void* all, int bytes, Deadline de
   pending->all.resize(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(size_));
   {
     const WatchedCall watched("MPI_Iallgather");
-    check(MPI_Iallgather(pending->mine.data(), bytes, MPI_BYTE, pending->all.data(), bytes, MPI_BYTE, handle_, &pending->request),
+    check(MPI_Iallgather(pending->mine.data(), bytes, MPI_BYTE, pending->all.data(), bytes,
+                         MPI_BYTE, handle_, &pending->request),
           "MPI_Iallgather");
   }
   wait_for_all(pending->request, deadline, "MPI_Iallgather", size_);

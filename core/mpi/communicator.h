@@ -8,7 +8,8 @@ namespace hvd::mpi {
 
 /// Owns a duplicate of a communicator, on which errors are returned and not fatal. Move-only.
 ///
-/// Not thread-safe: the thread that drives the engine. The destructor calls no MPI function. See Note [Who frees a communicator].
+/// Not thread-safe: the thread that drives the engine. The destructor calls no MPI function. See
+/// Note [Who frees a communicator].
 class Communicator {
  public:
   Communicator() = default;
@@ -19,7 +20,8 @@ class Communicator {
   ~Communicator();
 
   /// Collective over `parent`, but it waits no longer than until the deadline.
-  /// @throws PeerLostError when not every rank has arrived by then; the duplication is then left to MPI for good.
+  /// @throws PeerLostError when not every rank has arrived by then; the duplication is then left to
+  /// MPI for good.
   static Communicator duplicate(MPI_Comm parent, Deadline deadline);
 
   MPI_Comm get() const noexcept { return handle_; }
@@ -28,7 +30,8 @@ class Communicator {
   /// The highest tag that messages may carry.
   int tag_upper_bound() const;
 
-  /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, with a deadline like duplicate().
+  /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, with
+  /// a deadline like duplicate().
   void allgather(const void* mine, void* all, int bytes, Deadline deadline) const;
 
  private:
@@ -39,8 +42,8 @@ class Communicator {
   int size_ = 0;
 };
 
-/// Frees the communicators whose owners have gone, on every rank at the same point: right after a later job has started.
-/// Does nothing after a failure.
+/// Frees the communicators whose owners have gone, on every rank at the same point: right after a
+/// later job has started. Does nothing after a failure.
 void free_retired_communicators();
 
 }  // namespace hvd::mpi

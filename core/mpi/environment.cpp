@@ -15,16 +15,20 @@
 #include "mpi/mpi_error.h"
 
 // Note [SIGPIPE]
-// When the process at the other end of a connection dies, Open MPI may write to it once more, and the default of SIGPIPE is to end the process:
-// a healthy rank would die of another's death, without a word. With any handler the write returns an error instead. Ours does nothing; it is
-// not SIG_IGN because programs that this one starts would inherit that. What the program has chosen for itself stays.
+// When the process at the other end of a connection dies, Open MPI may write to it once more, and
+// the default of SIGPIPE is to end the process: a healthy rank would die of another's death,
+// without a word. With any handler the write returns an error instead. Ours does nothing; it is not
+// SIG_IGN because programs that this one starts would inherit that. What the program has chosen for
+// itself stays.
 
 namespace hvd::mpi {
 namespace {
 
 void outlive_broken_connections() {
   struct sigaction current {};
-  if (::sigaction(SIGPIPE, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0 || current.sa_handler != SIG_DFL) return;
+  if (::sigaction(SIGPIPE, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0 ||
+      current.sa_handler != SIG_DFL)
+    return;
   struct sigaction ours {};
   ours.sa_handler = [](int) {};
   ours.sa_flags = SA_RESTART;
@@ -55,7 +59,8 @@ int provided_level() noexcept {
 
 void finalize_at_exit() {
   const ProcessState& state = process_state();
-  // A child made by fork() has inherited this handler, and MPI as it was, but not the connections: they are its parent's.
+  // A child made by fork() has inherited this handler, and MPI as it was, but not the connections:
+  // they are its parent's.
   if (state.process != ::getpid()) return;
   if (!is_active() || state.failed || state.open_worlds > 0) return;
   MPI_Finalize();
@@ -84,15 +89,20 @@ void ensure_initialized() {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) {
-    throw UsageError("init: this process has already called MPI_Finalize and MPI cannot start twice; call hvd::init() before it");
+    throw UsageError(
+        "init: this process has already called MPI_Finalize and MPI cannot start twice; call "
+        "hvd::init() before it");
   }
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (!initialized) initialize();
   if (!threads_multiple() && !state.warned.exchange(true)) {
-    HVD_LOG(kWarning) << "MPI provides " << thread_level_name() << ", not MPI_THREAD_MULTIPLE: hvd makes its own MPI calls one at a "
-                      << "time, but from its own threads; the program must not call MPI while hvd is initialised. "
-                      << "Call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let hvd::init() start MPI";
+    HVD_LOG(kWarning)
+        << "MPI provides " << thread_level_name()
+        << ", not MPI_THREAD_MULTIPLE: hvd makes its own MPI calls one at a "
+        << "time, but from its own threads; the program must not call MPI while hvd is "
+           "initialised. "
+        << "Call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let hvd::init() start MPI";
   }
 }
 
@@ -110,11 +120,16 @@ bool threads_multiple() noexcept { return provided_level() == MPI_THREAD_MULTIPL
 
 std::string_view thread_level_name() noexcept {
   switch (provided_level()) {
-    case MPI_THREAD_SINGLE: return "MPI_THREAD_SINGLE";
-    case MPI_THREAD_FUNNELED: return "MPI_THREAD_FUNNELED";
-    case MPI_THREAD_SERIALIZED: return "MPI_THREAD_SERIALIZED";
-    case MPI_THREAD_MULTIPLE: return "MPI_THREAD_MULTIPLE";
-    default: return "an unknown thread level";
+    case MPI_THREAD_SINGLE:
+      return "MPI_THREAD_SINGLE";
+    case MPI_THREAD_FUNNELED:
+      return "MPI_THREAD_FUNNELED";
+    case MPI_THREAD_SERIALIZED:
+      return "MPI_THREAD_SERIALIZED";
+    case MPI_THREAD_MULTIPLE:
+      return "MPI_THREAD_MULTIPLE";
+    default:
+      return "an unknown thread level";
   }
 }
 

@@ -11,8 +11,8 @@
 
 namespace hvd::mpi {
 
-// Both live in shared memory: no pointers, valid when zero. A bell has a cache line of its own, since others write it
-// while the owner writes its beat.
+// Both live in shared memory: no pointers, valid when zero. A bell has a cache line of its own,
+// since others write it while the owner writes its beat.
 struct alignas(64) HostBoard::Header {
   static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
   std::uint64_t magic;
@@ -22,7 +22,8 @@ struct alignas(64) HostBoard::Header {
 
 struct alignas(128) HostBoard::Slot {
   alignas(128) Doorbell bell;
-  std::atomic<std::uint64_t> mail;  ///< messages that have been sent to this slot's rank; beside the bell, which is rung for each
+  std::atomic<std::uint64_t> mail;  ///< messages that have been sent to this slot's rank; beside
+                                    ///< the bell, which is rung for each
   alignas(128) LockWords lock;
   alignas(128) std::atomic<std::int64_t> beat;
   std::atomic<std::uint32_t> left;
@@ -39,9 +40,12 @@ std::size_t HostBoard::bytes_for(int slots) noexcept {
   return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot);
 }
 
-HostBoard::Slot& HostBoard::slot(int index) noexcept { return reinterpret_cast<Slot*>(segment_->data())[index + 1]; }
+HostBoard::Slot& HostBoard::slot(int index) noexcept {
+  return reinterpret_cast<Slot*>(segment_->data())[index + 1];
+}
 
-HostBoard::HostBoard(std::unique_ptr<SharedSegment> segment, int slots) noexcept : segment_(std::move(segment)), slots_(slots) {}
+HostBoard::HostBoard(std::unique_ptr<SharedSegment> segment, int slots) noexcept
+    : segment_(std::move(segment)), slots_(slots) {}
 
 HostBoard::~HostBoard() = default;
 HostBoard::HostBoard(HostBoard&&) noexcept = default;
@@ -58,7 +62,8 @@ HostBoard HostBoard::create(const std::string& name, int slots) {
 HostBoard HostBoard::attach(const std::string& name, int slots) {
   auto segment = SharedSegment::attach(name, bytes_for(slots));
   const auto* const header = segment ? reinterpret_cast<const Header*>(segment->data()) : nullptr;
-  if (header == nullptr || header->magic != Header::kMagic || header->slots != static_cast<std::uint64_t>(slots)) {
+  if (header == nullptr || header->magic != Header::kMagic ||
+      header->slots != static_cast<std::uint64_t>(slots)) {
     throw Error("shared memory " + name + " is not a board of " + std::to_string(slots) +
                 " slots; do all ranks of this host run the same build?");
   }
@@ -69,7 +74,9 @@ Doorbell& HostBoard::bell(int index) noexcept { return slot(index).bell; }
 
 std::atomic<std::uint64_t>& HostBoard::mail(int index) noexcept { return slot(index).mail; }
 
-LockWords& HostBoard::outside_lock_words() noexcept { return reinterpret_cast<Header*>(segment_->data())->outside; }
+LockWords& HostBoard::outside_lock_words() noexcept {
+  return reinterpret_cast<Header*>(segment_->data())->outside;
+}
 
 LockWords& HostBoard::lock_words(int index) noexcept { return slot(index).lock; }
 
@@ -90,11 +97,14 @@ void HostBoard::watch_others(TimePoint now) {
   for (int index = 0; index < slots_; ++index) {
     if (index == own_) continue;
     Slot& other = slot(index);
-    watched_.push_back({index, ProcessWatch(other.process), other.beat.load(std::memory_order_acquire), now});
+    watched_.push_back(
+        {index, ProcessWatch(other.process), other.beat.load(std::memory_order_acquire), now});
   }
 }
 
-void HostBoard::beat(TimePoint now) noexcept { slot(own_).beat.store(now.count(), std::memory_order_release); }
+void HostBoard::beat(TimePoint now) noexcept {
+  slot(own_).beat.store(now.count(), std::memory_order_release);
+}
 
 void HostBoard::farewell() noexcept { slot(own_).left.store(1, std::memory_order_seq_cst); }
 
@@ -110,9 +120,11 @@ void HostBoard::accuse(int world_rank, std::string_view cause) noexcept {
 std::optional<HostBoard::Loss> HostBoard::check(TimePoint now, Duration timeout) {
   for (Watched& watched : watched_) {
     Slot& other = slot(watched.slot);
-    // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read first.
+    // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read
+    // first.
     const bool ended = watched.process.ended();
-    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0) return Loss{watched.slot, other.cause, accused - 1};
+    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
+      return Loss{watched.slot, other.cause, accused - 1};
     const std::int64_t beat = other.beat.load(std::memory_order_acquire);
     if (beat != watched.beat) {
       watched.beat = beat;

@@ -9,10 +9,12 @@
 #include "mpi/communicator.h"
 
 // Note [Who frees the buffer]
-// A collective that fails is dropped with messages under way, and MPI has no call that ends them at once: a cancelled receive completes
-// only with the help of MPI's progress, a send cannot be cancelled, and waiting for either may wait for a dead peer. Until then MPI may
-// read and write the memory. So memory of ours that MPI was given is leaked, at most one staging buffer per channel and once; the
-// request objects stay MPI's; the tensors are kept alive by the runtime until the process ends.
+// A collective that fails is dropped with messages under way, and MPI has no call that ends them at
+// once: a cancelled receive completes only with the help of MPI's progress, a send cannot be
+// cancelled, and waiting for either may wait for a dead peer. Until then MPI may read and write the
+// memory. So memory of ours that MPI was given is leaked, at most one staging buffer per channel
+// and once; the request objects stay MPI's; the tensors are kept alive by the runtime until the
+// process ends.
 
 namespace hvd::mpi {
 namespace {
@@ -23,9 +25,14 @@ int block_of_tags(const MpiWorld& world, int process_set, int instance) {
   constexpr int kTagsPerBlock = kTagsPerSet * kMostInstances;
   const int highest = world.data_communicator().tag_upper_bound();
   const auto last = (static_cast<std::int64_t>(process_set) + 1) * kTagsPerBlock - 1;
-  if (process_set >= 0 && last <= highest) return process_set * kTagsPerBlock + instance * kTagsPerSet;
-  throw Error("mpi: process set " + std::to_string(process_set) + " has no message tags: this MPI allows tags up to " + std::to_string(highest) +
-              ", enough for " + std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerBlock) + " sets over its life, as numbers of removed sets are not used again; keep sets instead of adding them anew");
+  if (process_set >= 0 && last <= highest)
+    return process_set * kTagsPerBlock + instance * kTagsPerSet;
+  throw Error("mpi: process set " + std::to_string(process_set) +
+              " has no message tags: this MPI allows tags up to " + std::to_string(highest) +
+              ", enough for " +
+              std::to_string((static_cast<std::int64_t>(highest) + 1) / kTagsPerBlock) +
+              " sets over its life, as numbers of removed sets are not used again; keep sets "
+              "instead of adding them anew");
 }
 
 }  // namespace
@@ -45,7 +52,8 @@ std::byte* Staging::reserve(std::size_t bytes) {
 
 void Staging::Free::operator()(std::byte* memory) const noexcept { std::free(memory); }
 
-Lane::Lane(std::shared_ptr<MpiWorld> world, const ChannelSpec& spec, Peers& peers, const MpiTuning& tuning)
+Lane::Lane(std::shared_ptr<MpiWorld> world, const ChannelSpec& spec, Peers& peers,
+           const MpiTuning& tuning)
     : requests(world->data_communicator().get()),
       sources(spec.ranks.size()),
       world_(std::move(world)),
@@ -99,8 +107,8 @@ void Lane::abandon() noexcept {
 }
 
 bool MpiWork::progress() {
-  // The engine may sleep until it is rung when this returns false, so nothing that can be done now may be left undone; but other
-  // Works want their turn too.
+  // The engine may sleep until it is rung when this returns false, so nothing that can be done now
+  // may be left undone; but other Works want their turn too.
   constexpr int kPasses = 8;
   bool moved = true;
   for (int pass = 0; pass < kPasses && moved && !complete_; ++pass) {

@@ -13,14 +13,17 @@
 
 namespace hvd::mpi {
 
-/// Tags of one process set, counted from Lane::first_tag. Messages of one tag between two ranks are sent and received in the same order;
-/// messages that may overtake one another have tags of their own.
+/// Tags of one process set, counted from Lane::first_tag. Messages of one tag between two ranks are
+/// sent and received in the same order; messages that may overtake one another have tags of their
+/// own.
 inline constexpr int kMaxWindows = 4;
-inline constexpr int kScatterTag = 0;            ///< + window modulo MpiTuning::windows
-inline constexpr int kGatherTag = kMaxWindows;   ///< likewise
+inline constexpr int kScatterTag = 0;           ///< + window modulo MpiTuning::windows
+inline constexpr int kGatherTag = kMaxWindows;  ///< likewise
 inline constexpr int kDirectTag = 2 * kMaxWindows;
 inline constexpr int kFlowTag = 2 * kMaxWindows + 1;
-inline constexpr int kHierarchicalTag = 2 * kMaxWindows + 2;  ///< of another backend, whose channel for a set works beside that of `mpi`
+inline constexpr int kHierarchicalTag =
+    2 * kMaxWindows +
+    2;  ///< of another backend, whose channel for a set works beside that of `mpi`
 inline constexpr int kTagsPerSet = 16;
 
 /// Memory for what is received before it is reduced. Kept from one collective to the next.
@@ -39,7 +42,8 @@ class Staging {
   std::size_t bytes_ = 0;
 };
 
-/// What a channel and its Works share: who takes part, under which tags, and buffers that outlive a Work.
+/// What a channel and its Works share: who takes part, under which tags, and buffers that outlive a
+/// Work.
 ///
 /// Not thread-safe: the thread that drives the engine.
 class Lane {
@@ -60,7 +64,8 @@ class Lane {
   void keep_going() noexcept { moved_ = true; }
   /// Whether something was started or completed since the last call.
   bool take_moved() noexcept { return std::exchange(moved_, false); }
-  /// Rings every peer with which something has moved since the last call, and this rank if there is `more` to do here.
+  /// Rings every peer with which something has moved since the last call, and this rank if there is
+  /// `more` to do here.
   void ring_touched(bool more) noexcept;
 
   RequestTable requests;
@@ -79,7 +84,7 @@ class Lane {
   Peers& peers_;
   MpiTuning tuning_;
   int first_tag_;
-  std::vector<char> touched_;        ///< per world rank
+  std::vector<char> touched_;  ///< per world rank
   std::vector<int> touched_ranks_;
   bool moved_ = false;
   bool abandoned_ = false;
@@ -97,7 +102,8 @@ class MpiWork : public Work {
   bool progress() final;
 
  protected:
-  /// One pass over what can be done now; true when all is done. Called again when something has moved.
+  /// One pass over what can be done now; true when all is done. Called again when something has
+  /// moved.
   virtual bool step() = 0;
   Lane& lane() noexcept { return *lane_; }
 

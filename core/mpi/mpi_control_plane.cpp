@@ -27,7 +27,9 @@ constexpr auto kFlushTime = std::chrono::milliseconds(200);
 class MpiControlPlane final : public control::ControlPlane {
  public:
   explicit MpiControlPlane(std::shared_ptr<MpiWorld> world)
-      : world_(std::move(world)), communicator_(world_->control_communicator().get()), sends_(communicator_) {
+      : world_(std::move(world)),
+        communicator_(world_->control_communicator().get()),
+        sends_(communicator_) {
     for (int rank = 0; rank < size(); ++rank) {
       if (rank != this->rank()) others_.push_back(rank);
     }
@@ -48,7 +50,9 @@ class MpiControlPlane final : public control::ControlPlane {
   void send(std::span<const int> ranks, std::span<const std::byte> message) override;
   std::optional<control::Message> poll() override;
 
-  bool busy() const noexcept override { return receiving_ != nullptr || !sends_.empty() || !loopback_.empty(); }
+  bool busy() const noexcept override {
+    return receiving_ != nullptr || !sends_.empty() || !loopback_.empty();
+  }
   bool rung_by_all() const noexcept override { return world_->rung_by_all(); }
   bool quiet() const noexcept override { return rung_by_all() && !busy() && world_->mail_empty(); }
 
@@ -57,12 +61,14 @@ class MpiControlPlane final : public control::ControlPlane {
 
   void beat(TimePoint now) noexcept override { world_->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
-  void accuse(int rank, std::string_view cause) noexcept override { world_->board().accuse(rank, cause); }
+  void accuse(int rank, std::string_view cause) noexcept override {
+    world_->board().accuse(rank, cause);
+  }
   void farewell() noexcept override { world_->farewell(); }
 
  private:
-  /// A message that was matched and has not arrived in full. One at a time, and nothing is taken from the queue behind it,
-  /// which keeps messages of one rank in order.
+  /// A message that was matched and has not arrived in full. One at a time, and nothing is taken
+  /// from the queue behind it, which keeps messages of one rank in order.
   struct Receive {
     control::Message message = {};
     MPI_Request request = MPI_REQUEST_NULL;
@@ -82,8 +88,9 @@ class MpiControlPlane final : public control::ControlPlane {
 
 void require_within_limit(std::size_t bytes, const char* what, int peer) {
   if (bytes <= kMessageLimit) return;
-  throw Error(std::string(what) + " rank " + std::to_string(peer) + ": a control message of " + std::to_string(bytes) +
-              " bytes; the limit is " + std::to_string(kMessageLimit) + ". Submit fewer or smaller objects at a time");
+  throw Error(std::string(what) + " rank " + std::to_string(peer) + ": a control message of " +
+              std::to_string(bytes) + " bytes; the limit is " + std::to_string(kMessageLimit) +
+              ". Submit fewer or smaller objects at a time");
 }
 
 MpiControlPlane::~MpiControlPlane() {
@@ -114,7 +121,8 @@ void MpiControlPlane::deliver(int to, std::span<const std::byte> message) {
 }
 
 void MpiControlPlane::publish(std::span<const std::byte> message) {
-  if (rank() != kCoordinator) throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
+  if (rank() != kCoordinator)
+    throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
   send(others_, message);
   loopback_.push_back({rank(), {message.begin(), message.end()}});
 }
@@ -130,7 +138,8 @@ void MpiControlPlane::send(std::span<const int> ranks, std::span<const std::byte
 
 void MpiControlPlane::send(int to, std::span<const std::byte> message) {
   if (to < 0 || to >= size()) {
-    throw Error("send: there is no rank " + std::to_string(to) + " among " + std::to_string(size()));
+    throw Error("send: there is no rank " + std::to_string(to) + " among " +
+                std::to_string(size()));
   }
   deliver(to, message);
 }
@@ -147,21 +156,26 @@ bool MpiControlPlane::start_receive() {
   const WatchedCall watched("MPI_Improbe");
   MPI_Message matched = MPI_MESSAGE_NULL;
   MPI_Status status = {};
-  // Twice, because Open MPI looks first and fetches what has arrived afterwards: one probe would find a message only when poll() is
-  // called again, and the engine would have gone to sleep in between.
+  // Twice, because Open MPI looks first and fetches what has arrived afterwards: one probe would
+  // find a message only when poll() is called again, and the engine would have gone to sleep in
+  // between.
   for (int attempt = 0; attempt < 2 && !found; ++attempt) {
-    check(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &matched, &status), "MPI_Improbe");
+    check(MPI_Improbe(MPI_ANY_SOURCE, kTag, communicator_, &found, &matched, &status),
+          "MPI_Improbe");
   }
   if (!found) return false;
   MPI_Count bytes = 0;
   check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x", status.MPI_SOURCE);
-  if (bytes < 0) throw Error("a control message from rank " + std::to_string(status.MPI_SOURCE) + " has no size");
+  if (bytes < 0)
+    throw Error("a control message from rank " + std::to_string(status.MPI_SOURCE) +
+                " has no size");
   require_within_limit(static_cast<std::size_t>(bytes), "receiving from", status.MPI_SOURCE);
   auto receive = std::make_unique<Receive>();
   receive->message.source = status.MPI_SOURCE;
   receive->message.bytes.resize(static_cast<std::size_t>(bytes));
-  check(MPI_Imrecv(receive->message.bytes.data(), static_cast<int>(bytes), MPI_BYTE, &matched, &receive->request), "MPI_Imrecv",
-        status.MPI_SOURCE);
+  check(MPI_Imrecv(receive->message.bytes.data(), static_cast<int>(bytes), MPI_BYTE, &matched,
+                   &receive->request),
+        "MPI_Imrecv", status.MPI_SOURCE);
   receiving_ = std::move(receive);
   return true;
 }
@@ -176,7 +190,8 @@ std::optional<control::Message> MpiControlPlane::poll() {
   if (others_.empty() || (receiving_ == nullptr && !start_receive())) return std::nullopt;
   int done = 0;
   const WatchedCall watched("MPI_Test", receiving_->message.source);
-  check(MPI_Test(&receiving_->request, &done, MPI_STATUS_IGNORE), "receiving a control message", receiving_->message.source);
+  check(MPI_Test(&receiving_->request, &done, MPI_STATUS_IGNORE), "receiving a control message",
+        receiving_->message.source);
   if (!done) return std::nullopt;
   control::Message message = std::move(receiving_->message);
   receiving_.reset();
@@ -200,7 +215,8 @@ std::unique_ptr<control::ControlPlane> make_mpi_control_plane(std::shared_ptr<Mp
   return std::make_unique<MpiControlPlane>(std::move(world));
 }
 
-std::unique_ptr<control::ControlPlane> make_mpi_control_plane(std::chrono::milliseconds start_timeout) {
+std::unique_ptr<control::ControlPlane> make_mpi_control_plane(
+    std::chrono::milliseconds start_timeout) {
   return make_mpi_control_plane(MpiWorld::join({.start_timeout = start_timeout}));
 }
 

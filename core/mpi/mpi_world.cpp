@@ -24,7 +24,8 @@
 namespace hvd::mpi {
 namespace {
 
-/// What each rank tells all others when it joins. Plain bytes: all ranks run the same program on the same architecture.
+/// What each rank tells all others when it joins. Plain bytes: all ranks run the same program on
+/// the same architecture.
 struct Introduction {
   char host[128];
   char boot[64];
@@ -34,7 +35,7 @@ struct Introduction {
 };
 
 struct BoardReport {
-  char failure[192];  ///< empty: fine
+  char failure[192];         ///< empty: fine
   std::uint64_t free_bytes;  ///< that segments may take
 };
 
@@ -67,24 +68,27 @@ Introduction introduce() {
 }
 
 bool same_host(const Introduction& a, const Introduction& b) {
-  return std::strcmp(a.host, b.host) == 0 && std::strcmp(a.boot, b.boot) == 0 && a.shm_device == b.shm_device;
+  return std::strcmp(a.host, b.host) == 0 && std::strcmp(a.boot, b.boot) == 0 &&
+         a.shm_device == b.shm_device;
 }
 
-/// One name per rank, different exactly where the hosts differ: "node7", and "node7#2" for another host of that name.
+/// One name per rank, different exactly where the hosts differ: "node7", and "node7#2" for another
+/// host of that name.
 std::vector<std::string> host_names(const std::vector<Introduction>& all) {
   std::vector<std::string> names;
   names.reserve(all.size());
   std::vector<std::size_t> first_of_host;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const auto known = std::find_if(first_of_host.begin(), first_of_host.end(),
-                                    [&](std::size_t first) { return same_host(all[first], all[rank]); });
+    const auto known =
+        std::find_if(first_of_host.begin(), first_of_host.end(),
+                     [&](std::size_t first) { return same_host(all[first], all[rank]); });
     if (known != first_of_host.end()) {
       names.push_back(names[*known]);
       continue;
     }
-    const auto namesakes = std::count_if(first_of_host.begin(), first_of_host.end(), [&](std::size_t first) {
-      return std::strcmp(all[first].host, all[rank].host) == 0;
-    });
+    const auto namesakes = std::count_if(
+        first_of_host.begin(), first_of_host.end(),
+        [&](std::size_t first) { return std::strcmp(all[first].host, all[rank].host) == 0; });
     std::string name = all[rank].host;
     if (namesakes > 0) name.append("#").append(std::to_string(namesakes + 1));
     names.push_back(std::move(name));
@@ -98,8 +102,8 @@ std::vector<std::string> host_names_for_test(const std::string& list, int size) 
   std::istringstream stream(list);
   for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
   if (static_cast<int>(names.size()) != size) {
-    throw UsageError("HVD_TEST_HOSTS: expected one name for each of the " + std::to_string(size) + " ranks, got " +
-                     std::to_string(names.size()) + " in \"" + list + "\"");
+    throw UsageError("HVD_TEST_HOSTS: expected one name for each of the " + std::to_string(size) +
+                     " ranks, got " + std::to_string(names.size()) + " in \"" + list + "\"");
   }
   return names;
 }
@@ -113,11 +117,13 @@ std::string in_seconds(Duration duration) {
 }
 
 // Note [A call that does not return]
-// The thread that made it holds the token, so neither the engine nor a handler of the program can do anything any more, and what ends a process
-// in order would wait for MPI. What is left: the board, which takes no message, for the ranks of this host; a line on stderr; and _exit().
+// The thread that made it holds the token, so neither the engine nor a handler of the program can
+// do anything any more, and what ends a process in order would wait for MPI. What is left: the
+// board, which takes no message, for the ranks of this host; a line on stderr; and _exit().
 
 [[noreturn]] void end_process(const std::string& text) noexcept {
-  log_message(LogLevel::kFatal, text + "; this process ends with code " + std::to_string(kHangExitCode));
+  log_message(LogLevel::kFatal,
+              text + "; this process ends with code " + std::to_string(kHangExitCode));
   ::_exit(kHangExitCode);
 }
 
@@ -130,8 +136,10 @@ std::string in_seconds(Duration duration) {
     who = std::string("rank ") + rank;
     break;
   }
-  end_process("hvd::init: " + who + " has waited " + in_seconds(hang.lasted) + " (HVD_START_TIMEOUT) and " + hang.call +
-              " has not returned: a rank has not been started, has ended early, or is stopped; see which one the others miss");
+  end_process("hvd::init: " + who + " has waited " + in_seconds(hang.lasted) +
+              " (HVD_START_TIMEOUT) and " + hang.call +
+              " has not returned: a rank has not been started, has ended early, or is stopped; see "
+              "which one the others miss");
 }
 
 }  // namespace
@@ -143,33 +151,40 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   ensure_initialized();
   std::shared_ptr<MpiWorld> world(new MpiWorld);
   world_opened();
-  world->control_ = std::make_unique<Communicator>(Communicator::duplicate(MPI_COMM_WORLD, deadline));
-  world->data_ = std::make_unique<Communicator>(Communicator::duplicate(world->control_->get(), deadline));
+  world->control_ =
+      std::make_unique<Communicator>(Communicator::duplicate(MPI_COMM_WORLD, deadline));
+  world->data_ =
+      std::make_unique<Communicator>(Communicator::duplicate(world->control_->get(), deadline));
   world->find_topology(deadline);
   world->set_up_board(options, deadline);
   free_retired_communicators();
   world->watch_ = std::move(watch);
   MpiWorld* const self = world.get();
   world->watch_->watch_calls(
-      options.call_timeout, [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
+      options.call_timeout,
+      [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
       [self] { return self->board_->glance(self->topology_.rank).has_value(); });
   return world;
 }
 
 // See Note [A call that does not return].
 void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) noexcept {
-  std::string cause = call + (peer >= 0 ? " with rank " + std::to_string(peer) : "") + " has not returned for " + in_seconds(lasted) +
+  std::string cause = call + (peer >= 0 ? " with rank " + std::to_string(peer) : "") +
+                      " has not returned for " + in_seconds(lasted) +
                       ", as happens when a connection breaks";
   const auto suspect = board_->glance(topology_.rank);
   const int lost = suspect ? suspect->accused.value_or(rank_of_slot(suspect->slot)) : -1;
   if (suspect && suspect->accused) {
-    cause += "; what rank " + std::to_string(rank_of_slot(suspect->slot)) + " has noticed: " + suspect->cause;
+    cause += "; what rank " + std::to_string(rank_of_slot(suspect->slot)) +
+             " has noticed: " + suspect->cause;
   } else if (suspect) {
-    cause += "; lost rank " + std::to_string(lost) + " (host " + topology_.host_name(lost) + "): " + suspect->cause;
+    cause += "; lost rank " + std::to_string(lost) + " (host " + topology_.host_name(lost) +
+             "): " + suspect->cause;
   } else if (topology_.host_names.size() > 1) {
     cause += "; no rank of this host has ended, so see whether one on another host has";
   }
-  const std::string own = "rank " + std::to_string(topology_.rank) + " (host " + topology_.host_name(topology_.rank) + "): ";
+  const std::string own = "rank " + std::to_string(topology_.rank) + " (host " +
+                          topology_.host_name(topology_.rank) + "): ";
   board_->accuse(suspect ? lost : topology_.rank, suspect ? suspect->cause : "lost " + own + cause);
   end_process(own + cause);
 }
@@ -188,9 +203,12 @@ void MpiWorld::find_topology(std::chrono::steady_clock::time_point deadline) {
   control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
 
   const auto test_hosts = env_string("TEST_HOSTS");
-  topology_ = make_topology(rank, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
+  topology_ =
+      make_topology(rank, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
   if (test_hosts && rank == 0) {
-    HVD_LOG(kWarning) << "HVD_TEST_HOSTS=" << *test_hosts << " is set, which is for tests of hvd: ranks take each other for ranks of other hosts";
+    HVD_LOG(kWarning)
+        << "HVD_TEST_HOSTS=" << *test_hosts
+        << " is set, which is for tests of hvd: ranks take each other for ranks of other hosts";
   }
 
   slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
@@ -199,14 +217,16 @@ void MpiWorld::find_topology(std::chrono::steady_clock::time_point deadline) {
     slot_of_rank_[static_cast<std::size_t>(other)] = static_cast<int>(local_ranks_.size());
     local_ranks_.push_back(other);
   }
-  // Unique although pids repeat over time and between containers: the first rank of the host has drawn the token.
+  // Unique although pids repeat over time and between containers: the first rank of the host has
+  // drawn the token.
   const Introduction& first = all[static_cast<std::size_t>(local_ranks_.front())];
   std::ostringstream name;
   name << "/hvd-" << first.pid << '-' << std::hex << first.token;
   board_name_ = name.str();
 }
 
-void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clock::time_point deadline) {
+void MpiWorld::set_up_board(const WorldOptions& options,
+                            std::chrono::steady_clock::time_point deadline) {
   const int slots = topology_.local_size;
   const int slot = topology_.local_rank;
   std::unique_ptr<HostBoard> board;
@@ -222,9 +242,12 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
   if (!options.host_board) copy_text("switched off", own.failure);
   own.free_bytes = free_shared_memory();
 
-  // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map, remove the name.
+  // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map,
+  // remove the name.
   std::vector<BoardReport> all(static_cast<std::size_t>(topology_.size));
-  const auto exchange = [&] { control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline); };
+  const auto exchange = [&] {
+    control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
+  };
   const bool wanted = slots > 1 && options.host_board;
   if (wanted && slot == 0) try_board(HostBoard::create);
   exchange();
@@ -238,16 +261,19 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
   std::vector<int> ranks_of_host(topology_.host_names.size(), 0);
   free_of_host_.assign(topology_.host_names.size(), 0);
   for (int rank = 0; rank < topology_.size; ++rank) {
-    const auto host = static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)]);
+    const auto host =
+        static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)]);
     const BoardReport& report = all[static_cast<std::size_t>(rank)];
     if (++ranks_of_host[host] == 1) free_of_host_[host] = report.free_bytes;
     if (failure_of_host[host][0] == '\0') failure_of_host[host] = report.failure;
   }
   all_boards_shared_ = true;
   for (std::size_t host = 0; host < ranks_of_host.size(); ++host) {
-    all_boards_shared_ = all_boards_shared_ && (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
+    all_boards_shared_ =
+        all_boards_shared_ && (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
   }
-  const char* const failure = failure_of_host[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(topology_.rank)])];
+  const char* const failure = failure_of_host[static_cast<std::size_t>(
+      topology_.host_of_rank[static_cast<std::size_t>(topology_.rank)])];
   if (slots > 1 && failure[0] == '\0') {
     board_ = std::move(board);
     board_->watch_others(now());
@@ -255,7 +281,9 @@ void MpiWorld::set_up_board(const WorldOptions& options, std::chrono::steady_clo
     return;
   }
   if (slots > 1 && slot == 0) {
-    HVD_LOG(kWarning) << "the ranks of this host share no memory and will poll for messages, and a dead rank is noticed late: " << failure;
+    HVD_LOG(kWarning) << "the ranks of this host share no memory and will poll for messages, and a "
+                         "dead rank is noticed late: "
+                      << failure;
   }
   board_ = std::make_unique<HostBoard>(HostBoard::solitary());
   board_->enter(0, now());
@@ -270,7 +298,9 @@ void MpiWorld::ring(int world_rank) noexcept {
 }
 
 void MpiWorld::announce(int world_rank) noexcept {
-  if (rung_by_all()) board_->mail(slot_of_rank_[static_cast<std::size_t>(world_rank)]).fetch_add(1, std::memory_order_release);
+  if (rung_by_all())
+    board_->mail(slot_of_rank_[static_cast<std::size_t>(world_rank)])
+        .fetch_add(1, std::memory_order_release);
 }
 
 LockWords* MpiWorld::lock_words(int world_rank) noexcept {
@@ -279,10 +309,12 @@ LockWords* MpiWorld::lock_words(int world_rank) noexcept {
 }
 
 LockWords* MpiWorld::outside_lock_words() noexcept {
-  return all_boards_shared_ && topology_.local_size < topology_.size ? &board_->outside_lock_words() : nullptr;
+  return all_boards_shared_ && topology_.local_size < topology_.size ? &board_->outside_lock_words()
+                                                                     : nullptr;
 }
 
-void MpiWorld::allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const {
+void MpiWorld::allgather(const void* mine, void* all, int bytes,
+                         std::chrono::milliseconds timeout) const {
   control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout);
 }
 

@@ -20,7 +20,8 @@ std::uint64_t start_time_of(std::int64_t pid) noexcept {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     std::string line;
     if (!std::getline(file, line)) return 0;
-    // The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
+    // The second field is the program's name in parentheses, which may itself contain spaces and
+    // parentheses.
     const auto end_of_name = line.rfind(')');
     if (end_of_name == std::string::npos) return 0;
     std::istringstream rest(line.substr(end_of_name + 1));
@@ -56,13 +57,16 @@ ProcessIdentity current_process() noexcept {
 }
 
 ProcessWatch::ProcessWatch(const ProcessIdentity& identity) noexcept {
-  if (identity.pid <= 0 || identity.pid_namespace == 0 || identity.pid_namespace != own_pid_namespace()) return;
+  if (identity.pid <= 0 || identity.pid_namespace == 0 ||
+      identity.pid_namespace != own_pid_namespace())
+    return;
   descriptor_ = open_process(identity.pid);
   if (descriptor_ < 0) {
     ended_ = errno == ESRCH;
     return;
   }
-  // Checked after opening: from now on the descriptor means one process, and this tells whether it is the right one.
+  // Checked after opening: from now on the descriptor means one process, and this tells whether it
+  // is the right one.
   const std::uint64_t start = start_time_of(identity.pid);
   if (identity.start_time != 0 && start != 0 && start != identity.start_time) ended_ = true;
 }

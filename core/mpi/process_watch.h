@@ -15,8 +15,8 @@ struct ProcessIdentity {
 
 ProcessIdentity current_process() noexcept;
 
-/// Sees when another process ends. A process that has ended but was not waited for (a zombie) counts as ended, which
-/// kill(pid, 0) would not see. Move-only; one thread at a time.
+/// Sees when another process ends. A process that has ended but was not waited for (a zombie)
+/// counts as ended, which kill(pid, 0) would not see. Move-only; one thread at a time.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
@@ -27,7 +27,8 @@ class ProcessWatch {
   ProcessWatch& operator=(const ProcessWatch&) = delete;
   ~ProcessWatch();
 
-  /// False when the process cannot be seen from here (another pid namespace, an old kernel): then only its beats tell.
+  /// False when the process cannot be seen from here (another pid namespace, an old kernel): then
+  /// only its beats tell.
   bool works() const noexcept { return descriptor_ >= 0 || ended_; }
   bool ended() noexcept;
 

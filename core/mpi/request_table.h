@@ -11,8 +11,9 @@ namespace hvd::mpi {
 
 /// The messages that one Work has under way, each in a numbered slot.
 ///
-/// Not thread-safe: the thread that drives the engine. Peers are world ranks. Allocates in reset() only. Does not wait, cancel or free: a
-/// request that is still under way when its Work is dropped stays MPI's. See Note [Who frees the buffer].
+/// Not thread-safe: the thread that drives the engine. Peers are world ranks. Allocates in reset()
+/// only. Does not wait, cancel or free: a request that is still under way when its Work is dropped
+/// stays MPI's. See Note [Who frees the buffer].
 class RequestTable {
  public:
   explicit RequestTable(MPI_Comm communicator) : communicator_(communicator) {}
@@ -27,7 +28,8 @@ class RequestTable {
   int in_flight() const noexcept { return in_flight_; }
   int peer(std::size_t slot) const noexcept { return expected_[slot].peer; }
 
-  /// Lets MPI work, and returns the slots whose messages have completed since the last call. Valid until the next call.
+  /// Lets MPI work, and returns the slots whose messages have completed since the last call. Valid
+  /// until the next call.
   std::span<const int> test();
 
  private:

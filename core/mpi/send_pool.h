@@ -11,7 +11,8 @@ namespace hvd::mpi {
 
 /// Buffers of messages on their way. A message is copied once, however many ranks it goes to.
 ///
-/// Not thread-safe: the thread that drives the engine. What is still under way when the pool is destroyed is leaked: MPI may read it.
+/// Not thread-safe: the thread that drives the engine. What is still under way when the pool is
+/// destroyed is leaked: MPI may read it.
 class SendPool {
  public:
   explicit SendPool(MPI_Comm communicator) : communicator_(communicator) {}
@@ -21,8 +22,8 @@ class SendPool {
 
   /// Starts to send a copy of `message` to each of `ranks`.
   void send(std::span<const std::byte> message, std::span<const int> ranks, int tag);
-  /// Recycles what has been sent; `ranks_done(ranks)` is called for each message that completed here and not at once: its
-  /// receivers may have gone to sleep meanwhile.
+  /// Recycles what has been sent; `ranks_done(ranks)` is called for each message that completed
+  /// here and not at once: its receivers may have gone to sleep meanwhile.
   template <typename RanksDone>
   void retire(RanksDone&& ranks_done) {
     for (std::size_t index = 0; index < active_.size();) {

@@ -6,11 +6,13 @@ namespace hvd::mpi {
 
 /// How messages are cut. Must be the same on every rank.
 struct MpiTuning {
-  /// Largest message. Small enough that what was received is still in the L2 cache when it is reduced.
+  /// Largest message. Small enough that what was received is still in the L2 cache when it is
+  /// reduced.
   std::size_t chunk_bytes = 128 * 1024;
   /// Allreduce: pieces of the tensor under way at the same time, 1 to 4.
   int windows = 4;
-  /// Allreduce: a tensor is sent whole to every rank, which saves a step, while a rank receives no more than this.
+  /// Allreduce: a tensor is sent whole to every rank, which saves a step, while a rank receives no
+  /// more than this.
   std::size_t direct_bytes = 64 * 1024;
   /// Other collectives: chunks under way with each peer.
   int outstanding_chunks = 2;

@@ -7,7 +7,8 @@
 
 namespace hvd::observe {
 
-/// The live counters behind hvd::Metrics. Written mostly by the thread that drives the engine, read by any.
+/// The live counters behind hvd::Metrics. Written mostly by the thread that drives the engine, read
+/// by any.
 struct Counters {
   std::atomic<std::uint64_t> control_messages_sent{0};
   std::atomic<std::uint64_t> control_messages_received{0};

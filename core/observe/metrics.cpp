@@ -13,18 +13,25 @@ struct Field {
 };
 
 constexpr std::array kFields = {
-    Field{"control_messages_sent", "Control messages sent by this rank", &Metrics::control_messages_sent},
-    Field{"control_messages_received", "Control messages received by this rank", &Metrics::control_messages_received},
-    Field{"control_bytes_sent", "Bytes of control messages sent by this rank", &Metrics::control_bytes_sent},
-    Field{"negotiated_operations", "Operations that went through the coordinator", &Metrics::negotiated_operations},
-    Field{"cached_operations", "Negotiated operations that took a cache hit", &Metrics::cached_operations},
-    Field{"locked_operations", "Operations run without the coordinator", &Metrics::locked_operations},
+    Field{"control_messages_sent", "Control messages sent by this rank",
+          &Metrics::control_messages_sent},
+    Field{"control_messages_received", "Control messages received by this rank",
+          &Metrics::control_messages_received},
+    Field{"control_bytes_sent", "Bytes of control messages sent by this rank",
+          &Metrics::control_bytes_sent},
+    Field{"negotiated_operations", "Operations that went through the coordinator",
+          &Metrics::negotiated_operations},
+    Field{"cached_operations", "Negotiated operations that took a cache hit",
+          &Metrics::cached_operations},
+    Field{"locked_operations", "Operations run without the coordinator",
+          &Metrics::locked_operations},
     Field{"completed_operations", "Operations that ended well", &Metrics::completed_operations},
     Field{"failed_operations", "Operations that ended with an error", &Metrics::failed_operations},
     Field{"backend_calls", "Collectives handed to a backend", &Metrics::backend_calls},
     Field{"bytes", "Payload bytes of this rank's inputs", &Metrics::bytes},
     Field{"stalls", "Operations reported as stalled", &Metrics::stalls},
-    Field{"plans_applied", "Plans of the coordinator that this rank applied", &Metrics::plans_applied},
+    Field{"plans_applied", "Plans of the coordinator that this rank applied",
+          &Metrics::plans_applied},
 };
 
 }  // namespace
@@ -32,7 +39,8 @@ constexpr std::array kFields = {
 std::string Metrics::to_json() const {
   std::string text = "{";
   for (const Field& field : kFields) {
-    text += (text.size() > 1 ? ", \"" : "\"") + std::string(field.name) + "\": " + std::to_string(this->*field.value);
+    text += (text.size() > 1 ? ", \"" : "\"") + std::string(field.name) +
+            "\": " + std::to_string(this->*field.value);
   }
   return text + "}";
 }

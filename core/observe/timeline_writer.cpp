@@ -52,23 +52,28 @@ std::string timeline_path_of(const std::string& pattern, int rank) {
   }
   const auto slash = path.rfind('/');
   const auto dot = path.rfind('.');
-  const bool extension = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1) && dot > 0;
+  const bool extension =
+      dot != std::string::npos && (slash == std::string::npos || dot > slash + 1) && dot > 0;
   return path.insert(extension ? dot : path.size(), ".rank" + std::to_string(rank));
 }
 
 TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::string& host)
     : rank_(rank), file_(std::fopen(path.c_str(), "w")) {
   if (!file_) throw UsageError("timeline: cannot write '" + path + "': " + std::strerror(errno));
-  std::fprintf(file_.get(), "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": %s}}%s", rank,
-               quoted("rank " + std::to_string(rank) + " " + host).c_str(), kEnd);
+  std::fprintf(
+      file_.get(),
+      "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": %s}}%s",
+      rank, quoted("rank " + std::to_string(rank) + " " + host).c_str(), kEnd);
   std::fflush(file_.get());
   thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
   pthread_setname_np(thread_.native_handle(), "hvd-timeline");
 }
 
-TimelineWriter::~TimelineWriter() = default;  // the thread is asked to stop, writes what is left and is joined
+TimelineWriter::~TimelineWriter() =
+    default;  // the thread is asked to stop, writes what is left and is joined
 
-void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin, TimePoint end, std::string detail) {
+void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin,
+                          TimePoint end, std::string detail) {
   const std::lock_guard lock(mutex_);
   if (events_.size() >= kMostBuffered) {
     ++dropped_;
@@ -92,7 +97,9 @@ void TimelineWriter::run(std::stop_token stop) {
   }
 }
 
-void TimelineWriter::append(const std::string& json) { std::fprintf(file_.get(), ",\n%s", json.c_str()); }
+void TimelineWriter::append(const std::string& json) {
+  std::fprintf(file_.get(), ",\n%s", json.c_str());
+}
 
 void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropped) {
   if (events.empty() && dropped == 0) return;
@@ -104,15 +111,17 @@ void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropp
     if (is_new) ++last_row_;
     const std::string place = pid + ", \"tid\": " + std::to_string(row->second);
     if (is_new) {
-      append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place + ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");
+      append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place +
+             ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");
     }
-    append("{\"name\": \"" + std::string(event.phase) + "\", \"ph\": \"X\"" + place + ", \"ts\": " + microseconds(event.begin) +
-           ", \"dur\": " + microseconds(event.end - event.begin) +
-           (event.detail.empty() ? "" : ", \"args\": {\"detail\": " + quoted(event.detail) + "}") + "}");
+    append("{\"name\": \"" + std::string(event.phase) + "\", \"ph\": \"X\"" + place + ", \"ts\": " +
+           microseconds(event.begin) + ", \"dur\": " + microseconds(event.end - event.begin) +
+           (event.detail.empty() ? "" : ", \"args\": {\"detail\": " + quoted(event.detail) + "}") +
+           "}");
   }
   if (dropped > 0) {
-    append("{\"name\": \"dropped events\", \"ph\": \"C\"" + pid + ", \"ts\": 0, \"args\": {\"dropped\": " +
-           std::to_string(dropped) + "}}");
+    append("{\"name\": \"dropped events\", \"ph\": \"C\"" + pid +
+           ", \"ts\": 0, \"args\": {\"dropped\": " + std::to_string(dropped) + "}}");
   }
   std::fputs(kEnd, file_.get());
   std::fflush(file_.get());

@@ -14,11 +14,12 @@
 
 namespace hvd::observe {
 
-/// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe. A tensor that comes again after very many others
-/// gets a new row of the same name.
+/// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe. A
+/// tensor that comes again after very many others gets a new row of the same name.
 ///
-/// The file is complete, valid JSON after every flush (twice a second and at the end), so that a killed rank leaves a trace that
-/// opens. When the writer cannot keep up, events are dropped and counted; the job is not slowed down.
+/// The file is complete, valid JSON after every flush (twice a second and at the end), so that a
+/// killed rank leaves a trace that opens. When the writer cannot keep up, events are dropped and
+/// counted; the job is not slowed down.
 class TimelineWriter {
  public:
   /// @throws UsageError when the file cannot be written.
@@ -29,7 +30,8 @@ class TimelineWriter {
   ~TimelineWriter();
 
   /// A bar on the tensor's row.
-  void span(const std::string& tensor, const char* phase, TimePoint begin, TimePoint end, std::string detail = {});
+  void span(const std::string& tensor, const char* phase, TimePoint begin, TimePoint end,
+            std::string detail = {});
 
  private:
   struct Event {
@@ -53,9 +55,9 @@ class TimelineWriter {
 
   std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<Event> events_;      // guarded by mutex_
-  std::uint64_t dropped_ = 0;      // guarded by mutex_
-  std::jthread thread_;            // last: it uses everything above
+  std::vector<Event> events_;  // guarded by mutex_
+  std::uint64_t dropped_ = 0;  // guarded by mutex_
+  std::jthread thread_;        // last: it uses everything above
 };
 
 /// "{rank}" is replaced by the rank; without it ".rankN" is inserted before the extension.

@@ -22,11 +22,16 @@ T load(const std::byte* at) {
 
 double to_double(const std::byte* at, DataType type) {
   switch (type) {
-    case DataType::kFloat64: return load<double>(at);
-    case DataType::kFloat32: return load<float>(at);
-    case DataType::kFloat16: return half_to_float(load<std::uint16_t>(at));
-    case DataType::kBFloat16: return bfloat16_to_float(load<std::uint16_t>(at));
-    default: throw Error("adasum of " + std::string(to_string(type)) + "; expected a floating type");
+    case DataType::kFloat64:
+      return load<double>(at);
+    case DataType::kFloat32:
+      return load<float>(at);
+    case DataType::kFloat16:
+      return half_to_float(load<std::uint16_t>(at));
+    case DataType::kBFloat16:
+      return bfloat16_to_float(load<std::uint16_t>(at));
+    default:
+      throw Error("adasum of " + std::string(to_string(type)) + "; expected a floating type");
   }
 }
 
@@ -34,24 +39,35 @@ void from_double(double value, std::byte* at, DataType type) {
   const auto single = static_cast<float>(value);
   const auto put = [at](auto stored) { std::memcpy(at, &stored, sizeof(stored)); };
   switch (type) {
-    case DataType::kFloat64: return put(value);
-    case DataType::kFloat32: return put(single);
-    case DataType::kFloat16: return put(float_to_half(single));
-    default: return put(float_to_bfloat16(single));
+    case DataType::kFloat64:
+      return put(value);
+    case DataType::kFloat32:
+      return put(single);
+    case DataType::kFloat16:
+      return put(float_to_half(single));
+    default:
+      return put(float_to_bfloat16(single));
   }
 }
 
-// How much of a vector goes into the sum, given its inner product with the other. A vector of zeros has no direction: all of the other.
+// How much of a vector goes into the sum, given its inner product with the other. A vector of zeros
+// has no direction: all of the other.
 double share(double product, double own_square) {
-  constexpr double kTiny = 1.5e-154;  // the root of the smallest normal number; below it the quotient has no digits left
+  constexpr double kTiny =
+      1.5e-154;  // the root of the smallest normal number; below it the quotient has no digits left
   return own_square < kTiny ? 1.0 : 1.0 - product / (2.0 * own_square);
 }
 
 class AdasumWork final : public Work {
  public:
-  AdasumWork(Launch launch, const Collective& collective, const ChannelSpec& spec, std::span<const std::byte> in, std::span<std::byte> out)
-      : launch_(std::move(launch)), collective_(collective), size_(static_cast<int>(spec.ranks.size())), out_(out) {
-    for (int rank = 0; rank < size_; ++rank) slices_.push_back(rows_of_member(collective.count, size_, rank));
+  AdasumWork(Launch launch, const Collective& collective, const ChannelSpec& spec,
+             std::span<const std::byte> in, std::span<std::byte> out)
+      : launch_(std::move(launch)),
+        collective_(collective),
+        size_(static_cast<int>(spec.ranks.size())),
+        out_(out) {
+    for (int rank = 0; rank < size_; ++rank)
+      slices_.push_back(rows_of_member(collective.count, size_, rank));
     const std::int64_t own = slices_[static_cast<std::size_t>(spec.set_rank)];
     own_counts_.assign(spec.ranks.size(), own);
     buffers_->received.resize(static_cast<std::size_t>(own * size_) * size_of(collective.dtype));
@@ -72,9 +88,14 @@ class AdasumWork final : public Work {
   bool progress() override {
     while (work_->progress()) {
       switch (phase_) {
-        case Phase::kExchange: read_vectors(); break;
-        case Phase::kCombine: combine(); break;
-        case Phase::kGather: return done_ = true;
+        case Phase::kExchange:
+          read_vectors();
+          break;
+        case Phase::kCombine:
+          combine();
+          break;
+        case Phase::kGather:
+          return done_ = true;
       }
       launch_next();
     }
@@ -164,8 +185,8 @@ class AdasumWork final : public Work {
   const Collective collective_;
   const int size_;
   const std::span<std::byte> out_;
-  std::vector<std::int64_t> slices_;      // elements of each rank's slice
-  std::vector<std::int64_t> own_counts_;  // elements of this rank's slice, from each rank
+  std::vector<std::int64_t> slices_;          // elements of each rank's slice
+  std::vector<std::int64_t> own_counts_;      // elements of this rank's slice, from each rank
   std::vector<std::vector<double>> vectors_;  // this rank's slice of what is left to combine
   Phase phase_ = Phase::kExchange;
   bool done_ = false;
@@ -174,7 +195,8 @@ class AdasumWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> make_adasum(Launch launch, const Collective& collective, const ChannelSpec& spec, std::span<const std::byte> in,
+std::unique_ptr<Work> make_adasum(Launch launch, const Collective& collective,
+                                  const ChannelSpec& spec, std::span<const std::byte> in,
                                   std::span<std::byte> out) {
   return std::make_unique<AdasumWork>(std::move(launch), collective, spec, in, out);
 }

@@ -17,12 +17,14 @@ class AlltoallWork final : public Work {
       : launch_(std::move(launch)),
         submission_(submission),
         buffers_(std::make_shared<Buffers>(submission.splits)),
-        row_(std::accumulate(submission.input.shape.begin() + 1, submission.input.shape.end(), std::int64_t{1}, std::multiplies<>())) {
+        row_(std::accumulate(submission.input.shape.begin() + 1, submission.input.shape.end(),
+                             std::int64_t{1}, std::multiplies<>())) {
     Collective sizes;
     sizes.kind = OpKind::kAlltoall;
     sizes.dtype = DataType::kInt64;
     sizes.counts = sizes.send_counts = buffers_->ones;
-    work_ = launch_sizes(sizes, std::as_bytes(std::span(buffers_->splits)), std::as_writable_bytes(std::span(buffers_->received)));
+    work_ = launch_sizes(sizes, std::as_bytes(std::span(buffers_->splits)),
+                         std::as_writable_bytes(std::span(buffers_->received)));
   }
   AlltoallWork(const AlltoallWork&) = delete;
   AlltoallWork& operator=(const AlltoallWork&) = delete;
@@ -45,7 +47,8 @@ class AlltoallWork final : public Work {
 
  private:
   struct Buffers {
-    explicit Buffers(const std::vector<std::int64_t>& rows) : splits(rows), ones(rows.size(), 1), received(rows.size()) {}
+    explicit Buffers(const std::vector<std::int64_t>& rows)
+        : splits(rows), ones(rows.size(), 1), received(rows.size()) {}
     const std::vector<std::int64_t> splits;  // rows
     const std::vector<std::int64_t> ones;
     std::vector<std::int64_t> received;  // rows
@@ -57,11 +60,14 @@ class AlltoallWork final : public Work {
     submission_.output = submission_.allocate_output({received, &writable});
     const std::int64_t rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
     const TensorView& output = submission_.output;
-    if (output.count != rows * row_ || output.dtype != submission_.input.dtype || (output.count > 0 && output.data == nullptr)) {
-      throw Error("the allocated output has " + std::to_string(output.count) + " elements, expected " + std::to_string(rows * row_));
+    if (output.count != rows * row_ || output.dtype != submission_.input.dtype ||
+        (output.count > 0 && output.data == nullptr)) {
+      throw Error("the allocated output has " + std::to_string(output.count) +
+                  " elements, expected " + std::to_string(rows * row_));
     }
     const auto elements = [this](std::int64_t split) { return split * row_; };
-    std::transform(submission_.splits.begin(), submission_.splits.end(), std::back_inserter(send_counts_), elements);
+    std::transform(submission_.splits.begin(), submission_.splits.end(),
+                   std::back_inserter(send_counts_), elements);
     std::transform(received.begin(), received.end(), std::back_inserter(counts_), elements);
     Collective exchange;
     exchange.kind = OpKind::kAlltoall;
@@ -69,7 +75,8 @@ class AlltoallWork final : public Work {
     exchange.counts = counts_;
     exchange.send_counts = send_counts_;
     exchange.input_ready = std::move(writable);  // the launcher of a device knows when the input is
-    work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()}, {output.data, output.bytes()});
+    work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()},
+                    {output.data, output.bytes()});
   }
 
   Launch launch_;
@@ -85,7 +92,8 @@ class AlltoallWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes, Submission& submission) {
+std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes,
+                                    Submission& submission) {
   return std::make_unique<AlltoallWork>(std::move(launch), launch_sizes, submission);
 }
 

@@ -26,7 +26,8 @@ bool mpi_threads_supported() { return runtime::mpi_threads_multiple(); }
 std::string build_info() {
   std::string text = "hvd: " HVD_VERSION "\ncompiler: " __VERSION__ "\n";
   for (const auto& component : runtime::optional_components()) {
-    text += std::string(component.name) + ": " + (component.built ? "" : "not built: ") + component.detail + "\n";
+    text += std::string(component.name) + ": " + (component.built ? "" : "not built: ") +
+            component.detail + "\n";
   }
   return text;
 }

@@ -40,7 +40,8 @@ const char* variable(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-/// Set by the launchers that MPI can meet its peers through: mpirun, srun --mpi=pmix or pmi2, MPICH's mpiexec.
+/// Set by the launchers that MPI can meet its peers through: mpirun, srun --mpi=pmix or pmi2,
+/// MPICH's mpiexec.
 const char* mpi_launcher_variable() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
     if (variable(name) != nullptr) return name;
@@ -48,13 +49,15 @@ const char* mpi_launcher_variable() {
   return nullptr;
 }
 
-// Several ranks were started, but not so that they can meet: rather an error than as many jobs of one.
+// Several ranks were started, but not so that they can meet: rather an error than as many jobs of
+// one.
 void refuse_ranks_without_mpi() {
   for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const char* value = variable(name);
     if (value == nullptr || std::atoi(value) <= 1) continue;
     throw UsageError(std::string("hvd::init: the environment says ") + name + "=" + value +
-                     ", but this process was not started by an MPI launcher, so the ranks cannot find each other; start it "
+                     ", but this process was not started by an MPI launcher, so the ranks cannot "
+                     "find each other; start it "
                      "with 'hvdrun -np N program', mpirun, or srun --mpi=pmix (or unset " +
                      name + " to run alone)");
   }
@@ -76,19 +79,23 @@ std::shared_ptr<device::Api> device_api() {
 #endif
 }
 
-/// This rank's GPU: nothing is done with it before its first use. @throws UsageError for an HVD_DEVICE that is not there.
+/// This rank's GPU: nothing is done with it before its first use. @throws UsageError for an
+/// HVD_DEVICE that is not there.
 std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int local_rank) {
   const auto api = device_api();
   const int count = api ? api->device_count() : 0;
   if (options.device && count == 0) {
-    throw UsageError("hvd::init: HVD_DEVICE=" + std::to_string(*options.device) + ": expected a GPU, but this process sees none; unset it, or see "
+    throw UsageError("hvd::init: HVD_DEVICE=" + std::to_string(*options.device) +
+                     ": expected a GPU, but this process sees none; unset it, or see "
                      "CUDA_VISIBLE_DEVICES and 'hvdrun --check-build'");
   }
   if (options.device && *options.device >= count) {
-    throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) + ", the number that this process sees, got " +
-                     std::to_string(*options.device));
+    throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) +
+                     ", the number that this process sees, got " + std::to_string(*options.device));
   }
-  return count > 0 ? std::make_shared<device::Context>(api, options.device.value_or(local_rank % count)) : nullptr;
+  return count > 0
+             ? std::make_shared<device::Context>(api, options.device.value_or(local_rank % count))
+             : nullptr;
 }
 
 /// A GPU and what goes with it, until the ranks have agreed on what to do with theirs.
@@ -113,39 +120,52 @@ Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
   if (gpu.nccl) {
     gpu.report.nccl_version = gpu.nccl->version();
   } else {
-    HVD_LOG(kWarning) << "NCCL cannot be used, GPU tensors go through the host's memory: " << reason;
+    HVD_LOG(kWarning) << "NCCL cannot be used, GPU tensors go through the host's memory: "
+                      << reason;
   }
   const char* const multi = variable("NCCL_MULTI_RANK_GPU_ENABLE");
-  const bool enabled = multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000;
+  const bool enabled =
+      multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000;
   gpu.report.may_share = enabled || variable("NCCL_HOSTID") != nullptr ? 1 : 0;
 #endif
   return gpu;
 }
 
 /// Adds the backend for GPUs if all ranks can use it.
-void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement& agreement, const RuntimeOptions& options) {
+void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement& agreement,
+                         const RuntimeOptions& options) {
   job.device = gpu.device;
   if (!job.device) return;
   if (!agreement.nccl) {
-    if (options.backend && *options.backend == "nccl") throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
-    HVD_LOG(kInfo) << "GPU tensors go through the host's memory: " << agreement.reason
-                   << (agreement.cuda_aware_mpi ? "; MPI is CUDA-aware: where it carries them, what is only moved does not" : "");
+    if (options.backend && *options.backend == "nccl")
+      throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
+    HVD_LOG(kInfo)
+        << "GPU tensors go through the host's memory: " << agreement.reason
+        << (agreement.cuda_aware_mpi
+                ? "; MPI is CUDA-aware: where it carries them, what is only moved does not"
+                : "");
     return;
   }
 #if HVD_HAVE_NCCL
   const Topology topology = job.control->topology();
-  // The id of a communicator, and later the splits of an alltoall, go over the best channel for the host's memory that has both.
-  const nccl::OpenHostChannel open_host = [backends = job.backends, topology](const ChannelSpec& spec, Peers& peers) {
+  // The id of a communicator, and later the splits of an alltoall, go over the best channel for the
+  // host's memory that has both.
+  const nccl::OpenHostChannel open_host = [backends = job.backends, topology](
+                                              const ChannelSpec& spec, Peers& peers) {
     Collective exchange;
     exchange.kind = OpKind::kAlltoall;
-    const auto better = [&](const auto& a, const auto& b) { return a->score(topology, spec, exchange) < b->score(topology, spec, exchange); };
+    const auto better = [&](const auto& a, const auto& b) {
+      return a->score(topology, spec, exchange) < b->score(topology, spec, exchange);
+    };
     return (*std::max_element(backends.begin(), backends.end(), better))->open(spec, peers);
   };
   nccl::NcclOptions nccl_options;
   nccl_options.init_timeout = options.start_timeout;
-  if (options.nccl_register != NcclRegister::kOff) nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
+  if (options.nccl_register != NcclRegister::kOff)
+    nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
   nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
-  job.backends.push_back(std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
+  job.backends.push_back(
+      std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
 #endif
 }
 
@@ -173,25 +193,31 @@ bool room_for_shm(const mpi::MpiWorld& world) {
   if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
     HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
-                      << " for the shm backend; using MPI between the ranks of this host, which is slower (docker: --shm-size)";
+                      << " for the shm backend; using MPI between the ranks of this host, which is "
+                         "slower (docker: --shm-size)";
   }
   return false;
 }
 
-/// All ranks decide the same, as they look at the same numbers: one host without room is enough to do without.
+/// All ranks decide the same, as they look at the same numbers: one host without room is enough to
+/// do without.
 bool room_for_hierarchical(const mpi::MpiWorld& world) {
   const Topology& topology = world.topology();
   if (topology.host_names.size() < 2 || !world.all_boards_shared()) return false;
   std::vector<int> ranks_of_host(topology.host_names.size(), 0);
   for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
   for (int rank = 0; rank < topology.size; ++rank) {
-    const int local_size = ranks_of_host[static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)])];
+    const int local_size = ranks_of_host[static_cast<std::size_t>(
+        topology.host_of_rank[static_cast<std::size_t>(rank)])];
     if (local_size < 2) continue;
-    const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) + hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
+    const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) +
+                               hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
     if (world.shared_memory_free(rank) >= wanted) continue;
     if (topology.rank == 0) {
-      HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has " << world.shared_memory_free(rank) << " bytes left, expected "
-                        << wanted << " for the hierarchical backend; using MPI between all ranks of process sets on several hosts, "
+      HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has "
+                        << world.shared_memory_free(rank) << " bytes left, expected " << wanted
+                        << " for the hierarchical backend; using MPI between all ranks of process "
+                           "sets on several hosts, "
                         << "which is slower (docker: --shm-size)";
     }
     return false;
@@ -207,9 +233,11 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
     return job_of_one(options);
   }
   mpi::WorldOptions world_options;
-  world_options.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  world_options.start_timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
   // A thread that is inside a call may be without a core for a while, so not less than a second.
-  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
+  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
   const auto world = mpi::MpiWorld::join(world_options);
   JobConnection job;
   job.world = world;
@@ -217,11 +245,16 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   Gpu gpu = inspect_gpu(options, world->topology().local_rank);
   gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
   std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
-  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report), world_options.start_timeout);
+  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report),
+                   world_options.start_timeout);
   const GpuAgreement agreement = agree_on_gpus(reports, world->topology());
-  job.backends.push_back(std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
-  if (world->board_shared() && room_for_shm(*world)) job.backends.push_back(std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
-  if (room_for_hierarchical(*world)) job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
+  job.backends.push_back(
+      std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
+  if (world->board_shared() && room_for_shm(*world))
+    job.backends.push_back(
+        std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*world))
+    job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   add_device_backends(job, gpu, agreement, options);
@@ -236,7 +269,8 @@ void forget_job_peers() noexcept { mpi::mark_failed(); }
 
 JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena>) {
   if (const char* name = mpi_launcher_variable()) {
-    throw UsageError(std::string("hvd::init: ") + name + " is set, so an MPI launcher started this process, but this hvd was built "
+    throw UsageError(std::string("hvd::init: ") + name +
+                     " is set, so an MPI launcher started this process, but this hvd was built "
                      "without MPI (HVD_WITH_MPI=OFF)");
   }
   refuse_ranks_without_mpi();
@@ -252,11 +286,9 @@ void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::m
 
 std::vector<std::string_view> backend_names() {
   return {
-      "local",
-      "shm",
+      "local", "shm",
 #if HVD_HAVE_MPI
-      "mpi",
-      "hierarchical",
+      "mpi",   "hierarchical",
 #endif
 #if HVD_HAVE_NCCL
       "nccl",
@@ -287,7 +319,8 @@ std::string describe_cuda_aware_mpi() {
                : "yes: where MPI carries GPU tensors, those that are only moved are not staged";
   }
   // Some only know once they have started.
-  return std::string("no") + (mpi::is_active() ? "" : ", as far as MPI says before a job begins") + ": GPU tensors without NCCL are staged";
+  return std::string("no") + (mpi::is_active() ? "" : ", as far as MPI says before a job begins") +
+         ": GPU tensors without NCCL are staged";
 }
 
 }  // namespace

@@ -13,9 +13,10 @@
 
 namespace hvd::runtime {
 
-/// What a process needs to take part in its job. The members that are listed last are destroyed first.
+/// What a process needs to take part in its job. The members that are listed last are destroyed
+/// first.
 struct JobConnection {
-  std::shared_ptr<void> world;  ///< keeps alive what plane and backends share
+  std::shared_ptr<void> world;              ///< keeps alive what plane and backends share
   std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
   std::vector<std::shared_ptr<Backend>> backends;
   std::unique_ptr<control::ControlPlane> control;
@@ -26,7 +27,8 @@ struct JobConnection {
 /// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
-/// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's backends then serve. Null: CUDA's again.
+/// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's
+/// backends then serve. Null: CUDA's again.
 void use_device_api(std::shared_ptr<device::Api>);
 
 /// The names that a backend can be chosen by.

@@ -27,25 +27,28 @@ namespace hvd {
 namespace runtime {
 namespace {
 
-// How long a process that ends without shutdown() waits for the others to end too, before it leaves them.
+// How long a process that ends without shutdown() waits for the others to end too, before it leaves
+// them.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 
 /// Never destroyed: the coordinator thread may outlive static objects otherwise.
 struct Context {
   std::mutex lifecycle;  // held through init() and shutdown(), which are collective
   std::mutex mutex;
-  std::shared_ptr<Runtime> runtime;  // guarded by mutex
-  std::shared_ptr<void> world;       // guarded by lifecycle; outlives the runtime
+  std::shared_ptr<Runtime> runtime;       // guarded by mutex
+  std::shared_ptr<void> world;            // guarded by lifecycle; outlives the runtime
   std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
   std::optional<LastWords> last_words;    // guarded by lifecycle
   const SteadyClock clock{};
   std::once_flag fork_handlers_registered;
   std::once_flag arena_made;
-  std::shared_ptr<SharedArena> arena;     // once arena_made, written under mutex; tensors in it outlive the runtime
+  std::shared_ptr<SharedArena>
+      arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
   std::atomic<bool> full_told{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
-  // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end as it would.
+  // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end
+  // as it would.
   alignas(std::shared_ptr<Runtime>) std::byte inherited_runtime[sizeof(std::shared_ptr<Runtime>)];
 };
 
@@ -54,7 +57,8 @@ Context& context() {
   return *instance;
 }
 
-// There is an arena between these two exactly if there was one before, as it is made under the mutex.
+// There is an arena between these two exactly if there was one before, as it is made under the
+// mutex.
 void before_fork() {
   context().mutex.lock();
   if (context().arena) context().arena->before_fork();
@@ -65,7 +69,8 @@ void after_fork_in_parent() {
   context().mutex.unlock();
 }
 
-/// The child is in no job: its messages would mix with its parent's, and its end must not look like the parent's.
+/// The child is in no job: its messages would mix with its parent's, and its end must not look like
+/// the parent's.
 void after_fork_in_child() {
   Context& process = context();
   if (process.arena) process.arena->after_fork_in_child();
@@ -82,7 +87,8 @@ void register_fork_handlers() {
   std::call_once(context().fork_handlers_registered, [] {
     const int error = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     if (error == 0) return;
-    HVD_LOG(kWarning) << "no handlers for fork(): " << std::strerror(error) << "; a child of this process must not end with exit()";
+    HVD_LOG(kWarning) << "no handlers for fork(): " << std::strerror(error)
+                      << "; a child of this process must not end with exit()";
   });
 }
 
@@ -108,7 +114,8 @@ void leave(std::optional<Duration> patience) {
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.last_words.reset();
-  const bool in_order = runtime->shutdown(patience);  // may take minutes, in which somebody may ask what this rank is doing
+  const bool in_order = runtime->shutdown(
+      patience);  // may take minutes, in which somebody may ask what this rank is doing
   process.dump_signal.reset();
   if (!in_order) forget_job_peers();
   {
@@ -119,7 +126,8 @@ void leave(std::optional<Duration> patience) {
   process.world.reset();
 }
 
-// A program that ends without shutdown() leaves as if it had called it: the others get a ShutdownError that says so rather than hang.
+// A program that ends without shutdown() leaves as if it had called it: the others get a
+// ShutdownError that says so rather than hang.
 void leave_at_exit() {
   const std::unique_lock lock(context().lifecycle, std::try_to_lock);
   if (!lock.owns_lock()) return;
@@ -130,19 +138,21 @@ void leave_at_exit() {
   leave(kPatienceAtExit);
 }
 
-// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's buffering is chosen before it is used; a
-// program that wants another calls setvbuf() itself.
+// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's
+// buffering is chosen before it is used; a program that wants another calls setvbuf() itself.
 [[gnu::constructor]] void buffer_stdout_by_line() {
   if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
 
-// Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it sooner.
+// Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it
+// sooner.
 void note_exit(int status, void*) {
   const auto runtime = runtime_or_null();
   if (runtime && !runtime->failed()) notify_supervisor(NoticeKind::kExit, status, "");
 }
 
-// Before the job is joined: a rank that leaves again right after joining would keep the others waiting.
+// Before the job is joined: a rank that leaves again right after joining would keep the others
+// waiting.
 void check_backend_name(const RuntimeOptions& options) {
   if (!options.backend) return;
   std::string known;
@@ -150,7 +160,8 @@ void check_backend_name(const RuntimeOptions& options) {
     if (name == *options.backend) return;
     known += (known.empty() ? "'" : ", '") + std::string(name) + "'";
   }
-  throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" + *options.backend + "'");
+  throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" +
+                   *options.backend + "'");
 }
 
 // One rank speaks for its host, whose ranks were mostly started with the same environment.
@@ -174,10 +185,14 @@ std::shared_ptr<Runtime> current_runtime() {
 void init(const Options& options) {
   auto& process = runtime::context();
   const std::lock_guard lock(process.lifecycle);
-  if (runtime::runtime_or_null()) throw UsageError("hvd::init: already initialised; call hvd::shutdown() before initialising again");
+  if (runtime::runtime_or_null())
+    throw UsageError(
+        "hvd::init: already initialised; call hvd::shutdown() before initialising again");
   if (process.job_inherited) {
-    throw UsageError("hvd::init: this process was made by fork() while its parent was in a job, whose connections it cannot use; "
-                     "fork before hvd::init(), or start another program");
+    throw UsageError(
+        "hvd::init: this process was made by fork() while its parent was in a job, whose "
+        "connections it cannot use; "
+        "fork before hvd::init(), or start another program");
   }
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
@@ -188,15 +203,17 @@ void init(const Options& options) {
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   runtime::report_settings(options, topology);
   process.world = std::move(job.world);
-  auto created = runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends), process.clock,
-                                          runtime::process_arena(), std::move(job.device));
+  auto created =
+      runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends),
+                               process.clock, runtime::process_arena(), std::move(job.device));
   if (!process.exit_handler_registered) {
     process.exit_handler_registered = true;
     std::atexit(runtime::leave_at_exit);
     ::on_exit(runtime::note_exit, nullptr);
   }
-  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size << ", local rank " << topology.local_rank
-                 << " of " << topology.local_size << ", " << runtime::describe(created->pace(), topology.local_size);
+  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
+                 << ", local rank " << topology.local_rank << " of " << topology.local_size << ", "
+                 << runtime::describe(created->pace(), topology.local_size);
   process.dump_signal.emplace(*created);
   process.last_words.emplace(*created);
   const std::lock_guard publish(process.mutex);
@@ -209,7 +226,9 @@ void shutdown() {
   runtime::leave(std::nullopt);
 }
 
-std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) { return allocate_shared(runtime::process_arena(), bytes, true); }
+std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) {
+  return allocate_shared(runtime::process_arena(), bytes, true);
+}
 
 std::byte* allocate_shared_block(std::size_t bytes) noexcept {
   runtime::process_arena();
@@ -218,12 +237,17 @@ std::byte* allocate_shared_block(std::size_t bytes) noexcept {
   try {
     if (std::byte* const block = arena != nullptr ? arena->allocate(bytes) : nullptr) return block;
     if (!runtime::context().full_told.exchange(true)) {
-      HVD_LOG(kWarning) << "no shared memory for a tensor of " << bytes << " bytes, so it is ordinary memory and will be copied: "
-                        << (arena == nullptr ? std::string("the system does not let this process have any (HVD_LOG_LEVEL=debug says why)")
-                                             : std::to_string(arena->used()) + " of " + std::to_string(arena->address().capacity) +
-                                                   " bytes are in use, or the system has none left");
+      HVD_LOG(kWarning) << "no shared memory for a tensor of " << bytes
+                        << " bytes, so it is ordinary memory and will be copied: "
+                        << (arena == nullptr
+                                ? std::string("the system does not let this process have any "
+                                              "(HVD_LOG_LEVEL=debug says why)")
+                                : std::to_string(arena->used()) + " of " +
+                                      std::to_string(arena->address().capacity) +
+                                      " bytes are in use, or the system has none left");
     }
-  } catch (const std::bad_alloc&) {  // of the arena's own lists: the caller's memory will not be had either
+  } catch (const std::bad_alloc&) {  // of the arena's own lists: the caller's memory will not be
+                                     // had either
   }
   return nullptr;
 }
@@ -264,10 +288,13 @@ int ProcessSet::rank() const {
   if (!members_) return hvd::rank();
   const auto& members = members_->ranks;
   const auto found = std::lower_bound(members.begin(), members.end(), hvd::rank());
-  return found != members.end() && *found == hvd::rank() ? static_cast<int>(found - members.begin()) : -1;
+  return found != members.end() && *found == hvd::rank() ? static_cast<int>(found - members.begin())
+                                                         : -1;
 }
 
-int ProcessSet::size() const { return members_ ? static_cast<int>(members_->ranks.size()) : hvd::size(); }
+int ProcessSet::size() const {
+  return members_ ? static_cast<int>(members_->ranks.size()) : hvd::size();
+}
 
 std::vector<int> ProcessSet::ranks() const {
   if (members_) return members_->ranks;
@@ -298,10 +325,11 @@ std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress 
   return runtime::current_runtime()->submit(submissions, progress);
 }
 
-void submit_all(std::span<const Submission> submissions, std::span<Operation> handles, Progress progress) {
+void submit_all(std::span<const Submission> submissions, std::span<Operation> handles,
+                Progress progress) {
   if (submissions.size() != handles.size()) {
-    throw UsageError("submit_all: expected as many handles as submissions, got " + std::to_string(handles.size()) + " for " +
-                     std::to_string(submissions.size()));
+    throw UsageError("submit_all: expected as many handles as submissions, got " +
+                     std::to_string(handles.size()) + " for " + std::to_string(submissions.size()));
   }
   runtime::current_runtime()->submit(submissions, handles, progress);
 }

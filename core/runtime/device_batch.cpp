@@ -15,18 +15,27 @@ namespace {
 
 /// Tensors begin in the buffer where they can be copied with the widest accesses.
 constexpr std::size_t kAlignment = 16;
-/// Often enough to give memory back and to notice errors, rarely enough to cost nothing beside a step.
+/// Often enough to give memory back and to notice errors, rarely enough to cost nothing beside a
+/// step.
 constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 || type == DataType::kFloat64;
+  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
+         type == DataType::kFloat64;
 }
 
 class DeviceBatch final : public Work {
  public:
-  DeviceBatch(DeviceLane& lane, Job& job, const Launch& launch) : lane_(lane), job_(job), tensor_type_(job.request().dtype), type_(job.collective().dtype), collective_(job.collective()) {
+  DeviceBatch(DeviceLane& lane, Job& job, const Launch& launch)
+      : lane_(lane),
+        job_(job),
+        tensor_type_(job.request().dtype),
+        type_(job.collective().dtype),
+        collective_(job.collective()) {
     const device::DeviceGuard guard(lane_.context.api(), lane_.context.device());
     if (!job_.absent_here()) job_.ask_for_outputs();
     fold();
@@ -52,16 +61,23 @@ class DeviceBatch final : public Work {
 
  private:
   bool unpacks() const { return job_.buffered() && !job_.absent_here(); }
-  bool needs_in_stream() const { return job_.buffered() || job_.absent_here() || job_.scales_early() || !single_event(); }
+  bool needs_in_stream() const {
+    return job_.buffered() || job_.absent_here() || job_.scales_early() || !single_event();
+  }
   bool sends() const { return collective_.kind != OpKind::kBroadcast || job_.at_root(); }
 
-  /// With packing and unpacking at hand, factors cost nothing there. An average over all is left to the channel.
+  /// With packing and unpacking at hand, factors cost nothing there. An average over all is left to
+  /// the channel.
   void fold() {
-    const bool reduces = collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
+    const bool reduces =
+        collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
     before_ = job_.factor_in();
     after_ = job_.factor_out();
     if (job_.scales_early()) {
-      if (!is_floating(type_)) throw Error("integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a floating type");
+      if (!is_floating(type_))
+        throw Error(
+            "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
+            "floating type");
     }
     if (!reduces || !job_.buffered() || !lane_.folds || !is_floating(type_)) return;
     ReduceScale& scale = collective_.scale;
@@ -92,7 +108,8 @@ class DeviceBatch final : public Work {
     const Submission& submission = job_.operations().front()->submission;
     if (!needs_in_stream()) collective_.input_ready = submission.input_ready;
     in_ = {submission.input.data, submission.input.bytes()};
-    if (job_.request().kind != OpKind::kGather || job_.at_root()) out_ = {submission.output.data, submission.output.bytes()};
+    if (job_.request().kind != OpKind::kGather || job_.at_root())
+      out_ = {submission.output.data, submission.output.bytes()};
     if (!job_.scales_early()) return;
     // Into the output where it is as large, so that the caller's input stays as it is.
     std::span<std::byte> scaled = out_;
@@ -101,26 +118,33 @@ class DeviceBatch final : public Work {
       scaled = input_.bytes();
     }
     const device::Piece piece{submission.input.data, 0, in_.size() / size_of(type_)};
-    lane_.context.plans().run({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_, lane_.in.get());
+    lane_.context.plans().run({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_,
+                              lane_.in.get());
     in_ = scaled;
   }
 
-  /// What a tensor takes up in the buffer: the next one begins at a multiple of kAlignment. One by itself has no gap behind it, which Adasum
-  /// would take for a part of the vector. The same on every rank.
-  std::size_t room_for(std::size_t bytes) const { return job_.fused() && job_.in_place_kind() ? aligned(bytes) : bytes; }
+  /// What a tensor takes up in the buffer: the next one begins at a multiple of kAlignment. One by
+  /// itself has no gap behind it, which Adasum would take for a part of the vector. The same on
+  /// every rank.
+  std::size_t room_for(std::size_t bytes) const {
+    return job_.fused() && job_.in_place_kind() ? aligned(bytes) : bytes;
+  }
 
   std::size_t padded_bytes() const {
     std::size_t bytes = 0;
-    for (const auto& operation : job_.agreed()) bytes += room_for(static_cast<std::size_t>(operation.request.elements()) * size_of(type_));
+    for (const auto& operation : job_.agreed())
+      bytes += room_for(static_cast<std::size_t>(operation.request.elements()) * size_of(type_));
     return bytes;
   }
 
-  /// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is agreed, and batches of a lane follow
-  /// each other in one order. A tensor by itself lies in the caller's memory on the ranks that have it, so a rank that has joined may not
-  /// take one for it, unless it is cast.
+  /// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides
+  /// is agreed, and batches of a lane follow each other in one order. A tensor by itself lies in
+  /// the caller's memory on the ranks that have it, so a rank that has joined may not take one for
+  /// it, unless it is cast.
   void lease_output(std::size_t bytes, bool buffered_in_place) {
     std::span<std::byte> own;
-    if (buffered_in_place) own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
+    if (buffered_in_place)
+      own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
     in_turn_ = !own.empty();
     if (!in_turn_) output_ = lane_.buffers.lease(bytes, lane_.in.get());
     out_ = in_turn_ ? own : output_.bytes();
@@ -142,8 +166,10 @@ class DeviceBatch final : public Work {
     if (!sends()) return;
     pieces_.clear();
     std::size_t offset = 0;
-    for (const auto piece : job_.input_pieces()) add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset);  // only read
-    lane_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(), true, before_, lane_.in.get());
+    for (const auto piece : job_.input_pieces())
+      add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset);  // only read
+    lane_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(), true,
+                              before_, lane_.in.get());
   }
 
   void add_piece(std::byte* tensor, std::size_t bytes, std::size_t& offset) {
@@ -163,11 +189,13 @@ class DeviceBatch final : public Work {
       contribution = input_.bytes();
     }
     in_ = contribution;
-    if (collective_.kind != OpKind::kAllreduce && collective_.kind != OpKind::kReducescatter) return;
+    if (collective_.kind != OpKind::kAllreduce && collective_.kind != OpKind::kReducescatter)
+      return;
     std::uint64_t pattern = 0;
     const ReduceOp op = collective_.op == ReduceOp::kAdasum ? ReduceOp::kSum : collective_.op;
     fill_identity(reinterpret_cast<std::byte*>(&pattern), 1, type_, op);
-    lane_.context.api().fill(contribution.data(), contribution.size() / size_of(type_), size_of(type_), pattern, lane_.in.get());
+    lane_.context.api().fill(contribution.data(), contribution.size() / size_of(type_),
+                             size_of(type_), pattern, lane_.in.get());
   }
 
   void unpack() {
@@ -176,7 +204,8 @@ class DeviceBatch final : public Work {
     pieces_.clear();
     std::size_t offset = 0;
     for (const auto piece : job_.output_pieces()) add_piece(piece.data(), piece.size(), offset);
-    lane_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false, after_, lane_.out.get());
+    lane_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false,
+                              after_, lane_.out.get());
     ready_ = lane_.context.marks()->record(lane_.out.get());
   }
 
@@ -200,21 +229,32 @@ class DeviceBatch final : public Work {
 }  // namespace
 
 DeviceLane::DeviceLane(device::Context& on, Channel& of, bool folds_factors)
-    : context(on), channel(of), folds(folds_factors), in(on), out(on), buffers(on.api(), on.device(), on.plain_memory()), channels_own(on.api()) {}
+    : context(on),
+      channel(of),
+      folds(folds_factors),
+      in(on),
+      out(on),
+      buffers(on.api(), on.device(), on.plain_memory()),
+      channels_own(on.api()) {}
 
 DeviceLane::~DeviceLane() {
   try {
     const device::DeviceGuard guard(context.api(), context.device());
     if (channels_own.idle()) channel.give_back_fusion_buffers();
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: " << error.what();  // the device has failed, which others report
+    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
+                    << error.what();  // the device has failed, which others report
   }
 }
 
-std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const Launch& launch, const Launch& launch_on_host) {
-  if (job.request().kind != OpKind::kAlltoall) return std::make_unique<DeviceBatch>(lane, job, launch);
+std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const Launch& launch,
+                                      const Launch& launch_on_host) {
+  if (job.request().kind != OpKind::kAlltoall)
+    return std::make_unique<DeviceBatch>(lane, job, launch);
   Submission& submission = job.operations().front()->submission;
-  const Launch launch_rows = [&lane, &submission, launch](const Collective& rows, std::span<const std::byte> in, std::span<std::byte> out) {
+  const Launch launch_rows = [&lane, &submission, launch](const Collective& rows,
+                                                          std::span<const std::byte> in,
+                                                          std::span<std::byte> out) {
     Collective exchange = rows;
     if (rows.input_ready == nullptr) {
       exchange.input_ready = submission.input_ready;
@@ -241,7 +281,8 @@ void DeviceQueue::add(Channel& channel, const Job& job, EventPtr output_ready) {
 }
 
 bool DeviceQueue::has(const Channel& channel) const noexcept {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.channel == &channel; });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Entry& entry) { return entry.channel == &channel; });
 }
 
 void DeviceQueue::look() {
@@ -256,12 +297,15 @@ void DeviceQueue::look() {
     if (entry.channel != checked) entry.channel->check_health();
     checked = entry.channel;
     if (limit_ == Duration::zero() || now - entry.since < limit_) continue;
-    throw PeerLostError(entry.what + " has been in the device's queue for " +
-                            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now - entry.since).count()) +
-                            " s; expected every rank's GPU to get to it in " +
-                            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limit_).count()) +
-                            " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than that",
-                        -1);
+    throw PeerLostError(
+        entry.what + " has been in the device's queue for " +
+            std::to_string(
+                std::chrono::duration_cast<std::chrono::seconds>(now - entry.since).count()) +
+            " s; expected every rank's GPU to get to it in " +
+            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limit_).count()) +
+            " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
+            "that",
+        -1);
   }
 }
 

@@ -7,14 +7,19 @@
 namespace hvd {
 namespace {
 
-device::Context& usable_device(const runtime::Runtime& runtime, const char* function, void* stream) {
-  if (!runtime.device()) throw UsageError(std::string("hvd::") + function + ": this rank has no GPU to use; see hvd::build_info()");
+device::Context& usable_device(const runtime::Runtime& runtime, const char* function,
+                               void* stream) {
+  if (!runtime.device())
+    throw UsageError(std::string("hvd::") + function +
+                     ": this rank has no GPU to use; see hvd::build_info()");
   device::Context& context = *runtime.device();
   const device::DeviceGuard guard(context.api(), context.device());
   if (context.api().capturing({stream})) {
     throw UsageError(std::string("hvd::") + function +
-                     ": the stream is being captured into a CUDA graph, and an operation of hvd cannot be part of one; expected a stream that "
-                     "works; capture forward and backward under no_sync(), and call operations, wait() and step() outside of the capture");
+                     ": the stream is being captured into a CUDA graph, and an operation of hvd "
+                     "cannot be part of one; expected a stream that "
+                     "works; capture forward and backward under no_sync(), and call operations, "
+                     "wait() and step() outside of the capture");
   }
   return context;
 }

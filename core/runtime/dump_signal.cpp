@@ -14,7 +14,8 @@
 namespace hvd::runtime {
 namespace {
 
-// A handler may run on any thread while another ends the runtime, so the end waits until none is inside.
+// A handler may run on any thread while another ends the runtime, so the end waits until none is
+// inside.
 std::atomic<Runtime*> target{nullptr};
 std::atomic<int> inside{0};
 std::atomic<bool> has_been_initialised{false};
@@ -31,12 +32,14 @@ void handle(int) {
   if (Runtime* const runtime = target.load()) {
     runtime->request_state_dump();
   } else {
-    say(has_been_initialised.load() ? "hvd: this rank is not initialised: after hvd::shutdown()\n" : "hvd: this rank is not initialised: before hvd::init()\n");
+    say(has_been_initialised.load() ? "hvd: this rank is not initialised: after hvd::shutdown()\n"
+                                    : "hvd: this rank is not initialised: before hvd::init()\n");
   }
   inside.fetch_sub(1);
 }
 
-/// Where the signal would end the process, or is ignored: a launcher may have seen to that for the time before there is a handler.
+/// Where the signal would end the process, or is ignored: a launcher may have seen to that for the
+/// time before there is a handler.
 void install() noexcept {
   struct sigaction current {};
   if (::sigaction(SIGUSR1, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0) return;

@@ -16,7 +16,8 @@ namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
 
-// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator asks all, the others ask it.
+// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator
+// asks all, the others ask it.
 std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   if (control.rung_by_all()) return {};
   if (control.rank() != 0) return {0};
@@ -25,7 +26,9 @@ std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
   return others;
 }
 
-std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options, const Topology& topology, bool lock_available) {
+std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options,
+                                                       const Topology& topology,
+                                                       bool lock_available) {
   if (topology.rank != 0) return nullptr;
   control::CoordinatorOptions coordinator;
   coordinator.fusion_threshold = options.fusion_threshold;
@@ -33,8 +36,10 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.schedule_lock = lock_available;
   coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
   coordinator.host_of_rank.clear();
-  for (int rank = 0; rank < topology.size; ++rank) coordinator.host_of_rank.push_back(topology.host_name(rank));
-  return std::make_unique<control::Coordinator>(std::move(coordinator), control::ProcessSetTable(topology.size));
+  for (int rank = 0; rank < topology.size; ++rank)
+    coordinator.host_of_rank.push_back(topology.host_name(rank));
+  return std::make_unique<control::Coordinator>(std::move(coordinator),
+                                                control::ProcessSetTable(topology.size));
 }
 
 control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
@@ -42,7 +47,8 @@ control::TreePlace find_place(const RuntimeOptions& options, const Topology& top
   return control::place_in_tree(topology, topology.rank, options.control_radix);
 }
 
-// The coordinator learns of a stall only from what it has been told, so in good time before it says something.
+// The coordinator learns of a stall only from what it has been told, so in good time before it says
+// something.
 Duration longest_hold(const RuntimeOptions& options) {
   Duration longest = std::chrono::seconds(1);
   for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
@@ -52,7 +58,9 @@ Duration longest_hold(const RuntimeOptions& options) {
 }
 
 /// @pre it could be decoded
-wire::MessageKind kind_of(const control::Message& message) { return static_cast<wire::MessageKind>(message.bytes[2]); }
+wire::MessageKind kind_of(const control::Message& message) {
+  return static_cast<wire::MessageKind>(message.bytes[2]);
+}
 
 Status status_of(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
@@ -61,8 +69,9 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), -1};
 }
 
-// Two ranks of each other host, by whose accusation the ranks there learn of a loss: the coordinator, which tells all, may be what hangs on
-// it, and so may any rank that had a connection to the lost one.
+// Two ranks of each other host, by whose accusation the ranks there learn of a loss: the
+// coordinator, which tells all, may be what hangs on it, and so may any rank that had a connection
+// to the lost one.
 std::vector<int> speakers_besides_coordinator(const control::ControlPlane& control) {
   const Topology& topology = control.topology();
   std::vector<int> speakers;
@@ -70,7 +79,8 @@ std::vector<int> speakers_besides_coordinator(const control::ControlPlane& contr
   std::vector<int> found(topology.host_names.size(), 0);
   found[static_cast<std::size_t>(topology.host_index())] = kSpeakersPerHost;
   for (int rank = 1; rank < topology.size; ++rank) {
-    const auto host = static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
+    const auto host =
+        static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
     if (found[host] == kSpeakersPerHost) continue;
     ++found[host];
     speakers.push_back(rank);
@@ -78,21 +88,25 @@ std::vector<int> speakers_besides_coordinator(const control::ControlPlane& contr
   return speakers;
 }
 
-// What the others call the loss of this rank: it ends, or they have given it up while it was stopped or out of reach.
+// What the others call the loss of this rank: it ends, or they have given it up while it was
+// stopped or out of reach.
 Status as_told_to(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
   const std::string theirs = "lost rank " + std::to_string(rank) + " ";
   Status own = cause;
   if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
-  own.message = "the other ranks have lost this one, rank " + std::to_string(rank) + " " + own.message;
+  own.message =
+      "the other ranks have lost this one, rank " + std::to_string(rank) + " " + own.message;
   return own;
 }
 
 }  // namespace
 
 Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-               std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, observe::Counters& counters,
-               TimelineSlot& timeline, std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device, OnEnd on_end)
+               std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
+               observe::Counters& counters, TimelineSlot& timeline,
+               std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device,
+               OnEnd on_end)
     : options_(options),
       clock_(clock),
       counters_(counters),
@@ -105,12 +119,13 @@ Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPl
       relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
       liveness_(ranks_to_ask(*control_), options_.peer_timeout),
-      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena), std::move(device), options_.stall_shutdown},
+      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena),
+                 std::move(device), options_.stall_shutdown},
                 std::move(backends), options_.backend,
-                [this](const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
-                  finish(operation, status, ready, in_flight);
-                }) {
-  if (!place_.children.empty()) aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
+                [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
+                       bool in_flight) { finish(operation, status, ready, in_flight); }) {
+  if (!place_.children.empty())
+    aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
   now_ = clock_.now();
   control_->beat(now_);
 }
@@ -120,7 +135,8 @@ Engine::~Engine() = default;
 void Engine::enqueue(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mutex_);
   submitted_.insert(submitted_.end(), operations.begin(), operations.end());
-  for (const OperationPtr& operation : operations) callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
+  for (const OperationPtr& operation : operations)
+    callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
   has_submissions_.store(true, std::memory_order_release);
 }
 
@@ -140,10 +156,12 @@ Status Engine::failure() const {
   return failure_;
 }
 
-// Note [The device of MPI's calls]: a CUDA-aware MPI gets on with a message in whichever call looks after messages, also one for another
-// message, and makes its events and copies in the context that the calling thread has current then; with another one, or none, they fail, or
-// do not wait (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the device is current for the whole of
-// every round, control messages included, and nothing is launched on such a channel in the round that opens it.
+// Note [The device of MPI's calls]: a CUDA-aware MPI gets on with a message in whichever call looks
+// after messages, also one for another message, and makes its events and copies in the context that
+// the calling thread has current then; with another one, or none, they fail, or do not wait
+// (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the
+// device is current for the whole of every round, control messages included, and nothing is
+// launched on such a channel in the round that opens it.
 
 bool Engine::step(Callbacks callbacks) noexcept {
   callbacks_ = callbacks;
@@ -160,8 +178,10 @@ bool Engine::advance() noexcept {
   now_ = now;
   try {
     std::optional<device::DeviceGuard> current;
-    if (device::Context* const device = executor_.device_to_be_current()) current.emplace(device->api(), device->device());
-    if (has_outside_failure_.load(std::memory_order_acquire) && !failed()) fail(*outside_failure_, true);
+    if (device::Context* const device = executor_.device_to_be_current())
+      current.emplace(device->api(), device->device());
+    if (has_outside_failure_.load(std::memory_order_acquire) && !failed())
+      fail(*outside_failure_, true);
     if (failed()) {
       dump_state_if_asked();
       end_outstanding(failure());
@@ -170,8 +190,9 @@ bool Engine::advance() noexcept {
     }
     moved = take_submissions() || moved;
     moved = run_locked() || moved;
-    // Before this rank reports that it has left: after that the ranks of this host may enter the next lock, and their words no longer say
-    // that one left (MUT_REPORT in test/models/lock_relay.pml).
+    // Before this rank reports that it has left: after that the ranks of this host may enter the
+    // next lock, and their words no longer say that one left (MUT_REPORT in
+    // test/models/lock_relay.pml).
     while (relay_lock_news()) moved = run_locked() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
@@ -180,7 +201,8 @@ bool Engine::advance() noexcept {
     moved = executor_.progress() || moved;
     moved = keep_house() || moved;
     dump_state_if_asked();
-    if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty()) shut_down_.store(true, std::memory_order_release);
+    if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty())
+      shut_down_.store(true, std::memory_order_release);
   } catch (const std::exception& error) {
     if (failed()) control_broken_ = true;
     if (!failed()) fail(status_of(error), true);
@@ -219,7 +241,8 @@ void Engine::begin(const OperationPtr& operation) {
   operation->order = begun_++;
   std::optional<wire::ErrorEntry> error;
   try {
-    error = lock_.locked() ? negotiator_.take_failure(operation->request) : negotiator_.submit(operation->request);
+    error = lock_.locked() ? negotiator_.take_failure(operation->request)
+                           : negotiator_.submit(operation->request);
   } catch (const UsageError& problem) {
     // The process set has been removed since submit() looked.
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
@@ -228,7 +251,8 @@ void Engine::begin(const OperationPtr& operation) {
   blocked_since_.reset();  // and a thread that waits still does
   if (lock_.locked()) lock_moved_at_ = now_;
   if (lock_.locked() && offer(operation)) return;
-  outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name), operation);
+  outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name),
+                       operation);
 }
 
 void Engine::send(int rank, const wire::Bytes& bytes) {
@@ -239,7 +263,8 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
 
 bool Engine::send_report() {
   if (lock_.locked()) return false;
-  if (shutdown_requested_.load(std::memory_order_relaxed)) negotiator_.request_shutdown(ending_.load(std::memory_order_relaxed));
+  if (shutdown_requested_.load(std::memory_order_relaxed))
+    negotiator_.request_shutdown(ending_.load(std::memory_order_relaxed));
   const auto news = negotiator_.take_report();
   if (!news) return false;
   if (aggregator_) {
@@ -247,8 +272,8 @@ bool Engine::send_report() {
   } else {
     send(std::max(place_.parent, 0), wire::encode(*news));
   }
-  counters_.negotiated_operations.store(negotiator_.reported_in_full() + negotiator_.reported_by_bit(),
-                                        std::memory_order_relaxed);
+  counters_.negotiated_operations.store(
+      negotiator_.reported_in_full() + negotiator_.reported_by_bit(), std::memory_order_relaxed);
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
   return true;
 }
@@ -259,7 +284,8 @@ bool Engine::receive() {
   while (const auto message = control_->poll()) {
     counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
     handle(*message);
-    // That another rank waits is nothing to go on with; a thread that waits here must come to its rest, or it would not be known that it does.
+    // That another rank waits is nothing to go on with; a thread that waits here must come to its
+    // rest, or it would not be known that it does.
     moved = moved || failed() || kind_of(*message) != wire::MessageKind::kBlocked;
     if (failed()) break;
   }
@@ -272,22 +298,27 @@ void Engine::handle(const control::Message& message) {
     try {
       return wire::decode(message.bytes);
     } catch (const wire::WireError& error) {
-      throw Error("rank " + std::to_string(control_->rank()) + " received a corrupt message from rank " + std::to_string(source) +
-                  ": " + error.what());
+      throw Error("rank " + std::to_string(control_->rank()) +
+                  " received a corrupt message from rank " + std::to_string(source) + ": " +
+                  error.what());
     }
   }();
   liveness_.heard(source, awake(clock_.now()));
   if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
-  if (const auto* report_in = std::get_if<wire::Report>(&decoded)) return take_in(source, *report_in);
-  if (const auto* merged = std::get_if<wire::MergedReport>(&decoded)) return take_in(source, *merged);
+  if (const auto* report_in = std::get_if<wire::Report>(&decoded))
+    return take_in(source, *report_in);
+  if (const auto* merged = std::get_if<wire::MergedReport>(&decoded))
+    return take_in(source, *merged);
   if (const auto* abort = std::get_if<wire::Abort>(&decoded)) {
     if (abort->cause.rank != control_->rank()) {
-      notify_supervisor(NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost), abort->cause.message);
+      notify_supervisor(NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
+                        abort->cause.message);
     }
     return fail(abort->cause, coordinator_ != nullptr);
   }
   if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
-  if (const auto* blocked = std::get_if<wire::Blocked>(&decoded); blocked != nullptr && coordinator_) {
+  if (const auto* blocked = std::get_if<wire::Blocked>(&decoded);
+      blocked != nullptr && coordinator_) {
     coordinator_->note_blocked(source, blocked->last_applied);
   }
   if (std::holds_alternative<wire::Ping>(decoded)) {
@@ -304,13 +335,15 @@ void Engine::take_in(int source, const wire::Report& report) {
   } else if (coordinator_) {
     coordinator_->accept(source, report, awake(clock_.now()));
   } else {
-    throw Error("rank " + std::to_string(source) + " reported to rank " + std::to_string(control_->rank()) + ", which does not coordinate");
+    throw Error("rank " + std::to_string(source) + " reported to rank " +
+                std::to_string(control_->rank()) + ", which does not coordinate");
   }
 }
 
 void Engine::take_in(int source, const wire::MergedReport& report) {
   if (!aggregator_) {
-    throw Error("rank " + std::to_string(source) + " sent merged reports to rank " + std::to_string(control_->rank()) +
+    throw Error("rank " + std::to_string(source) + " sent merged reports to rank " +
+                std::to_string(control_->rank()) +
                 ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
   }
   for (const auto& applied : report.applied) liveness_.heard(applied.ranks, awake(clock_.now()));
@@ -319,8 +352,10 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
 
 void Engine::take_in(int source, const wire::LockNews& news) {
   if (!relay_) {
-    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " + std::to_string(control_->rank()) +
-                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
+    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " +
+                std::to_string(control_->rank()) +
+                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) "
+                "alike on every rank");
   }
   if (relay_->accept(news)) ring_others();
 }
@@ -340,20 +375,23 @@ bool Engine::pass_on() {
 
 // A plan goes to the ranks below, and without a tree to all.
 void Engine::publish(const wire::Bytes& plan) {
-  const std::size_t receivers = aggregator_ ? place_.children.size() : static_cast<std::size_t>(control_->size());
+  const std::size_t receivers =
+      aggregator_ ? place_.children.size() : static_cast<std::size_t>(control_->size());
   counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
   counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
   aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
 }
 
 void Engine::apply(const wire::Plan& plan) {
-  // Whoever made it has left the lock, so this rank can see that it was left; on another host it will hear of it.
+  // Whoever made it has left the lock, so this rank can see that it was left; on another host it
+  // will hear of it.
   run_locked();
   if (lock_.locked() && lock_.spans_hosts()) {
     deferred_plans_.push_back(plan);
     return;
   }
-  if (lock_.locked()) throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
+  if (lock_.locked())
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
   // Ranks below report after it, in terms that this one must know by then.
   if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
@@ -366,12 +404,14 @@ void Engine::apply(const wire::Plan& plan) {
     const std::lock_guard lock(mutex_);
     sets_ = std::make_shared<control::ProcessSetTable>(negotiator_.process_sets());
   }
-  for (const auto& error : applied.errors) end_with(take_outstanding(error.process_set, error.name), error);
+  for (const auto& error : applied.errors)
+    end_with(take_outstanding(error.process_set, error.name), error);
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
   if (!applied.lock.empty() && !lock_.available()) {
-    throw Error("rank 0 repeats a schedule, which is switched off on rank " + std::to_string(control_->rank()) +
+    throw Error("rank 0 repeats a schedule, which is switched off on rank " +
+                std::to_string(control_->rank()) +
                 "; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
   }
   if (!applied.lock.empty()) enter_lock(std::move(applied.lock));
@@ -381,7 +421,8 @@ void Engine::start(control::AgreedBatch batch) {
   std::vector<OperationPtr> operations;
   try {
     for (const auto& agreed : batch.operations) {
-      if (!batch.absent_here) operations.push_back(take_outstanding(agreed.request.process_set, agreed.request.name));
+      if (!batch.absent_here)
+        operations.push_back(take_outstanding(agreed.request.process_set, agreed.request.name));
     }
     executor_.start(std::move(batch), operations);
   } catch (...) {
@@ -395,7 +436,8 @@ void Engine::start(control::AgreedBatch batch) {
 }
 
 bool Engine::coordinate() {
-  if (!coordinator_ || lock_.locked()) return false;  // a locked rank has reported nothing, and a plan needs all
+  if (!coordinator_ || lock_.locked())
+    return false;  // a locked rank has reported nothing, and a plan needs all
   const auto plan = coordinator_->decide_encoded(awake(now_), executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
@@ -413,8 +455,10 @@ bool Engine::keep_house() {
   const TimePoint now = now_;
   const bool leaves = watch_lock(now);
   const bool is_waiting = waiting(now);
-  const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
-  if (next_housekeeping_ > now + interval) next_housekeeping_ = now + interval;  // an idle rank has got work
+  const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8)
+                                       : options_.peer_timeout / 4;
+  if (next_housekeeping_ > now + interval)
+    next_housekeeping_ = now + interval;  // an idle rank has got work
   if (now < next_housekeeping_) return leaves;
   next_housekeeping_ = now + interval;
   control_->beat(now);
@@ -424,8 +468,8 @@ bool Engine::keep_house() {
   return leaves;
 }
 
-// A thread that waits while nothing runs here waits for a plan: so what was noted holds until one comes. It is told again and again, as
-// reports of others may be on their way more slowly.
+// A thread that waits while nothing runs here waits for a plan: so what was noted holds until one
+// comes. It is told again and again, as reports of others may be on their way more slowly.
 void Engine::tell_if_blocked(TimePoint now) {
   if (lock_.locked()) wait_noted_ = false;
   if (!wait_noted_ || options_.deadlock_timeout == Duration::zero()) return blocked_since_.reset();
@@ -453,17 +497,20 @@ void Engine::watch_peers(TimePoint now, bool is_waiting) {
   const auto actions = liveness_.check(awake(now), is_waiting);
   for (const int rank : actions.ping) send(rank, wire::encode(wire::Ping{}));
   if (actions.lost) {
-    const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
+    const auto silence =
+        std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
     lose(*actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms");
   }
 }
 
 void Engine::lose(int rank, const std::string& cause) {
-  std::string text = "lost rank " + std::to_string(rank) + " (host " + control_->topology().host_name(rank) + "): " + cause +
-                     "; noticed by rank " + std::to_string(control_->rank());
+  std::string text = "lost rank " + std::to_string(rank) + " (host " +
+                     control_->topology().host_name(rank) + "): " + cause + "; noticed by rank " +
+                     std::to_string(control_->rank());
   std::string waits_for = executor_.first_active();
   const std::vector<OperationPtr> outstanding = outstanding_in_order();
-  if (waits_for.empty() && !outstanding.empty()) waits_for = control::describe(outstanding.front()->request);
+  if (waits_for.empty() && !outstanding.empty())
+    waits_for = control::describe(outstanding.front()->request);
   if (!waits_for.empty()) text += " while waiting for " + waits_for;
   throw PeerLostError(text, rank);
 }
@@ -480,13 +527,15 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     notify_supervisor(NoticeKind::kLoss, static_cast<int>(cause.code), cause.message);
   }
-  // Of a process that ends without shutdown() the failure of others is mostly the consequence, and its last words should not blame them.
+  // Of a process that ends without shutdown() the failure of others is mostly the consequence, and
+  // its last words should not blame them.
   if (ending_.load()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
   } else {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;
   }
-  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) control_->accuse(cause.rank, cause.message);
+  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0)
+    control_->accuse(cause.rank, cause.message);
   try {
     const wire::Bytes bytes = wire::encode(wire::Abort{control_->rank(), cause});
     if (tell_others && coordinator_) control_->publish(bytes);
@@ -495,7 +544,8 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
       control_->send(speakers_besides_coordinator(*control_), bytes);
     }
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();  // they will find out by themselves
+    HVD_LOG(kDebug) << "the other ranks could not be told: "
+                    << error.what();  // they will find out by themselves
   }
   give_up(own);
 }
@@ -522,11 +572,13 @@ OperationPtr Engine::take_outstanding(int process_set, const std::string& name) 
 }
 
 void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {
-  if (error.code == StatusCode::kShutdown) notify_supervisor(NoticeKind::kLoss, static_cast<int>(error.code), error.message);
+  if (error.code == StatusCode::kShutdown)
+    notify_supervisor(NoticeKind::kLoss, static_cast<int>(error.code), error.message);
   finish(operation, {error.code, error.message, error.rank}, nullptr, false);
 }
 
-void Engine::finish(const OperationPtr& operation, const Status& status, const EventPtr& ready, bool in_flight) {
+void Engine::finish(const OperationPtr& operation, const Status& status, const EventPtr& ready,
+                    bool in_flight) {
   auto& counter = status.ok() ? counters_.completed_operations : counters_.failed_operations;
   counter.fetch_add(1, std::memory_order_relaxed);
   on_end_(*operation);
@@ -537,18 +589,18 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
   }
 }
 
-bool Engine::needs_polling() const noexcept {
-  return transferring() || !control_->rung_by_all();
-}
+bool Engine::needs_polling() const noexcept { return transferring() || !control_->rung_by_all(); }
 
 Duration Engine::time_to_deadline() const noexcept {
   if (failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
   const TimePoint now = clock_.now();
   TimePoint next = next_housekeeping_;
-  if (lock_.locked() && waits_for_others()) next = std::min(next, lock_moved_at_ + lock_patience(options_));
+  if (lock_.locked() && waits_for_others())
+    next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
-    if (const auto deadline = coordinator_->next_deadline()) next = std::min(next, *deadline + paused_);
+    if (const auto deadline = coordinator_->next_deadline())
+      next = std::min(next, *deadline + paused_);
   }
   if (aggregator_) {
     if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);

@@ -26,11 +26,13 @@
 
 namespace hvd::runtime {
 
-/// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to executed batches.
+/// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to
+/// executed batches.
 ///
-/// step() and what is marked so belong to the thread that holds the engine's token (see Runtime); enqueue(), request_shutdown(),
-/// fail(), failed() and failure() may be called by any thread. Nothing blocks, and no error escapes: the first one is the
-/// cause of failure with which everything outstanding and later ends.
+/// step() and what is marked so belong to the thread that holds the engine's token (see Runtime);
+/// enqueue(), request_shutdown(), fail(), failed() and failure() may be called by any thread.
+/// Nothing blocks, and no error escapes: the first one is the cause of failure with which
+/// everything outstanding and later ends.
 ///
 ///   running --all ranks asked for shutdown, nothing in flight--> shut down
 ///      \------ loss, broken message, backend error, fail() ----> failed
@@ -39,8 +41,9 @@ class Engine {
   /// The operation has ended (its state is set right after): the name may be used again.
   using OnEnd = std::function<void(const OperationState&)>;
 
-  Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>, std::vector<std::shared_ptr<Backend>>, const Clock&,
-         observe::Counters&, TimelineSlot&, std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>, OnEnd);
+  Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
+         std::vector<std::shared_ptr<Backend>>, const Clock&, observe::Counters&, TimelineSlot&,
+         std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>, OnEnd);
   ~Engine();
 
   // --- any thread ---
@@ -64,10 +67,12 @@ class Engine {
 
   // --- token holder ---
   enum class Callbacks : std::uint8_t { kAll, kNone };
-  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an operation that calls the program back is
-  /// among what was submitted, so that none does if none had been taken up before.
+  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an
+  /// operation that calls the program back is among what was submitted, so that none does if none
+  /// had been taken up before.
   bool step(Callbacks = Callbacks::kAll) noexcept;
-  /// A thread waits for an operation and is about to sleep. True when that has changed something, and step() has work.
+  /// A thread waits for an operation and is about to sleep. True when that has changed something,
+  /// and step() has work.
   bool note_blocked() noexcept;
   /// Something is under way that no doorbell announces.
   bool needs_polling() const noexcept;
@@ -75,7 +80,8 @@ class Engine {
   bool transferring() const noexcept { return executor_.needs_polling() || control_->busy(); }
   /// This rank waits for something or works on something.
   bool busy() const noexcept {
-    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() || (shutdown_requested_ && !shut_down_);
+    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() ||
+           (shutdown_requested_ && !shut_down_);
   }
   /// How long nothing will happen without a ring.
   Duration time_to_deadline() const noexcept;
@@ -139,11 +145,12 @@ class Engine {
 
   // Any thread.
   mutable std::mutex mutex_;
-  std::vector<OperationPtr> submitted_;      // guarded by mutex_
-  bool callbacks_submitted_ = false;         // guarded by mutex_; some of those call the program back
-  std::shared_ptr<const control::ProcessSetTable> sets_;  // guarded by mutex_; as of the last plan applied
-  Status failure_;                           // guarded by mutex_
-  std::optional<Status> outside_failure_;    // guarded by mutex_
+  std::vector<OperationPtr> submitted_;  // guarded by mutex_
+  bool callbacks_submitted_ = false;     // guarded by mutex_; some of those call the program back
+  std::shared_ptr<const control::ProcessSetTable>
+      sets_;                               // guarded by mutex_; as of the last plan applied
+  Status failure_;                         // guarded by mutex_
+  std::optional<Status> outside_failure_;  // guarded by mutex_
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};
@@ -155,27 +162,31 @@ class Engine {
   // Token holder only.
   Callbacks callbacks_ = Callbacks::kAll;  // in this step
   control::Negotiator negotiator_;
-  /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place without a parent.
+  /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place
+  /// without a parent.
   const control::TreePlace place_;
   control::ScheduleLock lock_;
-  std::optional<control::LockRelay> relay_;         // the first rank of each of several hosts
+  std::optional<control::LockRelay> relay_;          // the first rank of each of several hosts
   std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
-  std::deque<wire::Plan> deferred_plans_;           // that arrived before it was known here that the lock had been left
+  std::deque<wire::Plan>
+      deferred_plans_;  // that arrived before it was known here that the lock had been left
   std::vector<std::shared_ptr<Job>> locked_jobs_;  // by number of the batch, while locked
-  std::size_t locked_waiting_ = 0;                 // operations that wait in those that have not started
-  TimePoint lock_moved_at_{};  // when the lock last ran a batch or was offered an operation
+  std::size_t locked_waiting_ = 0;  // operations that wait in those that have not started
+  TimePoint lock_moved_at_{};       // when the lock last ran a batch or was offered an operation
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
-  std::optional<control::Aggregator> aggregator_;  // inner ranks of a tree
+  std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
   control::Liveness liveness_;
   Executor executor_;
-  std::vector<OperationPtr> taken_;                            // from submitted_, empty between steps
-  std::unordered_map<std::string, OperationPtr> outstanding_;  // set/name; not those that wait in a lock
-  TimePoint now_{};    // when this step() began
-  Duration paused_{};  // for how long this process was stopped, as far as that was noticed
-  bool wait_noted_ = false;                 // a thread has waited since the last plan, with nothing running here
+  std::vector<OperationPtr> taken_;  // from submitted_, empty between steps
+  std::unordered_map<std::string, OperationPtr>
+      outstanding_;          // set/name; not those that wait in a lock
+  TimePoint now_{};          // when this step() began
+  Duration paused_{};        // for how long this process was stopped, as far as that was noticed
+  bool wait_noted_ = false;  // a thread has waited since the last plan, with nothing running here
   std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
   TimePoint told_blocked_at_{};
-  bool control_broken_ = false;             // after the failure: the control plane cannot even send what is left
+  bool control_broken_ =
+      false;  // after the failure: the control plane cannot even send what is left
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
   TimePoint last_plan_at_{};

@@ -27,13 +27,16 @@ std::vector<LockWords*> words_of_host(control::ControlPlane& control) {
 control::ScheduleLock make_lock(const RuntimeOptions& options, control::ControlPlane& control) {
   std::vector<LockWords*> words = words_of_host(control);
   if (!options.schedule_lock || words.front() == nullptr) return {{}, 0};
-  return {std::move(words), static_cast<std::size_t>(control.topology().local_rank), control.outside_lock_words()};
+  return {std::move(words), static_cast<std::size_t>(control.topology().local_rank),
+          control.outside_lock_words()};
 }
 
-std::optional<control::LockRelay> make_relay(const control::ScheduleLock& lock, control::ControlPlane& control) {
+std::optional<control::LockRelay> make_relay(const control::ScheduleLock& lock,
+                                             control::ControlPlane& control) {
   const Topology& topology = control.topology();
   if (!lock.available() || !lock.spans_hosts() || topology.local_rank != 0) return std::nullopt;
-  return control::LockRelay(words_of_host(control), *control.outside_lock_words(), topology.host_index(), static_cast<int>(topology.host_names.size()));
+  return control::LockRelay(words_of_host(control), *control.outside_lock_words(),
+                            topology.host_index(), static_cast<int>(topology.host_names.size()));
 }
 
 Duration lock_patience(const RuntimeOptions& options) {
@@ -72,12 +75,14 @@ bool Engine::relay_lock_news() {
   if (!relay_) return false;
   lock_news_.clear();
   const bool changed = relay_->advance(lock_news_);
-  for (const auto& [host, news] : lock_news_) send(control_->topology().first_rank_on(host), wire::encode(news));
+  for (const auto& [host, news] : lock_news_)
+    send(control_->topology().first_rank_on(host), wire::encode(news));
   if (changed) ring_others();
   return changed;
 }
 
-// Plans that were made by ranks of other hosts, which have left the lock before this one could know that.
+// Plans that were made by ranks of other hosts, which have left the lock before this one could know
+// that.
 void Engine::apply_deferred() {
   while (!lock_.locked() && !deferred_plans_.empty()) {
     const wire::Plan plan = std::move(deferred_plans_.front());
@@ -97,7 +102,8 @@ bool Engine::offer(const OperationPtr& operation) {
 void Engine::enter_lock(std::vector<control::AgreedBatch> schedule) {
   HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
   locked_jobs_.clear();
-  for (const control::AgreedBatch& batch : schedule) locked_jobs_.push_back(executor_.prepare(batch));
+  for (const control::AgreedBatch& batch : schedule)
+    locked_jobs_.push_back(executor_.prepare(batch));
   executor_.keep_buffers_for(locked_jobs_);
   lock_.enter(std::move(schedule));
   lock_moved_at_ = now_;
@@ -114,9 +120,11 @@ void Engine::leave_lock() {
   locked_jobs_.clear();
   locked_waiting_ = 0;
   for (const OperationPtr& operation : operations) {
-    outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name), operation);
+    outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name),
+                         operation);
     const auto error = negotiator_.submit(operation->request);
-    if (error) end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);
+    if (error)
+      end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);
   }
 }
 
@@ -130,7 +138,8 @@ std::vector<OperationPtr> Engine::outstanding_in_order() const {
       if (operation) operations.push_back(operation);
     }
   }
-  std::sort(operations.begin(), operations.end(), [](const auto& a, const auto& b) { return a->order < b->order; });
+  std::sort(operations.begin(), operations.end(),
+            [](const auto& a, const auto& b) { return a->order < b->order; });
   return operations;
 }
 
@@ -140,7 +149,8 @@ void Engine::ring_others() noexcept {
   }
 }
 
-// Another thread of the program might be about to submit what is missing; then a few steps are negotiated for nothing.
+// Another thread of the program might be about to submit what is missing; then a few steps are
+// negotiated for nothing.
 bool Engine::note_blocked() noexcept {
   if (!waits_for_others() || executor_.active()) return false;
   wait_noted_ = true;
@@ -150,7 +160,8 @@ bool Engine::note_blocked() noexcept {
 }
 
 bool Engine::watch_lock(TimePoint now) {
-  if (!lock_.locked() || !waits_for_others() || now - lock_moved_at_ < lock_patience(options_)) return false;
+  if (!lock_.locked() || !waits_for_others() || now - lock_moved_at_ < lock_patience(options_))
+    return false;
   lock_moved_at_ = now;
   if (lock_.lacks_own()) {
     lock_.leave_soon();

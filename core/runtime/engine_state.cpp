@@ -21,7 +21,9 @@ std::string line_of(const OperationState& operation, const std::string& state, T
   const wire::Request& request = operation.request;
   std::string text = "  " + control::describe(request);
   if (!wire::only_agrees(request.kind)) {
-    text.append(" ").append(to_string(request.dtype)).append(shape_to_string(operation.submission.input.shape));
+    text.append(" ")
+        .append(to_string(request.dtype))
+        .append(shape_to_string(operation.submission.input.shape));
   }
   if (request.process_set != 0) text += " of process set " + std::to_string(request.process_set);
   return text + ": " + age(now - operation.submitted) + ", " + state + "\n";
@@ -37,17 +39,25 @@ std::string Engine::state_text() const {
   };
   std::vector<Told> told;
   for (auto& [operation, state] : executor_.running()) told.push_back({operation, state});
-  for (const OperationPtr& operation : outstanding_in_order()) told.push_back({operation, "waits for other ranks"});
+  for (const OperationPtr& operation : outstanding_in_order())
+    told.push_back({operation, "waits for other ranks"});
   {
     const std::lock_guard lock(mutex_);
     for (const auto& operation : submitted_) told.push_back({operation, "submitted"});
   }
-  std::stable_sort(told.begin(), told.end(), [](const Told& a, const Told& b) { return a.operation->submitted < b.operation->submitted; });
+  std::stable_sort(told.begin(), told.end(), [](const Told& a, const Told& b) {
+    return a.operation->submitted < b.operation->submitted;
+  });
 
   std::ostringstream text;
-  text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host " << control_->topology().host_name(control_->rank())
-       << "): " << (failed() ? "failed: " + failure().message : shut_down() ? "shut down" : shutdown_requested_ ? "shutting down" : "running")
-       << ", " << told.size() << " operations outstanding, last plan applied " << negotiator_.last_applied();
+  text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host "
+       << control_->topology().host_name(control_->rank()) << "): "
+       << (failed()              ? "failed: " + failure().message
+           : shut_down()         ? "shut down"
+           : shutdown_requested_ ? "shutting down"
+                                 : "running")
+       << ", " << told.size() << " operations outstanding, last plan applied "
+       << negotiator_.last_applied();
   if (lock_.locked()) text << ", repeating a locked schedule of " << lock_.batches() << " batches";
   if (negotiator_.last_applied() > 0) text << ", " << age(now - last_plan_at_) << " ago";
   text << "\n";
@@ -59,7 +69,8 @@ std::string Engine::state_text() const {
     text << line_of(*told[i].operation, told[i].state, now);
   }
   if (!coordinator_) return text.str();
-  const std::vector<std::string> waiting = coordinator_->waiting_texts(awake(now), kMostOperationsTold);
+  const std::vector<std::string> waiting =
+      coordinator_->waiting_texts(awake(now), kMostOperationsTold);
   if (!waiting.empty()) text << "  as the coordinator sees it:\n";
   for (const std::string& line : waiting) text << "    " << line << "\n";
   return text.str();
@@ -68,7 +79,8 @@ std::string Engine::state_text() const {
 void Engine::dump_state_if_asked() const {
   if (!dump_requested_.load(std::memory_order_relaxed) || !dump_requested_.exchange(false)) return;
   const std::string text = state_text();
-  std::fwrite(text.data(), 1, text.size(), stderr);  // at once, so that ranks do not mix; whatever the log level
+  std::fwrite(text.data(), 1, text.size(),
+              stderr);  // at once, so that ranks do not mix; whatever the log level
 }
 
 }  // namespace hvd::runtime

@@ -12,16 +12,26 @@ constexpr std::string_view kDeviceBackend = "nccl";
 
 const char* phase_of(OpKind kind) {
   switch (kind) {
-    case OpKind::kAllreduce: return "ALLREDUCE";
-    case OpKind::kAllgather: return "ALLGATHER";
-    case OpKind::kBroadcast: return "BROADCAST";
-    case OpKind::kReducescatter: return "REDUCESCATTER";
-    case OpKind::kAlltoall: return "ALLTOALL";
-    case OpKind::kBarrier: return "BARRIER";
-    case OpKind::kJoin: return "JOIN";
-    case OpKind::kGather: return "GATHER";
-    case OpKind::kAddProcessSet: return "ADD_PROCESS_SET";
-    case OpKind::kRemoveProcessSet: return "REMOVE_PROCESS_SET";
+    case OpKind::kAllreduce:
+      return "ALLREDUCE";
+    case OpKind::kAllgather:
+      return "ALLGATHER";
+    case OpKind::kBroadcast:
+      return "BROADCAST";
+    case OpKind::kReducescatter:
+      return "REDUCESCATTER";
+    case OpKind::kAlltoall:
+      return "ALLTOALL";
+    case OpKind::kBarrier:
+      return "BARRIER";
+    case OpKind::kJoin:
+      return "JOIN";
+    case OpKind::kGather:
+      return "GATHER";
+    case OpKind::kAddProcessSet:
+      return "ADD_PROCESS_SET";
+    case OpKind::kRemoveProcessSet:
+      return "REMOVE_PROCESS_SET";
   }
   return "?";
 }
@@ -52,7 +62,8 @@ std::shared_ptr<Job> JobQueue::pop() noexcept { return std::move(jobs_[head_++])
 
 void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
   if (!wire::only_agrees(batch.operations.front().request.kind)) {
-    const auto job = std::make_shared<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
+    const auto job =
+        std::make_shared<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
     job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
     return start(job);
   }
@@ -64,7 +75,8 @@ void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> opera
 
 std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
   auto job = std::make_shared<Job>(std::move(batch), environment_.topology.rank);
-  if (!wire::only_agrees(job->request().kind)) job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
+  if (!wire::only_agrees(job->request().kind))
+    job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
   return job;
 }
 
@@ -106,8 +118,10 @@ void Executor::close_retired() {
 Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& collective) const {
   Backend* best = nullptr;
   int best_score = 0;
-  // A choice of transport cannot concern a rank alone: the transports leave that to the local backend. NCCL is a choice for GPUs only.
-  const bool choice_counts = forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
+  // A choice of transport cannot concern a rank alone: the transports leave that to the local
+  // backend. NCCL is a choice for GPUs only.
+  const bool choice_counts =
+      forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
   for (const auto& backend : backends_) {
     if (choice_counts && backend->name() != *forced_backend_) continue;
     const int score = backend->score(environment_.topology, spec, collective);
@@ -117,7 +131,8 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
   }
   if (best == nullptr) {
     throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
-                std::string(to_string(collective.dtype)) + " on " + std::string(to_string(spec.device.type)) +
+                std::string(to_string(collective.dtype)) + " on " +
+                std::string(to_string(spec.device.type)) +
                 (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
   }
   return *best;
@@ -126,7 +141,8 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
 Executor::Lane& Executor::lane_for(const Job& job) {
   Collective collective = job.collective();
   if (collective.op == ReduceOp::kAdasum) {
-    // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What has the first has the others.
+    // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What
+    // has the first has the others.
     collective.op = ReduceOp::kSum;
     collective.kind = OpKind::kAlltoall;
   }
@@ -193,7 +209,8 @@ void Executor::launch(Lane& lane, Job& job) {
     job.work = std::move(job.last_work);
     return;
   }
-  const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+  const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in,
+                                      std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     return lane.channel->launch(collective, in, out);
   };
@@ -217,7 +234,8 @@ void Executor::complete(Lane& lane, Job& job) {
     job.work.reset();
   }
   if (environment_.timeline.on() && job.launched_at != TimePoint{}) record(lane, job);
-  for (const OperationPtr& operation : job.operations()) finish_(operation, {}, output_ready, false);
+  for (const OperationPtr& operation : job.operations())
+    finish_(operation, {}, output_ready, false);
   job.started = job.launched = false;
   job.let_go();
 }
@@ -226,11 +244,13 @@ void Executor::record(const Lane& lane, const Job& job) {
   const auto writer = environment_.timeline.writer();
   if (!writer) return;
   const TimePoint now = environment_.clock.now();
-  const std::string detail =
-      lane.backend + ", " + std::to_string(job.agreed().size()) + " tensors, " + std::to_string(job.out().size()) + " bytes";
+  const std::string detail = lane.backend + ", " + std::to_string(job.agreed().size()) +
+                             " tensors, " + std::to_string(job.out().size()) + " bytes";
   for (std::size_t i = 0; i < job.agreed().size(); ++i) {
-    const std::string& name = (job.operations().empty() ? job.agreed()[i].request : job.operations()[i]->request).name;
-    if (!job.operations().empty()) writer->span(name, "NEGOTIATE", job.operations()[i]->submitted, job.agreed_at);
+    const std::string& name =
+        (job.operations().empty() ? job.agreed()[i].request : job.operations()[i]->request).name;
+    if (!job.operations().empty())
+      writer->span(name, "NEGOTIATE", job.operations()[i]->submitted, job.agreed_at);
     writer->span(name, "QUEUE", job.agreed_at, job.launched_at);
     writer->span(name, phase_of(job.request().kind), job.launched_at, now, detail);
   }
@@ -267,8 +287,10 @@ void Executor::abort(const Status& status) noexcept {
       const std::shared_ptr<Job> job = lane.queue.pop();
       const bool launched = job->work != nullptr;
       job->work.reset();
-      if (launched) job->abandon_buffers();  // those on a device go with the work, and stay allocated
-      for (const OperationPtr& operation : job->operations()) finish_(operation, status, nullptr, launched);
+      if (launched)
+        job->abandon_buffers();  // those on a device go with the work, and stay allocated
+      for (const OperationPtr& operation : job->operations())
+        finish_(operation, status, nullptr, launched);
       job->started = job->launched = false;
       job->let_go();
     }

@@ -29,7 +29,9 @@ class JobQueue {
   Job& front() const noexcept { return *jobs_[head_]; }
   void push(std::shared_ptr<Job> job);
   std::shared_ptr<Job> pop() noexcept;
-  std::span<const std::shared_ptr<Job>> jobs() const noexcept { return std::span(jobs_).subspan(head_); }
+  std::span<const std::shared_ptr<Job>> jobs() const noexcept {
+    return std::span(jobs_).subspan(head_);
+  }
 
  private:
   std::vector<std::shared_ptr<Job>> jobs_;
@@ -42,35 +44,39 @@ struct ExecutorLane {
   std::string backend;
   JobQueue queue;
   bool retired = false;
-  /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's: communicators that share a GPU must
-  /// be used in the same order everywhere.
+  /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's:
+  /// communicators that share a GPU must be used in the same order everywhere.
   std::unique_ptr<DeviceLane> device;
   bool ordered = false;
 };
 
-/// Runs agreed batches: packs, hands to the channel, unpacks, completes. Everything between a plan and on_done.
+/// Runs agreed batches: packs, hands to the channel, unpacks, completes. Everything between a plan
+/// and on_done.
 ///
-/// Used by the thread that drives the engine. Batches of one channel run one after the other in the order of the plan; batches of
-/// different channels side by side.
+/// Used by the thread that drives the engine. Batches of one channel run one after the other in the
+/// order of the plan; batches of different channels side by side.
 class Executor {
  public:
   /// Tells that an operation has ended.
-  using Finish = std::function<void(const OperationPtr&, const Status&, const EventPtr& output_ready, bool in_flight)>;
+  using Finish = std::function<void(const OperationPtr&, const Status&,
+                                    const EventPtr& output_ready, bool in_flight)>;
   struct Environment {
     const Topology& topology;
     Peers& peers;
     const Clock& clock;
     observe::Counters& counters;
     TimelineSlot& timeline;
-    std::shared_ptr<SharedArena> arena = nullptr;  ///< of this rank
+    std::shared_ptr<SharedArena> arena = nullptr;       ///< of this rank
     std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
     Duration device_limit = {};  ///< how long work may be in a device's queue; zero: for ever
   };
 
-  Executor(Environment, std::vector<std::shared_ptr<Backend>>, std::optional<std::string> forced_backend, Finish);
+  Executor(Environment, std::vector<std::shared_ptr<Backend>>,
+           std::optional<std::string> forced_backend, Finish);
   ~Executor();
 
-  /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
+  /// @param operations this rank's side of each agreed operation; none when it is absent from the
+  /// batch
   void start(control::AgreedBatch, std::vector<OperationPtr> operations);
   /// For a batch that will be started again and again, without allocating anything then.
   std::shared_ptr<Job> prepare(control::AgreedBatch);
@@ -80,8 +86,8 @@ class Executor {
   void start(const std::shared_ptr<Job>&);
   /// The set is no more: its channels are closed as soon as what was started in them has ended.
   void retire(int process_set);
-  /// Asked at the beginning of a round of the engine: the device that has to be current for all of it; null: none has to be. See
-  /// Note [The device of MPI's calls].
+  /// Asked at the beginning of a round of the engine: the device that has to be current for all of
+  /// it; null: none has to be. See Note [The device of MPI's calls].
   device::Context* device_to_be_current() noexcept;
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
@@ -117,7 +123,8 @@ class Executor {
   std::optional<std::string> forced_backend_;
   Finish finish_;
   fusion::FusionBufferPool buffers_;
-  std::map<std::pair<int, std::string>, Lane> lanes_;  // by process set and backend; a lane stays where it is
+  std::map<std::pair<int, std::string>, Lane>
+      lanes_;  // by process set and backend; a lane stays where it is
   std::size_t in_flight_ = 0;
   DeviceQueue device_queue_;
   std::uint64_t device_jobs_ = 0;       // of ordered lanes, started and

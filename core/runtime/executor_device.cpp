@@ -9,15 +9,17 @@
 namespace hvd::runtime {
 namespace {
 
-/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it that carries the device's memory.
+/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it
+/// that carries the device's memory.
 constexpr int kStagingInstance = 2;
 constexpr int kCarrierInstance = 3;
 static_assert(kCarrierInstance < kMostInstances);
 
 }  // namespace
 
-// The best backend that has GPUs; where none can do this, a channel through the host's memory. All of it follows from what the ranks
-// have agreed on, so they open the same channels at the same point of the plan.
+// The best backend that has GPUs; where none can do this, a channel through the host's memory. All
+// of it follows from what the ranks have agreed on, so they open the same channels at the same
+// point of the plan.
 Executor::Lane& Executor::device_lane_for(const Job& job) {
   if (!environment_.device) throw Error("a plan names a tensor on a GPU, and this rank has none");
   ChannelSpec spec = job.spec();
@@ -37,7 +39,9 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
   }
   Backend& backend = own != nullptr ? *own : choose_backend(host, collective);
   const bool carries = own == nullptr && backend.carries_memory_of(spec.device.type);
-  const std::string name = std::string(backend.name()) + (own != nullptr ? "" : carries ? ", CUDA-aware" : ", staged");
+  const std::string name = std::string(backend.name()) + (own != nullptr ? ""
+                                                          : carries      ? ", CUDA-aware"
+                                                                         : ", staged");
   Lane& lane = lanes_[{spec.process_set, name}];
   if (lane.channel) return lane;
   lane.backend = name;
@@ -47,9 +51,10 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
   } else {
     ChannelSpec carried = spec;
     carried.instance = kCarrierInstance;
-    std::unique_ptr<Channel> carrier = carries ? backend.open(carried, environment_.peers) : nullptr;
-    lane.channel = make_staged_channel(backend.open(host, environment_.peers), std::move(carrier), environment_.device, spec,
-                                       environment_.arena);
+    std::unique_ptr<Channel> carrier =
+        carries ? backend.open(carried, environment_.peers) : nullptr;
+    lane.channel = make_staged_channel(backend.open(host, environment_.peers), std::move(carrier),
+                                       environment_.device, spec, environment_.arena);
   }
   lane.device = std::make_unique<DeviceLane>(*environment_.device, *lane.channel, own != nullptr);
   carries_device_memory_ = carries_device_memory_ || carries;
@@ -72,11 +77,13 @@ std::unique_ptr<Work> Executor::launch_on_device(Lane& lane, Job& job) {
     if (!job.absent_here()) job.ask_for_outputs();
     return nullptr;
   }
-  const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+  const Launch launch = [this, &lane](const Collective& collective, std::span<const std::byte> in,
+                                      std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     return lane.channel->launch(collective, in, out);
   };
-  const Launch launch_on_host = [&lane](const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+  const Launch launch_on_host = [&lane](const Collective& collective, std::span<const std::byte> in,
+                                        std::span<std::byte> out) {
     Channel* const host = lane.channel->host();
     return (host != nullptr ? host : lane.channel.get())->launch(collective, in, out);
   };

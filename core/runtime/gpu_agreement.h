@@ -19,12 +19,13 @@ struct GpuReport {
 /// What follows from all of them, the same on every rank.
 struct GpuAgreement {
   bool nccl = false;
-  std::string reason = {};  ///< why not
+  std::string reason = {};      ///< why not
   bool cuda_aware_mpi = false;  ///< every rank's MPI is, whether it has a GPU or not
 };
 
-/// NCCL works between ranks that all have a GPU of their own and the same version of it. Several ranks on one GPU are refused by NCCL
-/// before 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1; with a NCCL_HOSTID of its own each rank looks like a host to it.
+/// NCCL works between ranks that all have a GPU of their own and the same version of it. Several
+/// ranks on one GPU are refused by NCCL before 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1;
+/// with a NCCL_HOSTID of its own each rank looks like a host to it.
 GpuAgreement agree_on_gpus(std::span<const GpuReport>, const Topology&);
 
 }  // namespace hvd::runtime

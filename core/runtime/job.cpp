@@ -30,7 +30,8 @@ std::span<std::byte> output_bytes(const OperationPtr& operation) {
 
 /// Parts of several tensors, rank by rank: all that concerns the first rank, then the second, ...
 template <class Byte>
-std::vector<std::span<Byte>> by_rank(std::vector<std::span<Byte>> tensors, const std::vector<std::vector<std::size_t>>& part_bytes) {
+std::vector<std::span<Byte>> by_rank(std::vector<std::span<Byte>> tensors,
+                                     const std::vector<std::vector<std::size_t>>& part_bytes) {
   std::vector<std::span<Byte>> pieces;
   for (std::size_t rank = 0; rank < part_bytes.front().size(); ++rank) {
     for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
@@ -60,7 +61,8 @@ Job::Job(control::AgreedBatch batch, int world_rank) : Job(std::move(batch), {},
 }
 
 std::string Job::title() const {
-  return control::describe(operations_.empty() || !operations_.front() ? request() : operations_.front()->request);
+  return control::describe(
+      operations_.empty() || !operations_.front() ? request() : operations_.front()->request);
 }
 
 void Job::let_go() noexcept {
@@ -79,7 +81,8 @@ void Job::describe() {
   collective_.dtype = first.travels_as();
   collective_.op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
   const auto contributors = static_cast<std::int64_t>(spec_.ranks.size() - batch_.absent.size());
-  collective_.scale = {first.prescale, first.postscale, first.op == ReduceOp::kAverage ? contributors : 1};
+  collective_.scale = {first.prescale, first.postscale,
+                       first.op == ReduceOp::kAverage ? contributors : 1};
   if (casts() || scales_early()) collective_.scale.prescale = 1.0;
   if (factor_out() != 1.0) collective_.scale.postscale = 1.0;
   if (first.kind == OpKind::kBroadcast || first.kind == OpKind::kGather) {
@@ -89,7 +92,8 @@ void Job::describe() {
   if (wire::gathers(first.kind) || first.kind == OpKind::kReducescatter) {
     describe_rows();
   } else {
-    for (const auto& operation : batch_.operations) collective_.count += operation.request.elements();
+    for (const auto& operation : batch_.operations)
+      collective_.count += operation.request.elements();
   }
   nothing_to_move_ = collective_.count == 0 && first.kind != OpKind::kAlltoall;
 }
@@ -98,7 +102,8 @@ std::vector<std::int64_t> Job::rows_of(std::size_t tensor) const {
   const control::AgreedOperation& operation = batch_.operations[tensor];
   if (operation.request.kind != OpKind::kReducescatter) return operation.first_dims;
   std::vector<std::int64_t> rows;
-  for (int rank = 0; rank < size(); ++rank) rows.push_back(rows_of_member(operation.request.shape[0], size(), rank));
+  for (int rank = 0; rank < size(); ++rank)
+    rows.push_back(rows_of_member(operation.request.shape[0], size(), rank));
   return rows;
 }
 
@@ -118,37 +123,48 @@ void Job::describe_rows() {
   if (collective_.kind == OpKind::kGather) {  // an exchange in which everybody sends to one
     collective_.kind = OpKind::kAlltoall;
     send_counts_.resize(counts_.size());
-    send_counts_[static_cast<std::size_t>(collective_.root)] = counts_[static_cast<std::size_t>(spec_.set_rank)];
+    send_counts_[static_cast<std::size_t>(collective_.root)] =
+        counts_[static_cast<std::size_t>(spec_.set_rank)];
     if (!at_root()) counts_.assign(counts_.size(), 0);
     collective_.send_counts = send_counts_;
   }
   collective_.counts = counts_;
 }
 
-// A factor changes what an absent rank's contribution leaves unchanged (1 in a product), so it is applied before that comes in.
+// A factor changes what an absent rank's contribution leaves unchanged (1 in a product), so it is
+// applied before that comes in.
 bool Job::scales_early() const noexcept {
   const ReduceOp op = request().op;
   return !casts() && !batch_.absent.empty() && request().prescale != 1.0 &&
          (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
 }
 
-// What makes numbers smaller comes before they are rounded to 16 bits and what makes them larger after, so that neither leaves the range
-// needlessly.
-double Job::factor_out() const noexcept { return casts() && std::abs(request().postscale) > 1.0 ? request().postscale : 1.0; }
+// What makes numbers smaller comes before they are rounded to 16 bits and what makes them larger
+// after, so that neither leaves the range needlessly.
+double Job::factor_out() const noexcept {
+  return casts() && std::abs(request().postscale) > 1.0 ? request().postscale : 1.0;
+}
 
 std::size_t Job::in_bytes() const {
   const std::size_t element = size_of(collective_.dtype);
-  if (in_place_kind() || collective_.kind == OpKind::kReducescatter) return static_cast<std::size_t>(collective_.count) * element;
+  if (in_place_kind() || collective_.kind == OpKind::kReducescatter)
+    return static_cast<std::size_t>(collective_.count) * element;
   const auto own = static_cast<std::size_t>(spec_.set_rank);
-  if (collective_.kind == OpKind::kAllgather) return static_cast<std::size_t>(counts_[own]) * element;
-  return static_cast<std::size_t>(send_counts_[static_cast<std::size_t>(collective_.root)]) * element;
+  if (collective_.kind == OpKind::kAllgather)
+    return static_cast<std::size_t>(counts_[own]) * element;
+  return static_cast<std::size_t>(send_counts_[static_cast<std::size_t>(collective_.root)]) *
+         element;
 }
 
 std::size_t Job::out_bytes() const {
   const std::size_t element = size_of(collective_.dtype);
-  if (in_place_kind() || collective_.kind == OpKind::kAllgather) return static_cast<std::size_t>(collective_.count) * element;
-  if (collective_.kind == OpKind::kReducescatter) return static_cast<std::size_t>(counts_[static_cast<std::size_t>(spec_.set_rank)]) * element;
-  return static_cast<std::size_t>(std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0})) * element;
+  if (in_place_kind() || collective_.kind == OpKind::kAllgather)
+    return static_cast<std::size_t>(collective_.count) * element;
+  if (collective_.kind == OpKind::kReducescatter)
+    return static_cast<std::size_t>(counts_[static_cast<std::size_t>(spec_.set_rank)]) * element;
+  return static_cast<std::size_t>(
+             std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0})) *
+         element;
 }
 
 void Job::allocate_outputs() {
@@ -157,17 +173,20 @@ void Job::allocate_outputs() {
     EventPtr writable;
     submission.output = submission.allocate_output({batch_.operations[i].first_dims, &writable});
     if (writable) writable_.push_back(std::move(writable));
-    const std::size_t expected = std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
-    if (submission.output.bytes() != expected || (expected > 0 && submission.output.data == nullptr)) {
-      throw Error("the allocated output has " + std::to_string(submission.output.bytes()) + " bytes, expected " +
-                  std::to_string(expected));
+    const std::size_t expected =
+        std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
+    if (submission.output.bytes() != expected ||
+        (expected > 0 && submission.output.data == nullptr)) {
+      throw Error("the allocated output has " + std::to_string(submission.output.bytes()) +
+                  " bytes, expected " + std::to_string(expected));
     }
   }
 }
 
 void Job::ask_for_outputs() {
   writable_.clear();
-  const bool receives = request().kind == OpKind::kAllgather || (request().kind == OpKind::kGather && at_root());
+  const bool receives =
+      request().kind == OpKind::kAllgather || (request().kind == OpKind::kGather && at_root());
   if (receives) allocate_outputs();
 }
 
@@ -199,7 +218,8 @@ void Job::prepare(fusion::FusionBufferPool& pool) {
   fusion::pack(input_pieces(), packed);
   if (!scales_early()) return;
   const std::byte* const source = packed.data();
-  reduce({&source, 1}, packed.data(), static_cast<std::int64_t>(packed.size() / size_of(collective_.dtype)), collective_.dtype,
+  reduce({&source, 1}, packed.data(),
+         static_cast<std::int64_t>(packed.size() / size_of(collective_.dtype)), collective_.dtype,
          collective_.op, {factor_in(), 1.0, 1});
 }
 
@@ -212,29 +232,36 @@ void Job::prepare_absent(fusion::FusionBufferPool& pool) {
     contribution = input_buffer_.bytes();
   }
   in_ = contribution;
-  const bool reduces = collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
+  const bool reduces =
+      collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
   if (!reduces) return;  // the root, or a rank with rows, contributes itself
   const ReduceOp op = collective_.op == ReduceOp::kAdasum ? ReduceOp::kSum : collective_.op;
-  fill_identity(contribution.data(), static_cast<std::int64_t>(contribution.size() / size_of(collective_.dtype)), collective_.dtype, op);
+  fill_identity(contribution.data(),
+                static_cast<std::int64_t>(contribution.size() / size_of(collective_.dtype)),
+                collective_.dtype, op);
 }
 
 std::span<const std::span<const std::byte>> Job::input_pieces() {
   input_pieces_.clear();
   for (const auto& operation : operations_) input_pieces_.push_back(input_bytes(operation));
-  if (collective_.kind == OpKind::kReducescatter) input_pieces_ = by_rank(std::move(input_pieces_), part_bytes_);
+  if (collective_.kind == OpKind::kReducescatter)
+    input_pieces_ = by_rank(std::move(input_pieces_), part_bytes_);
   return input_pieces_;
 }
 
 std::span<const std::span<std::byte>> Job::output_pieces() {
   output_pieces_.clear();
   for (const auto& operation : operations_) output_pieces_.push_back(output_bytes(operation));
-  if (collective_.kind == OpKind::kAllgather) output_pieces_ = by_rank(std::move(output_pieces_), part_bytes_);
+  if (collective_.kind == OpKind::kAllgather)
+    output_pieces_ = by_rank(std::move(output_pieces_), part_bytes_);
   return output_pieces_;
 }
 
 void Job::unpack() {
   if (!buffered() || batch_.absent_here) return;
-  if (casts()) return fusion::unpack_widened(output_buffer_.bytes(), output_pieces(), collective_.dtype, factor_out());
+  if (casts())
+    return fusion::unpack_widened(output_buffer_.bytes(), output_pieces(), collective_.dtype,
+                                  factor_out());
   fusion::unpack(output_buffer_.bytes(), output_pieces());
 }
 

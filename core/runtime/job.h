@@ -13,11 +13,12 @@
 
 namespace hvd::runtime {
 
-/// One agreed batch on its way through a channel: what goes in, what comes out, and where it lies meanwhile. Used by the thread that
-/// drives the engine.
+/// One agreed batch on its way through a channel: what goes in, what comes out, and where it lies
+/// meanwhile. Used by the thread that drives the engine.
 class Job {
  public:
-  /// @param operations this rank's side of each agreed operation; none when it is absent from the batch
+  /// @param operations this rank's side of each agreed operation; none when it is absent from the
+  /// batch
   Job(control::AgreedBatch, std::vector<OperationPtr> operations, int world_rank);
   /// One that is repeated: it waits for its operations. See put().
   Job(control::AgreedBatch, int world_rank);
@@ -25,7 +26,9 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   /// Of a repeated job, before it starts: this rank's side of an operation is there.
-  void put(std::size_t index, OperationPtr operation) noexcept { operations_[index] = std::move(operation); }
+  void put(std::size_t index, OperationPtr operation) noexcept {
+    operations_[index] = std::move(operation);
+  }
   bool repeated() const noexcept { return repeated_; }
 
   const wire::Request& request() const noexcept { return batch_.operations.front().request; }
@@ -38,7 +41,8 @@ class Job {
   /// Every rank knows that there is nothing to move.
   bool nothing_to_move() const noexcept { return nothing_to_move_; }
 
-  /// Asks for the outputs whose size has been agreed on, and packs what has to be. @throws hvd::Error for an output of the wrong size.
+  /// Asks for the outputs whose size has been agreed on, and packs what has to be. @throws
+  /// hvd::Error for an output of the wrong size.
   void prepare(fusion::FusionBufferPool&);
   std::span<const std::byte> in() const noexcept { return in_; }
   std::span<std::byte> out() const noexcept { return out_; }
@@ -47,7 +51,8 @@ class Job {
   /// The transport may still use the buffers. See Note [Who frees the buffer].
   void abandon_buffers() noexcept;
 
-  // What a batch on a device is put together from (device_batch.h) instead of prepare() and unpack().
+  // What a batch on a device is put together from (device_batch.h) instead of prepare() and
+  // unpack().
   bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
   bool fused() const noexcept { return batch_.operations.size() > 1; }
   /// The tensors are of fp32 and the collective is of a 16-bit type.
@@ -58,14 +63,17 @@ class Job {
   /// As many elements out as in, on every rank.
   bool in_place_kind() const noexcept;
   bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
-  /// The request's first factor is applied while packing, and is no part of the collective, though nothing is cast.
+  /// The request's first factor is applied while packing, and is no part of the collective, though
+  /// nothing is cast.
   bool scales_early() const noexcept;
-  /// What elements are multiplied by while they are packed, and while they are unpacked; the collective has the rest.
+  /// What elements are multiplied by while they are packed, and while they are unpacked; the
+  /// collective has the rest.
   double factor_in() const noexcept { return casts() || scales_early() ? request().prescale : 1.0; }
   double factor_out() const noexcept;
   std::size_t in_bytes() const;
   std::size_t out_bytes() const;
-  /// Asks for the outputs whose size has been agreed on, if there are such. @throws hvd::Error for one of the wrong size.
+  /// Asks for the outputs whose size has been agreed on, if there are such. @throws hvd::Error for
+  /// one of the wrong size.
   void ask_for_outputs();
   /// After ask_for_outputs(): when they may be written, for each that said so.
   std::span<const EventPtr> writable() const noexcept { return writable_; }
@@ -77,7 +85,7 @@ class Job {
 
   // The executor's.
   struct ExecutorLane* lane = nullptr;
-  bool started = false;   ///< and has not ended
+  bool started = false;  ///< and has not ended
   bool launched = false;
   std::unique_ptr<Work> work = {};       ///< under way
   std::unique_ptr<Work> last_work = {};  ///< of the last use of a repeated job
@@ -97,9 +105,10 @@ class Job {
   std::vector<OperationPtr> operations_;
   ChannelSpec spec_;
   Collective collective_;
-  std::vector<std::int64_t> counts_;           // what collective_ refers to
+  std::vector<std::int64_t> counts_;  // what collective_ refers to
   std::vector<std::int64_t> send_counts_;
-  std::vector<std::vector<std::size_t>> part_bytes_;  // [tensor][rank], of what is cut or joined by rows
+  std::vector<std::vector<std::size_t>>
+      part_bytes_;  // [tensor][rank], of what is cut or joined by rows
   bool nothing_to_move_ = false;
   std::vector<EventPtr> writable_;
   bool repeated_ = false;

@@ -50,12 +50,13 @@ End what_ends_us() {
     const End end = what_ends_us();
     // hvdrun before the peers: they may die of the news at once, and be taken for the cause.
     const bool of_a_loss = end.loss != StatusCode::kOk;
-    notify_supervisor(of_a_loss ? NoticeKind::kLoss : NoticeKind::kThrow, of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text);
+    notify_supervisor(of_a_loss ? NoticeKind::kLoss : NoticeKind::kThrow,
+                      of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text);
     if (!runtime->failed()) {
       const Topology& topology = runtime->topology();
       runtime->tell_before_dying({StatusCode::kPeerLost,
-                                  "lost rank " + std::to_string(topology.rank) + " (host " + topology.host_name(topology.rank) +
-                                      "): " + end.text,
+                                  "lost rank " + std::to_string(topology.rank) + " (host " +
+                                      topology.host_name(topology.rank) + "): " + end.text,
                                   topology.rank},
                                  kPatience);
     }

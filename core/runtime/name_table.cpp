@@ -3,7 +3,8 @@
 namespace hvd::runtime {
 namespace {
 
-/// More names than a model has parameters: of a program that makes up a new one for every operation, no more are remembered.
+/// More names than a model has parameters: of a program that makes up a new one for every
+/// operation, no more are remembered.
 constexpr std::size_t kMostRemembered = 1 << 14;
 
 }  // namespace

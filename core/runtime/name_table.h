@@ -20,7 +20,8 @@ struct NamedOperation {
   bool in_flight = false;
 };
 
-/// The names in flight, and the states of operations that come again and again, which are used again with them. Not thread-safe.
+/// The names in flight, and the states of operations that come again and again, which are used
+/// again with them. Not thread-safe.
 class NameTable {
  public:
   /// Null when nothing is known by that name.
@@ -34,7 +35,8 @@ class NameTable {
   using Key = std::pair<int, std::string_view>;  // of the name in the value
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept {
-      return std::hash<std::string_view>()(key.second) ^ (static_cast<std::size_t>(key.first) * 0x9E3779B97F4A7C15u);
+      return std::hash<std::string_view>()(key.second) ^
+             (static_cast<std::size_t>(key.first) * 0x9E3779B97F4A7C15u);
     }
   };
   std::unordered_map<Key, std::unique_ptr<NamedOperation>, Hash> entries_;

@@ -11,8 +11,9 @@
 namespace hvd {
 namespace runtime {
 // Note [Who frees the buffer]
-// When a collective is cut off by a failure, the transport may still read its input and write its output: MPI cannot take back
-// a message that is under way. The owners of such memory move here and stay until the process ends, which after a lost peer is soon.
+// When a collective is cut off by a failure, the transport may still read its input and write its
+// output: MPI cannot take back a message that is under way. The owners of such memory move here and
+// stay until the process ends, which after a lost peer is soon.
 void keep_for_ever(std::shared_ptr<const void> owner) {
   struct Graveyard {
     std::mutex mutex;
@@ -23,7 +24,9 @@ void keep_for_ever(std::shared_ptr<const void> owner) {
   graveyard->owners.push_back(std::move(owner));
 }
 
-void retain(OperationState* state, std::uint64_t unit) noexcept { state->holders_.fetch_add(unit, std::memory_order_relaxed); }
+void retain(OperationState* state, std::uint64_t unit) noexcept {
+  state->holders_.fetch_add(unit, std::memory_order_relaxed);
+}
 
 void release(OperationState* state, std::uint64_t unit) noexcept {
   if (state->holders_.fetch_sub(unit, std::memory_order_acq_rel) == unit) delete state;
@@ -44,9 +47,12 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
 
 namespace {
 
-// What may overlap depends on where the output lies in the input (see check_overlap() in submission_check.cpp): as it did before, it may again.
+// What may overlap depends on where the output lies in the input (see check_overlap() in
+// submission_check.cpp): as it did before, it may again.
 bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
-  const auto begin = [](const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data); };
+  const auto begin = [](const TensorView& view) {
+    return reinterpret_cast<std::uintptr_t>(view.data);
+  };
   const std::uintptr_t input = begin(what.input);
   const std::uintptr_t output = begin(what.output);
   if (output >= input + what.input.bytes() || input >= output + what.output.bytes()) return false;
@@ -55,15 +61,21 @@ bool overlaps_otherwise(const Submission& what, const Submission& before) noexce
 
 }  // namespace
 
-bool asks_for_the_same(const Submission& what, const Submission& before, const wire::Request& request) noexcept {
+bool asks_for_the_same(const Submission& what, const Submission& before,
+                       const wire::Request& request) noexcept {
   const auto alike = [](const TensorView& a, const TensorView& b) {
-    return a.count == b.count && a.dtype == b.dtype && a.device == b.device && (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
+    return a.count == b.count && a.dtype == b.dtype && a.device == b.device &&
+           (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
   };
-  return what.name == request.name && what.kind == before.kind && what.op == before.op && alike(what.input, before.input) &&
-         alike(what.output, before.output) && what.prescale == before.prescale && what.postscale == before.postscale && what.root == before.root &&
-         what.process_set == 0 && before.process_set == 0 && what.group == before.group && what.group_size == before.group_size &&
-         what.group_index == before.group_index && what.alone == before.alone && what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
-         (what.allocate_output != nullptr || !wire::gathers(what.kind)) && !wire::only_agrees(what.kind) && !overlaps_otherwise(what, before);
+  return what.name == request.name && what.kind == before.kind && what.op == before.op &&
+         alike(what.input, before.input) && alike(what.output, before.output) &&
+         what.prescale == before.prescale && what.postscale == before.postscale &&
+         what.root == before.root && what.process_set == 0 && before.process_set == 0 &&
+         what.group == before.group && what.group_size == before.group_size &&
+         what.group_index == before.group_index && what.alone == before.alone &&
+         what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
+         (what.allocate_output != nullptr || !wire::gathers(what.kind)) &&
+         !wire::only_agrees(what.kind) && !overlaps_otherwise(what, before);
 }
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
@@ -74,7 +86,8 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
     on_done(status, output_ready);
   } catch (const std::exception& error) {
     // The callback's contract forbids it; the operation itself is fine.
-    HVD_LOG(kError) << "the completion callback of '" << request.name << "' threw: " << error.what();
+    HVD_LOG(kError) << "the completion callback of '" << request.name
+                    << "' threw: " << error.what();
   }
 }
 

@@ -15,27 +15,35 @@ namespace hvd::runtime {
 class Runtime;
 struct NamedOperation;
 
-/// Keeps memory that the transport may still touch until the process ends. See Note [Who frees the buffer].
+/// Keeps memory that the transport may still touch until the process ends. See Note [Who frees the
+/// buffer].
 void keep_for_ever(std::shared_ptr<const void> owner);
 
 /// One submitted operation, shared by the caller's handle and the engine.
 ///
-/// The engine owns everything but done() and status() until done() is true; from then on nothing changes any more, until the state is used for
-/// the next operation of the same name: begin_again().
+/// The engine owns everything but done() and status() until done() is true; from then on nothing
+/// changes any more, until the state is used for the next operation of the same name:
+/// begin_again().
 class OperationState {
  public:
-  OperationState(const Submission& what, wire::Request asked, std::weak_ptr<Runtime> owner, TimePoint now)
+  OperationState(const Submission& what, wire::Request asked, std::weak_ptr<Runtime> owner,
+                 TimePoint now)
       : submission(what), request(std::move(asked)), submitted(now), runtime_(std::move(owner)) {}
   OperationState(const OperationState&) = delete;
   OperationState& operator=(const OperationState&) = delete;
 
   /// For the same operation once more: `what` asks_for_the_same(). @pre over()
   void begin_again(const Submission& what, TimePoint now);
-  /// Done, and no handle of the program is left that could ask how it ended. (The engine may still be about to let go of it.)
-  bool over() const noexcept { return done() && holders_.load(std::memory_order_acquire) % kInternal == 0; }
+  /// Done, and no handle of the program is left that could ask how it ended. (The engine may still
+  /// be about to let go of it.)
+  bool over() const noexcept {
+    return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
+  }
 
   /// The program is called on its way. @pre not yet taken up by the engine
-  bool calls_back() const noexcept { return submission.on_done != nullptr || submission.allocate_output != nullptr; }
+  bool calls_back() const noexcept {
+    return submission.on_done != nullptr || submission.allocate_output != nullptr;
+  }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// @pre done()
   const Status& status() const noexcept { return status_; }
@@ -70,10 +78,13 @@ class OperationState {
   EventPtr output_ready_;
   std::int64_t result_ = -1;
   std::atomic<bool> done_{false};
-  std::atomic<std::uint64_t> holders_{0};  ///< of the program in units of kHandle, others in units of kInternal
+  std::atomic<std::uint64_t> holders_{
+      0};  ///< of the program in units of kHandle, others in units of kInternal
 };
 
-/// What `what` asks for is what the request says, and nothing that make_request() would find wrong. Only for the set of all ranks.
-bool asks_for_the_same(const Submission& what, const Submission& before, const wire::Request&) noexcept;
+/// What `what` asks for is what the request says, and nothing that make_request() would find wrong.
+/// Only for the set of all ranks.
+bool asks_for_the_same(const Submission& what, const Submission& before,
+                       const wire::Request&) noexcept;
 
 }  // namespace hvd::runtime

@@ -11,7 +11,7 @@ namespace hvd::runtime {
 /// How a rank uses the cores it has.
 struct Pace {
   bool inline_progress = false;  ///< submitting threads do at once what can be done at once
-  bool spins = false;            ///< a thread that waits keeps its core for a moment before it gives it away
+  bool spins = false;  ///< a thread that waits keeps its core for a moment before it gives it away
 };
 
 /// @param ranks of this host

@@ -14,9 +14,10 @@
 namespace hvd::runtime {
 namespace {
 
-// A round trip between engines that are awake takes a microsecond; giving the core away takes half of one, and sleeping and being woken
-// fifty. So a driver that has just found nothing first tries again at once, for about 20 us, if it has a core for that; then it gives the
-// core away each time, for about as long as it would take to be woken; then it sleeps.
+// A round trip between engines that are awake takes a microsecond; giving the core away takes half
+// of one, and sleeping and being woken fifty. So a driver that has just found nothing first tries
+// again at once, for about 20 us, if it has a core for that; then it gives the core away each time,
+// for about as long as it would take to be woken; then it sleeps.
 constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
 constexpr Duration kShortestSleep = std::chrono::microseconds(20);
@@ -25,7 +26,8 @@ constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
 // Ranks on other hosts cannot ring: this is how late their news may be noticed.
 constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
 
-// Unnamed operations are numbered from a multiple of this after each join, so that no number is in use twice.
+// Unnamed operations are numbered from a multiple of this after each join, so that no number is in
+// use twice.
 constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
 
 void relax() noexcept {
@@ -36,9 +38,11 @@ void relax() noexcept {
 #endif
 }
 
-/// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only give the core away.
+/// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only
+/// give the core away.
 Duration pause_after(int idle_rounds, const Engine& engine) {
-  const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it while this one decides.
+  const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it
+                                              // while this one decides.
   if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
   const Duration deadline = engine.time_to_deadline();
   if (!polls) return deadline;
@@ -49,35 +53,45 @@ Duration pause_after(int idle_rounds, const Engine& engine) {
 
 }  // namespace
 
-std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-                                         std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
-                                         std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device) {
-  std::shared_ptr<Runtime> runtime(
-      new Runtime(options, std::move(control), std::move(backends), clock, std::move(arena), std::move(device)));
+std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options,
+                                         std::unique_ptr<control::ControlPlane> control,
+                                         std::vector<std::shared_ptr<Backend>> backends,
+                                         const Clock& clock, std::shared_ptr<SharedArena> arena,
+                                         std::shared_ptr<device::Context> device) {
+  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends),
+                                               clock, std::move(arena), std::move(device)));
   if (options.background_thread) {
-    runtime->thread_ = std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
+    runtime->thread_ =
+        std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
     pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
   }
   return runtime;
 }
 
 Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock, std::shared_ptr<SharedArena> arena,
-                 std::shared_ptr<device::Context> device)
-    : options_(options), pace_(choose_pace(options.progress, control->topology().local_size)), clock_(clock), device_(device) {
-  engine_ = std::make_unique<Engine>(options_, std::move(control), std::move(backends), clock_, counters_, timeline_, std::move(arena),
-                                     std::move(device), [this](const OperationState& operation) { release_name(operation); });
+                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
+                 std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device)
+    : options_(options),
+      pace_(choose_pace(options.progress, control->topology().local_size)),
+      clock_(clock),
+      device_(device) {
+  engine_ = std::make_unique<Engine>(
+      options_, std::move(control), std::move(backends), clock_, counters_, timeline_,
+      std::move(arena), std::move(device),
+      [this](const OperationState& operation) { release_name(operation); });
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
 Runtime::~Runtime() {
   stop_thread();
-  engine_->end_outstanding({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  engine_->end_outstanding(
+      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
 }
 
 void Runtime::check_running() const {
   if (engine_->failed()) engine_->failure().raise_if_error();
-  if (shutdown_called_.load()) throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
+  if (shutdown_called_.load())
+    throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
 }
 
 wire::Request Runtime::number(const Submission& submission) {
@@ -85,9 +99,13 @@ wire::Request Runtime::number(const Submission& submission) {
                                        device_ ? std::optional(device_->device()) : std::nullopt);
   if (request.unnamed) {
     const auto numbered = ordinals_.find({request.process_set, request.kind});
-    if (request.group_index > 0 && (numbered == ordinals_.end() || numbered->second < static_cast<std::uint64_t>(request.group_index))) {
-      throw UsageError(std::string(to_string(request.kind)) + " on rank " + std::to_string(topology().rank) + ": member " +
-                       std::to_string(request.group_index) + " of an unnamed group of " + std::to_string(request.group_size) +
+    if (request.group_index > 0 &&
+        (numbered == ordinals_.end() ||
+         numbered->second < static_cast<std::uint64_t>(request.group_index))) {
+      throw UsageError(std::string(to_string(request.kind)) + " on rank " +
+                       std::to_string(topology().rank) + ": member " +
+                       std::to_string(request.group_index) + " of an unnamed group of " +
+                       std::to_string(request.group_size) +
                        " comes before the others; submit all members in one call, in order");
     }
     request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
@@ -109,17 +127,20 @@ OperationPtr Runtime::claim_again(const Submission& submission, TimePoint now) {
 
 OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
   if (joined_) {
-    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name + "' on rank " + std::to_string(topology().rank) +
+    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name +
+                     "' on rank " + std::to_string(topology().rank) +
                      ": this rank has called join(), so it has no more data until join() returns");
   }
   if (OperationPtr again = claim_again(submission, now)) return again;
-  const OperationPtr made(new OperationState(submission, number(submission), weak_from_this(), now));
+  const OperationPtr made(
+      new OperationState(submission, number(submission), weak_from_this(), now));
   const wire::Request& request = made->request;
   made->named = names_.claim(request.process_set, request.name);
   if (made->named == nullptr) {
     if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
     throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
-                     ": this name is already in flight; wait for its last use, or give each operation its own name");
+                     ": this name is already in flight; wait for its last use, or give each "
+                     "operation its own name");
   }
   made->named->last = made;
   joined_ = request.kind == OpKind::kJoin;
@@ -136,7 +157,8 @@ void Runtime::take_back(const std::vector<OperationPtr>& operations) {
   }
 }
 
-void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles, Progress progress) {
+void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles,
+                     Progress progress) {
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
   {
@@ -161,12 +183,15 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
   if (progress == Progress::kBackground) move_on();
 }
 
-/// After a submission. The calling thread does what can be done at once, if that is its job; what others do later rings the bell.
+/// After a submission. The calling thread does what can be done at once, if that is its job; what
+/// others do later rings the bell.
 void Runtime::move_on() {
   Doorbell& bell = engine_->doorbell();
-  if (!pace_.inline_progress || !options_.background_thread || calls_back() || !try_take_token()) return bell.ring();
-  // A callback must find the program as it would be outside of a call to hvd, with no lock held. Under the token this tells whether the engine
-  // has an operation with one, and it takes up none meanwhile.
+  if (!pace_.inline_progress || !options_.background_thread || calls_back() || !try_take_token())
+    return bell.ring();
+  // A callback must find the program as it would be outside of a call to hvd, with no lock held.
+  // Under the token this tells whether the engine has an operation with one, and it takes up none
+  // meanwhile.
   if (calls_back()) {
     give_token();
     return bell.ring();
@@ -182,10 +207,12 @@ void Runtime::move_on() {
   const bool left_over = engine_->has_submissions();
   give_token();
   bell.hand_back(ticket);
-  if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load())) bell.ring();
+  if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
+    bell.ring();
 }
 
-std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions, Progress progress) {
+std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions,
+                                       Progress progress) {
   std::vector<Operation> handles(submissions.size());
   submit(submissions, handles, progress);
   return handles;
@@ -227,20 +254,25 @@ void Runtime::give_token(int leaving) {
 }
 
 void Runtime::tell_waiters() {
-  // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter, or the waiter what has been done.
+  // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter,
+  // or the waiter what has been done.
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
-  // The empty critical section orders this after a waiter's check of its condition, so that it cannot miss the notification.
+  // The empty critical section orders this after a waiter's check of its condition, so that it
+  // cannot miss the notification.
   { const std::lock_guard lock(token_mutex_); }
   token_changed_.notify_all();
 }
 
 // Note [Who hears the bell]
-// The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that step says, and any ring wakes it unless a
-// driver is there to hear it. Where it has stood back for another thread it sleeps for long, without having looked at anything; then the
-// thread it stood back for has to wake it, and it must not find a reason to stand back again. So a waiter counts itself out before it rings;
-// the last one that leaves without having driven rings too, as what rang meanwhile was left to it; and a thread that drove after its
-// submission, which rings for nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait rings for whoever
-// drives already, as its submission may have rung nobody. test/models/token.pml has each of these as a mutant.
+// The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that
+// step says, and any ring wakes it unless a driver is there to hear it. Where it has stood back for
+// another thread it sleeps for long, without having looked at anything; then the thread it stood
+// back for has to wake it, and it must not find a reason to stand back again. So a waiter counts
+// itself out before it rings; the last one that leaves without having driven rings too, as what
+// rang meanwhile was left to it; and a thread that drove after its submission, which rings for
+// nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait
+// rings for whoever drives already, as its submission may have rung nobody. test/models/token.pml
+// has each of these as a mutant.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_->doorbell().ticket();
@@ -306,7 +338,8 @@ void Runtime::drive_until(const Done& done) {
       bell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
-  // What rang meanwhile was mostly about what is done by now; looking costs less than waking the coordinator thread to look.
+  // What rang meanwhile was mostly about what is done by now; looking costs less than waking the
+  // coordinator thread to look.
   for (int looks = 0; looks < 4 && bell.ticket() != ticket; ++looks) {
     ticket = bell.ticket();
     if (engine_->step()) tell_waiters();
@@ -314,11 +347,13 @@ void Runtime::drive_until(const Done& done) {
   const bool work_left = engine_->busy() || engine_->needs_polling();
   give_token(1);
   bell.hand_back(ticket);
-  if (work_left || closing_.load()) bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+  if (work_left || closing_.load())
+    bell.ring();  // the coordinator thread sleeps with an idle rank's patience
 }
 
 /// @param until nobody who drives tells of the time
-/// @return whether this thread has the token, and counts among the waiters until it gives it back; else it need not wait any more
+/// @return whether this thread has the token, and counts among the waiters until it gives it back;
+/// else it need not wait any more
 template <class Done>
 bool Runtime::take_token_as_waiter(const Done& done, std::optional<TimePoint> until) {
   Doorbell& bell = engine_->doorbell();
@@ -362,10 +397,15 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
   if (!shutdown_called_.exchange(true)) engine_->request_shutdown();
   const Duration limit = patience.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
-  wait_until([&] { return engine_->shut_down() || engine_->failed() || (until && clock_.now() >= *until); }, until);
+  wait_until(
+      [&] {
+        return engine_->shut_down() || engine_->failed() || (until && clock_.now() >= *until);
+      },
+      until);
   const bool in_order = engine_->shut_down();
   if (!in_order && !engine_->failed()) {
-    HVD_LOG(kWarning) << "shutdown: not every rank has called shutdown() in time; leaving without them";
+    HVD_LOG(kWarning)
+        << "shutdown: not every rank has called shutdown() in time; leaving without them";
   }
   stop_thread();
   close();
@@ -376,7 +416,8 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
 void Runtime::stop_thread() {
   thread_.request_stop();
   closing_.store(true);
-  engine_->doorbell().ring();  // where a thread drives, this wakes that one only, which then rings for the coordinator thread
+  engine_->doorbell().ring();  // where a thread drives, this wakes that one only, which then rings
+                               // for the coordinator thread
   if (thread_.joinable()) thread_.join();
 }
 
@@ -386,7 +427,8 @@ void Runtime::close() {
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
   { const std::lock_guard lock(names_mutex_); }
   // In order nothing is under way; else a peer may still be at work on this rank's memory.
-  engine_->give_up({StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  engine_->give_up(
+      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
   if (!engine_->failed()) engine_->farewell();
   {
     const std::lock_guard lock(token_mutex_);
@@ -404,22 +446,27 @@ void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept
   try {
     const TimePoint limit = clock_.now() + patience;
     engine_->fail_from_outside(cause);
-    // This thread may hold the token or be what another waits for, so it leaves the driving to them.
+    // This thread may hold the token or be what another waits for, so it leaves the driving to
+    // them.
     while (!engine_->failed() && clock_.now() < limit) {
       engine_->doorbell().ring();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     // The message must arrive before the others notice that the process is gone.
-    std::this_thread::sleep_for(std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
+    std::this_thread::sleep_for(
+        std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();
   }
 }
 
 void Runtime::start_timeline(const std::string& path) {
-  if (timeline_.on()) throw UsageError("start_timeline('" + path + "'): a timeline is being written already; stop it first");
+  if (timeline_.on())
+    throw UsageError("start_timeline('" + path +
+                     "'): a timeline is being written already; stop it first");
   const std::string file = observe::timeline_path_of(path, topology().rank);
-  timeline_.exchange(std::make_shared<observe::TimelineWriter>(file, topology().rank, topology().host_name(topology().rank)));
+  timeline_.exchange(std::make_shared<observe::TimelineWriter>(
+      file, topology().rank, topology().host_name(topology().rank)));
 }
 
 void Runtime::stop_timeline() { timeline_.exchange(nullptr); }

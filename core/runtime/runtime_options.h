@@ -23,8 +23,8 @@ struct RuntimeOptions {
   Duration deadlock_timeout = std::chrono::seconds(10);
   Duration peer_timeout = std::chrono::seconds(30);
   Duration start_timeout = std::chrono::minutes(5);
-  /// Reports are merged on their way in jobs of several hosts and more than one rank above this many; nobody hears more ranks than
-  /// this. Less than 2: never.
+  /// Reports are merged on their way in jobs of several hosts and more than one rank above this
+  /// many; nobody hears more ranks than this. Less than 2: never.
   int control_radix = 32;
   /// The GPU to use, as the process counts them; unset: the local rank modulo their number.
   std::optional<int> device = {};
@@ -34,7 +34,8 @@ struct RuntimeOptions {
   bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
-  /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step() (simulations).
+  /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step()
+  /// (simulations).
   bool background_thread = true;
 };
 

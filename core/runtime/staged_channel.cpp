@@ -17,7 +17,8 @@ namespace {
 
 /// What a channel and its works share.
 struct Stage {
-  Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying, std::shared_ptr<device::Context> on, const ChannelSpec& of,
+  Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying,
+        std::shared_ptr<device::Context> on, const ChannelSpec& of,
         std::shared_ptr<SharedArena> arena, const StagingOptions& how)
       : host(std::move(host_channel)),
         carrier(std::move(carrying)),
@@ -44,7 +45,8 @@ struct Stage {
 ///           --done--> copy up queued
 class StagedWork final : public Work {
  public:
-  StagedWork(std::shared_ptr<Stage> stage, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  StagedWork(std::shared_ptr<Stage> stage, const Collective& collective,
+             std::span<const std::byte> in, std::span<std::byte> out)
       : stage_(std::move(stage)), collective_(collective), in_(in), out_(out) {
     const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
     stage_->device->wait(stage_->down.get(), collective_.input_ready);
@@ -59,7 +61,8 @@ class StagedWork final : public Work {
   bool progress() override {
     const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
     moved_ = false;
-    while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay) come_down(pieces_[next_down_++]);
+    while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay)
+      come_down(pieces_[next_down_++]);
     while (done_ < pieces_.size() && between(pieces_[done_])) {
       go_up(pieces_[done_++]);
       moved_ = true;
@@ -84,18 +87,23 @@ class StagedWork final : public Work {
     std::unique_ptr<Work> work = {};
   };
 
-  bool reads_input() const { return collective_.kind != OpKind::kBroadcast || collective_.root == stage_->spec.set_rank; }
+  bool reads_input() const {
+    return collective_.kind != OpKind::kBroadcast || collective_.root == stage_->spec.set_rank;
+  }
   bool in_place() const {
-    return (collective_.kind == OpKind::kAllreduce && collective_.op != ReduceOp::kAdasum) || collective_.kind == OpKind::kBroadcast;
+    return (collective_.kind == OpKind::kAllreduce && collective_.op != ReduceOp::kAdasum) ||
+           collective_.kind == OpKind::kBroadcast;
   }
 
   void cut() {
     if (!in_place()) return void(pieces_.push_back({in_, out_, collective_.count}));
     const std::size_t element = size_of(collective_.dtype);
-    const std::size_t step = std::max<std::size_t>(stage_->options.chunk_bytes / element, 1) * element;
+    const std::size_t step =
+        std::max<std::size_t>(stage_->options.chunk_bytes / element, 1) * element;
     for (std::size_t begin = 0; begin < out_.size(); begin += step) {
       const std::size_t bytes = std::min(step, out_.size() - begin);
-      pieces_.push_back({reads_input() ? in_.subspan(begin, bytes) : in_.first(0), out_.subspan(begin, bytes), static_cast<std::int64_t>(bytes / element)});
+      pieces_.push_back({reads_input() ? in_.subspan(begin, bytes) : in_.first(0),
+                         out_.subspan(begin, bytes), static_cast<std::int64_t>(bytes / element)});
     }
   }
 
@@ -105,7 +113,8 @@ class StagedWork final : public Work {
     piece.host_in = stage_->pinned.take(bytes);
     if (!in_place()) piece.host_out = stage_->pinned.take(piece.out.size());
     if (!reads_input() || piece.in.empty()) return;
-    api.copy(piece.host_in.memory, piece.in.data(), piece.in.size(), device::Direction::kToHost, stage_->down.get());
+    api.copy(piece.host_in.memory, piece.in.data(), piece.in.size(), device::Direction::kToHost,
+             stage_->down.get());
     piece.down = stage_->device->marks()->record(stage_->down.get());
   }
 
@@ -123,10 +132,14 @@ class StagedWork final : public Work {
   std::unique_ptr<Work> launch(Piece& piece) {
     Collective collective = collective_;
     if (in_place()) collective.count = piece.count;
-    const std::span<std::byte> in{piece.host_in.memory, in_place() ? piece.out.size() : piece.in.size()};
-    const std::span<std::byte> out = in_place() ? in : std::span<std::byte>{piece.host_out.memory, piece.out.size()};
-    if (collective.op != ReduceOp::kAdasum || collective.kind != OpKind::kAllreduce) return stage_->host->launch(collective, in, out);
-    const Launch host = [stage = stage_](const Collective& part, std::span<const std::byte> from, std::span<std::byte> to) {
+    const std::span<std::byte> in{piece.host_in.memory,
+                                  in_place() ? piece.out.size() : piece.in.size()};
+    const std::span<std::byte> out =
+        in_place() ? in : std::span<std::byte>{piece.host_out.memory, piece.out.size()};
+    if (collective.op != ReduceOp::kAdasum || collective.kind != OpKind::kAllreduce)
+      return stage_->host->launch(collective, in, out);
+    const Launch host = [stage = stage_](const Collective& part, std::span<const std::byte> from,
+                                         std::span<std::byte> to) {
       return stage->host->launch(part, from, to);
     };
     return make_adasum(host, collective, stage_->spec, in, out);
@@ -136,7 +149,8 @@ class StagedWork final : public Work {
     piece.work.reset();
     device::PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
     if (!piece.out.empty()) {
-      stage_->device->api().copy(piece.out.data(), source.memory, piece.out.size(), device::Direction::kToDevice, stage_->up.get());
+      stage_->device->api().copy(piece.out.data(), source.memory, piece.out.size(),
+                                 device::Direction::kToDevice, stage_->up.get());
       source.free_after = stage_->device->marks()->record(stage_->up.get());
     }
     stage_->pinned.give_back(std::move(piece.host_in));
@@ -159,12 +173,17 @@ class StagedWork final : public Work {
 ///   waiting --input_ready reached--> between the ranks, while the device copies this rank's own
 ///           part --all is here--> complete
 ///
-/// The carrier's messages read and write at once, so they begin when the host has seen input_ready reached, and what they have written when
-/// they end is there for whatever is queued then.
+/// The carrier's messages read and write at once, so they begin when the host has seen input_ready
+/// reached, and what they have written when they end is there for whatever is queued then.
 class CarriedWork final : public Work {
  public:
-  CarriedWork(std::shared_ptr<Stage> stage, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : stage_(std::move(stage)), collective_(collective), input_ready_(std::exchange(collective_.input_ready, nullptr)), in_(in), out_(out) {}
+  CarriedWork(std::shared_ptr<Stage> stage, const Collective& collective,
+              std::span<const std::byte> in, std::span<std::byte> out)
+      : stage_(std::move(stage)),
+        collective_(collective),
+        input_ready_(std::exchange(collective_.input_ready, nullptr)),
+        in_(in),
+        out_(out) {}
 
   bool progress() override {
     const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
@@ -185,7 +204,8 @@ class CarriedWork final : public Work {
  private:
   std::size_t bytes_before(std::span<const std::int64_t> counts) const {
     const auto own = counts.begin() + stage_->spec.set_rank;
-    return static_cast<std::size_t>(std::accumulate(counts.begin(), own, std::int64_t{0})) * size_of(collective_.dtype);
+    return static_cast<std::size_t>(std::accumulate(counts.begin(), own, std::int64_t{0})) *
+           size_of(collective_.dtype);
   }
 
   void copy_own_part() {
@@ -195,7 +215,8 @@ class CarriedWork final : public Work {
     if (collective_.kind == OpKind::kBroadcast && collective_.root != stage_->spec.set_rank) return;
     if (collective_.kind != OpKind::kBroadcast) to += bytes_before(collective_.counts);
     if (collective_.kind == OpKind::kAlltoall) {
-      const auto bytes = static_cast<std::size_t>(collective_.send_counts[own]) * size_of(collective_.dtype);
+      const auto bytes =
+          static_cast<std::size_t>(collective_.send_counts[own]) * size_of(collective_.dtype);
       from = in_.subspan(bytes_before(collective_.send_counts), bytes);
     }
     if (from.empty() || from.data() == to) return;
@@ -217,9 +238,12 @@ class CarriedWork final : public Work {
 class StagedChannel final : public Channel {
  public:
   explicit StagedChannel(std::shared_ptr<Stage> stage) : stage_(std::move(stage)) {}
-  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
-    const bool reduces = collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
-    if (stage_->carrier && !reduces) return std::make_unique<CarriedWork>(stage_, collective, in, out);
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                               std::span<std::byte> out) override {
+    const bool reduces =
+        collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
+    if (stage_->carrier && !reduces)
+      return std::make_unique<CarriedWork>(stage_, collective, in, out);
     return std::make_unique<StagedWork>(stage_, collective, in, out);
   }
   void abort() noexcept override {
@@ -234,11 +258,14 @@ class StagedChannel final : public Channel {
 
 }  // namespace
 
-std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host, std::unique_ptr<Channel> carrier,
-                                             std::shared_ptr<device::Context> device, const ChannelSpec& spec, std::shared_ptr<SharedArena> arena,
+std::unique_ptr<Channel> make_staged_channel(std::unique_ptr<Channel> host,
+                                             std::unique_ptr<Channel> carrier,
+                                             std::shared_ptr<device::Context> device,
+                                             const ChannelSpec& spec,
+                                             std::shared_ptr<SharedArena> arena,
                                              const StagingOptions& options) {
-  return std::make_unique<StagedChannel>(
-      std::make_shared<Stage>(std::move(host), std::move(carrier), std::move(device), spec, std::move(arena), options));
+  return std::make_unique<StagedChannel>(std::make_shared<Stage>(
+      std::move(host), std::move(carrier), std::move(device), spec, std::move(arena), options));
 }
 
 }  // namespace hvd::runtime

@@ -18,8 +18,9 @@
 namespace hvd::runtime {
 namespace {
 
-// The address that hvdrun's supervisor listens at: the name of a socket in the abstract namespace, which needs no file, is known to no
-// other machine, and survives programs that close descriptors they do not know.
+// The address that hvdrun's supervisor listens at: the name of a socket in the abstract namespace,
+// which needs no file, is known to no other machine, and survives programs that close descriptors
+// they do not know.
 constexpr const char* kAddressVariable = "HVD_LAUNCHER_NOTICES";
 constexpr std::size_t kMaxText = 1500;
 
@@ -30,10 +31,12 @@ std::array<std::atomic<bool>, kNames.size()> told{};
 int connect_to_supervisor() {
   const char* const name = std::getenv(kAddressVariable);
   sockaddr_un address{};
-  if (name == nullptr || *name == '\0' || std::strlen(name) + 1 >= sizeof address.sun_path) return -1;
+  if (name == nullptr || *name == '\0' || std::strlen(name) + 1 >= sizeof address.sun_path)
+    return -1;
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name, std::strlen(name));
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name));
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name));
   const int made = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (made < 0) return -1;
   const timeval limit = {.tv_sec = 0, .tv_usec = 100'000};
@@ -43,7 +46,8 @@ int connect_to_supervisor() {
   return -1;
 }
 
-/// A connected socket, or -1. Kept: a process that dies for want of memory or descriptors may not get another.
+/// A connected socket, or -1. Kept: a process that dies for want of memory or descriptors may not
+/// get another.
 int connection() {
   static std::mutex mutex;
   static int socket = -1;  // guarded by mutex
@@ -65,14 +69,18 @@ void notify_supervisor(NoticeKind kind, int code, std::string_view text) noexcep
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   std::array<char, kMaxText + 128> message{};
-  const int length = std::snprintf(message.data(), message.size(), "%s %lld %d\n%.*s", kNames[index],
-                                   static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec, code,
-                                   static_cast<int>(std::min(text.size(), kMaxText)), text.data());
-  if (length > 0) ::send(socket, message.data(), std::min(static_cast<std::size_t>(length), message.size() - 1), MSG_NOSIGNAL);
+  const int length =
+      std::snprintf(message.data(), message.size(), "%s %lld %d\n%.*s", kNames[index],
+                    static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec, code,
+                    static_cast<int>(std::min(text.size(), kMaxText)), text.data());
+  if (length > 0)
+    ::send(socket, message.data(), std::min(static_cast<std::size_t>(length), message.size() - 1),
+           MSG_NOSIGNAL);
 }
 
 std::string_view without_backtrace(std::string_view what) {
-  for (const std::string_view start : {"\nException raised from ", "\nC++ CapturedTraceback:", "\nframe #"}) {
+  for (const std::string_view start :
+       {"\nException raised from ", "\nC++ CapturedTraceback:", "\nframe #"}) {
     what = what.substr(0, what.find(start));
   }
   what = what.substr(0, kMaxText);

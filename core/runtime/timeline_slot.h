@@ -17,8 +17,10 @@ class TimelineSlot {
     const std::lock_guard lock(mutex_);
     return writer_;
   }
-  /// Exchanges the writer; the old one is destroyed, and its file completed, when its last user is done.
-  std::shared_ptr<observe::TimelineWriter> exchange(std::shared_ptr<observe::TimelineWriter> writer) {
+  /// Exchanges the writer; the old one is destroyed, and its file completed, when its last user is
+  /// done.
+  std::shared_ptr<observe::TimelineWriter> exchange(
+      std::shared_ptr<observe::TimelineWriter> writer) {
     const std::lock_guard lock(mutex_);
     on_.store(writer != nullptr, std::memory_order_relaxed);
     writer_.swap(writer);

@@ -71,15 +71,19 @@ std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int memb
   std::vector<DimRun> runs(in.count("first dims", kMaxRanks));
   std::uint64_t ranks = 0;
   for (DimRun& run : runs) {
-    run.dim = static_cast<std::int64_t>(in.varint("first dim", std::numeric_limits<std::int64_t>::max()));
+    run.dim =
+        static_cast<std::int64_t>(in.varint("first dim", std::numeric_limits<std::int64_t>::max()));
     run.ranks = static_cast<int>(in.varint("ranks of a first dim", kMaxRanks));
     if (run.ranks == 0) in.fail("ranks of a first dim", "expected at least one");
     ranks += static_cast<std::uint64_t>(run.ranks);
   }
   const bool gathered = gathers(request.kind) && !request.shape.empty();
   const auto expected = gathered ? static_cast<std::uint64_t>(members) : 0;
-  if (ranks != expected) in.fail("first dims", "expected those of " + std::to_string(expected) + " ranks, got " + std::to_string(ranks));
-  if (gathered && runs.front().dim != request.shape[0]) in.fail("first dims", "the lowest rank's is not that of the request");
+  if (ranks != expected)
+    in.fail("first dims", "expected those of " + std::to_string(expected) + " ranks, got " +
+                              std::to_string(ranks));
+  if (gathered && runs.front().dim != request.shape[0])
+    in.fail("first dims", "the lowest rank's is not that of the request");
   return runs;
 }
 
@@ -135,7 +139,8 @@ MergedReport::Group read_group(Reader& in) {
 MergedReport read_merged_report(Reader& in) {
   MergedReport report;
   const std::uint8_t flags = in.u8("merged report flags");
-  if (flags > (kOverdue | kSomeEnded)) in.fail("merged report flags", "unknown flag, got " + std::to_string(flags));
+  if (flags > (kOverdue | kSomeEnded))
+    in.fail("merged report flags", "unknown flag, got " + std::to_string(flags));
   report.overdue = (flags & kOverdue) != 0;
   RankSet known;
   const std::size_t applied = in.count("applied plans", kMaxRanks);
@@ -152,7 +157,8 @@ MergedReport read_merged_report(Reader& in) {
   const std::size_t sections = in.count("sections", kMaxTensors);
   for (std::size_t i = 0; i < sections; ++i) {
     MergedReport::Section section{in.varint("as of plan", kAnyNumber)};
-    if (i > 0 && section.as_of <= report.sections.back().as_of) in.fail("as of plan", "not ascending");
+    if (i > 0 && section.as_of <= report.sections.back().as_of)
+      in.fail("as of plan", "not ascending");
     const std::size_t groups = in.count("groups", kMaxTensors);
     for (std::size_t g = 0; g < groups; ++g) section.groups.push_back(read_group(in));
     report.sections.push_back(std::move(section));
@@ -162,7 +168,8 @@ MergedReport read_merged_report(Reader& in) {
 
 Bytes encode(const MergedReport& report) {
   Writer out = start(MessageKind::kMergedReport);
-  out.u8(static_cast<std::uint8_t>((report.overdue ? kOverdue : 0) | (report.ended.empty() ? 0 : kSomeEnded)));
+  out.u8(static_cast<std::uint8_t>((report.overdue ? kOverdue : 0) |
+                                   (report.ended.empty() ? 0 : kSomeEnded)));
   out.varint(report.applied.size());
   for (const auto& entry : report.applied) {
     out.varint(entry.last_applied);

@@ -79,7 +79,8 @@ void check_element_count(const Reader& in, const Request& request) {
 Compression read_compression(Reader& in, const Request& request) {
   const auto compression = read_enum<Compression>(in, "compression", kCompressionCount);
   if (compression == Compression::kNone) in.fail("compression", "flagged, and none");
-  if (request.kind != OpKind::kAllreduce || request.dtype != DataType::kFloat32) in.fail("compression", "not of an allreduce of float32");
+  if (request.kind != OpKind::kAllreduce || request.dtype != DataType::kFloat32)
+    in.fail("compression", "not of an allreduce of float32");
   return compression;
 }
 
@@ -122,7 +123,8 @@ void write_request(Writer& out, const Request& request) {
     out.varint(static_cast<std::uint64_t>(request.group_index));
   }
   if (!request.splits.empty()) write_sizes(out, request.splits);
-  if (request.compression != Compression::kNone) out.u8(static_cast<std::uint8_t>(request.compression));
+  if (request.compression != Compression::kNone)
+    out.u8(static_cast<std::uint8_t>(request.compression));
 }
 
 Request read_request(Reader& in) {
@@ -305,7 +307,9 @@ LockNews read_lock_news(Reader& in) {
   LockNews news;
   news.position = in.varint("position", kMaxSize);
   news.round = in.u8("round");
-  if (news.round >= kMostLockRounds) in.fail("round", "expected less than " + std::to_string(kMostLockRounds) + ", got " + std::to_string(news.round));
+  if (news.round >= kMostLockRounds)
+    in.fail("round", "expected less than " + std::to_string(kMostLockRounds) + ", got " +
+                         std::to_string(news.round));
   const std::uint8_t flags = in.u8("flags");
   if (flags > kAllNewsFlags) in.fail("flags", "unknown ones in " + std::to_string(flags));
   news.leaves = (flags & kLeaves) != 0;
@@ -377,7 +381,8 @@ Bytes encode(const Plan& plan) {
   out.varint(plan.sequence);
   const bool has_absent = std::any_of(plan.batches.begin(), plan.batches.end(),
                                       [](const Batch& batch) { return !batch.absent.empty(); });
-  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0) | (plan.lock.empty() ? 0 : kHasLock)));
+  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0) |
+                                   (plan.lock.empty() ? 0 : kHasLock)));
   out.varint(plan.batches.size());
   for (const auto& batch : plan.batches) {
     out.varint(batch.tensors.size());

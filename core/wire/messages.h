@@ -29,7 +29,16 @@ inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
 /// Append only.
-enum class MessageKind : std::uint8_t { kReport = 1, kPlan = 2, kAbort = 3, kPing = 4, kPong = 5, kMergedReport = 6, kLockNews = 7, kBlocked = 8 };
+enum class MessageKind : std::uint8_t {
+  kReport = 1,
+  kPlan = 2,
+  kAbort = 3,
+  kPing = 4,
+  kPong = 5,
+  kMergedReport = 6,
+  kLockNews = 7,
+  kBlocked = 8
+};
 
 /// What one rank wants done: everything that ranks have to agree on.
 struct Request {
@@ -43,7 +52,8 @@ struct Request {
   DataType dtype = DataType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   int process_set = 0;
-  /// World rank: of the source or destination, or (in a plan) of the last to join. kRemoveProcessSet: the set.
+  /// World rank: of the source or destination, or (in a plan) of the last to join.
+  /// kRemoveProcessSet: the set.
   int root = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -52,7 +62,7 @@ struct Request {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
-  bool alone = false;  ///< not to be fused with others
+  bool alone = false;                            ///< not to be fused with others
   Compression compression = Compression::kNone;  ///< of an allreduce of fp32
   std::vector<std::int64_t> shape = {};
   std::vector<std::int64_t> splits = {};  ///< kAddProcessSet: the set's world ranks, ascending
@@ -103,7 +113,9 @@ struct Report {
 using Stamp = std::uint64_t;
 inline constexpr int kStampReportShift = 22;
 inline constexpr Stamp kHighestReportNumber = (Stamp{1} << (64 - kStampReportShift)) - 1;
-constexpr Stamp stamp_of_hit(std::uint64_t report, std::uint32_t slot) noexcept { return (report << kStampReportShift) + slot; }
+constexpr Stamp stamp_of_hit(std::uint64_t report, std::uint32_t slot) noexcept {
+  return (report << kStampReportShift) + slot;
+}
 constexpr Stamp stamp_of_unnamed_hit(std::uint64_t report, std::size_t index) noexcept {
   return (report << kStampReportShift) + kMaxSlots + index;
 }
@@ -130,7 +142,7 @@ struct StampedUnnamedHit {
 };
 struct StampedRequest {
   Stamp stamp = 0;
-  Request request = {};                  ///< as the lowest rank asked
+  Request request = {};                 ///< as the lowest rank asked
   std::vector<DimRun> first_dims = {};  ///< if gathers(kind) and there is one: rank by rank
   friend bool operator==(const StampedRequest&, const StampedRequest&) = default;
 };
@@ -162,7 +174,7 @@ struct MergedReport {
   bool overdue = false;
   std::vector<Applied> applied = {};  ///< each rank at most once
   RankSet leaving = {};
-  RankSet ended = {};  ///< those of them that have not called shutdown()
+  RankSet ended = {};                  ///< those of them that have not called shutdown()
   std::vector<Section> sections = {};  ///< ascending
   friend bool operator==(const MergedReport&, const MergedReport&) = default;
 };
@@ -180,7 +192,8 @@ struct PlannedTensor {
 /// Tensors that go through the backend in one call.
 struct Batch {
   std::vector<PlannedTensor> tensors = {};
-  /// Members, as world ranks, that have joined and did not ask for it: they take part with a contribution that changes nothing.
+  /// Members, as world ranks, that have joined and did not ask for it: they take part with a
+  /// contribution that changes nothing.
   std::vector<int> absent = {};
   friend bool operator==(const Batch&, const Batch&) = default;
 };
@@ -203,7 +216,8 @@ struct Plan {
   bool shutdown = false;
   std::vector<Batch> batches = {};
   std::vector<ErrorEntry> errors = {};
-  /// Unless empty: from here on every rank repeats these batches, of cache slots as they are after this plan, without being told.
+  /// Unless empty: from here on every rank repeats these batches, of cache slots as they are after
+  /// this plan, without being told.
   std::vector<std::vector<std::uint32_t>> lock = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
@@ -218,13 +232,15 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
-/// Rank to coordinator: a thread waits, for other ranks only, and nothing has been submitted here for a while.
+/// Rank to coordinator: a thread waits, for other ranks only, and nothing has been submitted here
+/// for a while.
 struct Blocked {
   std::uint64_t last_applied = 0;  ///< as in a Report
   friend bool operator==(const Blocked&, const Blocked&) = default;
 };
 
-/// Between the first ranks of hosts: how far the ranks of some hosts have got in a locked schedule. See control::LockRelay.
+/// Between the first ranks of hosts: how far the ranks of some hosts have got in a locked schedule.
+/// See control::LockRelay.
 struct LockNews {
   std::uint64_t position = 0;
   std::uint8_t round = 0;
@@ -243,7 +259,8 @@ Bytes encode(const Pong&);
 Bytes encode(const MergedReport&);
 Bytes encode(const LockNews&);
 Bytes encode(const Blocked&);
-/// What encode() gives for the plan under another number. @param plan an encoded plan with the sequence 0
+/// What encode() gives for the plan under another number. @param plan an encoded plan with the
+/// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
 /// message's size.

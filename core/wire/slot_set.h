@@ -28,7 +28,8 @@ class SlotSet {
     trim();
   }
   void remove(const SlotSet& other) {
-    for (std::size_t i = 0; i < words_.size() && i < other.words_.size(); ++i) words_[i] &= ~other.words_[i];
+    for (std::size_t i = 0; i < words_.size() && i < other.words_.size(); ++i)
+      words_[i] &= ~other.words_[i];
     trim();
   }
   /// Keeps what is in both.
@@ -43,14 +44,16 @@ class SlotSet {
   bool empty() const noexcept { return words_.empty(); }
   /// @pre !empty()
   std::uint32_t highest() const noexcept {
-    return static_cast<std::uint32_t>(words_.size() * 64 - 1) - static_cast<std::uint32_t>(std::countl_zero(words_.back()));
+    return static_cast<std::uint32_t>(words_.size() * 64 - 1) -
+           static_cast<std::uint32_t>(std::countl_zero(words_.back()));
   }
   /// In ascending order.
   template <class Visit>
   void for_each(Visit&& visit) const {
     for (std::size_t i = 0; i < words_.size(); ++i) {
       for (std::uint64_t rest = words_[i]; rest != 0; rest &= rest - 1) {
-        visit(static_cast<std::uint32_t>(i * 64) + static_cast<std::uint32_t>(std::countr_zero(rest)));
+        visit(static_cast<std::uint32_t>(i * 64) +
+              static_cast<std::uint32_t>(std::countr_zero(rest)));
       }
     }
   }

@@ -15,16 +15,19 @@ namespace {
 c10::impl::VirtualGuardImpl gpus() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA); }
 
 c10::Stream current_stream() {
-  return gpus().getStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu_index().value_or(0))});
+  return gpus().getStream(
+      {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu_index().value_or(0))});
 }
 
-/// With the name of what was to begin: backward() shows the error of a hook to somebody who has called no operation.
+/// With the name of what was to begin: backward() shows the error of a hook to somebody who has
+/// called no operation.
 EventPtr record_for(const Submission& submission) {
   try {
     return record_current_stream();
   } catch (const UsageError& error) {
-    throw UsageError(std::string(to_string(submission.kind)) + (submission.name.empty() ? " (unnamed)" : " '" + submission.name + "'") + ": " +
-                     error.what());
+    throw UsageError(std::string(to_string(submission.kind)) +
+                     (submission.name.empty() ? " (unnamed)" : " '" + submission.name + "'") +
+                     ": " + error.what());
   }
 }
 
@@ -41,14 +44,18 @@ void begin_after_current_stream(std::span<Submission> submissions) {
   }
 }
 
-void begin_after_current_stream(Submission& submission) { begin_after_current_stream({&submission, 1}); }
+void begin_after_current_stream(Submission& submission) {
+  begin_after_current_stream({&submission, 1});
+}
 
 void current_stream_waits(const EventPtr& event) {
   // A job is left when its GPUs are done.
   if (event && is_initialized()) wait_for_event(current_stream().native_handle(), event);
 }
 
-void current_stream_waits(const Operation& operation) { current_stream_waits(operation.output_ready()); }
+void current_stream_waits(const Operation& operation) {
+  current_stream_waits(operation.output_ready());
+}
 
 void used_by_current_stream(const torch::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return;
@@ -68,7 +75,8 @@ std::optional<c10::Stream> current_stream_of(const torch::Tensor& tensor) {
 void StreamChain::follow(const torch::Tensor& tensor) {
   if (!tensor.is_cuda()) return;
   const std::optional<c10::Stream> last = std::exchange(last_, current_stream_of(tensor));
-  if (last && *last != *last_) wait_for_event(last_->native_handle(), record_event(last->native_handle()));
+  if (last && *last != *last_)
+    wait_for_event(last_->native_handle(), record_event(last->native_handle()));
 }
 
 }  // namespace hvd::libtorch

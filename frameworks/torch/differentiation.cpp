@@ -127,10 +127,12 @@ void check_differentiable(const torch::Tensor& tensor, const AllreduceOptions& o
                    "sum or an average");
 }
 
-void check_detached(const torch::Tensor& tensor, std::string_view operation, std::string_view name) {
+void check_detached(const torch::Tensor& tensor, std::string_view operation,
+                    std::string_view name) {
   if (!differentiates(tensor)) return;
   throw UsageError(Label{operation, name}.str() +
-                   ": asynchronous operations are not differentiable, but the tensor requires grad, and its gradient would be lost; pass detach(), or use "
+                   ": asynchronous operations are not differentiable, but the tensor requires "
+                   "grad, and its gradient would be lost; pass detach(), or use "
                    "the blocking call");
 }
 
@@ -160,7 +162,9 @@ torch::Tensor attach_allgather(const torch::Tensor& input, torch::Tensor output,
   const auto own = gathered.first_dims.begin() + options.process_set.rank();
   state->first_row = std::accumulate(gathered.first_dims.begin(), own, std::int64_t{0});
   state->rows = *own;
-  state->equal_shares = *own > 0 && std::all_of(gathered.first_dims.begin(), gathered.first_dims.end(), [&](std::int64_t rows) { return rows == *own; });
+  state->equal_shares =
+      *own > 0 && std::all_of(gathered.first_dims.begin(), gathered.first_dims.end(),
+                              [&](std::int64_t rows) { return rows == *own; });
   return attach<AllgatherRule>(input, std::move(output), std::move(state));
 }
 

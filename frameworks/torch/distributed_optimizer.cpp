@@ -30,7 +30,8 @@ class LiveOptimizers {
     return live;
   }
 
-  void add(const Optimizer& optimizer, std::span<const GradientReducer::Parameter> parameters, bool averaging) {
+  void add(const Optimizer& optimizer, std::span<const GradientReducer::Parameter> parameters,
+           bool averaging) {
     const std::lock_guard lock(mutex_);
     if (wrapped_.contains(&optimizer)) {
       throw UsageError(
@@ -41,11 +42,14 @@ class LiveOptimizers {
     for (const auto& parameter : parameters) {
       if (!owners_.contains(parameter.tensor.unsafeGetTensorImpl())) continue;
       throw UsageError("DistributedOptimizer: parameter '" + parameter.name +
-                       "' belongs to another DistributedOptimizer, of another optimizer, so its gradient would be reduced twice; expected each parameter in "
-                       "one DistributedOptimizer at a time; destroy the first one before, or give each its own parameters");
+                       "' belongs to another DistributedOptimizer, of another optimizer, so its "
+                       "gradient would be reduced twice; expected each parameter in "
+                       "one DistributedOptimizer at a time; destroy the first one before, or give "
+                       "each its own parameters");
     }
     wrapped_.insert(&optimizer);
-    for (const auto& parameter : parameters) owners_.emplace(parameter.tensor.unsafeGetTensorImpl(), &optimizer);
+    for (const auto& parameter : parameters)
+      owners_.emplace(parameter.tensor.unsafeGetTensorImpl(), &optimizer);
     averaging_ += averaging ? 1 : 0;
   }
   void remove(const Optimizer& optimizer, bool averaging) {
@@ -54,8 +58,9 @@ class LiveOptimizers {
     std::erase_if(owners_, [&](const auto& item) { return item.second == &optimizer; });
     averaging_ -= averaging ? 1 : 0;
   }
-  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it. After shutdown() and init() numbers are used
-  /// again, for sets of other members, which have constructed other numbers of them.
+  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
+  /// After shutdown() and init() numbers are used again, for sets of other members, which have
+  /// constructed other numbers of them.
   std::string next_scope(const ProcessSet& process_set) {
     const std::lock_guard lock(mutex_);
     return "opt" + std::to_string(constructed_[{process_set.id(), process_set.ranks()}]++);
@@ -70,7 +75,8 @@ class LiveOptimizers {
   // Guarded by mutex_.
   std::set<const Optimizer*> wrapped_;
   std::unordered_map<const c10::TensorImpl*, const Optimizer*> owners_;  ///< of parameters
-  std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed_;  ///< by number and members
+  std::map<std::pair<int, std::vector<int>>, std::uint64_t>
+      constructed_;  ///< by number and members
   int averaging_ = 0;
 };
 
@@ -95,7 +101,8 @@ void check_options(const DistributedOptimizerOptions& options) {
         std::string(to_string(options.op)) + "; use ReduceOp::kAverage or leave the factor at 1");
   }
   if (options.check_every.value_or(0) < 0) {
-    throw UsageError(who + "check_every: expected a number of reductions, or 0 for never, got " + std::to_string(*options.check_every));
+    throw UsageError(who + "check_every: expected a number of reductions, or 0 for never, got " +
+                     std::to_string(*options.check_every));
   }
   if (!options.process_set.included()) {
     throw UsageError(who + "this rank is not in process set " +
@@ -178,13 +185,14 @@ std::vector<GradientReducer::Parameter> name_parameters(
   return parameters;
 }
 
-/// Multiplies gradients and notes whether there was an inf or nan in one. Those on a GPU are looked at by the GPU, all in one launch for
-/// each type where LibTorch can, and nobody waits.
+/// Multiplies gradients and notes whether there was an inf or nan in one. Those on a GPU are looked
+/// at by the GPU, all in one launch for each type where LibTorch can, and nobody waits.
 class Unscaler {
  public:
   explicit Unscaler(double factor) : factor_(factor) {}
 
-  /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so that ranks do alike.
+  /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so
+  /// that ranks do alike.
   void uses(torch::Device device) {
     if (device.is_cuda()) device_ = device;
   }
@@ -203,10 +211,12 @@ class Unscaler {
     const auto options = torch::TensorOptions().dtype(torch::kFloat32).device(device_);
     torch::Tensor found = torch::full({1}, finite_ ? 0.0F : 1.0F, options);
     for (auto& [type, values] : together_) {
-      at::_amp_foreach_non_finite_check_and_unscale_(values, found, torch::full({1}, factor_, options));
+      at::_amp_foreach_non_finite_check_and_unscale_(values, found,
+                                                     torch::full({1}, factor_, options));
     }
     for (const torch::Tensor& values : alone_) {
-      found = torch::maximum(found, torch::isfinite(values).logical_not().any().to(torch::kFloat32));
+      found =
+          torch::maximum(found, torch::isfinite(values).logical_not().any().to(torch::kFloat32));
       values.mul_(factor_);
     }
     return found;
@@ -258,8 +268,9 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   torch::Tensor loss;
   const auto refuse_in_flight = [this](const char* when) {
     if (!reducer_->in_flight()) return;
-    throw UsageError(std::string("DistributedOptimizer::step() under skip_synchronize(): gradients are still being reduced") + when +
-                     "; call synchronize() after backward() and before step()");
+    throw UsageError(std::string("DistributedOptimizer::step() under skip_synchronize(): gradients "
+                                 "are still being reduced") +
+                     when + "; call synchronize() after backward() and before step()");
   };
   if (skip) refuse_in_flight("");
   if (!closure) {
@@ -270,7 +281,9 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   } else {
     loss = optimizer_.step([&] {
       torch::Tensor own = closure();
-      refuse_in_flight(" when the closure returns (it may call synchronize() itself, or leave out skip_synchronize())");
+      refuse_in_flight(
+          " when the closure returns (it may call synchronize() itself, or leave out "
+          "skip_synchronize())");
       return own;
     });
   }
@@ -288,10 +301,13 @@ void DistributedOptimizer::refuse_new_parameters() const {
       for (const auto& item : named_) {
         if (item.value().is_same(params[i])) name = "'" + item.key() + "'";
       }
-      throw UsageError("DistributedOptimizer: parameter " + std::to_string(i) + " of parameter group " + std::to_string(g) + ", " + name + ", shape " +
+      throw UsageError("DistributedOptimizer: parameter " + std::to_string(i) +
+                       " of parameter group " + std::to_string(g) + ", " + name + ", shape " +
                        shape_to_string(params[i].sizes().vec()) +
-                       ", was added to the optimizer after the DistributedOptimizer was constructed (add_param_group()), so its gradients are not reduced; "
-                       "add it before, or destroy the DistributedOptimizer and construct it anew, with names for all parameters");
+                       ", was added to the optimizer after the DistributedOptimizer was "
+                       "constructed (add_param_group()), so its gradients are not reduced; "
+                       "add it before, or destroy the DistributedOptimizer and construct it anew, "
+                       "with names for all parameters");
     }
   }
 }
@@ -343,12 +359,15 @@ torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
 }
 
 bool DistributedOptimizer::all_finite(const torch::Tensor& unscaled) const {
-  const torch::Tensor bad =
-      allreduce(unscaled, {.name = reducer_->scope() + ".found_inf", .op = ReduceOp::kMax, .process_set = options_.process_set});
+  const torch::Tensor bad = allreduce(unscaled, {.name = reducer_->scope() + ".found_inf",
+                                                 .op = ReduceOp::kMax,
+                                                 .process_set = options_.process_set});
   return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
 }
 
-std::uint64_t DistributedOptimizer::gradients_version() const { return reducer_->gradients_version(); }
+std::uint64_t DistributedOptimizer::gradients_version() const {
+  return reducer_->gradients_version();
+}
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   refuse_new_parameters();
@@ -369,7 +388,9 @@ void DistributedOptimizer::clip_grad_value_(double clip_value) {
   torch::nn::utils::clip_grad_value_(parameters(), clip_value);
 }
 
-SkipSynchronize DistributedOptimizer::skip_synchronize() { return SkipSynchronize(counted_scope(skip_depth_)); }
+SkipSynchronize DistributedOptimizer::skip_synchronize() {
+  return SkipSynchronize(counted_scope(skip_depth_));
+}
 
 NoSync DistributedOptimizer::no_sync() { return NoSync(counted_scope(reducer_->no_sync_depth())); }
 

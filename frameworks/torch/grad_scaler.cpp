@@ -65,7 +65,8 @@ void GradScaler::unscale_(DistributedOptimizer& optimizer) {
   // What was divided before the ranks could not agree is not divided again.
   Unscaled& unscaled = unscaled_[&optimizer];
   if (!unscaled.found.defined() || unscaled.gradients != optimizer.gradients_version()) {
-    unscaled = {.found = optimizer.unscale_gradients(1 / scale_), .gradients = optimizer.gradients_version()};
+    unscaled = {.found = optimizer.unscale_gradients(1 / scale_),
+                .gradients = optimizer.gradients_version()};
   }
   const bool finite = optimizer.all_finite(unscaled.found);
   unscaled_.erase(&optimizer);

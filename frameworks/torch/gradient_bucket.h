@@ -13,17 +13,19 @@
 
 namespace hvd::libtorch {
 
-/// Gradients of several parameters one behind the other, reduced as one tensor: in memory that the ranks of a host share, or on their GPU.
-/// Not thread-safe.
+/// Gradients of several parameters one behind the other, reduced as one tensor: in memory that the
+/// ranks of a host share, or on their GPU. Not thread-safe.
 ///
 /// The memory lives as long as the bucket or any view of it.
 class GradientBucket {
  public:
-  /// GPU: the memory is allocated under the current stream. @param parameters dense, of one dtype and device
-  GradientBucket(std::string name, const GradientReduction& how, std::span<const torch::Tensor> parameters);
+  /// GPU: the memory is allocated under the current stream. @param parameters dense, of one dtype
+  /// and device
+  GradientBucket(std::string name, const GradientReduction& how,
+                 std::span<const torch::Tensor> parameters);
 
-  /// A tensor of the parameter's shape, and of its strides if those leave no gaps. It is no view in the sense of autograd, so that the
-  /// optimizer may detach it in place.
+  /// A tensor of the parameter's shape, and of its strides if those leave no gaps. It is no view in
+  /// the sense of autograd, so that the optimizer may detach it in place.
   const torch::Tensor& view(std::size_t parameter) const { return views_[parameter]; }
   /// The same at each call, but for what the caller sets: on a GPU where it begins.
   Submission& submission() noexcept { return submission_; }
@@ -42,8 +44,10 @@ class GradientBucket {
 /// @param order parameters as their gradients become ready
 /// @param parameters all, by index
 /// @param most_bytes a bucket ends before it would be larger, unless it has one parameter only
-/// @return indices of parameters, by bucket; a bucket has one dtype and device, and buckets are in the order in which they are complete
-std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order, std::span<const torch::Tensor> parameters,
+/// @return indices of parameters, by bucket; a bucket has one dtype and device, and buckets are in
+/// the order in which they are complete
+std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
+                                                   std::span<const torch::Tensor> parameters,
                                                    std::size_t most_bytes);
 
 }  // namespace hvd::libtorch

@@ -8,25 +8,32 @@
 
 namespace hvd::libtorch {
 
-/// A dense gradient that refuses to be taken by `data()` while it is locked. That is how LibTorch's clip_grad_norm_() and clip_grad_value_() and the
-/// step() of some optimizers reach it, and what they write there no version counter shows; an ordinary operation counts up `_version()`.
+/// A dense gradient that refuses to be taken by `data()` while it is locked. That is how LibTorch's
+/// clip_grad_norm_() and clip_grad_value_() and the step() of some optimizers reach it, and what
+/// they write there no version counter shows; an ordinary operation counts up `_version()`.
 ///
 /// Thread-safe as far as the lock goes; otherwise as a tensor.
 class GuardedGradient final : public c10::TensorImpl {
  public:
-  GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type) : c10::TensorImpl(std::move(storage), keys, type) {}
+  GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
+      : c10::TensorImpl(std::move(storage), keys, type) {}
 
-  /// Another tensor of the same memory, in no relation to it that autograd knows of, so that an optimizer may detach it in place.
+  /// Another tensor of the same memory, in no relation to it that autograd knows of, so that an
+  /// optimizer may detach it in place.
   static torch::Tensor of(const torch::Tensor& memory);
   /// Null for a tensor that is none.
-  static GuardedGradient* find(const torch::Tensor& gradient) { return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl()); }
+  static GuardedGradient* find(const torch::Tensor& gradient) {
+    return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl());
+  }
 
   /// @param parameter its name, which must live until unlock()
   void lock(const std::string& parameter) noexcept { locked_for_.store(&parameter); }
   void unlock() noexcept { locked_for_.store(nullptr); }
 
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version, bool allow_metadata_change) const override;
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_metadata_change) const override;
 
  private:
   void refuse_while_locked() const;
@@ -34,7 +41,8 @@ class GuardedGradient final : public c10::TensorImpl {
   std::atomic<const std::string*> locked_for_ = nullptr;
 };
 
-/// What to do instead of touching a gradient between backward() and step(): the end of an error message.
+/// What to do instead of touching a gradient between backward() and step(): the end of an error
+/// message.
 std::string right_order();
 
 }  // namespace hvd::libtorch

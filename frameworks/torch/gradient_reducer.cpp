@@ -124,9 +124,11 @@ void GradientReducer::remove_hooks() noexcept {
 /// A graph of a gradient would have to lead through the other ranks. Under no_sync() it does not.
 void GradientReducer::refuse_create_graph(const Slot& slot) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
-  throw UsageError("DistributedOptimizer: backward(create_graph = true) reached parameter '" + slot.name +
-                   "', whose gradient would be reduced and lose its graph; expected a backward() without create_graph; compute what needs the graph with "
-                   "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
+  throw UsageError(
+      "DistributedOptimizer: backward(create_graph = true) reached parameter '" + slot.name +
+      "', whose gradient would be reduced and lose its graph; expected a backward() without "
+      "create_graph; compute what needs the graph with "
+      "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
 }
 
 void GradientReducer::before_accumulate(std::size_t index) {
@@ -157,7 +159,8 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
     hand_over(slot, gradients);
     if (!first_ready_) first_ready_ = index;
     if (buckets_ == Buckets::kUnknown) arrivals_.push_back(index);
-    // Before the ranks have compared their parameters nothing is sent that another rank might not have.
+    // Before the ranks have compared their parameters nothing is sent that another rank might not
+    // have.
     if (!same_parameters_ || !unit_ready(units_[slot.unit])) return;
     submit_units({&slot.unit, 1}, all_ready_after(slot.unit), Progress::kBackground);
   } catch (...) {
@@ -188,21 +191,26 @@ void GradientReducer::refuse_capture(const Slot& slot) const {
   begin_after_current_stream(probe);
 }
 
-/// A graph that is being captured writes where this gradient is now, at every replay; buckets would take its place sooner or later. One
-/// parameter of a pass stands for all.
+/// A graph that is being captured writes where this gradient is now, at every replay; buckets would
+/// take its place sooner or later. One parameter of a pass stands for all.
 void GradientReducer::check_stays_in_place(std::size_t index) const {
   const torch::Tensor& parameter = slots_[index].transfer.parameter();
-  const auto first = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.active(); });
+  const auto first =
+      std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.active(); });
   if (!parameter.is_cuda() || first - slots_.begin() != static_cast<std::ptrdiff_t>(index)) return;
-  const bool stays = !wants_buckets() ||
-                     std::none_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return might_fit_bucket(slot); });
+  const bool stays =
+      !wants_buckets() || std::none_of(slots_.begin(), slots_.end(),
+                                       [this](const Slot& slot) { return might_fit_bucket(slot); });
   if (stays) return;
   try {
     record_current_stream();
   } catch (const UsageError&) {
-    throw UsageError("DistributedOptimizer: a backward() under no_sync() is being captured into a CUDA graph, and gradients are views of buckets, "
-                     "which later steps may replace; expected gradients that stay where a replay writes them; construct the optimizer "
-                     "with gradient_as_bucket_view = false");
+    throw UsageError(
+        "DistributedOptimizer: a backward() under no_sync() is being captured into a CUDA graph, "
+        "and gradients are views of buckets, "
+        "which later steps may replace; expected gradients that stay where a replay writes them; "
+        "construct the optimizer "
+        "with gradient_as_bucket_view = false");
   }
 }
 
@@ -249,7 +257,8 @@ void GradientReducer::note_submitted(std::size_t unit) {
 }
 
 // Buckets and flags are the same from step to step, so that a steady step allocates nothing here.
-void GradientReducer::submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress) {
+void GradientReducer::submit_units(std::span<const std::size_t> units, bool with_flags,
+                                   Progress progress) {
   std::vector<Submission> others;
   for (const std::size_t u : units) {
     if (!units_[u].bucket) {
@@ -262,11 +271,14 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
     submit_one(units_[u].bucket->submission(), progress);
     note_submitted(u);
   }
-  begin_after_current_stream(others);  // first, as nothing may be read from a GPU whose stream is being captured
+  begin_after_current_stream(
+      others);  // first, as nothing may be read from a GPU whose stream is being captured
   if (with_flags) {
-    const Submission& flags = flags_.prepare(scope_, how_, slots_.front().transfer.parameter(), slots_.size(),
-                                             [this](std::size_t i) { return slots_[i].transfer.has_gradient(); }, check_.room(parameters_.front()),
-                                             [this](std::span<float> room) { check_.write(parameters_, room); });
+    const Submission& flags = flags_.prepare(
+        scope_, how_, slots_.front().transfer.parameter(), slots_.size(),
+        [this](std::size_t i) { return slots_[i].transfer.has_gradient(); },
+        check_.room(parameters_.front()),
+        [this](std::span<float> room) { check_.write(parameters_, room); });
     if (others.empty()) {
       submit_one(flags, progress);
     } else {
@@ -274,7 +286,8 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
     }
   }
   if (!others.empty()) {
-    for (Operation& operation : submit_all(std::move(others), progress)) operations_.push_back(std::move(operation));
+    for (Operation& operation : submit_all(std::move(others), progress))
+      operations_.push_back(std::move(operation));
     for (const std::size_t u : units) {
       if (!units_[u].bucket) note_submitted(u);
     }
@@ -338,7 +351,9 @@ void GradientReducer::refuse_written() {
   }
   if (written == nullptr) return;
   throw UsageError("DistributedOptimizer: the gradient of '" + *written +
-                   "' was written to between backward() and step(), while it was being reduced over the ranks; " + right_order());
+                   "' was written to between backward() and step(), while it was being reduced "
+                   "over the ranks; " +
+                   right_order());
 }
 
 void GradientReducer::synchronize() {
@@ -381,7 +396,9 @@ void GradientReducer::abandon() {
     wait_all();
     warn_of_dropped();
     // Ranks that step do the same.
-    const bool all_well = std::all_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.status().ok(); });
+    const bool all_well =
+        std::all_of(operations_.begin(), operations_.end(),
+                    [](const Operation& operation) { return operation.status().ok(); });
     if (all_well && !slots_.empty()) {
       flags_.read();
       compare_checksums();
@@ -397,9 +414,13 @@ void GradientReducer::abandon() {
 void GradientReducer::warn_of_dropped() {
   constexpr int kSuspicious = 5;
   if (++dropped_in_a_row_ != kSuspicious) return;
-  TORCH_WARN("DistributedOptimizer: gradients were reduced over the ranks and then dropped ", kSuspicious,
-             " times in a row, without a step() or synchronize() of this DistributedOptimizer. If parameters are updated all the same, every rank updates "
-             "its own with gradients of its own: call step() of the DistributedOptimizer, not of the optimizer that it wraps. (", scope_, ")");
+  TORCH_WARN("DistributedOptimizer: gradients were reduced over the ranks and then dropped ",
+             kSuspicious,
+             " times in a row, without a step() or synchronize() of this DistributedOptimizer. If "
+             "parameters are updated all the same, every rank updates "
+             "its own with gradients of its own: call step() of the DistributedOptimizer, not of "
+             "the optimizer that it wraps. (",
+             scope_, ")");
 }
 
 /// Which parameters had a gradient first; those without one, last.

@@ -37,13 +37,16 @@ namespace hvd::libtorch {
 /// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
 /// sparse, or a rank was absent (see join()).
 ///
-/// In the first cycle nothing is sent before all ranks have found in synchronize() that they have the same parameters: what one rank alone
-/// sent would wait for the others. Gradients travel one by one, and the ranks learn in which order they became ready (that of the set's first rank).
-/// From then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a bucket, for all parameters that can be in
-/// one (see fits_bucket()): `.grad` is a view into memory that is reduced as one tensor. When the set of active parameters changes, learning begins again.
+/// In the first cycle nothing is sent before all ranks have found in synchronize() that they have
+/// the same parameters: what one rank alone sent would wait for the others. Gradients travel one by
+/// one, and the ranks learn in which order they became ready (that of the set's first rank). From
+/// then on, if how.bucket_views and nothing speaks against it (see may_use_buckets()), a unit is a
+/// bucket, for all parameters that can be in one (see fits_bucket()): `.grad` is a view into memory
+/// that is reduced as one tensor. When the set of active parameters changes, learning begins again.
 ///
-/// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in the current stream of the hook, and
-/// synchronize() makes the current stream of its caller wait, not the caller.
+/// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in
+/// the current stream of the hook, and synchronize() makes the current stream of its caller wait,
+/// not the caller.
 ///
 /// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
@@ -72,7 +75,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void discard();
 
   bool in_flight() const;
-  bool has(const torch::Tensor& parameter) const { return known_.contains(parameter.unsafeGetTensorImpl()); }
+  bool has(const torch::Tensor& parameter) const {
+    return known_.contains(parameter.unsafeGetTensorImpl());
+  }
   /// Another number when gradients may be others.
   std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
@@ -129,7 +134,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   /// The same, but that its layout may not be known yet.
   bool might_fit_bucket(const Slot&) const;
   void learn_buckets(std::vector<std::size_t> submitted);
-  std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members, std::size_t number) const;
+  std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members,
+                                              std::size_t number) const;
   bool on_all_ranks(bool own, const std::string& name) const;
   std::vector<std::size_t> agree_on_order(const std::vector<std::size_t>& submitted);
   void use_buckets(const std::vector<std::size_t>& order);
@@ -172,10 +178,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::vector<Unit> units_;
   std::vector<Operation> operations_;
   std::vector<std::size_t> submitted_;  ///< slots, in order of submission
-  std::vector<std::size_t> arrivals_;  ///< slots, as their gradients were handed over; while there are no buckets
-  std::optional<std::size_t> first_ready_;  ///< of this cycle
-  bool same_parameters_ = false;  ///< known of all ranks
-  int dropped_in_a_row_ = 0;  ///< cycles
+  std::vector<std::size_t>
+      arrivals_;  ///< slots, as their gradients were handed over; while there are no buckets
+  std::optional<std::size_t> first_ready_;        ///< of this cycle
+  bool same_parameters_ = false;                  ///< known of all ranks
+  int dropped_in_a_row_ = 0;                      ///< cycles
   std::vector<std::size_t> provisional_layouts_;  ///< agreed on for this cycle only
   enum class Buckets { kUnknown, kUsed, kRefused };
   Buckets buckets_ = Buckets::kUnknown;

@@ -14,7 +14,8 @@
 namespace hvd::libtorch {
 namespace {
 
-// Of two ranks' buckets both fit into half of a common L3 cache (16 to 32 MiB), where a reduction runs four times as fast as in memory.
+// Of two ranks' buckets both fit into half of a common L3 cache (16 to 32 MiB), where a reduction
+// runs four times as fast as in memory.
 constexpr std::size_t kMostBucketBytes = std::size_t{8} << 20;
 // A small model has several buckets too, so that the first are reduced while backward still runs.
 constexpr std::size_t kFewestBuckets = 8;
@@ -34,20 +35,24 @@ bool GradientReducer::wants_buckets() const {
 }
 
 bool GradientReducer::may_use_buckets() const {
-  return wants_buckets() && std::any_of(slots_.begin(), slots_.end(), [this](const Slot& slot) { return fits_bucket(slot); });
+  return wants_buckets() && std::any_of(slots_.begin(), slots_.end(),
+                                        [this](const Slot& slot) { return fits_bucket(slot); });
 }
 
-/// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be views. Only what all ranks of the set agree on
-/// decides: the types of active parameters, whose gradients have just been reduced, are.
+/// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be
+/// views. Only what all ranks of the set agree on decides: the types of active parameters, whose
+/// gradients have just been reduced, are.
 bool GradientReducer::fits_bucket(const Slot& slot) const {
-  const bool layout_known = how_.sparse != SparseGradients::kReduceSparse || slot.transfer.agreed_layout().has_value();
+  const bool layout_known =
+      how_.sparse != SparseGradients::kReduceSparse || slot.transfer.agreed_layout().has_value();
   return layout_known && might_fit_bucket(slot);
 }
 
 bool GradientReducer::might_fit_bucket(const Slot& slot) const {
   if (!slot.active() || slot.group >= 0) return false;
   const torch::ScalarType type = slot.transfer.parameter().scalar_type();
-  return is_supported(type) && !type_to_cast_to(type, how_.compression) && slot.transfer.agreed_layout().value_or(0) == 0;
+  return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
+         slot.transfer.agreed_layout().value_or(0) == 0;
 }
 
 bool GradientReducer::buckets_fit() const {
@@ -55,39 +60,45 @@ bool GradientReducer::buckets_fit() const {
     const torch::Tensor& view = slot.transfer.view();
     const torch::Tensor& parameter = slot.transfer.parameter();
     if (!view.defined()) return !fits_bucket(slot);
-    return fits_bucket(slot) && parameter.scalar_type() == view.scalar_type() && parameter.device() == view.device() &&
-           parameter.sizes() == view.sizes();
+    return fits_bucket(slot) && parameter.scalar_type() == view.scalar_type() &&
+           parameter.device() == view.device() && parameter.sizes() == view.sizes();
   });
 }
 
-/// The order in which the set's first rank submitted its gradients; empty when a rank has joined, since it would not learn it.
-/// If the ranks' parameters do not lie in memory alike, or gradients are born in shared memory on any rank and so need no copies, buckets are
-/// refused.
-std::vector<std::size_t> GradientReducer::agree_on_order(const std::vector<std::size_t>& submitted) {
+/// The order in which the set's first rank submitted its gradients; empty when a rank has joined,
+/// since it would not learn it. If the ranks' parameters do not lie in memory alike, or gradients
+/// are born in shared memory on any rank and so need no copies, buckets are refused.
+std::vector<std::size_t> GradientReducer::agree_on_order(
+    const std::vector<std::size_t>& submitted) {
   std::size_t hash = slots_.size();
   for (const Slot& slot : slots_) {
     const torch::Tensor& parameter = slot.transfer.parameter();
     mix_hash(hash, std::hash<std::string>()(slot.name));
     mix_hash(hash, slot.active() ? static_cast<std::size_t>(parameter.scalar_type()) : 1000);
     mix_hash(hash, static_cast<std::size_t>(parameter.device().type()));
-    for (const std::int64_t size : parameter.sizes()) mix_hash(hash, static_cast<std::size_t>(size));
-    for (const std::int64_t stride : parameter.strides()) mix_hash(hash, static_cast<std::size_t>(stride));
+    for (const std::int64_t size : parameter.sizes())
+      mix_hash(hash, static_cast<std::size_t>(size));
+    for (const std::int64_t stride : parameter.strides())
+      mix_hash(hash, static_cast<std::size_t>(stride));
   }
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(submitted.size());
-  // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for each rank, which only that rank sets:
-  // 1 if its gradients are born in shared memory.
+  // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for
+  // each rank, which only that rank sets: 1 if its gradients are born in shared memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
   values[count + 1] = -layout;
   values[count + 2 + how_.process_set.rank()] = shared_allocator_installed() ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(submitted.begin(), submitted.end(), values);
-  const torch::Tensor all =
-      allreduce(own, {.name = scope_ + ".order", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const torch::Tensor all = allreduce(
+      own, {.name = scope_ + ".order", .op = ReduceOp::kMax, .process_set = how_.process_set});
   const auto* const common = all.const_data_ptr<std::int64_t>();
-  if (std::any_of(common + count + 2, common + all.numel(), [](std::int64_t entry) { return entry < 0; })) return {};
-  const bool born_shared = std::any_of(common + count + 2, common + all.numel(), [](std::int64_t entry) { return entry > 0; });
+  if (std::any_of(common + count + 2, common + all.numel(),
+                  [](std::int64_t entry) { return entry < 0; }))
+    return {};
+  const bool born_shared = std::any_of(common + count + 2, common + all.numel(),
+                                       [](std::int64_t entry) { return entry > 0; });
   if (born_shared || common[count] != -common[count + 1]) {
     buckets_ = Buckets::kRefused;
     return {};
@@ -103,10 +114,13 @@ void GradientReducer::learn_buckets(std::vector<std::size_t> submitted) {
 }
 
 /// Null if there is no memory.
-std::shared_ptr<GradientBucket> GradientReducer::make_bucket(const std::vector<std::size_t>& members, std::size_t number) const {
+std::shared_ptr<GradientBucket> GradientReducer::make_bucket(
+    const std::vector<std::size_t>& members, std::size_t number) const {
   std::vector<torch::Tensor> own;
   for (const std::size_t i : members) own.push_back(parameters_[i]);
-  const std::string name = scope_ + ".bucket" + std::to_string(number) + "[" + slots_[members.front()].name + " .. " + slots_[members.back()].name + "]";
+  const std::string name = scope_ + ".bucket" + std::to_string(number) + "[" +
+                           slots_[members.front()].name + " .. " + slots_[members.back()].name +
+                           "]";
   try {
     return std::make_shared<GradientBucket>(name, how_, own);
   } catch (const std::bad_alloc&) {
@@ -117,8 +131,9 @@ std::shared_ptr<GradientBucket> GradientReducer::make_bucket(const std::vector<s
 }
 
 bool GradientReducer::on_all_ranks(bool own, const std::string& name) const {
-  const torch::Tensor least = allreduce(torch::full({1}, own ? 1 : 0, torch::kInt64),
-                                        {.name = scope_ + "." + name, .op = ReduceOp::kMin, .process_set = how_.process_set});
+  const torch::Tensor least = allreduce(
+      torch::full({1}, own ? 1 : 0, torch::kInt64),
+      {.name = scope_ + "." + name, .op = ReduceOp::kMin, .process_set = how_.process_set});
   return least.item<std::int64_t>() == 1;
 }
 
@@ -135,7 +150,9 @@ void GradientReducer::use_buckets(const std::vector<std::size_t>& order) {
     if (!complete) break;
   }
   if (!on_all_ranks(complete, "buckets")) {
-    if (!complete) TORCH_WARN("DistributedOptimizer (", scope_, "): no memory for buckets of ", bytes, " bytes; all ranks go on without them");
+    if (!complete)
+      TORCH_WARN("DistributedOptimizer (", scope_, "): no memory for buckets of ", bytes,
+                 " bytes; all ranks go on without them");
     buckets_ = Buckets::kRefused;
     return;
   }

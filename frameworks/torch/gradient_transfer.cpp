@@ -34,15 +34,18 @@ constexpr std::size_t kSmall = std::size_t{64} << 10;
 void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
   if (!gradient.requires_grad()) return;
   throw UsageError("gradient '" + name +
-                   "' has a graph (backward with create_graph), which would not lead through the other ranks; expected one without; call detach_() "
+                   "' has a graph (backward with create_graph), which would not lead through the "
+                   "other ranks; expected one without; call detach_() "
                    "on it, or compute what needs a graph with torch::autograd::grad()");
 }
 
 /// A tensor of the same memory that can be detached though the gradient is locked.
 torch::Tensor unlocked(const torch::Tensor& gradient) {
   if (GuardedGradient::find(gradient) == nullptr) return gradient;
-  torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(gradient.storage()), gradient.key_set(), gradient.dtype());
-  plain.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(), gradient.storage_offset());
+  torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(gradient.storage()), gradient.key_set(), gradient.dtype());
+  plain.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
+                                                     gradient.storage_offset());
   return plain;
 }
 
@@ -101,13 +104,15 @@ bool GradientTransfer::release() noexcept {
   return written;
 }
 
-// Autograd gives two parameters gradients of one memory where they are added and nothing lies between: a.view(-1) + b.view(-1).
+// Autograd gives two parameters gradients of one memory where they are added and nothing lies
+// between: a.view(-1) + b.view(-1).
 void GradientTransfer::note_sharing(at::TensorList known) {
   const torch::Tensor& gradient = parameter_.grad();
   shared_ = false;
   if (!gradient.defined() || !gradient.has_storage()) return;
   const auto of_known = std::count_if(known.begin(), known.end(), [&](const torch::Tensor& tensor) {
-    return tensor.defined() && !tensor.is_same(gradient) && tensor.has_storage() && tensor.is_alias_of(gradient);
+    return tensor.defined() && !tensor.is_same(gradient) && tensor.has_storage() &&
+           tensor.is_alias_of(gradient);
   });
   shared_ = gradient.storage().use_count() > 1 + static_cast<std::size_t>(of_known);
 }
@@ -148,17 +153,18 @@ void GradientTransfer::check_gradient(const std::string& name, const GradientRed
   choose_layout(label, how);
   const torch::Tensor& gradient = parameter_.grad();
   if (gradient.sizes() != parameter_.sizes()) {
-    throw UsageError(label.str() + ": expected shape " +
-                     shape_to_string(parameter_.sizes().vec()) + ", got " +
-                     shape_to_string(gradient.sizes().vec()));
+    throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +
+                     ", got " + shape_to_string(gradient.sizes().vec()));
   }
 }
 
-/// Most gradients of a model are small, and for those an operator's way to the same copy takes ten times as long.
+/// Most gradients of a model are small, and for those an operator's way to the same copy takes ten
+/// times as long.
 bool GradientTransfer::copied_into_view(const torch::Tensor& gradient) const {
-  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() || gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
-      gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() || gradient.sizes() != view_.sizes() ||
-      gradient.strides() != view_.strides()) {
+  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() ||
+      gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
+      gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() ||
+      gradient.sizes() != view_.sizes() || gradient.strides() != view_.strides()) {
     return false;
   }
   if (gradient.const_data_ptr() != view_.const_data_ptr()) {
@@ -179,7 +185,9 @@ void GradientTransfer::place(const std::string& name, const GradientReduction& h
   if (!gradient.defined()) {
     view_.zero_();
   } else if (!gradient.is_set_to(view_)) {
-    if (gradient.const_data_ptr() != view_.const_data_ptr() || gradient.strides() != view_.strides()) view_.copy_(gradient);
+    if (gradient.const_data_ptr() != view_.const_data_ptr() ||
+        gradient.strides() != view_.strides())
+      view_.copy_(gradient);
     gradient = view_;
   }
   sent_ = gradient;
@@ -192,7 +200,8 @@ std::vector<Submission> GradientTransfer::prepare(const std::string& name,
   sent_ = parameter_.grad();
   if (!guarded_.defined()) {
     note_sharing({});
-  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided && agreed_.value_or(0) == 0) {
+  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
+             agreed_.value_or(0) == 0) {
     sent_ = guarded_;  // what was handed over, though the program has put another in its place
   }
   if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
@@ -215,12 +224,15 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
   Submission submission = in_place(name, how, wire_);
-  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part. Elsewhere it goes through shared memory
-  // piece by piece, and the common buffer would be as large as all gradients.
+  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part.
+  // Elsewhere it goes through shared memory piece by piece, and the common buffer would be as large
+  // as all gradients.
   const bool one_host = local_size() == size();
-  const bool compressed = submission.compression != Compression::kNone;  // then it goes through a buffer wherever it lies
+  const bool compressed = submission.compression !=
+                          Compression::kNone;  // then it goes through a buffer wherever it lies
   const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
-  submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn && is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
+  submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn &&
+                      is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
                      (travelling >= kLargeOnOneHost && one_host && wire_.is_cpu());
   return submission;
 }
@@ -228,7 +240,8 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
 void GradientTransfer::move_to_view() {
   const torch::NoGradGuard no_grad;
   torch::Tensor& gradient = parameter_.mutable_grad();
-  const bool fits = gradient.defined() && gradient.layout() == torch::kStrided && gradient.scalar_type() == view_.scalar_type() &&
+  const bool fits = gradient.defined() && gradient.layout() == torch::kStrided &&
+                    gradient.scalar_type() == view_.scalar_type() &&
                     gradient.sizes() == view_.sizes();
   if (!fits) return;
   view_.copy_(gradient);
@@ -294,14 +307,16 @@ void GradientTransfer::drop() {
   sparse_.reset();
 }
 
-const Submission& UsedFlags::prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
+const Submission& UsedFlags::prepare(const std::string& scope, const GradientReduction& how,
+                                     const torch::Tensor& like, std::size_t count,
                                      const std::function<bool(std::size_t)>& used, std::size_t room,
                                      const std::function<void(std::span<float>)>& fill) {
   const torch::NoGradGuard no_grad;
   const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
   const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
   count_ = count;
-  if (!flags_.defined() || flags_.scalar_type() != dtype || values_.numel() != static_cast<std::int64_t>(count + room)) {
+  if (!flags_.defined() || flags_.scalar_type() != dtype ||
+      values_.numel() != static_cast<std::int64_t>(count + room)) {
     values_ = torch::zeros({static_cast<std::int64_t>(count + room)}, torch::kFloat32);
     flags_ = values_.to(dtype);
     GradientReduction reduction = how;
@@ -321,7 +336,8 @@ void UsedFlags::read() {
 }
 
 std::span<const float> UsedFlags::room() const {
-  return {values_.const_data_ptr<float>() + count_, static_cast<std::size_t>(values_.numel()) - count_};
+  return {values_.const_data_ptr<float>() + count_,
+          static_cast<std::size_t>(values_.numel()) - count_};
 }
 
 }  // namespace hvd::libtorch

@@ -34,12 +34,14 @@ struct GradientReduction {
   int check_every = 0;  ///< see ParameterCheck
 };
 
-/// Copying less than this into a common buffer costs less than another call of the backend. In bytes.
+/// Copying less than this into a common buffer costs less than another call of the backend. In
+/// bytes.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
 /// From here on a tensor is not fused within one host, wherever it lies. In bytes.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
-/// An allreduce of `memory` in its own place, which the core compresses if it can. The caller sets keep_alive.
+/// An allreduce of `memory` in its own place, which the core compresses if it can. The caller sets
+/// keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
 
 /// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: not known
@@ -61,25 +63,30 @@ class GradientTransfer {
   SparseDims agreed_layout() const noexcept { return agreed_; }
   void agree(SparseDims layout) { agreed_ = layout; }
 
-  /// From here to release() `.grad` is not the program's: whoever touches it is noticed. @param name what the user calls the parameter;
-  /// must live as long. @throws UsageError for a gradient with a graph of its own.
+  /// From here to release() `.grad` is not the program's: whoever touches it is noticed. @param
+  /// name what the user calls the parameter; must live as long. @throws UsageError for a gradient
+  /// with a graph of its own.
   void guard(const std::string& name);
   /// @return whether somebody has written to the `.grad` that was guarded
   bool release() noexcept;
-  /// Whether `.grad` shares its memory with tensors other than `known`, the gradients that autograd still holds; of those, prepare() sends a copy.
+  /// Whether `.grad` shares its memory with tensors other than `known`, the gradients that autograd
+  /// still holds; of those, prepare() sends a copy.
   void note_sharing(at::TensorList known);
 
   /// The current `.grad`, or zeros if there is none, as an in-place reduction. Several submissions
   /// (of a sparse gradient) belong into one group.
   /// @throws UsageError for a gradient that cannot be sent.
   std::vector<Submission> prepare(const std::string& name, const GradientReduction& how);
-  /// Where the gradient goes instead of being sent by itself: memory that is reduced with others'. Undefined: nowhere.
+  /// Where the gradient goes instead of being sent by itself: memory that is reduced with others'.
+  /// Undefined: nowhere.
   void set_view(torch::Tensor view) { view_ = std::move(view); }
   const torch::Tensor& view() const noexcept { return view_; }
-  /// Brings a `.grad` that is not in flight into the view, so that its own memory is free. Does nothing to one that is no such tensor.
+  /// Brings a `.grad` that is not in flight into the view, so that its own memory is free. Does
+  /// nothing to one that is no such tensor.
   /// @pre there is a view
   void move_to_view();
-  /// Instead of prepare(): brings the current `.grad` into the view, which becomes `.grad`; zeros if there is none.
+  /// Instead of prepare(): brings the current `.grad` into the view, which becomes `.grad`; zeros
+  /// if there is none.
   /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
   void place(const std::string& name, const GradientReduction& how);
 
@@ -100,10 +107,11 @@ class GradientTransfer {
 
   torch::Tensor parameter_;
   SparseDims agreed_;
-  torch::Tensor sent_;  ///< `.grad` at prepare(); undefined for zeros
+  torch::Tensor sent_;     ///< `.grad` at prepare(); undefined for zeros
   torch::Tensor guarded_;  ///< `.grad` from guard() to release()
-  torch::Tensor unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself
-  torch::Tensor sample_;  ///< of the values of a sparse guarded_
+  torch::Tensor
+      unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself
+  torch::Tensor sample_;       ///< of the values of a sparse guarded_
   std::uint32_t version_ = 0;  ///< of guarded_
   bool shared_ = false;
   torch::Tensor view_;
@@ -112,19 +120,24 @@ class GradientTransfer {
 };
 
 /// Which parameters have a gradient on some rank: one number each, reduced along with the gradients
-/// (same dtype and factors, so that it is fused with them). Behind them is room for numbers of others, which are reduced too.
+/// (same dtype and factors, so that it is fused with them). Behind them is room for numbers of
+/// others, which are reduced too.
 class UsedFlags {
  public:
-  /// @param like a parameter of the set  @param used whether this rank has a gradient of the parameter with that number
+  /// @param like a parameter of the set  @param used whether this rank has a gradient of the
+  /// parameter with that number
   /// @param room how many numbers of others, which `fill` writes
   /// @return valid until the next prepare()
-  const Submission& prepare(const std::string& scope, const GradientReduction& how, const torch::Tensor& like, std::size_t count,
+  const Submission& prepare(const std::string& scope, const GradientReduction& how,
+                            const torch::Tensor& like, std::size_t count,
                             const std::function<bool(std::size_t)>& used, std::size_t room = 0,
                             const std::function<void(std::span<float>)>& fill = {});
   /// Once what prepare() returned is done.
   void read();
   /// Some rank has a gradient of it. @pre read()
-  bool used(std::size_t parameter) const { return values_.const_data_ptr<float>()[parameter] != 0.0F; }
+  bool used(std::size_t parameter) const {
+    return values_.const_data_ptr<float>()[parameter] != 0.0F;
+  }
   /// The others' numbers, reduced. @pre read()
   std::span<const float> room() const;
 
@@ -136,6 +149,8 @@ class UsedFlags {
 };
 
 /// Of what ranks compare.
-inline void mix_hash(std::size_t& hash, std::size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U); }
+inline void mix_hash(std::size_t& hash, std::size_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U);
+}
 
 }  // namespace hvd::libtorch

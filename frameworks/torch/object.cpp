@@ -110,7 +110,8 @@ void write_ivalue(ObjectWriter& writer, const c10::IValue& value) {
   value.visit([](const c10::IValue& part) {
     if (part.isTensor() && part.toTensor().defined() && part.toTensor().is_cuda()) {
       throw UsageError("an IValue with a tensor on " + part.toTensor().device().str() +
-                       " cannot be sent: its GPU has another number on other ranks; expected CPU tensors; move it with cpu(), or send a torch::Tensor");
+                       " cannot be sent: its GPU has another number on other ranks; expected CPU "
+                       "tensors; move it with cpu(), or send a torch::Tensor");
     }
     return false;
   });

@@ -124,9 +124,11 @@ std::string member_name(const std::string& group, std::size_t index) {
 Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
                     Place place) {
   const Label label{"allreduce", name};
-  place == Place::kIn ? check_writable(tensor, label, Elements::kAddable) : check_tensor(tensor, label, Elements::kAddable);
+  place == Place::kIn ? check_writable(tensor, label, Elements::kAddable)
+                      : check_tensor(tensor, label, Elements::kAddable);
   if (tensor.is_complex() && options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
-    throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " + std::string(to_string(options.op)));
+    throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " +
+                     std::string(to_string(options.op)));
   }
 
   Task task;
@@ -146,7 +148,8 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
     task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   }
   task.submission = reduction(OpKind::kAllreduce, options, std::move(name), input, output);
-  task.submission.compression = compression_in_core(task.submission.input.dtype, options.compression);
+  task.submission.compression =
+      compression_in_core(task.submission.input.dtype, options.compression);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;
 }
@@ -154,7 +157,8 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
 Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
                     Place place) {
   const Label label{"broadcast", options.name};
-  place == Place::kIn ? check_writable(tensor, label, Elements::kMovable) : check_tensor(tensor, label, Elements::kMovable);
+  place == Place::kIn ? check_writable(tensor, label, Elements::kMovable)
+                      : check_tensor(tensor, label, Elements::kMovable);
 
   Task task;
   const torch::Tensor input = packed(tensor);

@@ -18,7 +18,8 @@
 /// used instead of the options' where a group names its members.
 namespace hvd::libtorch {
 
-/// What is left to do in place: the result goes where the caller's tensor is, unless it is there. @return the target
+/// What is left to do in place: the result goes where the caller's tensor is, unless it is there.
+/// @return the target
 torch::Tensor write_back(const torch::Tensor& result, const torch::Tensor& target);
 
 /// "NAME.SUFFIX". What is unnamed stays unnamed: the core numbers it.
@@ -33,7 +34,8 @@ enum class Place { kOut, kIn };
 /// done, read after.
 struct Gathered {
   torch::Tensor input;
-  std::optional<c10::Stream> stream;  ///< GPU: of the submission, under which the output is allocated
+  std::optional<c10::Stream>
+      stream;  ///< GPU: of the submission, under which the output is allocated
   torch::Tensor output;
   std::vector<std::int64_t> first_dims;  ///< rows from each member
   std::string allocation_error;

@@ -85,12 +85,18 @@ Sums sums_of(const T* values, std::int64_t count) {
 /// On a GPU: reads the values once, and waits for two numbers.
 Sums sums_on_device(const torch::Tensor& flat) {
   const auto options = torch::TensorOptions().dtype(torch::kFloat32);
-  const torch::Tensor all = torch::from_blob(const_cast<float*>(signs().data()), {static_cast<std::int64_t>(kSigns)}, options)
+  const torch::Tensor all = torch::from_blob(const_cast<float*>(signs().data()),
+                                             {static_cast<std::int64_t>(kSigns)}, options)
                                 .to(flat.options().requires_grad(false));
   const std::int64_t rows = flat.numel() / all.numel();
   const std::int64_t head = rows * all.numel();
-  torch::Tensor along = (flat.narrow(0, head, flat.numel() - head) * all.narrow(0, 0, flat.numel() - head)).sum().to(torch::kFloat32);
-  if (rows > 0) along = along + flat.narrow(0, 0, head).view({rows, all.numel()}).mv(all).to(torch::kFloat32).sum();
+  torch::Tensor along =
+      (flat.narrow(0, head, flat.numel() - head) * all.narrow(0, 0, flat.numel() - head))
+          .sum()
+          .to(torch::kFloat32);
+  if (rows > 0)
+    along =
+        along + flat.narrow(0, 0, head).view({rows, all.numel()}).mv(all).to(torch::kFloat32).sum();
   const torch::Tensor both = torch::stack({along, flat.norm().to(torch::kFloat32)}).cpu();
   const double norm = both[1].item<double>();
   return {.along = both[0].item<double>(), .squares = norm * norm};
@@ -108,8 +114,8 @@ std::uint64_t hash_of(const torch::Tensor& parameter) {
   return hash_of(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes());
 }
 
-/// What may differ, relative to the norm. Every rank applies the same gradients, so what differs without a fault is the roundings of processors
-/// of different kinds, which add up over the steps.
+/// What may differ, relative to the norm. Every rank applies the same gradients, so what differs
+/// without a fault is the roundings of processors of different kinds, which add up over the steps.
 double tolerance_of(torch::ScalarType type) {
   if (type == torch::kFloat16) return 1e-2;
   return type == torch::kBFloat16 ? 3e-2 : 3e-5;
@@ -117,12 +123,14 @@ double tolerance_of(torch::ScalarType type) {
 
 Sums sums_of(const torch::Tensor& parameter) {
   // The most common kind, for which nothing is allocated.
-  if (parameter.is_cpu() && parameter.scalar_type() == torch::kFloat32 && parameter.is_contiguous() && !parameter.is_neg()) {
+  if (parameter.is_cpu() && parameter.scalar_type() == torch::kFloat32 &&
+      parameter.is_contiguous() && !parameter.is_neg()) {
     return sums_of(parameter.const_data_ptr<float>(), parameter.numel());
   }
   const torch::Tensor values = flattened(parameter);
   if (values.is_cuda()) return sums_on_device(values);
-  if (values.scalar_type() == torch::kFloat64) return sums_of(values.const_data_ptr<double>(), values.numel());
+  if (values.scalar_type() == torch::kFloat64)
+    return sums_of(values.const_data_ptr<double>(), values.numel());
   const torch::Tensor single = values.to(torch::kFloat32);
   return sums_of(single.const_data_ptr<float>(), single.numel());
 }
@@ -131,7 +139,8 @@ Sums sums_of(const torch::Tensor& parameter) {
 double projection_of(const torch::Tensor& parameter) {
   const Sums sums = sums_of(parameter);
   if (sums.squares == 0) return 0;
-  return sums.along / std::sqrt(sums.squares) / tolerance_of(c10::toRealValueType(parameter.scalar_type()));
+  return sums.along / std::sqrt(sums.squares) /
+         tolerance_of(c10::toRealValueType(parameter.scalar_type()));
 }
 
 std::int32_t quantized(double projection) {
@@ -146,7 +155,8 @@ bool apart(std::int64_t low, std::int64_t high, double tolerances) {
   return static_cast<double>(high - low) > tolerances * kSteps + 2;
 }
 
-/// One number for all parameters that are trained: their hashes, or their projections added with signs, so that what is off in several does not cancel out.
+/// One number for all parameters that are trained: their hashes, or their projections added with
+/// signs, so that what is off in several does not cancel out.
 std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
   if (exact) {
     std::uint64_t hash = parameters.size();
@@ -157,7 +167,8 @@ std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
   }
   double sum = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].requires_grad()) sum += static_cast<double>(signs()[i % kSigns]) * projection_of(parameters[i]);
+    if (parameters[i].requires_grad())
+      sum += static_cast<double>(signs()[i % kSigns]) * projection_of(parameters[i]);
   }
   return static_cast<std::uint32_t>(quantized(sum));
 }
@@ -165,19 +176,24 @@ std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
 std::string list_of(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  return ranks.size() > kMost ? text + " and " + std::to_string(ranks.size() - kMost) + " more" : text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > kMost ? text + " and " + std::to_string(ranks.size() - kMost) + " more"
+                              : text;
 }
 
-/// "rank 2 from ranks 0, 1, 3": those that most agree with are right. @param values one for each rank  @param same of two of them
+/// "rank 2 from ranks 0, 1, 3": those that most agree with are right. @param values one for each
+/// rank  @param same of two of them
 template <class Same>
-std::string who_differs(const std::vector<std::int64_t>& values, const std::vector<int>& ranks, const Same& same) {
+std::string who_differs(const std::vector<std::int64_t>& values, const std::vector<int>& ranks,
+                        const Same& same) {
   std::vector<int> most;
   std::vector<int> others;
   for (const std::int64_t candidate : values) {
     std::vector<int> with;
     std::vector<int> without;
-    for (std::size_t r = 0; r < values.size(); ++r) (same(values[r], candidate) ? with : without).push_back(ranks[r]);
+    for (std::size_t r = 0; r < values.size(); ++r)
+      (same(values[r], candidate) ? with : without).push_back(ranks[r]);
     if (with.size() <= most.size()) continue;
     most = with;
     others = without;
@@ -199,23 +215,28 @@ std::size_t ParameterCheck::room(const torch::Tensor& like) {
   return set_.size() == 1 ? 0 : static_cast<std::size_t>(set_.size()) * places();
 }
 
-bool ParameterCheck::due() const { return every_ > 0 && (cycles_ == 0 || retry_ || since_ + 1 >= every_); }
+bool ParameterCheck::due() const {
+  return every_ > 0 && (cycles_ == 0 || retry_ || since_ + 1 >= every_);
+}
 
 // A rank's places: in which way it checks, whether once more, its checksum.
 void ParameterCheck::write(std::span<const torch::Tensor> parameters, std::span<float> room) const {
   std::fill(room.begin(), room.end(), 0.0F);
   if (room.empty() || !due()) return;
   const torch::NoGradGuard no_grad;
-  const std::span<float> own = room.subspan(static_cast<std::size_t>(set_.rank()) * places(), places());
+  const std::span<float> own =
+      room.subspan(static_cast<std::size_t>(set_.rank()) * places(), places());
   const std::uint32_t code = code_of(parameters, mode() == Mode::kExact);
   own[0] = static_cast<float>(mode());
   own[1] = retry_ ? 1.0F : 0.0F;
-  for (std::size_t i = 2; i < own.size(); ++i) own[i] = static_cast<float>((code >> ((i - 2) * bits_)) & ((1U << bits_) - 1));
+  for (std::size_t i = 2; i < own.size(); ++i)
+    own[i] = static_cast<float>((code >> ((i - 2) * bits_)) & ((1U << bits_) - 1));
 }
 
 /// @pre every rank has contributed
 std::uint32_t ParameterCheck::decode(float reduced) const {
-  return static_cast<std::uint32_t>(std::lround(static_cast<double>(reduced) * (average_ ? set_.size() : 1)));
+  return static_cast<std::uint32_t>(
+      std::lround(static_cast<double>(reduced) * (average_ ? set_.size() : 1)));
 }
 
 bool ParameterCheck::differs(std::span<const float> reduced, std::size_t parameters) {
@@ -231,7 +252,8 @@ bool ParameterCheck::differs(std::span<const float> reduced, std::size_t paramet
     again = again || reduced[at + 1] != 0;
   }
   if (!any) return false;
-  for (std::size_t at = 0; all && at < reduced.size(); at += places()) all = decode(reduced[at]) == decode(reduced[0]);
+  for (std::size_t at = 0; all && at < reduced.size(); at += places())
+    all = decode(reduced[at]) == decode(reduced[0]);
   if (!all) {
     retry_ = !again;
     if (again) since_ = 0;
@@ -251,10 +273,12 @@ bool ParameterCheck::codes_differ(std::span<const float> reduced, std::size_t pa
     low = std::min<std::int64_t>(low, static_cast<std::int32_t>(code));
     high = std::max<std::int64_t>(high, static_cast<std::int32_t>(code));
   }
-  return last_ == Mode::kExact ? low != high : apart(low, high, std::sqrt(static_cast<double>(parameters)));
+  return last_ == Mode::kExact ? low != high
+                               : apart(low, high, std::sqrt(static_cast<double>(parameters)));
 }
 
-std::string ParameterCheck::first_difference(std::span<const torch::Tensor> parameters, std::span<const std::string> names,
+std::string ParameterCheck::first_difference(std::span<const torch::Tensor> parameters,
+                                             std::span<const std::string> names,
                                              const std::string& operation) const {
   const torch::NoGradGuard no_grad;
   const bool exact = last_ == Mode::kExact;
@@ -264,18 +288,23 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
       own.push_back(0);
       continue;
     }
-    own.push_back(exact ? static_cast<std::int64_t>(hash_of(parameter)) : quantized(projection_of(parameter)));
+    own.push_back(exact ? static_cast<std::int64_t>(hash_of(parameter))
+                        : quantized(projection_of(parameter)));
   }
-  const torch::Tensor all = allgather(torch::tensor(own, torch::kInt64).unsqueeze(0), {.name = operation, .process_set = set_});
+  const torch::Tensor all = allgather(torch::tensor(own, torch::kInt64).unsqueeze(0),
+                                      {.name = operation, .process_set = set_});
   const std::vector<int> ranks = set_.ranks();
   std::size_t worst = 0;
   double spread = -1;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const torch::Tensor column = all.select(1, static_cast<std::int64_t>(i)).contiguous();
-    const std::vector<std::int64_t> values(column.const_data_ptr<std::int64_t>(), column.const_data_ptr<std::int64_t>() + column.numel());
+    const std::vector<std::int64_t> values(column.const_data_ptr<std::int64_t>(),
+                                           column.const_data_ptr<std::int64_t>() + column.numel());
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
     if (exact ? *low != *high : apart(*low, *high, 1)) {
-      const auto same = [&](std::int64_t a, std::int64_t b) { return exact ? a == b : !apart(std::min(a, b), std::max(a, b), 1); };
+      const auto same = [&](std::int64_t a, std::int64_t b) {
+        return exact ? a == b : !apart(std::min(a, b), std::max(a, b), 1);
+      };
       return "'" + names[i] + "' differs on " + who_differs(values, ranks, same);
     }
     const double distance = static_cast<double>(*high) - static_cast<double>(*low);

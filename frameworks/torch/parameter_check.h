@@ -12,15 +12,18 @@
 
 namespace hvd::libtorch {
 
-/// Finds out whether the ranks of an optimizer still have the same parameters. See docs/decisions/0018-parameters-are-compared.md. Not
-/// thread-safe.
+/// Finds out whether the ranks of an optimizer still have the same parameters. See
+/// docs/decisions/0018-parameters-are-compared.md. Not thread-safe.
 ///
-/// In a few cycles each rank has a checksum of its parameters reduced along with something that is sent anyway: every rank has places of its own in
-/// it, which the others leave at zero, so that afterwards each rank sees all checksums and all ranks come to the same verdict. In the first
-/// cycle, before anything has been updated, every bit counts; later what is compared is a projection, and roundings may differ.
+/// In a few cycles each rank has a checksum of its parameters reduced along with something that is
+/// sent anyway: every rank has places of its own in it, which the others leave at zero, so that
+/// afterwards each rank sees all checksums and all ranks come to the same verdict. In the first
+/// cycle, before anything has been updated, every bit counts; later what is compared is a
+/// projection, and roundings may differ.
 ///
-/// A cycle in which not all ranks have written theirs decides nothing: one has joined, or its count of cycles is another since it had. All who
-/// see it write in the next cycle, once, and then count alike.
+/// A cycle in which not all ranks have written theirs decides nothing: one has joined, or its count
+/// of cycles is another since it had. All who see it write in the next cycle, once, and then count
+/// alike.
 class ParameterCheck {
  public:
   explicit ParameterCheck(const GradientReduction& how);
@@ -29,11 +32,15 @@ class ParameterCheck {
   std::size_t room(const torch::Tensor& like);
   /// This rank's checksum if it is due, else zeros.
   void write(std::span<const torch::Tensor> parameters, std::span<float> room) const;
-  /// Ends the cycle. @param reduced what write() has written, after the reduction  @return whether the ranks' parameters differ
+  /// Ends the cycle. @param reduced what write() has written, after the reduction  @return whether
+  /// the ranks' parameters differ
   bool differs(std::span<const float> reduced, std::size_t parameters);
 
-  /// After differs(): which is the first to differ, and where. Collective over the set. @param names of the parameters
-  std::string first_difference(std::span<const torch::Tensor> parameters, std::span<const std::string> names, const std::string& operation) const;
+  /// After differs(): which is the first to differ, and where. Collective over the set. @param
+  /// names of the parameters
+  std::string first_difference(std::span<const torch::Tensor> parameters,
+                               std::span<const std::string> names,
+                               const std::string& operation) const;
 
   /// Cycles that have ended.
   std::uint64_t cycles() const noexcept { return cycles_; }

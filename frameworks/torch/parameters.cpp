@@ -24,11 +24,14 @@
 namespace hvd {
 namespace {
 
-/// Autograd keeps no gradient of what was computed, a loss for instance, so that nothing would be reduced.
+/// Autograd keeps no gradient of what was computed, a loss for instance, so that nothing would be
+/// reduced.
 void refuse_result(const torch::Tensor& tensor, std::size_t index) {
   if (tensor.is_leaf() || tensor.retains_grad()) return;
-  throw UsageError("all_reduce: tensor " + std::to_string(index) + ", shape " + shape_to_string(tensor.sizes().vec()) +
-                   ", is the result of a computation and has no .grad, which is what all_reduce() reduces; expected parameters; to reduce the tensor "
+  throw UsageError("all_reduce: tensor " + std::to_string(index) + ", shape " +
+                   shape_to_string(tensor.sizes().vec()) +
+                   ", is the result of a computation and has no .grad, which is what all_reduce() "
+                   "reduces; expected parameters; to reduce the tensor "
                    "itself, such as a loss, use hvd::allreduce(tensor.detach())");
 }
 
@@ -40,7 +43,8 @@ void wait_for(const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) operation.status().raise_if_error();
 }
 
-void broadcast_tensors(const std::string& group, const NamedParameters& tensors, int root_rank, const ProcessSet& process_set) {
+void broadcast_tensors(const std::string& group, const NamedParameters& tensors, int root_rank,
+                       const ProcessSet& process_set) {
   std::vector<libtorch::Task> tasks;
   for (const auto& item : tensors) {
     if (!item.value().defined()) continue;
@@ -95,8 +99,11 @@ std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer)
   for (const auto& group : optimizer.param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
       if (device.value_or(parameter.device()) != parameter.device()) {
-        throw UsageError("broadcast_optimizer_state: expected the optimizer's parameters on one device, got some on " + device->str() +
-                         " and some on " + parameter.device().str() + "; use an optimizer for each");
+        throw UsageError(
+            "broadcast_optimizer_state: expected the optimizer's parameters on one device, got "
+            "some on " +
+            device->str() + " and some on " + parameter.device().str() +
+            "; use an optimizer for each");
       }
       device = parameter.device();
     }
@@ -156,12 +163,13 @@ std::string difference(const Layout& root, const Layout& own) {
 
 /// Throws the same MismatchError on every rank when any has something to say.
 void agree(const std::string& complaint, const ProcessSet& process_set) {
-  const std::vector<std::string> all =
-      allgather_object(complaint, {.name = "broadcast_optimizer_state.complaint", .process_set = process_set});
+  const std::vector<std::string> all = allgather_object(
+      complaint, {.name = "broadcast_optimizer_state.complaint", .process_set = process_set});
   const std::vector<int> ranks = process_set.ranks();
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (!all[r].empty()) {
-      throw MismatchError("broadcast_optimizer_state: rank " + std::to_string(ranks[r]) + ": " + all[r] +
+      throw MismatchError("broadcast_optimizer_state: rank " + std::to_string(ranks[r]) + ": " +
+                          all[r] +
                           "; construct the same optimizer over the same parameters on every rank");
     }
   }
@@ -173,7 +181,8 @@ torch::Device device() {
   const std::optional<int> gpu = gpu_index();
   if (!gpu || !c10::impl::hasDeviceGuardImpl(torch::kCUDA)) return torch::Device(torch::kCPU);
   // LibTorch may have been built for another driver, and then sees none.
-  if (*gpu >= c10::impl::VirtualGuardImpl(torch::kCUDA).deviceCount()) return torch::Device(torch::kCPU);
+  if (*gpu >= c10::impl::VirtualGuardImpl(torch::kCUDA).deviceCount())
+    return torch::Device(torch::kCPU);
   return torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(*gpu));
 }
 
@@ -201,21 +210,23 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
     refuse_result(parameter, i);
     if (!parameter.requires_grad() && !parameter.grad().defined()) continue;
     transfers.emplace_back(parameter);
-    std::vector<Submission> own =
-        transfers.back().prepare(std::string(kGroup) + "." + std::to_string(transfers.size() - 1), how);
+    std::vector<Submission> own = transfers.back().prepare(
+        std::string(kGroup) + "." + std::to_string(transfers.size() - 1), how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
   if (parameters.empty()) return;
   if (transfers.empty()) {
     throw UsageError("all_reduce: none of the " + std::to_string(parameters.size()) +
-                     " tensors requires grad or has a .grad, which is what all_reduce() reduces; expected the parameters of a model; to reduce a tensor "
+                     " tensors requires grad or has a .grad, which is what all_reduce() reduces; "
+                     "expected the parameters of a model; to reduce a tensor "
                      "itself, such as a loss, use hvd::allreduce()");
   }
   libtorch::GradientReduction flags_how = how;
   if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
-  submissions.push_back(
-      flags.prepare(kGroup, flags_how, transfers.front().parameter(), transfers.size(), [&](std::size_t i) { return transfers[i].has_gradient(); }));
+  submissions.push_back(flags.prepare(kGroup, flags_how, transfers.front().parameter(),
+                                      transfers.size(),
+                                      [&](std::size_t i) { return transfers[i].has_gradient(); }));
   libtorch::make_group(kGroup, submissions);
   libtorch::begin_after_current_stream(submissions);
   wait_for(submit_all(std::move(submissions), Progress::kCaller));
@@ -223,11 +234,13 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(flags.used(i));
 }
 
-void broadcast_parameters(const NamedParameters& parameters, int root_rank, const ProcessSet& process_set) {
+void broadcast_parameters(const NamedParameters& parameters, int root_rank,
+                          const ProcessSet& process_set) {
   broadcast_tensors("broadcast_parameters", parameters, root_rank, process_set);
 }
 
-void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {
+void broadcast_parameters(const torch::nn::Module& module, int root_rank,
+                          const ProcessSet& process_set) {
   NamedParameters tensors;
   for (const auto& item : module.named_parameters())
     tensors.insert("parameters." + item.key(), item.value());
@@ -236,18 +249,27 @@ void broadcast_parameters(const torch::nn::Module& module, int root_rank, const 
   broadcast_tensors("broadcast_parameters", tensors, root_rank, process_set);
 }
 
-void broadcast_parameters(const NamedParameters& parameters, int root_rank) { broadcast_parameters(parameters, root_rank, {}); }
+void broadcast_parameters(const NamedParameters& parameters, int root_rank) {
+  broadcast_parameters(parameters, root_rank, {});
+}
 
-void broadcast_parameters(const torch::nn::Module& module, int root_rank) { broadcast_parameters(module, root_rank, {}); }
+void broadcast_parameters(const torch::nn::Module& module, int root_rank) {
+  broadcast_parameters(module, root_rank, {});
+}
 
-void broadcast_buffers(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set) {
+void broadcast_buffers(const torch::nn::Module& module, int root_rank,
+                       const ProcessSet& process_set) {
   broadcast_tensors("broadcast_buffers", module.named_buffers(), root_rank, process_set);
 }
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set) {
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
+                               const ProcessSet& process_set) {
   const CollectiveOptions naming{.name = "broadcast_optimizer_state", .process_set = process_set};
   const Layout own = layout_of(optimizer);
-  agree(difference(broadcast_object(own, root_rank, {.name = naming.name + ".layout", .process_set = process_set}), own), process_set);
+  agree(difference(broadcast_object(own, root_rank,
+                                    {.name = naming.name + ".layout", .process_set = process_set}),
+                   own),
+        process_set);
   const std::string bytes = libtorch::broadcast_bytes([&] { return save_optimizer(optimizer); },
                                                       "optimizer state", root_rank, naming);
   std::string complaint;
@@ -263,6 +285,8 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   agree(complaint, process_set);
 }
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank) { broadcast_optimizer_state(optimizer, root_rank, {}); }
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank) {
+  broadcast_optimizer_state(optimizer, root_rank, {});
+}
 
 }  // namespace hvd

@@ -17,7 +17,9 @@ namespace hvd {
 namespace {
 
 std::size_t position_in(const ProcessSet& set) {
-  if (!set.included()) throw UsageError("DistributedSampler: this rank is not in process set " + std::to_string(set.id()));
+  if (!set.included())
+    throw UsageError("DistributedSampler: this rank is not in process set " +
+                     std::to_string(set.id()));
   return static_cast<std::size_t>(set.rank());
 }
 

@@ -23,9 +23,9 @@ void release(void* data) {
   if (!free_shared_block(data)) ordinary().raw_deleter()(data);
 }
 
-/// Large tensors from shared memory, whose pages stay mapped when they are freed; small ones, and what shared memory has no room for, from
-/// LibTorch's own allocator, which also says so when there is no memory at all. As there, the context of a tensor's memory is its address.
-/// Thread-safe.
+/// Large tensors from shared memory, whose pages stay mapped when they are freed; small ones, and
+/// what shared memory has no room for, from LibTorch's own allocator, which also says so when there
+/// is no memory at all. As there, the context of a tensor's memory is its address. Thread-safe.
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -34,14 +34,18 @@ class SharedAllocator final : public c10::Allocator {
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 };
 
 // Before the first tensor: those from another allocator live on, but are not shared.
 const bool installed = [] {
   if (!shared_allocator_requested()) return false;
   if (!has_shared_memory()) {
-    TORCH_WARN("HVD_SHM_ALLOCATOR=1 has no effect: the system does not let this process have shared memory (HVD_LOG_LEVEL=debug says why)");
+    TORCH_WARN(
+        "HVD_SHM_ALLOCATOR=1 has no effect: the system does not let this process have shared "
+        "memory (HVD_LOG_LEVEL=debug says why)");
     return false;
   }
   ordinary();

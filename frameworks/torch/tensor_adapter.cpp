@@ -16,32 +16,48 @@ namespace {
 
 std::optional<DataType> to_data_type(torch::ScalarType type) {
   switch (type) {
-    case torch::kUInt8: return DataType::kUInt8;
-    case torch::kInt8: return DataType::kInt8;
-    case torch::kInt16: return DataType::kInt16;
-    case torch::kInt32: return DataType::kInt32;
-    case torch::kInt64: return DataType::kInt64;
-    case torch::kBool: return DataType::kBool;
-    case torch::kFloat16: return DataType::kFloat16;
-    case torch::kBFloat16: return DataType::kBFloat16;
-    case torch::kFloat32: return DataType::kFloat32;
-    case torch::kFloat64: return DataType::kFloat64;
-    default: return std::nullopt;
+    case torch::kUInt8:
+      return DataType::kUInt8;
+    case torch::kInt8:
+      return DataType::kInt8;
+    case torch::kInt16:
+      return DataType::kInt16;
+    case torch::kInt32:
+      return DataType::kInt32;
+    case torch::kInt64:
+      return DataType::kInt64;
+    case torch::kBool:
+      return DataType::kBool;
+    case torch::kFloat16:
+      return DataType::kFloat16;
+    case torch::kBFloat16:
+      return DataType::kBFloat16;
+    case torch::kFloat32:
+      return DataType::kFloat32;
+    case torch::kFloat64:
+      return DataType::kFloat64;
+    default:
+      return std::nullopt;
   }
 }
 
 /// The core would say the same, but only of what reaches it: memory is allocated before.
 void check_gpu(const torch::Device& device, const Label& label) {
   const std::string what = label.str() + ": the tensor is on " + device.str();
-  if (!device.is_cuda()) throw UsageError(what + "; expected one on the CPU or a CUDA device; move it with cpu()");
+  if (!device.is_cuda())
+    throw UsageError(what + "; expected one on the CPU or a CUDA device; move it with cpu()");
   const std::optional<int> own = gpu_index();
   if (!own) {
-    throw UsageError(what + (cuda_built() ? ", but hvd sees no GPU in this process (hvdrun --check-build says why); move it with cpu()"
-                                          : ", but this build of hvd has no CUDA (HVD_WITH_CUDA=OFF); rebuild hvd with it, or move the tensor with cpu()"));
+    throw UsageError(what + (cuda_built()
+                                 ? ", but hvd sees no GPU in this process (hvdrun --check-build "
+                                   "says why); move it with cpu()"
+                                 : ", but this build of hvd has no CUDA (HVD_WITH_CUDA=OFF); "
+                                   "rebuild hvd with it, or move the tensor with cpu()"));
   }
   if (device.index() == *own) return;
   throw UsageError(what + "; expected cuda:" + std::to_string(*own) +
-                   ", the GPU that this rank works with (its local rank modulo the GPUs it sees, or HVD_DEVICE); move it with to(hvd::device())");
+                   ", the GPU that this rank works with (its local rank modulo the GPUs it sees, "
+                   "or HVD_DEVICE); move it with to(hvd::device())");
 }
 
 }  // namespace
@@ -93,14 +109,17 @@ torch::Tensor packed(const torch::Tensor& tensor) {
 }
 
 TensorView view_of(const torch::Tensor& tensor) {
-  TensorView view{.data = static_cast<std::byte*>(tensor.data_ptr()),
-                  .count = tensor.numel(),
-                  .dtype = DataType::kUInt8,
-                  .device = tensor.is_cuda() ? Device{DeviceType::kCuda, tensor.device().index()} : Device{},
-                  .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
-  const auto known = to_data_type(tensor.is_complex() ? c10::toRealValueType(tensor.scalar_type()) : tensor.scalar_type());
+  TensorView view{
+      .data = static_cast<std::byte*>(tensor.data_ptr()),
+      .count = tensor.numel(),
+      .dtype = DataType::kUInt8,
+      .device = tensor.is_cuda() ? Device{DeviceType::kCuda, tensor.device().index()} : Device{},
+      .shape = {tensor.sizes().begin(), tensor.sizes().end()}};
+  const auto known = to_data_type(tensor.is_complex() ? c10::toRealValueType(tensor.scalar_type())
+                                                      : tensor.scalar_type());
   view.dtype = known.value_or(DataType::kUInt8);
-  const std::int64_t parts = tensor.is_complex() ? 2 : (known ? 1 : static_cast<std::int64_t>(tensor.element_size()));
+  const std::int64_t parts =
+      tensor.is_complex() ? 2 : (known ? 1 : static_cast<std::int64_t>(tensor.element_size()));
   if (parts == 1) return view;
   std::vector<std::int64_t> shape = tensor.sizes().vec();
   shape.push_back(parts);
@@ -197,7 +216,9 @@ const std::vector<torch::Tensor>& PendingResult::wait() {
 }
 
 bool PendingResult::on_device() const {
-  return std::any_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.output_ready() != nullptr; });
+  return std::any_of(operations_.begin(), operations_.end(), [](const Operation& operation) {
+    return operation.output_ready() != nullptr;
+  });
 }
 
 void PendingResult::finish_all() {

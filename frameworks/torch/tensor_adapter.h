@@ -36,22 +36,24 @@ enum class Elements {
   kMovable,    ///< or it is anything that is moved as bytes
 };
 
-/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of such a dtype.
+/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of
+/// such a dtype.
 void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 /// ... and its elements do not share memory, so that a result can be written into it.
 void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 
-/// The checked tensor detached, contiguous and without lazy negation or conjugation; shares the memory where it
-/// can.
+/// The checked tensor detached, contiguous and without lazy negation or conjugation; shares the
+/// memory where it can.
 torch::Tensor packed(const torch::Tensor&);
 
-/// View of a checked, contiguous tensor; complex as pairs of real numbers, what the core does not know as bytes, in a last dimension. Does not
-/// keep its memory alive.
+/// View of a checked, contiguous tensor; complex as pairs of real numbers, what the core does not
+/// know as bytes, in a last dimension. Does not keep its memory alive.
 TensorView view_of(const torch::Tensor&);
 
 /// The 16-bit type that a tensor of this type travels as; nullopt: as it is.
 std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
-/// The same of what has to be cast before and after an allreduce: float32 the core casts itself, see Submission::compression.
+/// The same of what has to be cast before and after an allreduce: float32 the core casts itself,
+/// see Submission::compression.
 std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
 /// What the core is asked for in an allreduce of this type.
 Compression compression_in_core(DataType, Compression) noexcept;
@@ -68,8 +70,8 @@ struct Task {
   std::function<torch::Tensor()> finish = {};
 };
 
-/// Submits. kCaller: the caller waits right away. GPU: the operation comes after what is in the caller's current stream. @throws as
-/// submit().
+/// Submits. kCaller: the caller waits right away. GPU: the operation comes after what is in the
+/// caller's current stream. @throws as submit().
 Handle start(Task, Progress);
 /// Submits all or none. What `finish` returns, once all succeeded, is the handle's results: any
 /// number of them.
@@ -87,8 +89,8 @@ class PendingResult {
   PendingResult(std::vector<Operation> operations,
                 std::vector<std::function<torch::Tensor()>> finish);
   bool done() const noexcept;
-  /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued; every waiter's current stream then waits
-  /// for the results.
+  /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued;
+  /// every waiter's current stream then waits for the results.
   const std::vector<torch::Tensor>& wait();
 
  private:
@@ -101,7 +103,8 @@ class PendingResult {
   std::vector<std::function<torch::Tensor()>> finish_;
   bool finished_ = false;
   std::exception_ptr finish_error_;
-  EventPtr finished_on_device_;  ///< behind what `finish` has put into the first waiter's stream; null without a GPU
+  EventPtr finished_on_device_;  ///< behind what `finish` has put into the first waiter's stream;
+                                 ///< null without a GPU
   std::vector<torch::Tensor> results_;
 };
 

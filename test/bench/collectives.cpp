@@ -25,7 +25,8 @@ TensorView view(std::span<float> data) {
   return {reinterpret_cast<std::byte*>(data.data()), count, DataType::kFloat32, {}, {count}};
 }
 
-/// The public interface as an adapter uses it: the description is made anew for every call, and its name is the same.
+/// The public interface as an adapter uses it: the description is made anew for every call, and its
+/// name is the same.
 class Hvd final : public Contender {
  public:
   Hvd(const Exercise& exercise, Progress progress)
@@ -40,7 +41,8 @@ class Hvd final : public Contender {
     operation.status().raise_if_error();
   }
 
-  /// hvd's thread looks for more work a little while before it sleeps. Measured beside it, MPI would be several times slower.
+  /// hvd's thread looks for more work a little while before it sleeps. Measured beside it, MPI
+  /// would be several times slower.
   void settle() override { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
 
  private:
@@ -55,7 +57,9 @@ class Hvd final : public Contender {
         submission.splits.assign(members, static_cast<std::int64_t>(exercise_.block()));
         [[fallthrough]];
       case OpKind::kAllgather:
-        submission.allocate_output = [this](const OutputSizes&) { return view(exercise_.output()); };
+        submission.allocate_output = [this](const OutputSizes&) {
+          return view(exercise_.output());
+        };
         break;
       default:
         submission.output = view(exercise_.output());
@@ -75,7 +79,8 @@ class Match {
   Match(const Session& session, const CollectivesOptions& options, Exercise exercise)
       : session_(session), options_(options), exercise_(std::move(exercise)) {
     contenders_.push_back(std::make_unique<Hvd>(exercise_, options.progress));
-    for (auto& peer : make_peers(exercise_, session.peers())) contenders_.push_back(std::move(peer));
+    for (auto& peer : make_peers(exercise_, session.peers()))
+      contenders_.push_back(std::move(peer));
     samples_.resize(contenders_.size());
   }
 
@@ -104,7 +109,8 @@ class Match {
 
   double time(Contender& contender) const {
     exercise_.fill();
-    // Ranks leave the first as far apart as they came, when one of them slept; the second brings them together.
+    // Ranks leave the first as far apart as they came, when one of them slept; the second brings
+    // them together.
     session_.align();
     session_.align();
     const auto begin = Clock::now();
@@ -152,7 +158,8 @@ class Match {
       entry["p99_us"] = json_number(summary.p99 * 1e6);
       entry["algbw_gb_per_s"] = json_number(bandwidth);
       if (!contenders_[i]->does_the_exercise()) continue;
-      entry["busbw_gb_per_s"] = json_number(bandwidth * bus_factor(exercise_.kind(), exercise_.ranks()));
+      entry["busbw_gb_per_s"] =
+          json_number(bandwidth * bus_factor(exercise_.kind(), exercise_.ranks()));
     }
     for (const std::string& name : peer_names()) row["ratio_to"][name] = nullptr;
     for (std::size_t i = 1; i < contenders_.size(); ++i) {
@@ -170,25 +177,30 @@ class Match {
 };
 
 std::string cell(const Json& object, const char* key) {
-  return object.contains(key) && object[key].is_number() ? number_text(object[key].get<double>()) : "-";
+  return object.contains(key) && object[key].is_number() ? number_text(object[key].get<double>())
+                                                         : "-";
 }
 
 /// Adds to a row what gloo_peers.py measured at the same size, if it did.
 void add_gloo(Json& row, const Json& gloo) {
-  const Json measured = gloo.value(row["kind"].get<std::string>(), Json::object()).value(row["bytes"].dump(), Json());
+  const Json measured =
+      gloo.value(row["kind"].get<std::string>(), Json::object()).value(row["bytes"].dump(), Json());
   if (!measured.is_object()) return;
   row["contenders"][kGloo] = measured;
   row["contenders"][kGloo]["not_interleaved"] = true;
-  row["ratio_to"][kGloo] = json_number(row["contenders"]["hvd"]["p50_us"].get<double>() / measured["p50_us"].get<double>());
+  row["ratio_to"][kGloo] = json_number(row["contenders"]["hvd"]["p50_us"].get<double>() /
+                                       measured["p50_us"].get<double>());
 }
 
 void print_rows(const Json& rows, std::ostream& out) {
   std::vector<std::string> peers = peer_names();
   peers.emplace_back(kGloo);
   std::erase_if(peers, [&](const std::string& peer) {
-    return std::none_of(rows.begin(), rows.end(), [&](const Json& row) { return row["contenders"].contains(peer); });
+    return std::none_of(rows.begin(), rows.end(),
+                        [&](const Json& row) { return row["contenders"].contains(peer); });
   });
-  std::vector<std::string> headers = {"size", "times", "p50 us", "p95 us", "p99 us", "algbw", "busbw"};
+  std::vector<std::string> headers = {"size",   "times", "p50 us", "p95 us",
+                                      "p99 us", "algbw", "busbw"};
   for (const std::string& peer : peers) headers.push_back(peer + " us");
   for (const std::string& peer : peers) headers.push_back("/" + peer);
   headers.push_back("result");
@@ -196,9 +208,12 @@ void print_rows(const Json& rows, std::ostream& out) {
   for (const Json& row : rows) {
     const Json& all = row["contenders"];
     const Json& own = all["hvd"];
-    std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()), std::to_string(row["repetitions"].get<int>())};
-    for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s", "busbw_gb_per_s"}) cells.push_back(cell(own, key));
-    for (const std::string& peer : peers) cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
+    std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()),
+                                      std::to_string(row["repetitions"].get<int>())};
+    for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s", "busbw_gb_per_s"})
+      cells.push_back(cell(own, key));
+    for (const std::string& peer : peers)
+      cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
     for (const std::string& peer : peers) cells.push_back(cell(row["ratio_to"], peer.c_str()));
     cells.push_back(row["correct"].get<bool>() ? "ok" : "WRONG");
     table.add(std::move(cells));
@@ -215,7 +230,8 @@ Json run_collectives(const Session& session, const CollectivesOptions& options, 
   for (const OpKind kind : options.kinds) {
     Json rows = Json::array();
     std::size_t last_bytes = 0;
-    for (const std::size_t bytes : geometric_sizes(options.lowest_bytes, options.highest_bytes, options.factor)) {
+    for (const std::size_t bytes :
+         geometric_sizes(options.lowest_bytes, options.highest_bytes, options.factor)) {
       Exercise exercise(kind, bytes, session.rank(), session.size(), arena);
       // Sizes below one element per rank are all rounded up to it.
       if (exercise.bytes() == last_bytes) continue;

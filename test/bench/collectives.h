@@ -25,7 +25,8 @@ struct CollectivesOptions {
   std::string gloo_path;
 };
 
-/// Every kind at every size, against its peers. Collective over the ranks of the session; rank 0 prints.
+/// Every kind at every size, against its peers. Collective over the ranks of the session; rank 0
+/// prints.
 /// @return {"correct": ..., "rows": [...]}, on every rank
 Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out);
 

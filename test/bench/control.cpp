@@ -24,7 +24,8 @@ using Clock = std::chrono::steady_clock;
 enum class Names { kNew, kSame };
 enum class Waiting {
   kDrives,  ///< the caller waits and drives the engine itself
-  kPolls,   ///< hvd's thread is woken; the caller asks again and again, giving its core away in between
+  kPolls,   ///< hvd's thread is woken; the caller asks again and again, giving its core away in
+            ///< between
   kSleeps,  ///< hvd's thread is woken; the caller sleeps until it is told
   kMpi,     ///< no hvd: MPI_Allreduce
 };
@@ -54,15 +55,19 @@ struct Counts {
 };
 
 Counts operator-(const Metrics& after, const Metrics& before) {
-  const auto difference = [](std::uint64_t a, std::uint64_t b) { return static_cast<double>(a - b); };
+  const auto difference = [](std::uint64_t a, std::uint64_t b) {
+    return static_cast<double>(a - b);
+  };
   return {difference(after.control_messages_sent, before.control_messages_sent),
           difference(after.negotiated_operations, before.negotiated_operations),
-          difference(after.cached_operations, before.cached_operations), difference(after.locked_operations, before.locked_operations)};
+          difference(after.cached_operations, before.cached_operations),
+          difference(after.locked_operations, before.locked_operations)};
 }
 
 class Latency {
  public:
-  Latency(const Session& session, const ControlOptions& options) : session_(session), options_(options) {}
+  Latency(const Session& session, const ControlOptions& options)
+      : session_(session), options_(options) {}
 
   /// The ways take turns in blocks, long enough for a steady state to set in within each.
   Json measure() {
@@ -102,18 +107,22 @@ class Latency {
       std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(options_.pause_ms));
     }
     data_ = {static_cast<float>(session_.rank()), 1};
-    const std::string name = way.names == Names::kNew ? "control.new." + std::to_string(++names_used_) : std::string("control.same");
+    const std::string name = way.names == Names::kNew
+                                 ? "control.new." + std::to_string(++names_used_)
+                                 : std::string("control.same");
     session_.align();
     const auto begin = Clock::now();
     run(way, name);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (data_[1] != static_cast<float>(session_.size())) throw Error("hvd-bench: an allreduce of 8 bytes gave a wrong sum");
+    if (data_[1] != static_cast<float>(session_.size()))
+      throw Error("hvd-bench: an allreduce of 8 bytes gave a wrong sum");
     return seconds;
   }
 
   void run(const Way& way, const std::string& name) {
     if (way.waiting == Waiting::kMpi) {
-      MPI_Allreduce(MPI_IN_PLACE, data_.data(), static_cast<int>(data_.size()), MPI_FLOAT, MPI_SUM, session_.peers());
+      MPI_Allreduce(MPI_IN_PLACE, data_.data(), static_cast<int>(data_.size()), MPI_FLOAT, MPI_SUM,
+                    session_.peers());
       return;
     }
     std::atomic<bool> told{false};
@@ -128,7 +137,8 @@ class Latency {
       };
     }
     const bool drives = way.waiting == Waiting::kDrives;
-    const Operation operation = submit(std::move(submission), drives ? Progress::kCaller : Progress::kBackground);
+    const Operation operation =
+        submit(std::move(submission), drives ? Progress::kCaller : Progress::kBackground);
     if (drives) operation.wait();
     if (way.waiting == Waiting::kSleeps) told.wait(false);
     // The callback comes a little before the name is free again.
@@ -165,11 +175,13 @@ class Latency {
 
 void print_latency(const Json& rows, std::ostream& out) {
   out << "\nallreduce of 8 bytes; counts per operation, messages of all ranks together\n";
-  Table table({"way", "times", "p50 us", "p95 us", "p99 us", "/MPI", "messages", "negotiated", "cached", "locked"});
+  Table table({"way", "times", "p50 us", "p95 us", "p99 us", "/MPI", "messages", "negotiated",
+               "cached", "locked"});
   for (const Json& row : rows) {
     std::vector<std::string> cells = {row["way"], std::to_string(row["repetitions"].get<int>())};
-    for (const char* key : {"p50_us", "p95_us", "p99_us", "ratio_to_mpi", "control_messages_per_operation", "negotiated_per_operation",
-                            "cached_per_operation", "locked_per_operation"}) {
+    for (const char* key :
+         {"p50_us", "p95_us", "p99_us", "ratio_to_mpi", "control_messages_per_operation",
+          "negotiated_per_operation", "cached_per_operation", "locked_per_operation"}) {
       cells.push_back(row[key].is_null() ? "-" : number_text(row[key].get<double>()));
     }
     table.add(std::move(cells));
@@ -178,8 +190,12 @@ void print_latency(const Json& rows, std::ostream& out) {
 }
 
 Json json_of(const RoundCost& cost) {
-  return {{"accept_us", cost.accept_us},       {"decide_us", cost.decide_us},   {"cpu_us", cost.accept_us + cost.decide_us},
-          {"report_bytes", cost.report_bytes}, {"plan_bytes", cost.plan_bytes}, {"rounds", cost.rounds}};
+  return {{"accept_us", cost.accept_us},
+          {"decide_us", cost.decide_us},
+          {"cpu_us", cost.accept_us + cost.decide_us},
+          {"report_bytes", cost.report_bytes},
+          {"plan_bytes", cost.plan_bytes},
+          {"rounds", cost.rounds}};
 }
 
 constexpr int kMostWithoutTree = 33;
@@ -203,16 +219,20 @@ Json measure_worlds(const ControlOptions& options) {
 }
 
 void print_worlds(const Json& worlds, const ControlOptions& options, std::ostream& out) {
-  out << "\ncoordinator, " << options.tensors << " tensors per rank: CPU time of one round at rank 0, and message sizes\n";
-  Table table({"ranks", "tree", "messages in", "first us", "accept", "decide", "report B", "plan B", "cached us", "accept", "decide", "report B",
-               "plan B"});
+  out << "\ncoordinator, " << options.tensors
+      << " tensors per rank: CPU time of one round at rank 0, and message sizes\n";
+  Table table({"ranks", "tree", "messages in", "first us", "accept", "decide", "report B", "plan B",
+               "cached us", "accept", "decide", "report B", "plan B"});
   for (const Json& world : worlds) {
     const int depth = world["tree_depth"].get<int>();
-    std::vector<std::string> cells = {std::to_string(world["ranks"].get<int>()), depth == 0 ? "-" : std::to_string(depth),
-                                      std::to_string(world["messages_received_per_round"].get<int>())};
+    std::vector<std::string> cells = {
+        std::to_string(world["ranks"].get<int>()), depth == 0 ? "-" : std::to_string(depth),
+        std::to_string(world["messages_received_per_round"].get<int>())};
     for (const char* round : {"first", "cached"}) {
-      for (const char* key : {"cpu_us", "accept_us", "decide_us"}) cells.push_back(number_text(world[round][key].get<double>()));
-      for (const char* key : {"report_bytes", "plan_bytes"}) cells.push_back(std::to_string(world[round][key].get<std::size_t>()));
+      for (const char* key : {"cpu_us", "accept_us", "decide_us"})
+        cells.push_back(number_text(world[round][key].get<double>()));
+      for (const char* key : {"report_bytes", "plan_bytes"})
+        cells.push_back(std::to_string(world[round][key].get<std::size_t>()));
     }
     table.add(std::move(cells));
   }

@@ -30,7 +30,8 @@ Buffer::Buffer(std::size_t floats, Memory memory) : size_(floats) {
     const std::shared_ptr<std::byte> shared = allocate_shared(bytes);
     data_ = {shared, reinterpret_cast<float*>(shared.get())};
   } else {
-    data_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes)), [](float* mine) { std::free(mine); });
+    data_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes)),
+                [](float* mine) { std::free(mine); });
   }
   if (data_ == nullptr) throw std::bad_alloc();
   std::fill_n(data_.get(), floats, 1.0f);
@@ -56,12 +57,15 @@ std::size_t Exercise::floats_needed(std::size_t bytes, int ranks) {
   return (bytes + sizeof(float) - 1) / sizeof(float) + static_cast<std::size_t>(ranks);
 }
 
-Exercise::Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena) : kind_(kind), rank_(rank), ranks_(ranks) {
+Exercise::Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena)
+    : kind_(kind), rank_(rank), ranks_(ranks) {
   const std::size_t owners = divides(kind) ? static_cast<std::size_t>(ranks) : 1;
-  block_ = std::max<std::size_t>(1, (bytes + sizeof(float) * owners - 1) / (sizeof(float) * owners));
+  block_ =
+      std::max<std::size_t>(1, (bytes + sizeof(float) * owners - 1) / (sizeof(float) * owners));
   count_ = block_ * owners;
   input_ = {arena.input.data(), kind == OpKind::kAllgather ? block_ : count_};
-  output_ = {divides(kind) ? arena.output.data() : arena.input.data(), kind == OpKind::kReducescatter ? block_ : count_};
+  output_ = {divides(kind) ? arena.output.data() : arena.input.data(),
+             kind == OpKind::kReducescatter ? block_ : count_};
   spare_ = {arena.spare.data(), count_};
   own_pattern_ = pattern_of(rank);
   summed_pattern_.resize(kPeriod);
@@ -79,19 +83,25 @@ void Exercise::spoil() const {
 float Exercise::expected(std::size_t index) const {
   const std::size_t own_offset = static_cast<std::size_t>(rank_) * block_;
   switch (kind_) {
-    case OpKind::kAllreduce: return summed_pattern_[index % kPeriod];
-    case OpKind::kReducescatter: return summed_pattern_[(own_offset + index) % kPeriod];
-    case OpKind::kBroadcast: return element(kRoot, index);
-    case OpKind::kAllgather: return element(static_cast<int>(index / block_), index % block_);
-    default: return element(static_cast<int>(index / block_), own_offset + index % block_);
+    case OpKind::kAllreduce:
+      return summed_pattern_[index % kPeriod];
+    case OpKind::kReducescatter:
+      return summed_pattern_[(own_offset + index) % kPeriod];
+    case OpKind::kBroadcast:
+      return element(kRoot, index);
+    case OpKind::kAllgather:
+      return element(static_cast<int>(index / block_), index % block_);
+    default:
+      return element(static_cast<int>(index / block_), own_offset + index % block_);
   }
 }
 
 std::optional<std::string> Exercise::fault() const {
   for (std::size_t i = 0; i < output_.size(); ++i) {
     if (output_[i] == expected(i)) continue;
-    return std::string(to_string(kind_)) + " of " + std::to_string(bytes()) + " bytes on rank " + std::to_string(rank_) + ": element " +
-           std::to_string(i) + " is " + std::to_string(output_[i]) + ", expected " + std::to_string(expected(i));
+    return std::string(to_string(kind_)) + " of " + std::to_string(bytes()) + " bytes on rank " +
+           std::to_string(rank_) + ": element " + std::to_string(i) + " is " +
+           std::to_string(output_[i]) + ", expected " + std::to_string(expected(i));
   }
   return std::nullopt;
 }

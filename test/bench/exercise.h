@@ -14,7 +14,8 @@ namespace hvd::bench {
 /// Where the tensors of a bench lie: kShared is what hvd::allocate_shared() gives.
 enum class Memory { kOrdinary, kShared };
 
-/// Page-aligned memory that is written once, so that no page fault and no shared page of zeros is measured later.
+/// Page-aligned memory that is written once, so that no page fault and no shared page of zeros is
+/// measured later.
 class Buffer {
  public:
   explicit Buffer(std::size_t floats, Memory memory = Memory::kOrdinary);
@@ -26,8 +27,9 @@ class Buffer {
   std::shared_ptr<float> data_;
 };
 
-/// What one rank contributes: integers small enough for exact sums over two thousand ranks. Its length is a prime, so data that lands a
-/// whole number of chunks or blocks too far is not the expected data.
+/// What one rank contributes: integers small enough for exact sums over two thousand ranks. Its
+/// length is a prime, so data that lands a whole number of chunks or blocks too far is not the
+/// expected data.
 std::vector<float> pattern_of(int rank);
 /// Writes elements `first`, `first` + 1, ... of the endless repetition of a pattern.
 void write_pattern(std::span<const float> pattern, std::size_t first, std::span<float> out);
@@ -41,13 +43,16 @@ struct Arena {
   Buffer spare;  ///< where a plain copy goes
 };
 
-/// One operation on float32 at one size: where its data lies, what it is, and what has to come out. Inputs differ by rank and by
-/// element, and all sums are exact, so a result is right or wrong. Not thread-safe.
+/// One operation on float32 at one size: where its data lies, what it is, and what has to come out.
+/// Inputs differ by rank and by element, and all sums are exact, so a result is right or wrong. Not
+/// thread-safe.
 ///
-/// Allreduce and broadcast work in place, as on gradients and parameters; the others from one buffer to another.
+/// Allreduce and broadcast work in place, as on gradients and parameters; the others from one
+/// buffer to another.
 class Exercise {
  public:
-  /// @param bytes of the larger of input and output on one rank; rounded up to whole elements for every rank.
+  /// @param bytes of the larger of input and output on one rank; rounded up to whole elements for
+  /// every rank.
   Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena);
 
   OpKind kind() const noexcept { return kind_; }
@@ -62,7 +67,9 @@ class Exercise {
   std::span<float> output() const noexcept { return output_; }
   std::span<float> spare() const noexcept { return spare_; }
   /// The larger of input and output, for a copy of bytes().
-  std::span<const float> larger() const noexcept { return input_.size() == count_ ? input_ : output_; }
+  std::span<const float> larger() const noexcept {
+    return input_.size() == count_ ? input_ : output_;
+  }
 
   /// Writes the input, as the computation before would.
   void fill() const;

@@ -9,7 +9,8 @@
 namespace hvd::bench {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAlltoall};
+constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
+                             OpKind::kReducescatter, OpKind::kAlltoall};
 
 /// All ranks of an exercise in one process, and a serial way to do it.
 class Job {
@@ -25,7 +26,8 @@ class Job {
 
   void solve() {
     std::vector<std::vector<float>> inputs;
-    for (const Exercise& one : exercises_) inputs.emplace_back(one.input().begin(), one.input().end());
+    for (const Exercise& one : exercises_)
+      inputs.emplace_back(one.input().begin(), one.input().end());
     for (std::size_t rank = 0; rank < exercises_.size(); ++rank) {
       const auto output = exercises_[rank].output();
       for (std::size_t i = 0; i < output.size(); ++i) output[i] = result(inputs, rank, i);
@@ -35,7 +37,8 @@ class Job {
   std::vector<Exercise>& ranks() { return exercises_; }
 
  private:
-  float result(const std::vector<std::vector<float>>& inputs, std::size_t rank, std::size_t i) const {
+  float result(const std::vector<std::vector<float>>& inputs, std::size_t rank,
+               std::size_t i) const {
     const std::size_t block = exercises_[rank].block();
     const auto sum = [&](std::size_t index) {
       float total = 0;
@@ -43,11 +46,16 @@ class Job {
       return total;
     };
     switch (exercises_[rank].kind()) {
-      case OpKind::kAllreduce: return sum(i);
-      case OpKind::kReducescatter: return sum(rank * block + i);
-      case OpKind::kBroadcast: return inputs[0][i];
-      case OpKind::kAllgather: return inputs[i / block][i % block];
-      default: return inputs[i / block][rank * block + i % block];
+      case OpKind::kAllreduce:
+        return sum(i);
+      case OpKind::kReducescatter:
+        return sum(rank * block + i);
+      case OpKind::kBroadcast:
+        return inputs[0][i];
+      case OpKind::kAllgather:
+        return inputs[i / block][i % block];
+      default:
+        return inputs[i / block][rank * block + i % block];
     }
   }
 
@@ -104,7 +112,8 @@ TEST(Exercise, SizesAreThoseOfNcclTests) {
   EXPECT_EQ(scatter.input().size(), 100u);
   EXPECT_EQ(scatter.output().size(), 25u);
   EXPECT_EQ(scatter.larger().size(), 100u);
-  EXPECT_EQ(Exercise(OpKind::kAlltoall, 4, 0, 4, arena).bytes(), 16u) << "one element for every rank at least";
+  EXPECT_EQ(Exercise(OpKind::kAlltoall, 4, 0, 4, arena).bytes(), 16u)
+      << "one element for every rank at least";
   EXPECT_EQ(Exercise(OpKind::kAllreduce, 4, 0, 4, arena).bytes(), 4u);
 }
 

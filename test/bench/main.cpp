@@ -1,4 +1,5 @@
-// hvd-bench: what hvd costs, beside what it competes with, measured in the same processes. docs/benchmarks.md.
+// hvd-bench: what hvd costs, beside what it competes with, measured in the same processes.
+// docs/benchmarks.md.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
@@ -27,8 +28,8 @@ struct CommandLine {
   std::vector<Command> commands;
 };
 
-const std::vector<OpKind> kAllKinds = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast, OpKind::kReducescatter,
-                                       OpKind::kAlltoall};
+const std::vector<OpKind> kAllKinds = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
+                                       OpKind::kReducescatter, OpKind::kAlltoall};
 
 const std::map<std::string, OpKind>& kinds_by_name() {
   static const std::map<std::string, OpKind> kinds = [] {
@@ -40,11 +41,14 @@ const std::map<std::string, OpKind>& kinds_by_name() {
 }
 
 Command collectives_command(CLI::App& parent) {
-  CLI::App& app = *parent.add_subcommand("collectives", "Time, bandwidth and ratios to the peers by size");
+  CLI::App& app =
+      *parent.add_subcommand("collectives", "Time, bandwidth and ratios to the peers by size");
   const auto options = std::make_shared<CollectivesOptions>();
   const CLI::AsSizeValue size(/*kb_is_1000=*/false);
   constexpr std::size_t kLargest = std::size_t{4} << 30;  // MPI counts elements in an int
-  app.add_option("--min", options->lowest_bytes, "Smallest size, as 4 or 64KiB")->transform(size)->capture_default_str();
+  app.add_option("--min", options->lowest_bytes, "Smallest size, as 4 or 64KiB")
+      ->transform(size)
+      ->capture_default_str();
   app.add_option("--max", options->highest_bytes, "Largest size")
       ->transform(size)
       ->check(CLI::Range(std::size_t{1}, kLargest))
@@ -58,28 +62,36 @@ Command collectives_command(CLI::App& parent) {
       ->transform(CLI::CheckedTransformer(kinds_by_name()));
   declare_repetitions(app, options->repetitions, "Seconds per operation and size");
   declare_gloo(app, options->gloo_path);
-  app.add_option("--progress", options->progress, "Who drives the engine: the caller, or hvd's thread until the caller waits")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Progress>{{"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
-  app.add_flag_callback("--shared-memory", [options] { options->memory = Memory::kShared; },
-                        "Tensors lie in hvd::allocate_shared(), where ranks of a host reduce them in place");
-  return {&app, [options](const Session& session, std::ostream& out) { return run_collectives(session, *options, out); }};
+  app.add_option("--progress", options->progress,
+                 "Who drives the engine: the caller, or hvd's thread until the caller waits")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Progress>{
+          {"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
+  app.add_flag_callback(
+      "--shared-memory", [options] { options->memory = Memory::kShared; },
+      "Tensors lie in hvd::allocate_shared(), where ranks of a host reduce them in place");
+  return {&app, [options](const Session& session, std::ostream& out) {
+            return run_collectives(session, *options, out);
+          }};
 }
 
 Command control_command(CLI::App& parent) {
-  CLI::App& app = *parent.add_subcommand("control", "Latency of an allreduce of 8 bytes; cost of the coordinator in large worlds");
+  CLI::App& app = *parent.add_subcommand(
+      "control", "Latency of an allreduce of 8 bytes; cost of the coordinator in large worlds");
   const auto options = std::make_shared<ControlOptions>();
   app.add_option("--repetitions", options->repetitions, "Timed operations per way; 0: no latencies")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--pause", options->pause_ms, "Milliseconds of rest before an operation that wakes a thread")
+  app.add_option("--pause", options->pause_ms,
+                 "Milliseconds of rest before an operation that wakes a thread")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--worlds", options->worlds, "Numbers of ranks to simulate; 0: none")
       ->delimiter(',')
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--tensors", options->tensors, "Tensors per simulated rank")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--tensors", options->tensors, "Tensors per simulated rank")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   return {&app, [options](const Session& session, std::ostream& out) {
             std::erase(options->worlds, 0);
             return run_control(session, *options, out);
@@ -87,13 +99,24 @@ Command control_command(CLI::App& parent) {
 }
 
 Command steady_command(CLI::App& parent) {
-  CLI::App& app = *parent.add_subcommand("steady", "What a deviation from the steady state costs, and an idle program");
+  CLI::App& app = *parent.add_subcommand(
+      "steady", "What a deviation from the steady state costs, and an idle program");
   const auto options = std::make_shared<SteadyOptions>();
-  app.add_option("--steps", options->steps, "Steps of a run")->check(CLI::Range(10, 1'000'000))->capture_default_str();
-  app.add_option("--rounds", options->rounds, "Pairs of runs, with and without a deviation")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--tensors", options->tensors, "Tensors of a step")->check(CLI::Range(1, 10'000))->capture_default_str();
-  app.add_option("--pause", options->pause_seconds, "Seconds to be idle for")->check(CLI::PositiveNumber)->capture_default_str();
-  return {&app, [options](const Session& session, std::ostream& out) { return run_steady(session, *options, out); }};
+  app.add_option("--steps", options->steps, "Steps of a run")
+      ->check(CLI::Range(10, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--rounds", options->rounds, "Pairs of runs, with and without a deviation")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--tensors", options->tensors, "Tensors of a step")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  app.add_option("--pause", options->pause_seconds, "Seconds to be idle for")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  return {&app, [options](const Session& session, std::ostream& out) {
+            return run_steady(session, *options, out);
+          }};
 }
 
 Command plot_command(CLI::App& parent) {
@@ -102,16 +125,24 @@ Command plot_command(CLI::App& parent) {
     std::string picture = "bandwidth.svg";
     std::string kind = "allreduce";
   };
-  CLI::App& app = *parent.add_subcommand("plot", "Draw bandwidth against size from what `collectives --json` wrote");
+  CLI::App& app = *parent.add_subcommand(
+      "plot", "Draw bandwidth against size from what `collectives --json` wrote");
   const auto options = std::make_shared<Options>();
-  app.add_option("results", options->results, "The JSON file")->required()->check(CLI::ExistingFile);
+  app.add_option("results", options->results, "The JSON file")
+      ->required()
+      ->check(CLI::ExistingFile);
   app.add_option("-o,--output", options->picture, "The SVG file")->capture_default_str();
-  app.add_option("--kind", options->kind, "Which operation")->check(CLI::IsMember(kinds_by_name()))->capture_default_str();
-  return {&app, {}, [options] { write_text(options->picture, bandwidth_svg(read_json(options->results), options->kind)); }};
+  app.add_option("--kind", options->kind, "Which operation")
+      ->check(CLI::IsMember(kinds_by_name()))
+      ->capture_default_str();
+  return {&app, {}, [options] {
+            write_text(options->picture, bandwidth_svg(read_json(options->results), options->kind));
+          }};
 }
 
 Command shapes_command(CLI::App& parent) {
-  CLI::App& app = *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
+  CLI::App& app =
+      *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
   const auto path = std::make_shared<std::string>("shapes.json");
   app.add_option("-o,--output", *path, "The JSON file")->capture_default_str();
   return {&app, {}, [path] { write_json(*path, all_parameter_sets()); }};
@@ -121,10 +152,13 @@ void declare(CLI::App& app, CommandLine& line) {
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--json", line.json_path, "Also write the results there")->type_name("FILE");
-  app.add_flag("--retain-heap", line.session.retain_heap, "Have malloc keep freed memory, which spares MPI's buffers page faults");
-  app.add_flag("--plain-mpi", line.session.plain_mpi, "Start MPI with its own defaults instead of hvd's settings");
+  app.add_flag("--retain-heap", line.session.retain_heap,
+               "Have malloc keep freed memory, which spares MPI's buffers page faults");
+  app.add_flag("--plain-mpi", line.session.plain_mpi,
+               "Start MPI with its own defaults instead of hvd's settings");
   app.footer("Start it under hvdrun or mpirun. docs/benchmarks.md says how to read the columns.");
-  line.commands = {collectives_command(app), control_command(app), steady_command(app), plot_command(app), shapes_command(app)};
+  line.commands = {collectives_command(app), control_command(app), steady_command(app),
+                   plot_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 
@@ -165,7 +199,8 @@ int run_main(int argc, char** argv) {
   CommandLine line;
   declare(app, line);
   CLI11_PARSE(app, argc, argv);
-  const auto chosen = std::find_if(line.commands.begin(), line.commands.end(), [](const Command& one) { return one.app->parsed(); });
+  const auto chosen = std::find_if(line.commands.begin(), line.commands.end(),
+                                   [](const Command& one) { return one.app->parsed(); });
   try {
     return run(*chosen, line);
   } catch (const std::exception& error) {
@@ -180,12 +215,18 @@ void declare_repetitions(CLI::App& app, RepetitionLimits& limits, const std::str
   app.add_option("--budget", limits.budget_seconds, per + ", unless --least takes longer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--least", limits.least, "Repetitions at least")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--most", limits.most, "Repetitions at most")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--least", limits.least, "Repetitions at least")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--most", limits.most, "Repetitions at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
 }
 
 void declare_gloo(CLI::App& app, std::string& path) {
-  app.add_option("--gloo", path, "Show what gloo_peers.py wrote there beside the rest")->type_name("FILE")->check(CLI::ExistingFile);
+  app.add_option("--gloo", path, "Show what gloo_peers.py wrote there beside the rest")
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile);
 }
 
 }  // namespace hvd::bench

@@ -5,12 +5,13 @@
 
 namespace hvd::bench {
 
-/// The largest resident memory of this process above what was resident at first. Memory that n processes share counts for each with an
-/// n-th, as it is shared when bytes() is called.
+/// The largest resident memory of this process above what was resident at first. Memory that n
+/// processes share counts for each with an n-th, as it is shared when bytes() is called.
 class PeakMemory {
  public:
   PeakMemory();
-  /// Bytes since the construction or the last forget(); nothing where the kernel does not let a process reset its peak.
+  /// Bytes since the construction or the last forget(); nothing where the kernel does not let a
+  /// process reset its peak.
   std::optional<std::size_t> bytes() const;
   /// Forgets the peak, not what was resident at first.
   void forget();

@@ -21,23 +21,26 @@ struct GradientSource {
 
   at::Tensor make() const {
     at::Tensor gradient = at::empty(sizes);
-    write_pattern(*pattern, first, {gradient.mutable_data_ptr<float>(), static_cast<std::size_t>(gradient.numel())});
+    write_pattern(*pattern, first,
+                  {gradient.mutable_data_ptr<float>(), static_cast<std::size_t>(gradient.numel())});
     return gradient;
   }
 };
 
-/// A layer without computation: forward hands its input on, backward writes the gradient of its parameter into new memory, as the
-/// kernel of a real layer does at its end.
+/// A layer without computation: forward hands its input on, backward writes the gradient of its
+/// parameter into new memory, as the kernel of a real layer does at its end.
 class SilentLayer : public torch::autograd::Function<SilentLayer> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& activation, const at::Tensor& /*parameter*/,
-                            const GradientSource* source) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& activation,
+                            const at::Tensor& /*parameter*/, const GradientSource* source) {
     context->saved_data["source"] = reinterpret_cast<std::int64_t>(source);
     return activation.clone();
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
-    const auto* const source = reinterpret_cast<const GradientSource*>(context->saved_data["source"].toInt());
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto* const source =
+        reinterpret_cast<const GradientSource*>(context->saved_data["source"].toInt());
     return {gradients.at(0), source->make(), at::Tensor()};
   }
 };
@@ -45,7 +48,8 @@ class SilentLayer : public torch::autograd::Function<SilentLayer> {
 /// One silent layer after another, so that gradients come one by one, the last parameter's first.
 class SilentNetwork final : public Model {
  public:
-  SilentNetwork(const std::vector<at::Tensor>& values, int rank) : Model(values), pattern_(pattern_of(rank)) {
+  SilentNetwork(const std::vector<at::Tensor>& values, int rank)
+      : Model(values), pattern_(pattern_of(rank)) {
     constexpr std::size_t kShiftPerLayer = 101;  // tensors of one shape still differ
     for (const at::Tensor& parameter : parameters()) {
       sources_.push_back({&pattern_, sources_.size() * kShiftPerLayer, parameter.sizes().vec()});
@@ -54,7 +58,8 @@ class SilentNetwork final : public Model {
 
   at::Tensor loss() override {
     at::Tensor activation = at::zeros({});
-    for (std::size_t i = 0; i < sources_.size(); ++i) activation = SilentLayer::apply(activation, parameters()[i], &sources_[i]);
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+      activation = SilentLayer::apply(activation, parameters()[i], &sources_[i]);
     return activation;
   }
 
@@ -66,7 +71,8 @@ class SilentNetwork final : public Model {
 /// What examples/mnist.cpp trains, on images and labels that are drawn once.
 class ConvolutionalNetwork final : public Model {
  public:
-  ConvolutionalNetwork(const std::vector<at::Tensor>& values, int rank, int batch_size) : Model(values) {
+  ConvolutionalNetwork(const std::vector<at::Tensor>& values, int rank, int batch_size)
+      : Model(values) {
     at::manual_seed(static_cast<std::uint64_t>(rank) + 1);
     images_ = at::randn({batch_size, 1, 28, 28});
     labels_ = at::randint(0, 10, {batch_size}, at::kLong);
@@ -98,16 +104,19 @@ std::vector<at::Tensor> initial_values(const ParameterSet& set) {
   std::vector<at::Tensor> values;
   for (const Shape& shape : set.shapes) {
     at::Tensor value = at::empty(shape);
-    const double inputs = shape.empty() ? 1.0 : static_cast<double>(value.numel()) / static_cast<double>(shape[0]);
+    const double inputs =
+        shape.empty() ? 1.0 : static_cast<double>(value.numel()) / static_cast<double>(shape[0]);
     const double bound = 1 / std::sqrt(inputs);
     values.push_back(value.uniform_(-bound, bound));
   }
   return values;
 }
 
-std::unique_ptr<Model> make_model(const WorkloadOptions& options, const std::vector<at::Tensor>& values, int rank) {
+std::unique_ptr<Model> make_model(const WorkloadOptions& options,
+                                  const std::vector<at::Tensor>& values, int rank) {
   if (!options.compute) return std::make_unique<SilentNetwork>(values, rank);
-  if (options.set.name != "mnist") throw std::invalid_argument("there is no network with the parameters of " + options.set.name);
+  if (options.set.name != "mnist")
+    throw std::invalid_argument("there is no network with the parameters of " + options.set.name);
   return std::make_unique<ConvolutionalNetwork>(values, rank, options.batch_size);
 }
 

@@ -28,6 +28,7 @@ class Model {
 std::vector<at::Tensor> initial_values(const ParameterSet& set);
 
 /// @throws std::invalid_argument when options.compute asks for a network that is not there.
-std::unique_ptr<Model> make_model(const WorkloadOptions& options, const std::vector<at::Tensor>& values, int rank);
+std::unique_ptr<Model> make_model(const WorkloadOptions& options,
+                                  const std::vector<at::Tensor>& values, int rank);
 
 }  // namespace hvd::bench

@@ -17,7 +17,8 @@ void add_convolution(Shapes& shapes, std::int64_t out, std::int64_t in, std::int
   shapes.push_back({out});
 }
 
-/// He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, as torchvision declares it.
+/// He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, as torchvision
+/// declares it.
 Shapes resnet50() {
   constexpr std::array<int, 4> kBlocks = {3, 4, 6, 3};
   Shapes shapes;
@@ -40,7 +41,8 @@ Shapes resnet50() {
   return shapes;
 }
 
-/// Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): 12 layers of width 768.
+/// Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): 12 layers of width
+/// 768.
 Shapes gpt2() {
   constexpr std::int64_t kWidth = 768;
   constexpr std::int64_t kVocabulary = 50257;
@@ -48,8 +50,12 @@ Shapes gpt2() {
   constexpr int kLayers = 12;
   Shapes shapes = {{kVocabulary, kWidth}, {kPositions, kWidth}};
   for (int layer = 0; layer < kLayers; ++layer) {
-    shapes.insert(shapes.end(), {{kWidth}, {kWidth}, {kWidth, 3 * kWidth}, {3 * kWidth}, {kWidth, kWidth}, {kWidth}});
-    shapes.insert(shapes.end(), {{kWidth}, {kWidth}, {kWidth, 4 * kWidth}, {4 * kWidth}, {4 * kWidth, kWidth}, {kWidth}});
+    shapes.insert(
+        shapes.end(),
+        {{kWidth}, {kWidth}, {kWidth, 3 * kWidth}, {3 * kWidth}, {kWidth, kWidth}, {kWidth}});
+    shapes.insert(
+        shapes.end(),
+        {{kWidth}, {kWidth}, {kWidth, 4 * kWidth}, {4 * kWidth}, {4 * kWidth, kWidth}, {kWidth}});
   }
   shapes.insert(shapes.end(), {{kWidth}, {kWidth}});
   return shapes;
@@ -57,7 +63,9 @@ Shapes gpt2() {
 
 Shapes small1000() { return Shapes(1000, Shape{256}); }
 
-Shapes mnist() { return {{32, 1, 3, 3}, {32}, {64, 32, 3, 3}, {64}, {128, 9216}, {128}, {10, 128}, {10}}; }
+Shapes mnist() {
+  return {{32, 1, 3, 3}, {32}, {64, 32, 3, 3}, {64}, {128, 9216}, {128}, {10, 128}, {10}};
+}
 
 /// One is a scalar, one is more than a chunk of the peers and no whole number of them.
 Shapes tiny() { return {{7}, {3, 5}, {}, {70001}, {1}}; }
@@ -66,14 +74,18 @@ struct Entry {
   const char* name;
   Shapes (*make)();
 };
-constexpr std::array<Entry, 5> kSets = {
-    {{"resnet50", resnet50}, {"gpt2", gpt2}, {"small1000", small1000}, {"mnist", mnist}, {"tiny", tiny}}};
+constexpr std::array<Entry, 5> kSets = {{{"resnet50", resnet50},
+                                         {"gpt2", gpt2},
+                                         {"small1000", small1000},
+                                         {"mnist", mnist},
+                                         {"tiny", tiny}}};
 
 }  // namespace
 
 std::int64_t ParameterSet::elements() const {
   std::int64_t sum = 0;
-  for (const Shape& shape : shapes) sum += std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+  for (const Shape& shape : shapes)
+    sum += std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
   return sum;
 }
 

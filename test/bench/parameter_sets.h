@@ -10,7 +10,8 @@ namespace hvd::bench {
 
 using Shape = std::vector<std::int64_t>;
 
-/// The shapes of a model's parameters, in the order in which the model declares them; backward makes the last gradient first.
+/// The shapes of a model's parameters, in the order in which the model declares them; backward
+/// makes the last gradient first.
 struct ParameterSet {
   std::string name;
   std::vector<Shape> shapes;
@@ -18,8 +19,8 @@ struct ParameterSet {
   std::int64_t elements() const;
 };
 
-/// "resnet50": ResNet-50. "gpt2": the smallest GPT-2, its output layer tied to its embedding. "small1000": 1000 times 1 KiB. "mnist":
-/// the example's network. "tiny": awkward sizes for tests.
+/// "resnet50": ResNet-50. "gpt2": the smallest GPT-2, its output layer tied to its embedding.
+/// "small1000": 1000 times 1 KiB. "mnist": the example's network. "tiny": awkward sizes for tests.
 std::vector<std::string> parameter_set_names();
 /// @throws std::invalid_argument for another name
 ParameterSet parameter_set(const std::string& name);

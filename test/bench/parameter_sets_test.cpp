@@ -25,7 +25,8 @@ TEST(ParameterSets, HaveTheSizesOfTheModels) {
 TEST(ParameterSets, AreNamed) {
   const Json all = all_parameter_sets();
   ASSERT_EQ(all.size(), parameter_set_names().size());
-  for (const std::string& name : parameter_set_names()) EXPECT_EQ(all[name].size(), parameter_set(name).shapes.size()) << name;
+  for (const std::string& name : parameter_set_names())
+    EXPECT_EQ(all[name].size(), parameter_set(name).shapes.size()) << name;
   EXPECT_EQ(all["resnet50"][0], (Json{64, 3, 7, 7}));
   EXPECT_THROW(parameter_set("alexnet"), std::invalid_argument);
 }

@@ -37,7 +37,9 @@ std::optional<MappedFile> file_of(const std::byte* memory, std::size_t bytes) {
     unsigned long long from = 0, to = 0, offset = 0, inode = 0;
     unsigned major_number = 0, minor_number = 0;
     char rights[5] = {};
-    if (std::sscanf(line.c_str(), "%llx-%llx %4s %llx %x:%x %llu", &from, &to, rights, &offset, &major_number, &minor_number, &inode) != 7) continue;
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s %llx %x:%x %llu", &from, &to, rights, &offset,
+                    &major_number, &minor_number, &inode) != 7)
+      continue;
     if (begin < from || begin + bytes > to) continue;
     if (rights[3] != 's') return std::nullopt;
     return MappedFile{offset + (begin - from), inode, makedev(major_number, minor_number)};
@@ -51,7 +53,9 @@ Place place_of(const std::byte* memory, std::size_t bytes) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int descriptor = std::stoi(entry.path().filename());
     struct stat status {};
-    if (::fstat(descriptor, &status) != 0 || status.st_ino != file->inode || status.st_dev != file->device) continue;
+    if (::fstat(descriptor, &status) != 0 || status.st_ino != file->inode ||
+        status.st_dev != file->device)
+      continue;
     return {::getpid(), descriptor, file->offset};
   }
   return {};
@@ -66,17 +70,20 @@ PeerMemory::PeerMemory(MPI_Comm communicator, std::byte* own, std::size_t bytes)
   MPI_Comm_size(communicator, &size);
   const Place mine = place_of(own, bytes);
   std::vector<Place> places(static_cast<std::size_t>(size));
-  MPI_Allgather(&mine, sizeof(Place), MPI_BYTE, places.data(), sizeof(Place), MPI_BYTE, communicator);
+  MPI_Allgather(&mine, sizeof(Place), MPI_BYTE, places.data(), sizeof(Place), MPI_BYTE,
+                communicator);
   int mapped = mine.process != 0 ? 1 : 0;
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   for (int peer = 0; peer < size; ++peer) {
     const Place& place = places[static_cast<std::size_t>(peer)];
     of_ranks_.push_back(own);
     if (peer == rank || place.process == 0) continue;
-    const std::string path = "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.descriptor);
+    const std::string path =
+        "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.descriptor);
     const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     const std::uint64_t before = place.offset % page;
-    const Mapping mapping{::mmap(nullptr, bytes + before, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(place.offset - before)),
+    const Mapping mapping{::mmap(nullptr, bytes + before, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                                 static_cast<off_t>(place.offset - before)),
                           bytes + before};
     if (file >= 0) ::close(file);
     if (mapping.memory == MAP_FAILED) {

@@ -7,11 +7,12 @@
 
 namespace hvd::bench {
 
-/// The same stretch of memory of every rank of a host, mapped here. It is found as any process could find it, through /proc, and so
-/// without hvd's runtime. Not thread-safe.
+/// The same stretch of memory of every rank of a host, mapped here. It is found as any process
+/// could find it, through /proc, and so without hvd's runtime. Not thread-safe.
 class PeerMemory {
  public:
-  /// Collective. @param own in a file that is mapped shared, as hvd::allocate_shared() gives; of equal size on all ranks
+  /// Collective. @param own in a file that is mapped shared, as hvd::allocate_shared() gives; of
+  /// equal size on all ranks
   PeerMemory(MPI_Comm communicator, std::byte* own, std::size_t bytes);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;

@@ -36,8 +36,10 @@ void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chu
 /// Names of the peers, in the order in which they are reported.
 std::vector<std::string> peer_names();
 
-/// What hvd is compared with at this size: the raw kernel (raw_kernels.h), for an allreduce within one host; "mpi", one call as a program would write it; "mpi-chunked", calls of kChunkBytes on
-/// buffers that are kept, where that is more than one call; "copy", a memcpy of the exercise's bytes on every rank at once.
+/// What hvd is compared with at this size: the raw kernel (raw_kernels.h), for an allreduce within
+/// one host; "mpi", one call as a program would write it; "mpi-chunked", calls of kChunkBytes on
+/// buffers that are kept, where that is more than one call; "copy", a memcpy of the exercise's
+/// bytes on every rank at once.
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator);
 
 }  // namespace hvd::bench

@@ -20,7 +20,8 @@ constexpr double kTop = 50;
 constexpr double kBottom = 70;
 
 // Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of sight.
-constexpr std::array<const char*, 7> kColors = {"#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"};
+constexpr std::array<const char*, 7> kColors = {"#d55e00", "#0072b2", "#009e73", "#cc79a7",
+                                                "#56b4e9", "#e69f00", "#000000"};
 
 struct Point {
   double bytes = 0;
@@ -39,7 +40,9 @@ struct Axis {
   double begin = 0;
   double end = 0;
 
-  double place(double value) const { return begin + (end - begin) * std::log(value / low) / std::log(high / low); }
+  double place(double value) const {
+    return begin + (end - begin) * std::log(value / low) / std::log(high / low);
+  }
 };
 
 std::vector<Line> lines_of(const Json& document, const std::string& kind) {
@@ -49,7 +52,8 @@ std::vector<Line> lines_of(const Json& document, const std::string& kind) {
     for (const auto& [name, measured] : row["contenders"].items()) {
       const Json& bandwidth = measured.value("algbw_gb_per_s", Json());
       if (!bandwidth.is_number() || bandwidth.get<double>() <= 0) continue;
-      auto line = std::find_if(lines.begin(), lines.end(), [&](const Line& one) { return one.name == name; });
+      auto line = std::find_if(lines.begin(), lines.end(),
+                               [&](const Line& one) { return one.name == name; });
       if (line == lines.end()) line = lines.insert(lines.end(), Line{name, {}});
       line->points.push_back({row["bytes"].get<double>(), bandwidth.get<double>()});
     }
@@ -59,7 +63,7 @@ std::vector<Line> lines_of(const Json& document, const std::string& kind) {
 }
 
 /// The powers of `base` that enclose all values.
-Axis enclose(const std::vector<Line>& lines, double Point::* value, double base) {
+Axis enclose(const std::vector<Line>& lines, double Point::*value, double base) {
   double low = lines.front().points.front().*value;
   double high = low;
   for (const Line& line : lines) {
@@ -76,7 +80,8 @@ Axis enclose(const std::vector<Line>& lines, double Point::* value, double base)
 
 class Picture {
  public:
-  Picture(std::vector<Line> lines, std::string title) : lines_(std::move(lines)), title_(std::move(title)) {
+  Picture(std::vector<Line> lines, std::string title)
+      : lines_(std::move(lines)), title_(std::move(title)) {
     sizes_ = enclose(lines_, &Point::bytes, 2);
     sizes_.begin = kLeft;
     sizes_.end = kWidth - kRight;
@@ -87,10 +92,12 @@ class Picture {
 
   std::string draw() {
     svg_ << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << kWidth << ' ' << kHeight
-         << "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
+         << "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" "
+            "fill=\"white\"/>\n";
     text(kLeft, kTop - 20, "start", title_);
     text((sizes_.begin + sizes_.end) / 2, kHeight - 15, "middle", "size");
-    svg_ << "<text transform=\"translate(20," << kHeight / 2 << ") rotate(-90)\" text-anchor=\"middle\">size / time, GB/s</text>\n";
+    svg_ << "<text transform=\"translate(20," << kHeight / 2
+         << ") rotate(-90)\" text-anchor=\"middle\">size / time, GB/s</text>\n";
     draw_sizes();
     draw_bandwidths();
     for (std::size_t i = 0; i < lines_.size(); ++i) draw_line(i);
@@ -100,11 +107,13 @@ class Picture {
 
  private:
   void text(double x, double y, const char* anchor, const std::string& what) {
-    svg_ << "<text x=\"" << x << "\" y=\"" << y << "\" text-anchor=\"" << anchor << "\">" << what << "</text>\n";
+    svg_ << "<text x=\"" << x << "\" y=\"" << y << "\" text-anchor=\"" << anchor << "\">" << what
+         << "</text>\n";
   }
 
   void rule(double x1, double y1, double x2, double y2, const char* color) {
-    svg_ << "<line x1=\"" << x1 << "\" y1=\"" << y1 << "\" x2=\"" << x2 << "\" y2=\"" << y2 << "\" stroke=\"" << color << "\"/>\n";
+    svg_ << "<line x1=\"" << x1 << "\" y1=\"" << y1 << "\" x2=\"" << x2 << "\" y2=\"" << y2
+         << "\" stroke=\"" << color << "\"/>\n";
   }
 
   void draw_sizes() {
@@ -134,15 +143,16 @@ class Picture {
   void draw_line(std::size_t index) {
     const char* const color = kColors[index % kColors.size()];
     svg_ << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << color << "\" points=\"";
-    for (const Point& point : lines_[index].points) svg_ << sizes_.place(point.bytes) << ',' << bandwidths_.place(point.bandwidth) << ' ';
+    for (const Point& point : lines_[index].points)
+      svg_ << sizes_.place(point.bytes) << ',' << bandwidths_.place(point.bandwidth) << ' ';
     svg_ << "\"/>\n";
     for (const Point& point : lines_[index].points) {
-      svg_ << "<circle r=\"2.5\" fill=\"" << color << "\" cx=\"" << sizes_.place(point.bytes) << "\" cy=\""
-           << bandwidths_.place(point.bandwidth) << "\"/>\n";
+      svg_ << "<circle r=\"2.5\" fill=\"" << color << "\" cx=\"" << sizes_.place(point.bytes)
+           << "\" cy=\"" << bandwidths_.place(point.bandwidth) << "\"/>\n";
     }
     const double y = kTop + 10 + 20 * static_cast<double>(index);
-    svg_ << "<line x1=\"" << sizes_.end + 15 << "\" y1=\"" << y << "\" x2=\"" << sizes_.end + 40 << "\" y2=\"" << y
-         << "\" stroke-width=\"2\" stroke=\"" << color << "\"/>\n";
+    svg_ << "<line x1=\"" << sizes_.end + 15 << "\" y1=\"" << y << "\" x2=\"" << sizes_.end + 40
+         << "\" y2=\"" << y << "\" stroke-width=\"2\" stroke=\"" << color << "\"/>\n";
     text(sizes_.end + 46, y + 4, "start", lines_[index].name);
   }
 
@@ -156,7 +166,8 @@ class Picture {
 std::string title_of(const Json& document, const std::string& kind) {
   const Json environment = document.value("environment", Json::object());
   const int ranks = environment.value("ranks", 0);
-  return kind + ", float32" + (ranks > 0 ? ", " + std::to_string(ranks) + " ranks" : "") + ", medians";
+  return kind + ", float32" + (ranks > 0 ? ", " + std::to_string(ranks) + " ranks" : "") +
+         ", medians";
 }
 
 }  // namespace

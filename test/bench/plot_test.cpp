@@ -22,7 +22,9 @@ Json row(std::size_t bytes, double ours, double theirs) {
 }
 
 TEST(Plot, HasALinePerContender) {
-  const Json document = {{"environment", {{"ranks", 2}}}, {"rows", {row(4, 0.001, 0.002), row(1024, 0.1, 0.05), row(1 << 20, 10, 4)}}};
+  const Json document = {
+      {"environment", {{"ranks", 2}}},
+      {"rows", {row(4, 0.001, 0.002), row(1024, 0.1, 0.05), row(1 << 20, 10, 4)}}};
   const std::string svg = bandwidth_svg(document, "allreduce");
   EXPECT_TRUE(svg.starts_with("<svg ")) << svg;
   EXPECT_TRUE(svg.ends_with("</svg>\n")) << svg;

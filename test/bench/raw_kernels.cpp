@@ -26,7 +26,8 @@ constexpr std::size_t kSmallBytes = 4096;                   // the backend's: ev
 class Barrier {
  public:
   Barrier(const PeerMemory& memory, int rank) : rank_(static_cast<std::size_t>(rank)) {
-    for (std::byte* const page : memory.of_ranks()) arrived_.push_back(reinterpret_cast<std::atomic<std::uint64_t>*>(page));
+    for (std::byte* const page : memory.of_ranks())
+      arrived_.push_back(reinterpret_cast<std::atomic<std::uint64_t>*>(page));
   }
 
   void wait() noexcept {
@@ -54,13 +55,18 @@ std::shared_ptr<std::byte> zeroed(std::size_t bytes) {
 /// In whole cache lines.
 std::pair<std::size_t, std::size_t> slice_of(std::size_t bytes, int rank, int ranks) {
   const std::size_t lines = (bytes + kLine - 1) / kLine;
-  const auto edge = [&](int r) { return std::min(bytes, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * kLine); };
+  const auto edge = [&](int r) {
+    return std::min(bytes,
+                    lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * kLine);
+  };
   return {edge(rank), edge(rank + 1)};
 }
 
-void sum(const std::vector<const std::byte*>& sources, std::span<std::byte* const> destinations, std::size_t bytes) {
+void sum(const std::vector<const std::byte*>& sources, std::span<std::byte* const> destinations,
+         std::size_t bytes) {
   if (bytes == 0) return;
-  reduce_to_all(sources, destinations, static_cast<std::int64_t>(bytes / sizeof(float)), DataType::kFloat32, ReduceOp::kSum, {});
+  reduce_to_all(sources, destinations, static_cast<std::int64_t>(bytes / sizeof(float)),
+                DataType::kFloat32, ReduceOp::kSum, {});
 }
 
 class RawShared final : public Contender {
@@ -69,7 +75,8 @@ class RawShared final : public Contender {
       : exercise_(exercise),
         page_(zeroed(0)),
         pages_(communicator, page_.get(), kPage),
-        tensors_(communicator, reinterpret_cast<std::byte*>(exercise.output().data()), exercise.bytes()),
+        tensors_(communicator, reinterpret_cast<std::byte*>(exercise.output().data()),
+                 exercise.bytes()),
         barrier_(pages_, exercise.rank()),
         slice_(slice_of(exercise.bytes(), exercise.rank(), exercise.ranks())) {
     for (std::byte* const tensor : tensors_.of_ranks()) {
@@ -97,9 +104,10 @@ class RawShared final : public Contender {
   std::vector<std::byte*> destinations_;
 };
 
-/// A rank's shared memory: the barrier's page, two slots with what it contributes, two with what it has reduced. In step k every rank fills
-/// round k, reduces round k - 1 and takes the results of round k - 2, and then waits for the others: whatever a step reads, the
-/// step before has written, and what it writes nobody has read since then.
+/// A rank's shared memory: the barrier's page, two slots with what it contributes, two with what it
+/// has reduced. In step k every rank fills round k, reduces round k - 1 and takes the results of
+/// round k - 2, and then waits for the others: whatever a step reads, the step before has written,
+/// and what it writes nobody has read since then.
 class RawStaged final : public Contender {
  public:
   RawStaged(const Exercise& exercise, MPI_Comm communicator)
@@ -128,7 +136,9 @@ class RawStaged final : public Contender {
 
  private:
   std::byte* data() const { return reinterpret_cast<std::byte*>(exercise_.output().data()); }
-  std::size_t size_of(std::size_t round) const { return std::min(kSlotBytes, exercise_.bytes() - round * kSlotBytes); }
+  std::size_t size_of(std::size_t round) const {
+    return std::min(kSlotBytes, exercise_.bytes() - round * kSlotBytes);
+  }
   std::byte* slot(std::size_t round, int rank, bool result) const {
     const std::size_t index = (first_round_ + round) % 2 + (result ? 2 : 0);
     return memories_.of_ranks()[static_cast<std::size_t>(rank)] + kPage + index * kSlotBytes;
@@ -137,7 +147,8 @@ class RawStaged final : public Contender {
   void run_small() {
     std::memcpy(slot(0, exercise_.rank(), false), data(), exercise_.bytes());
     barrier_.wait();
-    for (int rank = 0; rank < exercise_.ranks(); ++rank) sources_[static_cast<std::size_t>(rank)] = slot(0, rank, false);
+    for (int rank = 0; rank < exercise_.ranks(); ++rank)
+      sources_[static_cast<std::size_t>(rank)] = slot(0, rank, false);
     std::byte* const to = data();
     sum(sources_, {&to, 1}, exercise_.bytes());
     ++first_round_;
@@ -154,7 +165,8 @@ class RawStaged final : public Contender {
 
   void process(std::size_t round) {
     const auto [begin, end] = slice_of(size_of(round), exercise_.rank(), exercise_.ranks());
-    for (int rank = 0; rank < exercise_.ranks(); ++rank) sources_[static_cast<std::size_t>(rank)] = slot(round, rank, false) + begin;
+    for (int rank = 0; rank < exercise_.ranks(); ++rank)
+      sources_[static_cast<std::size_t>(rank)] = slot(round, rank, false) + begin;
     std::byte* const own = data() + round * kSlotBytes + begin;
     sources_[static_cast<std::size_t>(exercise_.rank())] = own;
     std::byte* const to[] = {own, slot(round, exercise_.rank(), true) + begin};
@@ -165,7 +177,8 @@ class RawStaged final : public Contender {
     for (int rank = 0; rank < exercise_.ranks(); ++rank) {
       if (rank == exercise_.rank()) continue;
       const auto [begin, end] = slice_of(size_of(round), rank, exercise_.ranks());
-      std::memcpy(data() + round * kSlotBytes + begin, slot(round, rank, true) + begin, end - begin);
+      std::memcpy(data() + round * kSlotBytes + begin, slot(round, rank, true) + begin,
+                  end - begin);
     }
   }
 
@@ -186,8 +199,11 @@ std::unique_ptr<Contender> if_possible(const Exercise& exercise, MPI_Comm commun
 }  // namespace
 
 std::unique_ptr<Contender> make_raw_kernel(const Exercise& exercise, MPI_Comm communicator) {
-  if (exercise.kind() != OpKind::kAllreduce || exercise.ranks() == 1 || hvd::local_size() != exercise.ranks()) return nullptr;
-  if (is_shared(exercise.output().data(), exercise.bytes())) return if_possible<RawShared>(exercise, communicator);
+  if (exercise.kind() != OpKind::kAllreduce || exercise.ranks() == 1 ||
+      hvd::local_size() != exercise.ranks())
+    return nullptr;
+  if (is_shared(exercise.output().data(), exercise.bytes()))
+    return if_possible<RawShared>(exercise, communicator);
   return if_possible<RawStaged>(exercise, communicator);
 }
 

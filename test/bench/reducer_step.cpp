@@ -13,33 +13,41 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own, as PyTorch's has, would only take
-/// one of them away.
+/// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own,
+/// as PyTorch's has, would only take one of them away.
 class PlainMpi final : public c10d::Backend {
  public:
   PlainMpi(const StepMaterial& material, std::size_t chunk_bytes)
-      : Backend(material.rank, material.size), communicator_(material.peers), chunk_bytes_(chunk_bytes) {}
+      : Backend(material.rank, material.size),
+        communicator_(material.peers),
+        chunk_bytes_(chunk_bytes) {}
 
   const std::string getBackendName() const override { return "plain-mpi"; }
 
-  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors,
+                                           const c10d::AllreduceOptions& options) override {
     for (at::Tensor& tensor : tensors) {
-      TORCH_CHECK(tensor.is_contiguous() && options.reduceOp == c10d::ReduceOp::SUM, "hvd-bench: only contiguous sums");
-      allreduce_sum({tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())}, communicator_, chunk_bytes_);
+      TORCH_CHECK(tensor.is_contiguous() && options.reduceOp == c10d::ReduceOp::SUM,
+                  "hvd-bench: only contiguous sums");
+      allreduce_sum({tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())},
+                    communicator_, chunk_bytes_);
     }
     return done(tensors);
   }
 
-  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
+                                           const c10d::BroadcastOptions& options) override {
     for (at::Tensor& tensor : tensors) {
-      MPI_Bcast(tensor.mutable_data_ptr(), static_cast<int>(tensor.nbytes()), MPI_BYTE, static_cast<int>(options.rootRank), communicator_);
+      MPI_Bcast(tensor.mutable_data_ptr(), static_cast<int>(tensor.nbytes()), MPI_BYTE,
+                static_cast<int>(options.rootRank), communicator_);
     }
     return done(tensors);
   }
 
  private:
   static c10::intrusive_ptr<c10d::Work> done(const Tensors& tensors) {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(c10::IValue(tensors));
     return c10d::Work::create_from_future(future);
   }
@@ -50,7 +58,8 @@ class PlainMpi final : public c10d::Backend {
 
 Group make_group(const StepMaterial& material, std::size_t chunk_bytes) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(material.rank, material.size);
-  const c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<PlainMpi>(material, chunk_bytes);
+  const c10::intrusive_ptr<c10d::Backend> backend =
+      c10::make_intrusive<PlainMpi>(material, chunk_bytes);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
   return group;
@@ -59,7 +68,8 @@ Group make_group(const StepMaterial& material, std::size_t chunk_bytes) {
 class ReducerStep final : public TorchStep {
  public:
   ReducerStep(std::string name, const StepMaterial& material, std::size_t chunk_bytes)
-      : TorchStep(std::move(name), material), reducer_(make_reducer(parameters(), make_group(material, chunk_bytes))) {}
+      : TorchStep(std::move(name), material),
+        reducer_(make_reducer(parameters(), make_group(material, chunk_bytes))) {}
 
  protected:
   Result result() const override { return Result::kMean; }
@@ -79,7 +89,8 @@ class ReducerStep final : public TorchStep {
 
 }  // namespace
 
-std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material, std::size_t chunk_bytes) {
+std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material,
+                                                 std::size_t chunk_bytes) {
   return std::make_unique<ReducerStep>(std::move(name), material, chunk_bytes);
 }
 

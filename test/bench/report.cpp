@@ -13,7 +13,8 @@ namespace hvd::bench {
 void Table::print(std::ostream& out) const {
   std::vector<std::size_t> widths(rows_.front().size());
   for (const auto& row : rows_) {
-    for (std::size_t column = 0; column < widths.size(); ++column) widths[column] = std::max(widths[column], row[column].size());
+    for (std::size_t column = 0; column < widths.size(); ++column)
+      widths[column] = std::max(widths[column], row[column].size());
   }
   for (const auto& row : rows_) {
     for (std::size_t column = 0; column < widths.size(); ++column) {
@@ -53,7 +54,8 @@ Json json_number(double value) { return std::isfinite(value) ? Json(value) : Jso
 Json read_json(const std::string& path) {
   std::ifstream file(path);
   Json document = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!file || document.is_discarded()) throw std::runtime_error("cannot read '" + path + "' as JSON");
+  if (!file || document.is_discarded())
+    throw std::runtime_error("cannot read '" + path + "' as JSON");
   return document;
 }
 
@@ -64,6 +66,8 @@ void write_text(const std::string& path, const std::string& text) {
   if (!file) throw std::runtime_error("cannot write '" + path + "'");
 }
 
-void write_json(const std::string& path, const Json& document) { write_text(path, document.dump(2) + "\n"); }
+void write_json(const std::string& path, const Json& document) {
+  write_text(path, document.dump(2) + "\n");
+}
 
 }  // namespace hvd::bench

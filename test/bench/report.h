@@ -10,7 +10,8 @@ namespace hvd::bench {
 
 using Json = nlohmann::ordered_json;
 
-/// Columns of text, aligned when printed. The first is aligned to the left, the others to the right.
+/// Columns of text, aligned when printed. The first is aligned to the left, the others to the
+/// right.
 class Table {
  public:
   explicit Table(std::vector<std::string> headers) : rows_{std::move(headers)} {}

@@ -21,10 +21,12 @@ extern char** environ;
 namespace hvd::bench {
 namespace {
 
-// What changes a result. mpirun puts many more OMPI_MCA_ variables into the environment that say only how it was started.
+// What changes a result. mpirun puts many more OMPI_MCA_ variables into the environment that say
+// only how it was started.
 constexpr std::array<std::string_view, 11> kTellingPrefixes = {
-    "HVD_",       "HOROVOD_",      "OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_pml",   "OMPI_MCA_mpi_",
-    "OMPI_MCA_mpool", "OMPI_MCA_rcache", "GLIBC_TUNABLES", "MALLOC_",     "OMP_NUM_THREADS"};
+    "HVD_",           "HOROVOD_",      "OMPI_MCA_btl",   "OMPI_MCA_coll",
+    "OMPI_MCA_pml",   "OMPI_MCA_mpi_", "OMPI_MCA_mpool", "OMPI_MCA_rcache",
+    "GLIBC_TUNABLES", "MALLOC_",       "OMP_NUM_THREADS"};
 
 Json telling_variables() {
   Json variables = Json::object();
@@ -89,7 +91,9 @@ Session::Session(const SessionOptions& options) : options_(options) {
   if (!mpi_is_active()) start_mpi();
   started_mpi_ = options.plain_mpi || size_ == 1;
   if (size_ > 1 && !mpi_threads_supported()) {
-    throw std::runtime_error("this MPI does not provide MPI_THREAD_MULTIPLE, so its collectives cannot be measured beside hvd's");
+    throw std::runtime_error(
+        "this MPI does not provide MPI_THREAD_MULTIPLE, so its collectives cannot be measured "
+        "beside hvd's");
   }
   MPI_Comm_dup(MPI_COMM_WORLD, &peers_);
 }
@@ -112,7 +116,8 @@ void Session::align_asleep() const {
 }
 
 void Session::slowest(std::vector<double>& samples) const {
-  MPI_Allreduce(MPI_IN_PLACE, samples.data(), static_cast<int>(samples.size()), MPI_DOUBLE, MPI_MAX, peers_);
+  MPI_Allreduce(MPI_IN_PLACE, samples.data(), static_cast<int>(samples.size()), MPI_DOUBLE, MPI_MAX,
+                peers_);
 }
 
 double Session::slowest(double sample) const {
@@ -149,9 +154,12 @@ Json Session::describe() const {
   description["ranks_per_host"] = hvd::local_size();
   description["backend"] = backend != nullptr ? backend : "chosen by hvd";
   description["mpi"] = library_version();
-  description["mpi_threads"] = thread_level == MPI_THREAD_MULTIPLE ? "MPI_THREAD_MULTIPLE" : "less than MPI_THREAD_MULTIPLE";
-  description["mpi_started_by"] = options_.plain_mpi ? "the bench, with MPI's defaults" : "hvd, with its settings";
-  description["malloc"] = options_.retain_heap ? "retained: freed memory stays mapped" : "as the environment says";
+  description["mpi_threads"] =
+      thread_level == MPI_THREAD_MULTIPLE ? "MPI_THREAD_MULTIPLE" : "less than MPI_THREAD_MULTIPLE";
+  description["mpi_started_by"] =
+      options_.plain_mpi ? "the bench, with MPI's defaults" : "hvd, with its settings";
+  description["malloc"] =
+      options_.retain_heap ? "retained: freed memory stays mapped" : "as the environment says";
   description["variables"] = telling_variables();
   return description;
 }
@@ -159,10 +167,12 @@ Json Session::describe() const {
 void print_description(const Json& description, std::ostream& out) {
   for (const auto& [key, value] : description.items()) {
     if (value.is_object()) {
-      for (const auto& [name, setting] : value.items()) out << "# " << name << '=' << setting.get<std::string>() << '\n';
+      for (const auto& [name, setting] : value.items())
+        out << "# " << name << '=' << setting.get<std::string>() << '\n';
       continue;
     }
-    out << "# " << key << ": " << (value.is_string() ? value.get<std::string>() : value.dump()) << '\n';
+    out << "# " << key << ": " << (value.is_string() ? value.get<std::string>() : value.dump())
+        << '\n';
   }
 }
 

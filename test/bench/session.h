@@ -12,17 +12,19 @@
 namespace hvd::bench {
 
 struct SessionOptions {
-  /// glibc keeps freed memory instead of unmapping it: MPI's temporary buffers then cost no page faults.
+  /// glibc keeps freed memory instead of unmapping it: MPI's temporary buffers then cost no page
+  /// faults.
   bool retain_heap = false;
-  /// The bench starts MPI with MPI's own defaults. Otherwise hvd starts it, with the settings that hvd prefers.
+  /// The bench starts MPI with MPI's own defaults. Otherwise hvd starts it, with the settings that
+  /// hvd prefers.
   bool plain_mpi = false;
 };
 
 /// hvd and MPI, both started, with a communicator for the peers. One per process; not thread-safe.
 class Session {
  public:
-  /// @throws hvd::Error; std::runtime_error when MPI lets only one thread call it, as the peers and hvd would then get in each
-  /// other's way.
+  /// @throws hvd::Error; std::runtime_error when MPI lets only one thread call it, as the peers and
+  /// hvd would then get in each other's way.
   explicit Session(const SessionOptions&);
   ~Session();
   Session(const Session&) = delete;
@@ -35,7 +37,8 @@ class Session {
 
   /// Returns when all ranks are here. It polls: for short waits between measurements only.
   void align() const;
-  /// The same for long waits: a rank that is early leaves its core to others. It does not use hvd, whose schedule it would disturb.
+  /// The same for long waits: a rank that is early leaves its core to others. It does not use hvd,
+  /// whose schedule it would disturb.
   void align_asleep() const;
   /// Replaces each sample by the slowest rank's: an operation is over when it is over everywhere.
   void slowest(std::vector<double>& samples) const;

@@ -32,7 +32,9 @@ struct Sample {
 class World {
  public:
   World(int ranks, int tensors)
-      : ranks_(ranks), tensors_(tensors), coordinator_(options(ranks), control::ProcessSetTable(ranks)),
+      : ranks_(ranks),
+        tensors_(tensors),
+        coordinator_(options(ranks), control::ProcessSetTable(ranks)),
         negotiator_(0, control::ProcessSetTable(ranks), options(1).cache_capacity) {}
 
   /// Every rank submits every tensor and hears the plan.
@@ -43,7 +45,8 @@ class World {
     const wire::Bytes bytes = wire::encode(*report);
     Sample sample{.report_bytes = bytes.size()};
     const double begin = thread_cpu_seconds();
-    for (int rank = 0; rank < ranks_; ++rank) coordinator_.accept(rank, std::get<wire::Report>(wire::decode(bytes)), now_);
+    for (int rank = 0; rank < ranks_; ++rank)
+      coordinator_.accept(rank, std::get<wire::Report>(wire::decode(bytes)), now_);
     const double accepted = thread_cpu_seconds();
     const auto plan = coordinator_.decide(now_, 0);
     const wire::Bytes told = plan ? wire::encode(*plan) : wire::Bytes{};
@@ -51,7 +54,8 @@ class World {
     sample.accept = accepted - begin;
     sample.decide = decided - accepted;
     sample.plan_bytes = told.size();
-    if (!plan) throw std::runtime_error("simulated world: all ranks have reported and there is no plan");
+    if (!plan)
+      throw std::runtime_error("simulated world: all ranks have reported and there is no plan");
     check(negotiator_.apply(std::get<wire::Plan>(wire::decode(told))));
     return sample;
   }
@@ -74,7 +78,8 @@ class World {
     std::size_t agreed = 0;
     for (const auto& batch : applied.batches) agreed += batch.operations.size();
     if (agreed != static_cast<std::size_t>(tensors_) || !applied.errors.empty()) {
-      throw std::runtime_error("simulated world: a plan for " + std::to_string(agreed) + " of " + std::to_string(tensors_) + " tensors");
+      throw std::runtime_error("simulated world: a plan for " + std::to_string(agreed) + " of " +
+                               std::to_string(tensors_) + " tensors");
     }
   }
 
@@ -92,13 +97,15 @@ RoundCost summarize_rounds(const std::vector<Sample>& samples) {
     accept.push_back(sample.accept * 1e6);
     decide.push_back(sample.decide * 1e6);
   }
-  return {percentile(accept, 0.5), percentile(decide, 0.5), samples.back().report_bytes, samples.back().plan_bytes,
-          static_cast<int>(samples.size())};
+  return {percentile(accept, 0.5), percentile(decide, 0.5), samples.back().report_bytes,
+          samples.back().plan_bytes, static_cast<int>(samples.size())};
 }
 
-// The first negotiation costs by rank and tensor; so does the number of times that it is worth waiting for.
+// The first negotiation costs by rank and tensor; so does the number of times that it is worth
+// waiting for.
 int worlds_to_measure(int ranks, int tensors) {
-  return static_cast<int>(std::clamp<std::int64_t>(2'000'000 / (std::int64_t{ranks} * tensors), 3, 20));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(2'000'000 / (std::int64_t{ranks} * tensors), 3, 20));
 }
 constexpr int kCachedRounds = 20;
 

@@ -4,7 +4,8 @@
 
 namespace hvd::bench {
 
-/// What the coordinator spends on one round in which every rank reports the same tensors. Microseconds of CPU time, medians.
+/// What the coordinator spends on one round in which every rank reports the same tensors.
+/// Microseconds of CPU time, medians.
 struct RoundCost {
   double accept_us = 0;  ///< decode and take in all reports
   double decide_us = 0;  ///< decide, and encode the plan
@@ -25,10 +26,12 @@ struct WorldCost {
   RoundCost cached = {};
 };
 
-/// No tree. Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do the same, so one negotiator speaks for all.
+/// No tree. Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do
+/// the same, so one negotiator speaks for all.
 /// @throws std::runtime_error when the plans are not what they must be.
 WorldCost measure_world(int ranks, int tensors);
-/// The same over an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a host.
+/// The same over an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a
+/// host.
 WorldCost measure_tree_world(int ranks, int tensors);
 
 }  // namespace hvd::bench

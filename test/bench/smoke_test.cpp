@@ -1,5 +1,6 @@
-// Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON can be read. Of times, ratios within one run
-// are asserted where they are far from where they would be if something had broken.
+// Runs hvd-bench on sizes that take no time: every row is there, every result is right, the JSON
+// can be read. Of times, ratios within one run are asserted where they are far from where they
+// would be if something had broken.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -26,13 +27,15 @@ void expect_measured(const json& contender, const std::string& where) {
 }
 
 TEST(BenchSmoke, TensorsInSharedMemory) {
-  const Outcome outcome = run_bench(2, "collectives --shared-memory --min 1KiB --max 64KiB --factor 64 --budget 0.01 --least 3");
+  const Outcome outcome = run_bench(
+      2, "collectives --shared-memory --min 1KiB --max 64KiB --factor 64 --budget 0.01 --least 3");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
 }
 
 TEST(BenchSmoke, CollectivesHaveEveryRow) {
   // The largest is more than one chunk and no whole number of them.
-  const Outcome outcome = run_bench(2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
+  const Outcome outcome = run_bench(
+      2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
   EXPECT_EQ(outcome.document["command"], "collectives");
@@ -44,7 +47,8 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
     EXPECT_TRUE(row["correct"].get<bool>()) << where;
     EXPECT_GE(row["repetitions"].get<int>(), 3) << where;
     const bool chunked = row["bytes"].get<int>() > 256 * 1024;
-    for (const char* name : {"hvd", "mpi", "copy"}) expect_measured(row["contenders"][name], where + " " + name);
+    for (const char* name : {"hvd", "mpi", "copy"})
+      expect_measured(row["contenders"][name], where + " " + name);
     EXPECT_EQ(row["ratio_to"]["raw-staged"].is_number(), row["kind"] == "allreduce") << where;
     EXPECT_TRUE(row["ratio_to"]["raw-shared"].is_null()) << where;
     EXPECT_EQ(row["contenders"].contains("mpi-chunked"), chunked) << where;
@@ -56,7 +60,8 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
   for (const char* kind : {"allreduce", "allgather", "broadcast", "reducescatter", "alltoall"}) {
     const bool divides = kind != std::string("allreduce") && kind != std::string("broadcast");
     for (const int bytes : {divides ? 8 : 4, divides ? 1552 : 1548, divides ? 599080 : 599076}) {
-      EXPECT_TRUE(seen.contains({kind, bytes})) << kind << " of " << bytes << " is missing\n" << outcome.output;
+      EXPECT_TRUE(seen.contains({kind, bytes})) << kind << " of " << bytes << " is missing\n"
+                                                << outcome.output;
     }
   }
   EXPECT_EQ(seen.size(), 15u);
@@ -65,7 +70,10 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
 
 /// The 16 MiB allreduce's times beside each peer's in the same run.
 json ratios_of_16_mib(const std::string& options) {
-  const Outcome outcome = run_bench(2, "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least 15 " + options);
+  const Outcome outcome = run_bench(
+      2,
+      "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least 15 " +
+          options);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   return outcome.document.is_object() ? outcome.document["rows"].at(0)["ratio_to"] : json::object();
 }
@@ -96,7 +104,8 @@ TEST(BenchSmoke, ADeviationCostsAFewSteps) {
 }
 
 TEST(BenchSmoke, ControlHasEveryRow) {
-  const Outcome outcome = run_bench(2, "control --repetitions 20 --pause 0.1 --worlds 8,64 --tensors 7");
+  const Outcome outcome =
+      run_bench(2, "control --repetitions 20 --pause 0.1 --worlds 8,64 --tensors 7");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
   const json& latency = outcome.document["latency"];
@@ -105,7 +114,8 @@ TEST(BenchSmoke, ControlHasEveryRow) {
     EXPECT_EQ(row["repetitions"], 20) << row;
     EXPECT_GT(row["p50_us"].get<double>(), 0) << row;
     const bool mpi = row["way"] == "MPI_Allreduce";
-    const double ran = row["negotiated_per_operation"].get<double>() + row["locked_per_operation"].get<double>();
+    const double ran =
+        row["negotiated_per_operation"].get<double>() + row["locked_per_operation"].get<double>();
     EXPECT_EQ(ran, mpi ? 0 : 1) << row;
     EXPECT_EQ(row["cached_per_operation"].get<double>() + row["locked_per_operation"].get<double>(),
               row["way"].get<std::string>().starts_with("same name") ? 1 : 0)
@@ -120,13 +130,16 @@ TEST(BenchSmoke, ControlHasEveryRow) {
   EXPECT_LE(worlds[2]["most_received_per_rank_and_round"], 33);
   for (const json& world : worlds) {
     EXPECT_EQ(world["tensors"], 7);
-    for (const char* round : {"first", "cached"}) EXPECT_GT(world[round]["cpu_us"].get<double>(), 0) << world;
+    for (const char* round : {"first", "cached"})
+      EXPECT_GT(world[round]["cpu_us"].get<double>(), 0) << world;
     EXPECT_LT(world["cached"]["report_bytes"], world["first"]["report_bytes"]) << world;
   }
 }
 
 TEST(BenchSmoke, OneRankAndPlainMpi) {
-  const Outcome outcome = run_bench(1, "--plain-mpi --retain-heap collectives --kinds allreduce --min 1KiB --max 1KiB --budget 0.01 --least 3");
+  const Outcome outcome = run_bench(1,
+                                    "--plain-mpi --retain-heap collectives --kinds allreduce --min "
+                                    "1KiB --max 1KiB --budget 0.01 --least 3");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_EQ(outcome.document["rows"].size(), 1u) << outcome.output;
   EXPECT_EQ(outcome.document["rows"][0]["bytes"], 1024);
@@ -142,12 +155,14 @@ std::string contents(const std::string& path) {
 TEST(BenchSmoke, PlotDrawsWhatWasMeasured) {
   const std::string results = temporary_path("results.json");
   const std::string picture = temporary_path("svg");
-  const Outcome measured = run_bench(1, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3");
+  const Outcome measured =
+      run_bench(1, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3");
   std::ofstream(results) << measured.document;
   const Outcome drawn = run_command(HVD_BENCH " plot " + results + " -o " + picture);
   EXPECT_EQ(drawn.exit_code, 0) << drawn.output;
   EXPECT_TRUE(contents(picture).starts_with("<svg "));
-  EXPECT_NE(run_command(HVD_BENCH " plot " + results + " --kind broadcast -o " + picture).exit_code, 0);
+  EXPECT_NE(run_command(HVD_BENCH " plot " + results + " --kind broadcast -o " + picture).exit_code,
+            0);
   std::filesystem::remove(results);
 }
 

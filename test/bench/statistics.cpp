@@ -23,20 +23,25 @@ std::vector<double> sort(std::span<const double> samples) {
 
 }  // namespace
 
-double percentile(std::span<const double> samples, double share) { return sorted_percentile(sort(samples), share); }
+double percentile(std::span<const double> samples, double share) {
+  return sorted_percentile(sort(samples), share);
+}
 
 Summary summarize(std::span<const double> samples) {
   const std::vector<double> sorted = sort(samples);
-  return {sorted_percentile(sorted, 0.50), sorted_percentile(sorted, 0.95), sorted_percentile(sorted, 0.99), sorted.size()};
+  return {sorted_percentile(sorted, 0.50), sorted_percentile(sorted, 0.95),
+          sorted_percentile(sorted, 0.99), sorted.size()};
 }
 
 double median_ratio(std::span<const double> ours, std::span<const double> theirs) {
   std::vector<double> ratios;
-  for (std::size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i) ratios.push_back(ours[i] / theirs[i]);
+  for (std::size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i)
+    ratios.push_back(ours[i] / theirs[i]);
   return percentile(ratios, 0.5);
 }
 
-double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs, std::span<const double> base) {
+double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs,
+                             std::span<const double> base) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < base.size(); ++i) {
     const double added = theirs[i] - base[i];
@@ -48,21 +53,26 @@ double median_ratio_of_added(std::span<const double> ours, std::span<const doubl
 double bus_factor(OpKind kind, int ranks) {
   const double n = ranks;
   switch (kind) {
-    case OpKind::kAllreduce: return 2 * (n - 1) / n;
+    case OpKind::kAllreduce:
+      return 2 * (n - 1) / n;
     case OpKind::kAllgather:
     case OpKind::kReducescatter:
-    case OpKind::kAlltoall: return (n - 1) / n;
-    default: return 1;
+    case OpKind::kAlltoall:
+      return (n - 1) / n;
+    default:
+      return 1;
   }
 }
 
 int repetitions_for(double seconds_each, const RepetitionLimits& limits) {
   const double affordable = limits.budget_seconds / std::max(seconds_each, 1e-9);
   // Compared as doubles: the quotient may be more than an int holds.
-  return static_cast<int>(std::clamp(affordable, static_cast<double>(limits.least), static_cast<double>(std::max(limits.least, limits.most))));
+  return static_cast<int>(std::clamp(affordable, static_cast<double>(limits.least),
+                                     static_cast<double>(std::max(limits.least, limits.most))));
 }
 
-std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest, std::size_t factor) {
+std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest,
+                                         std::size_t factor) {
   std::vector<std::size_t> sizes;
   for (std::size_t size = std::max<std::size_t>(1, lowest); size <= highest; size *= factor) {
     sizes.push_back(size);

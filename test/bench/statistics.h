@@ -8,7 +8,8 @@
 
 namespace hvd::bench {
 
-/// The smallest sample that at least `share` (0..1) of the samples do not exceed (nearest rank). NaN without samples.
+/// The smallest sample that at least `share` (0..1) of the samples do not exceed (nearest rank).
+/// NaN without samples.
 double percentile(std::span<const double> samples, double share);
 
 struct Summary {
@@ -19,16 +20,19 @@ struct Summary {
 };
 Summary summarize(std::span<const double> samples);
 
-/// Median of ours[i] / theirs[i], where both were measured one after the other. The machine's slow minutes are in both, so this is
-/// steadier than the ratio of two medians. NaN without samples.
+/// Median of ours[i] / theirs[i], where both were measured one after the other. The machine's slow
+/// minutes are in both, so this is steadier than the ratio of two medians. NaN without samples.
 /// @pre equal sizes
 double median_ratio(std::span<const double> ours, std::span<const double> theirs);
 
-/// Median of (ours[i] - base[i]) / (theirs[i] - base[i]), of the repetitions in which they added something. NaN without any.
+/// Median of (ours[i] - base[i]) / (theirs[i] - base[i]), of the repetitions in which they added
+/// something. NaN without any.
 /// @pre equal sizes
-double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs, std::span<const double> base);
+double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs,
+                             std::span<const double> base);
 
-/// Bus bandwidth over algorithm bandwidth, as nccl-tests define it: what each link carries, whatever the number of ranks.
+/// Bus bandwidth over algorithm bandwidth, as nccl-tests define it: what each link carries,
+/// whatever the number of ranks.
 double bus_factor(OpKind kind, int ranks);
 
 struct RepetitionLimits {
@@ -41,6 +45,7 @@ int repetitions_for(double seconds_each, const RepetitionLimits& limits);
 
 /// Sizes from `lowest`, each `factor` times the one before, up to and including `highest`.
 /// @pre factor >= 2
-std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest, std::size_t factor);
+std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest,
+                                         std::size_t factor);
 
 }  // namespace hvd::bench

@@ -85,7 +85,8 @@ TEST(Statistics, SizesReachTheHighest) {
   EXPECT_EQ(geometric_sizes(4, 63, 4), (std::vector<std::size_t>{4, 16}));
   EXPECT_EQ(geometric_sizes(8, 4, 2), std::vector<std::size_t>{});
   const std::size_t huge = std::numeric_limits<std::size_t>::max();
-  EXPECT_EQ(geometric_sizes(huge / 2, huge, 4), std::vector<std::size_t>{huge / 2}) << "no overflow";
+  EXPECT_EQ(geometric_sizes(huge / 2, huge, 4), std::vector<std::size_t>{huge / 2})
+      << "no overflow";
 }
 
 }  // namespace

@@ -18,8 +18,9 @@ struct SteadyOptions {
   double pause_seconds = 3;
 };
 
-/// What leaving the schedule lock once costs, and what hvd uses of a core while the program is busy with something else. Collective over the
-/// ranks of the session; rank 0 prints. @return {"deviation": {...}, "idle": {...}}
+/// What leaving the schedule lock once costs, and what hvd uses of a core while the program is busy
+/// with something else. Collective over the ranks of the session; rank 0 prints. @return
+/// {"deviation": {...}, "idle": {...}}
 Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out);
 
 }  // namespace hvd::bench

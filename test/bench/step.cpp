@@ -25,14 +25,17 @@ struct Entrant {
   StepSamples samples;
 };
 
-/// The contenders of one parameter set. Only one of them may be hvd's: its steady state is that of a program with one optimizer.
+/// The contenders of one parameter set. Only one of them may be hvd's: its steady state is that of
+/// a program with one optimizer.
 class StepMatch {
  public:
-  StepMatch(const Session& session, const StepOptions& options, const ParameterSet& set, const std::vector<std::string>& names)
+  StepMatch(const Session& session, const StepOptions& options, const ParameterSet& set,
+            const std::vector<std::string>& names)
       : session_(session),
         options_(options),
         set_(set),
-        workload_(make_workload({set, options.compute, options.update, options.batch_size}, session)) {
+        workload_(
+            make_workload({set, options.compute, options.update, options.batch_size}, session)) {
     for (const std::string& name : names) enter(name);
   }
 
@@ -44,8 +47,11 @@ class StepMatch {
       session_.slowest(entrant.samples.seconds);
       samples.push_back(std::move(entrant.samples));
     }
-    Json row = {{"set", set_.name},           {"compute", options_.compute}, {"tensors", set_.shapes.size()},
-                {"parameters", set_.elements()}, {"correct", correct}};
+    Json row = {{"set", set_.name},
+                {"compute", options_.compute},
+                {"tensors", set_.shapes.size()},
+                {"parameters", set_.elements()},
+                {"correct", correct}};
     row.update(compare_steps(samples));
     return row;
   }
@@ -70,16 +76,21 @@ class StepMatch {
   }
 
   double largest(const std::optional<std::size_t>& bytes) const {
-    return session_.slowest(bytes ? static_cast<double>(*bytes) : std::numeric_limits<double>::quiet_NaN());
+    return session_.slowest(bytes ? static_cast<double>(*bytes)
+                                  : std::numeric_limits<double>::quiet_NaN());
   }
 
-  bool takes_part(const StepContender& contender) const { return session_.rank() == 0 || !contender.on_one_rank(); }
+  bool takes_part(const StepContender& contender) const {
+    return session_.rank() == 0 || !contender.on_one_rank();
+  }
 
   bool check() {
     bool correct = true;
     for (const Entrant& entrant : entrants_) {
       const auto fault = entrant.contender->fault();
-      if (fault) std::cerr << "hvd-bench: " + set_.name + ", " + entrant.contender->name() + ": " + *fault + "\n";
+      if (fault)
+        std::cerr << "hvd-bench: " + set_.name + ", " + entrant.contender->name() + ": " + *fault +
+                         "\n";
       correct = session_.all(!fault.has_value()) && correct;
       entrant.contender->rest();
     }
@@ -106,7 +117,8 @@ class StepMatch {
   void let_others_sleep() const { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
   void align_closely() const {
-    // Ranks leave the first as far apart as they came, when one of them slept; the second brings them together.
+    // Ranks leave the first as far apart as they came, when one of them slept; the second brings
+    // them together.
     session_.align();
     session_.align();
   }
@@ -143,17 +155,21 @@ std::vector<std::vector<std::string>> matches_of(const StepOptions& options, int
   std::vector<std::string> others;
   std::vector<std::string> ours;
   for (const std::string& name : step_contender_names()) {
-    if (std::find(options.contenders.begin(), options.contenders.end(), name) == options.contenders.end()) continue;
+    if (std::find(options.contenders.begin(), options.contenders.end(), name) ==
+        options.contenders.end())
+      continue;
     if (name == "one" && ranks == 1) continue;  // then it is "alone"
     (is_hvd(name) ? ours : others).push_back(name);
   }
   // What is added is measured against it.
-  if (std::find(others.begin(), others.end(), "alone") == others.end()) others.insert(others.begin(), "alone");
+  if (std::find(others.begin(), others.end(), "alone") == others.end())
+    others.insert(others.begin(), "alone");
   if (ours.empty()) return {others};
   std::vector<std::vector<std::string>> matches;
   for (const std::string& mine : ours) {
     matches.push_back(others);
-    matches.back().insert(std::find(matches.back().begin(), matches.back().end(), "alone") + 1, mine);
+    matches.back().insert(std::find(matches.back().begin(), matches.back().end(), "alone") + 1,
+                          mine);
   }
   return matches;
 }
@@ -162,8 +178,10 @@ std::vector<std::vector<std::string>> matches_of(const StepOptions& options, int
 
 Json run_step(const Session& session, const StepOptions& options, std::ostream& out) {
   const Json gloo = options.gloo_path.empty() ? Json::object() : read_json(options.gloo_path);
-  set_torch_threads(options.threads > 0 ? options.threads
-                                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_size()));
+  set_torch_threads(
+      options.threads > 0
+          ? options.threads
+          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_size()));
   Json result = describe_torch();
   if (session.rank() == 0) print_description(result, out);
   result["lead"] = options.lead;

@@ -25,7 +25,8 @@ class StepContender {
   virtual void rest() = 0;
   /// Only rank 0 runs it, and nobody else is on the machine meanwhile.
   virtual bool on_one_rank() const { return false; }
-  /// Runs a step and says what is wrong with the gradients after it; nothing when they are right. Collective.
+  /// Runs a step and says what is wrong with the gradients after it; nothing when they are right.
+  /// Collective.
   virtual std::optional<std::string> fault() = 0;
 };
 
@@ -33,8 +34,8 @@ enum class Update { kSgd, kAdamW };
 
 struct WorkloadOptions {
   ParameterSet set;
-  /// The example's network itself, forward and backward, on made-up images. Otherwise each gradient comes from a layer whose backward
-  /// only writes it.
+  /// The example's network itself, forward and backward, on made-up images. Otherwise each gradient
+  /// comes from a layer whose backward only writes it.
   bool compute = false;
   Update update = Update::kSgd;
   int batch_size = 64;
@@ -48,8 +49,8 @@ class Workload {
   virtual std::unique_ptr<StepContender> contender(const std::string& name) = 0;
 };
 
-/// The ones without an exchange first: "one" (rank 0 alone on the machine), "alone" (all ranks side by side). Then hvd's, and its
-/// peers.
+/// The ones without an exchange first: "one" (rank 0 alone on the machine), "alone" (all ranks side
+/// by side). Then hvd's, and its peers.
 std::vector<std::string> step_contender_names();
 
 /// @param session must outlive the workload.

@@ -11,12 +11,14 @@ namespace hvd::bench {
 struct StepSamples {
   std::string contender;
   std::vector<double> seconds;  ///< the slowest rank's, in the order of the repetitions
-  // Above what the process held without the contender, of the larger rank; NaN when that is not known.
+  // Above what the process held without the contender, of the larger rank; NaN when that is not
+  // known.
   double first_peak_bytes = 0;  ///< until the third step is done
   double peak_bytes = 0;        ///< in later steps
 };
 
-/// {"repetitions": ..., "contenders": {name: {...}}}: times, what they add to "alone" and to "one", and hvd's ratios to each.
+/// {"repetitions": ..., "contenders": {name: {...}}}: times, what they add to "alone" and to "one",
+/// and hvd's ratios to each.
 /// @pre all have as many samples as the others, and one of them is "alone"
 Json compare_steps(const std::vector<StepSamples>& samples);
 

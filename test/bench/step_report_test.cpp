@@ -30,8 +30,10 @@ TEST(StepReport, WhatAStepAddsIsComparedWithinARepetition) {
   EXPECT_FALSE(ours.contains("hvd_added_ratio"));
   const Json& mpi = row["contenders"]["mpi"];
   EXPECT_NEAR(mpi["hvd_step_ratio"].get<double>(), 0.625, 1e-6);
-  EXPECT_NEAR(mpi["hvd_added_ratio"].get<double>(), 0.25, 1e-6) << "a repetition in which MPI seemed to add nothing says nothing";
-  for (const char* name : {"one", "alone"}) EXPECT_FALSE(row["contenders"][name].contains("hvd_added_ratio")) << name;
+  EXPECT_NEAR(mpi["hvd_added_ratio"].get<double>(), 0.25, 1e-6)
+      << "a repetition in which MPI seemed to add nothing says nothing";
+  for (const char* name : {"one", "alone"})
+    EXPECT_FALSE(row["contenders"][name].contains("hvd_added_ratio")) << name;
 }
 
 TEST(StepReport, UnknownMemoryIsNoNumber) {
@@ -41,10 +43,15 @@ TEST(StepReport, UnknownMemoryIsNoNumber) {
 }
 
 TEST(StepReport, GlooStandsBesideTheRest) {
-  Json row = {{"set", "gpt2"}, {"compute", false}, {"tensors", 148}, {"parameters", 124439808}, {"correct", true}};
+  Json row = {{"set", "gpt2"},
+              {"compute", false},
+              {"tensors", 148},
+              {"parameters", 124439808},
+              {"correct", true}};
   row.update(compare_steps(three_repetitions()));
   const Json measured = {{"p50_us", 100000.0}, {"p95_us", 200000.0}, {"added_p50_us", 50000.0}};
-  add_gloo_steps(row, {{"step", {{"gpt2", {{"ddp-gloo", measured}}}, {"mnist", {{"other", measured}}}}}});
+  add_gloo_steps(
+      row, {{"step", {{"gpt2", {{"ddp-gloo", measured}}}, {"mnist", {{"other", measured}}}}}});
   EXPECT_FALSE(row["contenders"].contains("other"));
   const Json& gloo = row["contenders"]["ddp-gloo"];
   EXPECT_TRUE(gloo["not_interleaved"].get<bool>());

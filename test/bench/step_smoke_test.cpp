@@ -1,4 +1,5 @@
-// Runs the subcommands that need LibTorch: every contender's gradients are right, every figure is there. No time is asserted.
+// Runs the subcommands that need LibTorch: every contender's gradients are right, every figure is
+// there. No time is asserted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,14 +31,17 @@ void expect_step(const json& row, const std::set<std::string>& contenders) {
     EXPECT_GT(entry["p50_us"].get<double>(), 0) << name;
     EXPECT_LE(entry["p50_us"].get<double>(), entry["p95_us"].get<double>()) << name;
     EXPECT_TRUE(entry["added_p50_us"].is_number()) << name;
-    EXPECT_EQ(entry.contains("hvd_step_ratio"), !name.starts_with("hvd") && names_of(row).size() > 1) << name;
+    EXPECT_EQ(entry.contains("hvd_step_ratio"),
+              !name.starts_with("hvd") && names_of(row).size() > 1)
+        << name;
   }
 }
 
 TEST(StepSmoke, EveryContenderHasTheRightGradients) {
   const Outcome outcome = run_bench(
-      2, "step --sets tiny --budget 0.01 --least 2 "
-         "--contenders one,alone,hvd,hvd-copy,mpi-chunked,mpi,mpi-flat,reducer,reducer-chunked");
+      2,
+      "step --sets tiny --budget 0.01 --least 2 "
+      "--contenders one,alone,hvd,hvd-copy,mpi-chunked,mpi,mpi-flat,reducer,reducer-chunked");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_TRUE(outcome.document.is_object()) << outcome.output;
   EXPECT_EQ(outcome.document["command"], "step");
@@ -45,33 +49,40 @@ TEST(StepSmoke, EveryContenderHasTheRightGradients) {
   EXPECT_TRUE(outcome.document["torch"].is_string());
   const json& rows = outcome.document["rows"];
   ASSERT_EQ(rows.size(), 2u) << "once with each of hvd's contenders";
-  const std::set<std::string> others = {"one", "alone", "mpi-chunked", "mpi", "mpi-flat", "reducer", "reducer-chunked"};
+  const std::set<std::string> others = {"one",      "alone",   "mpi-chunked",    "mpi",
+                                        "mpi-flat", "reducer", "reducer-chunked"};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(rows[i]["set"], "tiny");
     std::set<std::string> contenders = others;
     contenders.insert(i == 0 ? "hvd" : "hvd-copy");
     expect_step(rows[i], contenders);
   }
-  EXPECT_NE(outcome.output.find("step of tiny: 5 tensors, 70025 parameters"), std::string::npos) << outcome.output;
+  EXPECT_NE(outcome.output.find("step of tiny: 5 tensors, 70025 parameters"), std::string::npos)
+      << outcome.output;
 }
 
 TEST(StepSmoke, ManyTensorsOnThreeRanks) {
-  const Outcome outcome = run_bench(3, "step --sets tiny,small1000 --budget 0.01 --least 2 --contenders alone,hvd,reducer");
+  const Outcome outcome = run_bench(
+      3, "step --sets tiny,small1000 --budget 0.01 --least 2 --contenders alone,hvd,reducer");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   ASSERT_EQ(outcome.document["rows"].size(), 2u) << outcome.output;
   for (const json& row : outcome.document["rows"]) expect_step(row, {"alone", "hvd", "reducer"});
 }
 
-// The target is what c10d::Reducer takes with gradients as views, with a slack of 1.5. malloc's part varies, so it is the median of three runs.
+// The target is what c10d::Reducer takes with gradients as views, with a slack of 1.5. malloc's
+// part varies, so it is the median of three runs.
 TEST(StepSmoke, PeakMemoryIsThatOfTheReducerOrLess) {
   std::map<std::string, std::vector<double>> ratios;
   for (int i = 0; i < 3; ++i) {
-    const Outcome outcome = run_bench(2, "step --sets resnet50 --budget 0.01 --least 1 --contenders alone,hvd,reducer");
+    const Outcome outcome =
+        run_bench(2, "step --sets resnet50 --budget 0.01 --least 1 --contenders alone,hvd,reducer");
     ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
     const json& contenders = outcome.document["rows"].at(0)["contenders"];
-    if (!contenders["hvd"]["peak_bytes"].is_number()) GTEST_SKIP() << "this kernel does not let a process reset its peak";
+    if (!contenders["hvd"]["peak_bytes"].is_number())
+      GTEST_SKIP() << "this kernel does not let a process reset its peak";
     for (const char* key : {"peak_bytes_over_alone", "first_peak_bytes_over_alone"}) {
-      ratios[key].push_back(contenders["hvd"][key].get<double>() / contenders["reducer"][key].get<double>());
+      ratios[key].push_back(contenders["hvd"][key].get<double>() /
+                            contenders["reducer"][key].get<double>());
     }
   }
   for (auto& [key, three] : ratios) {
@@ -101,12 +112,16 @@ TEST(StepSmoke, GlooIsShownBesideTheRest) {
   std::ofstream(path) << R"({
     "allreduce": {"1024": {"p50_us": 200, "p95_us": 300, "algbw_gb_per_s": 0.005}},
     "step": {"tiny": {"ddp-gloo": {"p50_us": 900, "p95_us": 1000, "added_p50_us": 800}}}})";
-  const Outcome step = run_bench(2, "step --sets tiny --budget 0.01 --least 2 --contenders alone,hvd --gloo " + path);
-  const Outcome allreduce = run_bench(2, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3 --gloo " + path);
+  const Outcome step = run_bench(
+      2, "step --sets tiny --budget 0.01 --least 2 --contenders alone,hvd --gloo " + path);
+  const Outcome allreduce = run_bench(
+      2,
+      "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3 --gloo " + path);
   std::filesystem::remove(path);
   ASSERT_EQ(step.exit_code, 0) << step.output;
   ASSERT_EQ(allreduce.exit_code, 0) << allreduce.output;
-  EXPECT_GT(step.document["rows"].at(0)["contenders"]["ddp-gloo"]["hvd_step_ratio"].get<double>(), 0);
+  EXPECT_GT(step.document["rows"].at(0)["contenders"]["ddp-gloo"]["hvd_step_ratio"].get<double>(),
+            0);
   EXPECT_NE(step.output.find("ddp-gloo"), std::string::npos) << step.output;
   EXPECT_GT(allreduce.document["rows"].at(0)["ratio_to"]["gloo"].get<double>(), 0);
   EXPECT_FALSE(allreduce.document["rows"].at(1)["contenders"].contains("gloo"));

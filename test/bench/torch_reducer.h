@@ -15,28 +15,32 @@ namespace hvd::bench {
 
 /// A c10d::Reducer as DistributedDataParallel makes it, with gradients as views into its buckets.
 ///
-/// A template, because newer versions of LibTorch want more arguments, and the branch for the others must not be compiled.
+/// A template, because newer versions of LibTorch want more arguments, and the branch for the
+/// others must not be compiled.
 /// @param parameters in the order in which the model declares them
 template <class Reducer = c10d::Reducer>
-std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
+                                      const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   using Tensors = std::vector<at::Tensor>;
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
   using Buckets = std::vector<std::vector<std::size_t>>;
   using Names = std::unordered_map<std::size_t, std::string>;
   using Caps = std::vector<std::int64_t>;
   const std::vector<bool> sparse(parameters.size(), false);
-  // As DistributedDataParallel divides the parameters before the first step; after it the reducer divides them anew, by the order in
-  // which gradients came.
+  // As DistributedDataParallel divides the parameters before the first step; after it the reducer
+  // divides them anew, by the order in which gradients came.
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
       parameters, {c10d::kDefaultFirstBucketBytes, c10d::kDefaultBucketBytesCap}, sparse);
   std::reverse(buckets.begin(), buckets.end());
   const auto make = [&, &first_buckets = buckets](auto... newer) {
-    return std::make_unique<Reducer>(parameters, first_buckets, group, sparse, std::int64_t{c10d::kDefaultBucketBytesCap},
-                                     /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, Names{},
-                                     std::int64_t{c10d::kDefaultFirstBucketBytes}, newer...);
+    return std::make_unique<Reducer>(
+        parameters, first_buckets, group, sparse, std::int64_t{c10d::kDefaultBucketBytesCap},
+        /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, Names{},
+        std::int64_t{c10d::kDefaultFirstBucketBytes}, newer...);
   };
-  if constexpr (std::is_constructible_v<Reducer, Tensors, Buckets, Group, std::vector<bool>, std::int64_t, bool, bool, Names,
-                                        std::int64_t, bool, bool, Caps>) {
+  if constexpr (std::is_constructible_v<Reducer, Tensors, Buckets, Group, std::vector<bool>,
+                                        std::int64_t, bool, bool, Names, std::int64_t, bool, bool,
+                                        Caps>) {
     return make(/*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, Caps{});
   } else {
     return make(false, false);

@@ -19,7 +19,8 @@ namespace hvd::bench {
 namespace {
 
 void sum_gradient(const at::Tensor& gradient, MPI_Comm communicator, std::size_t chunk_bytes) {
-  allreduce_sum({gradient.mutable_data_ptr<float>(), static_cast<std::size_t>(gradient.numel())}, communicator, chunk_bytes);
+  allreduce_sum({gradient.mutable_data_ptr<float>(), static_cast<std::size_t>(gradient.numel())},
+                communicator, chunk_bytes);
 }
 
 class OneRank final : public TorchStep {
@@ -32,8 +33,10 @@ class Hvd final : public TorchStep {
  public:
   Hvd(std::string name, const StepMaterial& material, bool views)
       : TorchStep(std::move(name), material),
-        // The contenders share their parameters, and the one that exchanges nothing makes them differ.
-        distributed_(optimizer(), named_parameters(), {.gradient_as_bucket_view = views, .check_every = 0}) {}
+        // The contenders share their parameters, and the one that exchanges nothing makes them
+        // differ.
+        distributed_(optimizer(), named_parameters(),
+                     {.gradient_as_bucket_view = views, .check_every = 0}) {}
 
   void rest() override {
     clear();
@@ -49,7 +52,8 @@ class Hvd final : public TorchStep {
  private:
   NamedParameters named_parameters() const {
     NamedParameters named;
-    for (const at::Tensor& parameter : parameters()) named.insert(std::to_string(named.size()), parameter);
+    for (const at::Tensor& parameter : parameters())
+      named.insert(std::to_string(named.size()), parameter);
     return named;
   }
 
@@ -66,7 +70,8 @@ class MpiPerTensor final : public TorchStep {
  protected:
   Result result() const override { return Result::kSum; }
   void exchange() override {
-    for (const at::Tensor& parameter : parameters()) sum_gradient(parameter.grad(), material().peers, chunk_bytes_);
+    for (const at::Tensor& parameter : parameters())
+      sum_gradient(parameter.grad(), material().peers, chunk_bytes_);
   }
 
  private:
@@ -97,7 +102,8 @@ class MpiFlat final : public TorchStep {
 class TorchWorkload final : public Workload {
  public:
   TorchWorkload(const WorkloadOptions& options, const Session& session)
-      : material_{options, initial_values(options.set), session.rank(), session.size(), session.peers()} {}
+      : material_{options, initial_values(options.set), session.rank(), session.size(),
+                  session.peers()} {}
 
   std::unique_ptr<StepContender> contender(const std::string& name) override {
     if (name == "one") return std::make_unique<OneRank>(name, material_);
@@ -121,12 +127,17 @@ class TorchWorkload final : public Workload {
 std::unique_ptr<torch::optim::Optimizer> StepMaterial::optimizer(const Model& model) const {
   // So little that values stay as they are however long it runs, and computation costs the same.
   constexpr double kLearningRate = 1e-6;
-  if (options.update == Update::kSgd) return std::make_unique<torch::optim::SGD>(model.parameters(), kLearningRate);
-  return std::make_unique<torch::optim::AdamW>(model.parameters(), torch::optim::AdamWOptions(kLearningRate).weight_decay(0));
+  if (options.update == Update::kSgd)
+    return std::make_unique<torch::optim::SGD>(model.parameters(), kLearningRate);
+  return std::make_unique<torch::optim::AdamW>(
+      model.parameters(), torch::optim::AdamWOptions(kLearningRate).weight_decay(0));
 }
 
 TorchStep::TorchStep(std::string name, const StepMaterial& material)
-    : name_(std::move(name)), material_(material), model_(material.model()), optimizer_(material.optimizer(*model_)) {}
+    : name_(std::move(name)),
+      material_(material),
+      model_(material.model()),
+      optimizer_(material.optimizer(*model_)) {}
 
 void TorchStep::run() {
   clear();
@@ -156,25 +167,30 @@ std::optional<std::string> TorchStep::fault_of(std::size_t index, at::Tensor exp
   if (result() != Result::kLocal) sum_gradient(expected, material_.peers, kChunkBytes);
   if (result() == Result::kMean) expected.div_(material_.size);
   const at::Tensor& found = parameters()[index].grad();
-  const std::string where = "gradient " + std::to_string(index) + " on rank " + std::to_string(material_.rank);
+  const std::string where =
+      "gradient " + std::to_string(index) + " on rank " + std::to_string(material_.rank);
   if (!found.defined()) return where + " is missing";
   // Ranks may add in another order; what is wrong otherwise is wrong by far more.
   constexpr double kTolerance = 1e-5;
   const double error = (found - expected).abs().max().item<double>();
   const double largest = expected.abs().max().item<double>();
   if (error <= kTolerance * largest) return std::nullopt;
-  return where + " is wrong by " + std::to_string(error) + ", its largest element is " + std::to_string(largest);
+  return where + " is wrong by " + std::to_string(error) + ", its largest element is " +
+         std::to_string(largest);
 }
 
 std::vector<std::string> step_contender_names() {
-  return {"one", "alone", "hvd", "hvd-copy", "mpi-chunked", "mpi", "mpi-flat", "reducer", "reducer-chunked"};
+  return {"one", "alone",    "hvd",     "hvd-copy",       "mpi-chunked",
+          "mpi", "mpi-flat", "reducer", "reducer-chunked"};
 }
 
 std::unique_ptr<Workload> make_workload(const WorkloadOptions& options, const Session& session) {
   return std::make_unique<TorchWorkload>(options, session);
 }
 
-Json describe_torch() { return {{"torch", TORCH_VERSION}, {"torch_threads", at::get_num_threads()}}; }
+Json describe_torch() {
+  return {{"torch", TORCH_VERSION}, {"torch_threads", at::get_num_threads()}};
+}
 
 void set_torch_threads(int threads) { at::set_num_threads(threads); }
 

@@ -36,7 +36,8 @@ class TorchStep : public StepContender {
   std::optional<std::string> fault() override;
 
  protected:
-  /// What the gradients should be after run(). A program that exchanges by hand divides the loss, which costs nothing.
+  /// What the gradients should be after run(). A program that exchanges by hand divides the loss,
+  /// which costs nothing.
   enum class Result { kLocal, kSum, kMean };
   virtual Result result() const { return Result::kLocal; }
 
@@ -58,8 +59,10 @@ class TorchStep : public StepContender {
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-/// c10d::Reducer, the engine of PyTorch's DistributedDataParallel, with gradients as views into its buckets, over MPI.
+/// c10d::Reducer, the engine of PyTorch's DistributedDataParallel, with gradients as views into its
+/// buckets, over MPI.
 /// @param chunk_bytes of one MPI call; 0: a bucket at once
-std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material, std::size_t chunk_bytes);
+std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material,
+                                                 std::size_t chunk_bytes);
 
 }  // namespace hvd::bench

@@ -11,8 +11,10 @@ static void test_allreduce(void) {
   const int64_t five = 5, three = 3;
   hvd_result_t result = HVD_RESULT_INIT;
   hvd_operation_t* operation = NULL;
-  hvd_submission_t sum = submission("sum", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &five, sizeof data);
-  hvd_submission_t extreme = submission("extreme", HVD_KIND_ALLREDUCE, HVD_DTYPE_INT64, whole, &three, sizeof whole);
+  hvd_submission_t sum =
+      submission("sum", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &five, sizeof data);
+  hvd_submission_t extreme =
+      submission("extreme", HVD_KIND_ALLREDUCE, HVD_DTYPE_INT64, whole, &three, sizeof whole);
   for (int i = 0; i < 5; ++i) data[i] = (float)(rank + 10 * i);
   sum.prescale = 2;
   EXPECT_OK(hvd_run(&sum, &operation));
@@ -70,7 +72,8 @@ static void test_broadcast(void) {
   double data[2] = {rank + 0.5, -rank};
   const int64_t two = 2;
   const int root = size - 1;
-  hvd_submission_t broadcast = submission("broadcast", HVD_KIND_BROADCAST, HVD_DTYPE_FLOAT64, data, &two, sizeof data);
+  hvd_submission_t broadcast =
+      submission("broadcast", HVD_KIND_BROADCAST, HVD_DTYPE_FLOAT64, data, &two, sizeof data);
   broadcast.root = root;
   broadcast.input = NULL;
   EXPECT_OK(hvd_run(&broadcast, NULL));
@@ -164,7 +167,8 @@ static void test_allgather_and_gather(void) {
   if (rank == destination) {
     expect_rows(&result);
   } else {
-    EXPECT(result.data == NULL && result.bytes == 0 && result.first_dims == NULL && result.first_dims_count == 0);
+    EXPECT(result.data == NULL && result.bytes == 0 && result.first_dims == NULL &&
+           result.first_dims_count == 0);
   }
   EXPECT_EQ(memory.calls, rank == destination);
   hvd_operation_free(operation);
@@ -177,7 +181,8 @@ static void test_reducescatter(void) {
   const int64_t shape[2] = {2 * size + 1, 2};
   const int own = rank == 0 ? 3 : 2;
   const int first = rank == 0 ? 0 : 2 * rank + 1;
-  hvd_submission_t scatter = submission("scatter", HVD_KIND_REDUCESCATTER, HVD_DTYPE_INT16, in, shape, 0);
+  hvd_submission_t scatter =
+      submission("scatter", HVD_KIND_REDUCESCATTER, HVD_DTYPE_INT16, in, shape, 0);
   hvd_result_t result = HVD_RESULT_INIT;
   hvd_operation_t* operation = NULL;
   for (int i = 0; i < 2 * (2 * size + 1); ++i) in[i] = (int16_t)(i + 100 * rank);
@@ -189,7 +194,8 @@ static void test_reducescatter(void) {
   EXPECT_OK(hvd_run(&scatter, &operation));
   EXPECT_OK(hvd_operation_result(operation, &result));
   EXPECT_EQ(result.bytes, own * 4);
-  for (int i = 0; i < 2 * own; ++i) EXPECT_EQ(out[i], (2 * first + i) * size + 100 * (size * (size - 1) / 2));
+  for (int i = 0; i < 2 * own; ++i)
+    EXPECT_EQ(out[i], (2 * first + i) * size + 100 * (size * (size - 1) / 2));
   hvd_operation_free(operation);
 }
 
@@ -204,7 +210,8 @@ static void test_alltoall(void) {
     splits[d] = d + 1;
     for (int i = 0; i <= d; ++i) in[rows++] = (uint8_t)(10 * rank + d);
   }
-  hvd_submission_t exchange = submission("exchange", HVD_KIND_ALLTOALL, HVD_DTYPE_UINT8, in, &rows, 0);
+  hvd_submission_t exchange =
+      submission("exchange", HVD_KIND_ALLTOALL, HVD_DTYPE_UINT8, in, &rows, 0);
   exchange.output = NULL;
   EXPECT_USAGE(hvd_run(&exchange, NULL), "splits");
   exchange.splits_count = size;
@@ -215,7 +222,8 @@ static void test_alltoall(void) {
   EXPECT_OK(hvd_operation_result(operation, &result));
   EXPECT_EQ(result.bytes, size * (rank + 1));
   EXPECT_EQ(result.first_dims_count, size);
-  for (int i = 0; i < (int)result.bytes; ++i) EXPECT_EQ(((const uint8_t*)result.data)[i], 10 * (i / (rank + 1)) + rank);
+  for (int i = 0; i < (int)result.bytes; ++i)
+    EXPECT_EQ(((const uint8_t*)result.data)[i], 10 * (i / (rank + 1)) + rank);
   for (int r = 0; r < (int)result.first_dims_count; ++r) EXPECT_EQ(result.first_dims[r], rank + 1);
   hvd_operation_free(operation);
 }
@@ -233,7 +241,8 @@ static void test_async(void) {
     const int index = (i + 7 * rank) % kOperations; /* every rank in another order */
     data[index] = (float)(rank + index);
     snprintf(names[index], sizeof names[index], "async%d", index);
-    hvd_submission_t sum = submission(names[index], HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data[index], &count, sizeof(float));
+    hvd_submission_t sum = submission(names[index], HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32,
+                                      &data[index], &count, sizeof(float));
     EXPECT_OK(hvd_submit(&sum, &operations[index]));
   }
   EXPECT_OK(hvd_wait_all(operations, kOperations));
@@ -263,7 +272,8 @@ static void test_grouped(void) {
   hvd_operation_t* operations[3] = {NULL, NULL, NULL};
   for (int i = 0; i < 3; ++i) {
     data[i] = (float)(rank * (i + 1));
-    members[i].known = submission(names[i], HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data[i], &count, sizeof(float));
+    members[i].known = submission(names[i], HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data[i], &count,
+                                  sizeof(float));
     members[i].known.struct_size = sizeof members[0];
     members[i].newer = 0;
   }
@@ -274,7 +284,8 @@ static void test_grouped(void) {
     hvd_operation_free(operations[i]);
   }
 
-  EXPECT_USAGE(hvd_submit_group(NULL, &members[0].known, 3, operations), "all named or all unnamed");
+  EXPECT_USAGE(hvd_submit_group(NULL, &members[0].known, 3, operations),
+               "all named or all unnamed");
   EXPECT(operations[0] == NULL && operations[1] == NULL && operations[2] == NULL);
   members[2].newer = 1;
   EXPECT_USAGE(hvd_submit_group("group", &members[0].known, 3, operations), "newer hvd");
@@ -291,7 +302,8 @@ static void test_mismatch(void) {
   const int64_t count = rank == 0 ? 2 : 3;
   hvd_operation_t* operation = NULL;
   hvd_result_t result = HVD_RESULT_INIT;
-  hvd_submission_t sum = submission("disputed", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &count, sizeof data);
+  hvd_submission_t sum =
+      submission("disputed", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &count, sizeof data);
   const hvd_status_t expected = size == 1 ? HVD_OK : HVD_ERROR_MISMATCH;
   EXPECT_OK(hvd_submit(&sum, &operation));
   EXPECT_STATUS(hvd_wait(operation), expected);
@@ -308,15 +320,16 @@ static void test_bad_submissions(void) {
   const int64_t two = 2, negative = -1;
   const int64_t huge[2] = {INT64_MAX, 3};
   hvd_operation_t* operation = (hvd_operation_t*)data;
-  const hvd_submission_t good = submission("bad", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &two, sizeof data);
+  const hvd_submission_t good =
+      submission("bad", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &two, sizeof data);
   hvd_submission_t bad = good;
-#define EXPECT_REFUSED(field, value, words)             \
-  do {                                                  \
-    bad = good;                                         \
-    bad.field = value;                                  \
-    operation = (hvd_operation_t*)data;                 \
-    EXPECT_USAGE(hvd_submit(&bad, &operation), words);  \
-    EXPECT(operation == NULL);                          \
+#define EXPECT_REFUSED(field, value, words)            \
+  do {                                                 \
+    bad = good;                                        \
+    bad.field = value;                                 \
+    operation = (hvd_operation_t*)data;                \
+    EXPECT_USAGE(hvd_submit(&bad, &operation), words); \
+    EXPECT(operation == NULL);                         \
   } while (0)
   EXPECT_REFUSED(struct_size, 0, "struct_size");
   EXPECT_REFUSED(struct_size, offsetof(hvd_submission_t, compression) - 8, "struct_size");
@@ -352,7 +365,8 @@ static void test_null_arguments(void) {
   int done = 0;
   hvd_operation_t* operation = NULL;
   hvd_result_t result = HVD_RESULT_INIT;
-  hvd_submission_t sum = submission("null", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &one, sizeof data);
+  hvd_submission_t sum =
+      submission("null", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &one, sizeof data);
   EXPECT_USAGE(hvd_submit(NULL, &operation), "NULL");
   EXPECT_USAGE(hvd_submit(&sum, NULL), "NULL");
   EXPECT_USAGE(hvd_run(NULL, NULL), "NULL");

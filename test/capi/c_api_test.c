@@ -12,7 +12,8 @@ int failures = 0;
 int rank = 0;
 int size = 1;
 
-hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data, const int64_t* count, size_t bytes) {
+hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data,
+                            const int64_t* count, size_t bytes) {
   hvd_submission_t result = HVD_SUBMISSION_INIT;
   result.name = name;
   result.kind = kind;
@@ -27,7 +28,8 @@ hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype
 
 float sum_of(float value, const char* name) {
   const int64_t count = 1;
-  hvd_submission_t sum = submission(name, HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &value, &count, sizeof value);
+  hvd_submission_t sum =
+      submission(name, HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &value, &count, sizeof value);
   EXPECT_OK(hvd_run(&sum, NULL));
   return value;
 }
@@ -40,7 +42,8 @@ static void test_not_initialised(void) {
   const int64_t count = 1;
   hvd_operation_t* operation = NULL;
   hvd_metrics_t metrics = HVD_METRICS_INIT;
-  hvd_submission_t sum = submission("x", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
+  hvd_submission_t sum =
+      submission("x", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
   EXPECT_EQ(hvd_is_initialized(), 0);
   EXPECT_STATUS(hvd_rank(&value), HVD_ERROR_NOT_INITIALIZED);
   EXPECT_EQ(value, -7);
@@ -126,7 +129,8 @@ static void test_start(void) {
   EXPECT_OK(hvd_mpi_threads_supported(&value));
   EXPECT(value == 0 || value == 1);
   snprintf(variable, sizeof variable, "%d", size);
-  EXPECT(getenv("HVD_TEST_EXPECTED_SIZE") == NULL || strcmp(getenv("HVD_TEST_EXPECTED_SIZE"), variable) == 0);
+  EXPECT(getenv("HVD_TEST_EXPECTED_SIZE") == NULL ||
+         strcmp(getenv("HVD_TEST_EXPECTED_SIZE"), variable) == 0);
   EXPECT_USAGE(hvd_rank(NULL), "hvd_rank: rank is NULL");
 }
 
@@ -162,7 +166,8 @@ static void test_process_sets(void) {
   EXPECT_EQ(ranks[0], 0);
   EXPECT_EQ(ranks[members - 1], size - 1);
 
-  hvd_submission_t sum = submission("in the set", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
+  hvd_submission_t sum =
+      submission("in the set", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
   sum.process_set = set;
   EXPECT_STATUS(hvd_run(&sum, NULL), included ? HVD_OK : HVD_ERROR_USAGE);
   if (included) EXPECT_EQ(data, size == 1 ? 1 : size + 1);
@@ -242,7 +247,8 @@ static void test_shutdown(void) {
   float data = 1;
   const int64_t count = 1;
   hvd_operation_t* operation = NULL;
-  hvd_submission_t sum = submission("left alone", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
+  hvd_submission_t sum =
+      submission("left alone", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &count, sizeof data);
   if (rank == 0 && size > 1) EXPECT_OK(hvd_submit(&sum, &operation));
   EXPECT_OK(hvd_shutdown());
   EXPECT_OK(hvd_shutdown());

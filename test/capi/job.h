@@ -9,7 +9,8 @@ extern int rank;
 extern int size;
 
 /* A submission of `count` elements in place; kinds that size their result later clear output. */
-hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data, const int64_t* count, size_t bytes);
+hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data,
+                            const int64_t* count, size_t bytes);
 
 /* Sums a value over the ranks: also a way to see that the runtime goes on after an error. */
 float sum_of(float value, const char* name);

@@ -160,9 +160,12 @@ std::vector<Case> cases_of(OpKind kind, int size) {
   } else {
     add_copies(cases, kind, size);
   }
-  // Every rank computes what every rank contributes, so many ranks with large tensors take most of the time.
+  // Every rank computes what every rank contributes, so many ranks with large tensors take most of
+  // the time.
   if (size > 4 && !testing::long_run()) {
-    std::erase_if(cases, [](const Case& one) { return one.count == kLarge && static_cast<int>(one.dtype) % 3 != 0; });
+    std::erase_if(cases, [](const Case& one) {
+      return one.count == kLarge && static_cast<int>(one.dtype) % 3 != 0;
+    });
   }
   return cases;
 }
@@ -170,7 +173,8 @@ std::vector<Case> cases_of(OpKind kind, int size) {
 std::vector<Case> some_cases_of(OpKind kind, int size, int every) {
   std::vector<Case> cases = cases_of(kind, size);
   if (testing::long_run()) return cases;
-  // Drawn, as the loops that make the cases would have a step leave out the same placement each time.
+  // Drawn, as the loops that make the cases would have a step leave out the same placement each
+  // time.
   std::mt19937 draw(static_cast<unsigned>(kind) + 1);
   std::erase_if(cases, [&](const Case&) { return draw() % static_cast<unsigned>(every) != 0; });
   return cases;
@@ -206,8 +210,7 @@ bool Run::View::surroundings_intact() const {
          std::all_of(first + static_cast<std::ptrdiff_t>(size), memory.end(), is_guard);
 }
 
-Run::Run(const Case& one, int rank, int size, std::uint64_t seed,
-         std::pmr::memory_resource& memory)
+Run::Run(const Case& one, int rank, int size, std::uint64_t seed, std::pmr::memory_resource& memory)
     : case_(one), rank_(rank), size_(size), seed_(seed), input_(memory), output_(memory) {
   switch (case_.kind) {
     case OpKind::kAllreduce:

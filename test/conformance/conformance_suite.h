@@ -54,7 +54,8 @@ inline constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKi
 
 /// Every case of one kind for this number of ranks.
 std::vector<Case> cases_of(OpKind, int size);
-/// One in `every` of them, drawn at random but the same for all ranks; all in a long run. For the further settings of a backend.
+/// One in `every` of them, drawn at random but the same for all ranks; all in a long run. For the
+/// further settings of a backend.
 std::vector<Case> some_cases_of(OpKind, int size, int every);
 /// A short sequence in which kinds and sizes alternate, large after small.
 std::vector<Case> mixed_cases(int size);

@@ -11,15 +11,19 @@
 
 #include "conformance/thread_ranks.h"
 
-/// What the conformance suite needs to run a backend for the memory of a device, whose results are there when an event says so.
+/// What the conformance suite needs to run a backend for the memory of a device, whose results are
+/// there when an event says so.
 namespace hvd::conformance {
 
 /// A rank with a channel of its own; polls, since devices ring no bells.
 class DeviceHarness final : public Harness {
  public:
-  DeviceHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend, std::pmr::memory_resource& memory)
+  DeviceHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend,
+                std::pmr::memory_resource& memory)
       : memory_(memory), peers_(rank, bells), backend_(std::move(backend)) {
-    channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank, .device = {DeviceType::kCuda, 0}}, peers_);
+    channel_ = backend_->open(
+        {.ranks = all_ranks(peers_.size()), .set_rank = rank, .device = {DeviceType::kCuda, 0}},
+        peers_);
     while (!channel_->ready()) std::this_thread::yield();
   }
   int rank() const override { return peers_.rank(); }
@@ -39,8 +43,9 @@ class DeviceHarness final : public Harness {
   std::unique_ptr<Channel> channel_;
 };
 
-/// The cases that the backend says it can do, and whose result has one right value: no factor other than an average's is applied
-/// before and after the additions, as NCCL rounds in between. Elements are aligned to themselves, as those of tensors are.
+/// The cases that the backend says it can do, and whose result has one right value: no factor other
+/// than an average's is applied before and after the additions, as NCCL rounds in between. Elements
+/// are aligned to themselves, as those of tensors are.
 inline std::vector<Case> exact_cases(const Backend& backend, OpKind kind, int size) {
   std::vector<Case> cases;
   for (const Case& one : cases_of(kind, size)) {

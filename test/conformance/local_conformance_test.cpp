@@ -15,7 +15,7 @@ namespace {
 
 /// The ranks of one local world.
 MakeParts local_ranks(int size) {
-  return [world = std::make_shared<LocalWorld>(size)] () -> RankParts {
+  return [world = std::make_shared<LocalWorld>(size)]() -> RankParts {
     return {std::make_unique<LocalBackend>(world)};
   };
 }
@@ -93,7 +93,8 @@ TEST_P(LocalConformanceMixed, BackToBack) {
   const int size = GetParam();
   const std::vector<Case> cases = mixed_cases(size);
   for (int repeat = 0; repeat < 3; ++repeat) {
-    run_threads(size, local_ranks(size), [&](Harness& harness) { run_back_to_back(harness, cases); });
+    run_threads(size, local_ranks(size),
+                [&](Harness& harness) { run_back_to_back(harness, cases); });
   }
 }
 

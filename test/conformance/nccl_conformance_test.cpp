@@ -1,5 +1,5 @@
-// The NCCL backend's own part: which calls it makes of a collective, with which types, places and groups. The device and NCCL are
-// simulated; test/gpu runs the same cases on the real ones.
+// The NCCL backend's own part: which calls it makes of a collective, with which types, places and
+// groups. The device and NCCL are simulated; test/gpu runs the same cases on the real ones.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -15,14 +15,17 @@
 namespace hvd::conformance {
 namespace {
 
-/// The simulated device's memory. What is freed may be used again by the host, so it goes to the heap.
+/// The simulated device's memory. What is freed may be used again by the host, so it goes to the
+/// heap.
 class FakeMemory final : public std::pmr::memory_resource {
  public:
   explicit FakeMemory(testing::FakeGpu& gpu) : gpu_(gpu) {}
 
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override { return gpu_.allocate(bytes); }
-  void do_deallocate(void* memory, std::size_t, std::size_t) override { gpu_.release(static_cast<std::byte*>(memory)); }
+  void do_deallocate(void* memory, std::size_t, std::size_t) override {
+    gpu_.release(static_cast<std::byte*>(memory));
+  }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
   testing::FakeGpu& gpu_;
 };
@@ -40,8 +43,9 @@ TEST_P(NcclConformance, RanksAsThreads) {
     threads.emplace_back([&, rank, kind = kind] {
       try {
         const auto local = std::make_shared<LocalBackend>(world);
-        auto backend = std::make_unique<NcclBackend>(nccl.library(rank), std::make_shared<device::Context>(gpu.api(rank), 0),
-                                                     [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
+        auto backend = std::make_unique<NcclBackend>(
+            nccl.library(rank), std::make_shared<device::Context>(gpu.api(rank), 0),
+            [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
         const auto cases = exact_cases(*backend, kind, static_cast<int>(bells.size()));
         EXPECT_GT(cases.size(), 40U);
         FakeMemory memory(gpu);
@@ -61,9 +65,12 @@ TEST_P(NcclConformance, RanksAsThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Fake, NcclConformance, ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::ValuesIn(kKinds)),
+INSTANTIATE_TEST_SUITE_P(Fake, NcclConformance,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::ValuesIn(kKinds)),
                          [](const auto& test) {
-                           return std::string(to_string(std::get<1>(test.param))) + "_" + std::to_string(std::get<0>(test.param));
+                           return std::string(to_string(std::get<1>(test.param))) + "_" +
+                                  std::to_string(std::get<0>(test.param));
                          });
 
 }  // namespace

@@ -12,7 +12,8 @@
 #include "backend/shm/shm_backend.h"
 #include "conformance/thread_ranks.h"
 
-// Ranks as threads, each with a mapping of its own: nothing in the backend knows whether its peers are threads or processes.
+// Ranks as threads, each with a mapping of its own: nothing in the backend knows whether its peers
+// are threads or processes.
 
 namespace hvd::conformance {
 namespace {
@@ -37,17 +38,20 @@ constexpr Setting kSettings[] = {{"Default", 2},
 /// Memory of an arena, or by turns of the arena and of the heap, at a pace of each rank's own.
 class ArenaMemory final : public std::pmr::memory_resource {
  public:
-  ArenaMemory(std::shared_ptr<SharedArena> arena, int every) : arena_(std::move(arena)), every_(every) {}
+  ArenaMemory(std::shared_ptr<SharedArena> arena, int every)
+      : arena_(std::move(arena)), every_(every) {}
 
  private:
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (allocations_++ % every_ != 0) return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    if (allocations_++ % every_ != 0)
+      return std::pmr::new_delete_resource()->allocate(bytes, alignment);
     std::byte* const memory = arena_->allocate(bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
   }
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
-    if (!arena_->offset_of(memory, bytes)) return std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    if (!arena_->offset_of(memory, bytes))
+      return std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
     arena_->deallocate(static_cast<std::byte*>(memory), false);
   }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
@@ -62,7 +66,8 @@ MakeParts shm_ranks(const Setting& setting) {
   const std::string name = "/hvd-test-" + std::to_string(::getpid()) + "-" + std::to_string(++jobs);
   const auto ranks = std::make_shared<std::atomic<int>>(0);
   return [name, setting, ranks]() -> RankParts {
-    if (setting.tensors == Where::kElsewhere) return {std::make_unique<ShmBackend>(name, nullptr, setting.tuning)};
+    if (setting.tensors == Where::kElsewhere)
+      return {std::make_unique<ShmBackend>(name, nullptr, setting.tuning)};
     std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{1} << 30);
     const int every = setting.tensors == Where::kInArena ? 1 : 1 + ranks->fetch_add(1) % 3;
     auto memory = std::make_unique<ArenaMemory>(arena, every);
@@ -74,11 +79,14 @@ class ShmConformance : public ::testing::TestWithParam<std::tuple<Setting, OpKin
 
 TEST_P(ShmConformance, RanksAsThreads) {
   const auto& [setting, kind] = GetParam();
-  run_threads(setting.ranks, shm_ranks(setting),
-              [kind = kind](Harness& harness) { run_cases(harness, cases_of(kind, harness.size())); });
+  run_threads(setting.ranks, shm_ranks(setting), [kind = kind](Harness& harness) {
+    run_cases(harness, cases_of(kind, harness.size()));
+  });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ShmConformance, ::testing::Combine(::testing::ValuesIn(kSettings), ::testing::ValuesIn(kKinds)),
+INSTANTIATE_TEST_SUITE_P(Every, ShmConformance,
+                         ::testing::Combine(::testing::ValuesIn(kSettings),
+                                            ::testing::ValuesIn(kKinds)),
                          [](const auto& test) {
                            const Setting& setting = std::get<0>(test.param);
                            return std::string(setting.name) + std::to_string(setting.ranks) + "_" +
@@ -92,9 +100,10 @@ TEST_P(ShmConformanceMixed, BackToBack) {
               [](Harness& harness) { run_back_to_back(harness, mixed_cases(harness.size())); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ShmConformanceMixed, ::testing::ValuesIn(kSettings), [](const auto& test) {
-  return std::string(test.param.name) + std::to_string(test.param.ranks);
-});
+INSTANTIATE_TEST_SUITE_P(Every, ShmConformanceMixed, ::testing::ValuesIn(kSettings),
+                         [](const auto& test) {
+                           return std::string(test.param.name) + std::to_string(test.param.ranks);
+                         });
 
 }  // namespace
 }  // namespace hvd::conformance

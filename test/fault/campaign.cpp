@@ -1,7 +1,8 @@
-// The fault campaign: many short jobs in which one rank goes wrong at a random moment, each of which has to end on every rank with the
-// right class of error or the right numbers, in time.
+// The fault campaign: many short jobs in which one rank goes wrong at a random moment, each of
+// which has to end on every rank with the right class of error or the right numbers, in time.
 //
-// campaign [--seeds N] [--first SEED] [--verbose] [--stacks]     --stacks: gdb's view of every rank that hangs
+// campaign [--seeds N] [--first SEED] [--verbose] [--stacks]     --stacks: gdb's view of every rank
+// that hangs
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -28,17 +29,21 @@ constexpr double kHardLimit = 40;
 // How long a rank may take to end after its last word.
 constexpr double kPatienceAtEnd = 6;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 bool alive(pid_t pid) { return pid > 0 && ::kill(pid, 0) == 0; }
 
 std::string stacks_of(pid_t pid) {
-  const std::string command = "timeout 30 gdb -p " + std::to_string(pid) + " -batch -ex 'thread apply all bt 40' 2>&1";
+  const std::string command =
+      "timeout 30 gdb -p " + std::to_string(pid) + " -batch -ex 'thread apply all bt 40' 2>&1";
   std::FILE* const gdb = ::popen(command.c_str(), "r");
   if (gdb == nullptr) return {};
   std::string text;
   std::array<char, 4096> buffer;
-  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), gdb)) text.append(buffer.data(), size);
+  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), gdb))
+    text.append(buffer.data(), size);
   ::pclose(gdb);
   return text;
 }
@@ -85,8 +90,9 @@ void Job::start() {
     ::dup2(ends[1], STDOUT_FILENO);
     ::dup2(ends[1], STDERR_FILENO);
     if (!plan_.hosts.empty()) ::setenv("HVD_TEST_HOSTS", plan_.hosts.c_str(), 1);
-    ::execlp(HVD_MPIEXEC, HVD_MPIEXEC, "--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0", "--oversubscribe", "--bind-to",
-             "none", "-np", ranks.c_str(), HVD_CAMPAIGN_PROGRAM, seed.c_str(), nullptr);
+    ::execlp(HVD_MPIEXEC, HVD_MPIEXEC, "--enable-recovery", "--mca",
+             "orte_abort_on_non_zero_status", "0", "--oversubscribe", "--bind-to", "none", "-np",
+             ranks.c_str(), HVD_CAMPAIGN_PROGRAM, seed.c_str(), nullptr);
     ::_exit(127);
   }
   ::close(ends[1]);
@@ -120,7 +126,8 @@ bool Job::survivors_spoke() const {
 }
 
 bool Job::survivors_live() const {
-  return std::any_of(plan_.survivors.begin(), plan_.survivors.end(), [this](int rank) { return alive(run_.ranks.at(rank).pid); });
+  return std::any_of(plan_.survivors.begin(), plan_.survivors.end(),
+                     [this](int rank) { return alive(run_.ranks.at(rank).pid); });
 }
 
 void Job::end_all(const std::string& why) {
@@ -149,7 +156,8 @@ Run Job::watch() {
       if (late) end_all("the others have spoken their last word and do not end");
       if (victim.fault > 0 && alive(victim.pid)) ::kill(victim.pid, SIGKILL);
     }
-    if (!run_.cut_off && (seconds_since(begin) > kHardLimit || (late && victim_ended))) end_all("out of time");
+    if (!run_.cut_off && (seconds_since(begin) > kHardLimit || (late && victim_ended)))
+      end_all("out of time");
     if (run_.cut_off && seconds_since(begin) > kHardLimit + 2 * kPatienceAtEnd) {
       ::kill(mpirun_, SIGKILL);
       break;
@@ -169,17 +177,19 @@ struct Tally {
 };
 
 void print_table(const std::map<std::pair<std::string, int>, Tally>& tallies) {
-  std::printf("\n%-12s %5s %5s %9s %6s %6s  %s\n", "fault", "ranks", "runs", "happened", "right", "wrong", "slowest detection");
+  std::printf("\n%-12s %5s %5s %9s %6s %6s  %s\n", "fault", "ranks", "runs", "happened", "right",
+              "wrong", "slowest detection");
   Tally all;
   for (const auto& [name, tally] : tallies) {
-    std::printf("%-12s %5d %5d %9d %6d %6d  %.2f s\n", name.first.c_str(), name.second, tally.runs, tally.happened,
-                tally.runs - tally.wrong, tally.wrong, tally.slowest);
+    std::printf("%-12s %5d %5d %9d %6d %6d  %.2f s\n", name.first.c_str(), name.second, tally.runs,
+                tally.happened, tally.runs - tally.wrong, tally.wrong, tally.slowest);
     all.runs += tally.runs;
     all.happened += tally.happened;
     all.wrong += tally.wrong;
     all.slowest = std::max(all.slowest, tally.slowest);
   }
-  std::printf("%-12s %5s %5d %9d %6d %6d  %.2f s\n", "all", "", all.runs, all.happened, all.runs - all.wrong, all.wrong, all.slowest);
+  std::printf("%-12s %5s %5d %9d %6d %6d  %.2f s\n", "all", "", all.runs, all.happened,
+              all.runs - all.wrong, all.wrong, all.slowest);
 }
 
 int run_campaign(const Options& options, const char* program) {
@@ -193,7 +203,8 @@ int run_campaign(const Options& options, const char* program) {
     ++tally.runs;
     tally.happened += verdict.happened ? 1 : 0;
     tally.slowest = std::max(tally.slowest, verdict.slowest);
-    std::printf("%s: %s after %.1f s\n", describe(plan).c_str(), verdict.faults.empty() ? "right" : "WRONG", run.seconds);
+    std::printf("%s: %s after %.1f s\n", describe(plan).c_str(),
+                verdict.faults.empty() ? "right" : "WRONG", run.seconds);
     for (const auto& fault : verdict.faults) std::printf("    %s\n", fault.c_str());
     if (options.verbose || !verdict.faults.empty()) std::printf("%s", run.output.c_str());
     std::fflush(stdout);
@@ -203,14 +214,16 @@ int run_campaign(const Options& options, const char* program) {
   }
   print_table(tallies);
   for (const auto seed : bad) {
-    std::printf("wrong: %s; to repeat it: %s --first %llu --seeds 1 --stacks\n", describe(make_plan(seed)).c_str(), program,
-                static_cast<unsigned long long>(seed));
+    std::printf("wrong: %s; to repeat it: %s --first %llu --seeds 1 --stacks\n",
+                describe(make_plan(seed)).c_str(), program, static_cast<unsigned long long>(seed));
   }
   return bad.empty() ? 0 : 1;
 }
 
 void set_environment() {
-  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), 1);
+  };
   set("OMPI_ALLOW_RUN_AS_ROOT", "1");
   set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   set("OMP_NUM_THREADS", "1");
@@ -237,7 +250,8 @@ int main(int argc, char** argv) {
     } else if (name == "--seeds" && has_value) {
       options.seeds = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose] [--stacks]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose] [--stacks]\n",
+                   argv[0]);
       return 2;
     }
   }

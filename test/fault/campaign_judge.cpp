@@ -30,14 +30,21 @@ class Judge {
   Verdict judge();
 
  private:
-  void blame(int rank, const std::string& what) { verdict_.faults.push_back("rank " + std::to_string(rank) + " " + what); }
+  void blame(int rank, const std::string& what) {
+    verdict_.faults.push_back("rank " + std::to_string(rank) + " " + what);
+  }
   const Witness& witness(int rank) const {
     static const Witness nobody;
     const auto found = run_.ranks.find(rank);
     return found == run_.ranks.end() ? nobody : found->second;
   }
-  void noticed(double time) { verdict_.slowest = std::max(verdict_.slowest, time - witness(plan_.victim).fault); }
-  bool dies() const { return plan_.fault == Fault::kKill || plan_.fault == Fault::kStop || plan_.fault == Fault::kThrow; }
+  void noticed(double time) {
+    verdict_.slowest = std::max(verdict_.slowest, time - witness(plan_.victim).fault);
+  }
+  bool dies() const {
+    return plan_.fault == Fault::kKill || plan_.fault == Fault::kStop ||
+           plan_.fault == Fault::kThrow;
+  }
   bool departs() const { return plan_.fault == Fault::kExit || plan_.fault == Fault::kLeave; }
   /// A rank may have got all it needed from the victim.
   bool may_be_done() const { return plan_.by_timer() && witness(plan_.victim).final; }
@@ -56,7 +63,8 @@ class Judge {
 
 void Judge::expect_end(int rank, const std::string& end) {
   const std::string& found = witness(rank).end;
-  if (found != end) blame(rank, found.empty() ? "did not end" : "ended as '" + found + "', expected '" + end + "'");
+  if (found != end)
+    blame(rank, found.empty() ? "did not end" : "ended as '" + found + "', expected '" + end + "'");
   for (const Loss& loss : witness(rank).losses) {
     if (end != "lost") blame(rank, "got " + loss.error + ": " + loss.message);
   }
@@ -71,7 +79,9 @@ void Judge::expect_no_failures(int rank) {
 void Judge::expect_fast(int rank, const Loss& loss, double limit) {
   noticed(loss.time);
   const double seconds = loss.time - witness(plan_.victim).fault;
-  if (seconds > limit) blame(rank, "learned of it after " + std::to_string(seconds) + " s, expected " + std::to_string(limit));
+  if (seconds > limit)
+    blame(rank, "learned of it after " + std::to_string(seconds) + " s, expected " +
+                    std::to_string(limit));
 }
 
 void Judge::expect_loss(int rank) {
@@ -80,13 +90,18 @@ void Judge::expect_loss(int rank) {
   expect_end(rank, "lost");
   if (witness(rank).losses.empty()) return;
   const Loss& loss = witness(rank).losses.front();
-  if (loss.error != "PeerLostError") blame(rank, "got " + loss.error + ", expected PeerLostError: " + loss.message);
+  if (loss.error != "PeerLostError")
+    blame(rank, "got " + loss.error + ", expected PeerLostError: " + loss.message);
   const bool named = loss.rank == plan_.victim || (loss.in_init && loss.rank == -1);
   if (!named) blame(rank, "blames rank " + std::to_string(loss.rank) + ": " + loss.message);
   const bool seen_by_all = plan_.hosts.empty() && plan_.fault != Fault::kStop;
-  expect_fast(rank, loss, kSlack + (loss.in_init ? kStartTimeout : seen_by_all ? kAtOnce : kPeerTimeout));
+  expect_fast(rank, loss,
+              kSlack + (loss.in_init  ? kStartTimeout
+                        : seen_by_all ? kAtOnce
+                                      : kPeerTimeout));
   // The shutdown() of an earlier epoch may have had to wait for the loss.
-  if (!witness(rank).shutdowns.empty() && witness(rank).shutdowns.back() > kAtOnce) blame(rank, "waited in shutdown() after the loss");
+  if (!witness(rank).shutdowns.empty() && witness(rank).shutdowns.back() > kAtOnce)
+    blame(rank, "waited in shutdown() after the loss");
 }
 
 void Judge::expect_departure(int rank) {
@@ -97,7 +112,8 @@ void Judge::expect_departure(int rank) {
   if (rank == plan_.victim) return;
   for (const Loss& departure : witness(rank).departures) {
     expect_fast(rank, departure, kAtOnce + kSlack);
-    if (departure.message.find("rank " + std::to_string(plan_.victim) + " (") == std::string::npos) {
+    if (departure.message.find("rank " + std::to_string(plan_.victim) + " (") ==
+        std::string::npos) {
       blame(rank, "is not told who left: " + departure.message);
     }
   }
@@ -111,12 +127,15 @@ void Judge::expect_failures(const std::string& error) {
     expect_end(rank, "done");
     for (const Failure& failure : witness.failures) {
       if (failure.error != error) {
-        blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " + failure.message);
+        blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " +
+                        failure.message);
       }
       who[failure.key].insert(rank);
       members[failure.key] = failure.members;
-      const double limit = plan_.fault == Fault::kLongDelay && rank != plan_.victim ? kStallShutdown : 0;
-      if (failure.seconds > limit + kAtOnce + kSlack) blame(rank, "waited " + std::to_string(failure.seconds) + " s for " + failure.key);
+      const double limit =
+          plan_.fault == Fault::kLongDelay && rank != plan_.victim ? kStallShutdown : 0;
+      if (failure.seconds > limit + kAtOnce + kSlack)
+        blame(rank, "waited " + std::to_string(failure.seconds) + " s for " + failure.key);
       if (rank != plan_.victim) verdict_.slowest = std::max(verdict_.slowest, failure.seconds);
     }
   }
@@ -129,7 +148,9 @@ void Judge::expect_failures(const std::string& error) {
 }
 
 Verdict Judge::judge() {
-  if (run_.cut_off) verdict_.faults.push_back("the run did not end and was cut off after " + std::to_string(run_.seconds) + " s");
+  if (run_.cut_off)
+    verdict_.faults.push_back("the run did not end and was cut off after " +
+                              std::to_string(run_.seconds) + " s");
   for (int rank = 0; rank < plan_.ranks; ++rank) {
     for (const auto& text : witness(rank).wrong) blame(rank, text);
   }

@@ -30,8 +30,8 @@ struct Loss {
 
 struct Witness {
   pid_t pid = 0;
-  double fault = 0;     ///< when it went wrong; 0: it did not
-  bool final = false;   ///< it had nothing left but the last barrier and the last shutdown
+  double fault = 0;    ///< when it went wrong; 0: it did not
+  bool final = false;  ///< it had nothing left but the last barrier and the last shutdown
   std::vector<Failure> failures;
   std::vector<Loss> losses;      ///< PeerLostError and the like
   std::vector<Loss> departures;  ///< ShutdownError

@@ -9,7 +9,8 @@ namespace hvd::campaign {
 namespace {
 
 constexpr int kPeriod = 5;
-constexpr std::array kTypes = {DataType::kFloat32, DataType::kFloat64, DataType::kInt32, DataType::kInt64};
+constexpr std::array kTypes = {DataType::kFloat32, DataType::kFloat64, DataType::kInt32,
+                               DataType::kInt64};
 constexpr std::array kKinds = {OpKind::kAllreduce, OpKind::kAllreduce,     OpKind::kAllgather,
                                OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAlltoall};
 
@@ -21,10 +22,14 @@ double value(const Spec& spec, int rank, std::int64_t index) {
 template <class Visit>
 void with_type(DataType type, const Visit& visit) {
   switch (type) {
-    case DataType::kFloat64: return visit(double{});
-    case DataType::kInt32: return visit(std::int32_t{});
-    case DataType::kInt64: return visit(std::int64_t{});
-    default: return visit(float{});
+    case DataType::kFloat64:
+      return visit(double{});
+    case DataType::kInt32:
+      return visit(std::int32_t{});
+    case DataType::kInt64:
+      return visit(std::int64_t{});
+    default:
+      return visit(float{});
   }
 }
 
@@ -39,15 +44,20 @@ std::int64_t rows_on(const Spec& spec, int rank) {
 }
 
 int position_in(const Spec& spec, int rank) {
-  return static_cast<int>(std::lower_bound(spec.members.begin(), spec.members.end(), rank) - spec.members.begin());
+  return static_cast<int>(std::lower_bound(spec.members.begin(), spec.members.end(), rank) -
+                          spec.members.begin());
 }
 
 double reduce_two(ReduceOp op, double a, double b) {
   switch (op) {
-    case ReduceOp::kMin: return std::min(a, b);
-    case ReduceOp::kMax: return std::max(a, b);
-    case ReduceOp::kProduct: return a * b;
-    default: return a + b;
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    default:
+      return a + b;
   }
 }
 
@@ -70,7 +80,8 @@ std::array<double, kPeriod> reduced(const Spec& spec) {
 std::vector<double> expected(const Spec& spec, int rank) {
   std::vector<double> all;
   const auto append = [&](int source, std::int64_t first_row, std::int64_t rows) {
-    for (std::int64_t i = first_row * spec.columns; i < (first_row + rows) * spec.columns; ++i) all.push_back(value(spec, source, i));
+    for (std::int64_t i = first_row * spec.columns; i < (first_row + rows) * spec.columns; ++i)
+      all.push_back(value(spec, source, i));
   };
   const auto append_reduced = [&](std::int64_t first_row, std::int64_t rows) {
     const auto results = reduced(spec);
@@ -80,13 +91,16 @@ std::vector<double> expected(const Spec& spec, int rank) {
   const auto members = static_cast<int>(spec.members.size());
   const int own = position_in(spec, rank);
   switch (spec.kind) {
-    case OpKind::kBroadcast: append(spec.root, 0, spec.rows); break;
+    case OpKind::kBroadcast:
+      append(spec.root, 0, spec.rows);
+      break;
     case OpKind::kAllgather:
       for (const int source : spec.contributors) append(source, 0, rows_on(spec, source));
       break;
     case OpKind::kReducescatter: {
       std::int64_t first = 0;
-      for (int before = 0; before < own; ++before) first += rows_of_member(spec.rows, members, before);
+      for (int before = 0; before < own; ++before)
+        first += rows_of_member(spec.rows, members, before);
       append_reduced(first, rows_of_member(spec.rows, members, own));
       break;
     }
@@ -99,34 +113,44 @@ std::vector<double> expected(const Spec& spec, int rank) {
         append(source, first, split(spec, source, rank));
       }
       break;
-    default: append_reduced(0, spec.rows);
+    default:
+      append_reduced(0, spec.rows);
   }
   return all;
 }
 
 std::int64_t some_rows(Random& random) {
   switch (random.below(6)) {
-    case 0: return 1;
-    case 1: return 7;
-    case 2: return 125;
-    case 3: return 4'099;
-    case 4: return 65'537;
-    default: return 300'000;
+    case 0:
+      return 1;
+    case 1:
+      return 7;
+    case 2:
+      return 125;
+    case 3:
+      return 4'099;
+    case 4:
+      return 65'537;
+    default:
+      return 300'000;
   }
 }
 
 void choose_numbers(Spec& spec, Random& random) {
   spec.dtype = kTypes[static_cast<std::size_t>(random.below(4))];
-  spec.root = spec.members[static_cast<std::size_t>(random.below(static_cast<int>(spec.members.size())))];
+  spec.root =
+      spec.members[static_cast<std::size_t>(random.below(static_cast<int>(spec.members.size())))];
   spec.rows = some_rows(random);
   if (spec.kind == OpKind::kReducescatter) spec.rows = random.below(14);
   if (spec.kind != OpKind::kAllreduce) spec.columns = 1 + random.below(40);
   if (spec.rows > 10'000) spec.columns = 1 + random.below(2);
   spec.ragged = random.below(12);
   const bool floating = spec.dtype == DataType::kFloat32 || spec.dtype == DataType::kFloat64;
-  constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kAverage};
+  constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct,
+                               ReduceOp::kAverage};
   spec.op = kOps[static_cast<std::size_t>(random.below(floating ? 5 : 4))];
-  if (floating && spec.op == ReduceOp::kSum && random.chance(30)) spec.prescale = 0.5, spec.postscale = 4;
+  if (floating && spec.op == ReduceOp::kSum && random.chance(30))
+    spec.prescale = 0.5, spec.postscale = 4;
 }
 
 Spec on_set(const Plan& plan, Set set) {
@@ -150,11 +174,13 @@ Spec random_operation(const Plan& plan, Random& random) {
 }
 
 bool about_group(Difference difference) {
-  return difference == Difference::kGroupName || difference == Difference::kGroupSize || difference == Difference::kGroupIndex ||
-         difference == Difference::kUngrouped || difference == Difference::kOneOfGroup;
+  return difference == Difference::kGroupName || difference == Difference::kGroupSize ||
+         difference == Difference::kGroupIndex || difference == Difference::kUngrouped ||
+         difference == Difference::kOneOfGroup;
 }
 
-/// What the victim may disagree about; submitted in every step, so that it is cached by then and used again afterwards.
+/// What the victim may disagree about; submitted in every step, so that it is cached by then and
+/// used again afterwards.
 void add_disputed(const Plan& plan, std::vector<Spec>& operations) {
   Random random(plan.seed, 7);
   const bool in_subset = plan.victim_in_subset() && plan.subset.size() > 1 && random.chance(40);
@@ -164,7 +190,8 @@ void add_disputed(const Plan& plan, std::vector<Spec>& operations) {
   spec.kind = random.chance(70) ? OpKind::kAllreduce : OpKind::kReducescatter;
   spec.root = spec.members.front();
   if (plan.difference == Difference::kRoot) spec.kind = OpKind::kBroadcast;
-  if (!about_group(plan.difference) || plan.fault != Fault::kDisagree) return operations.push_back(spec);
+  if (!about_group(plan.difference) || plan.fault != Fault::kDisagree)
+    return operations.push_back(spec);
   spec.kind = OpKind::kAllreduce;
   spec.group = "disputed";
   spec.group_size = 2;
@@ -206,14 +233,16 @@ std::vector<Spec> operations_of_step(const Plan& plan, int epoch, int step) {
     operations.back().key = fresh.chance(50) ? "fresh" : "fresh" + std::to_string(step);
   }
   if (fresh.chance(40)) add_group(plan, fresh, fresh.chance(40), operations);
-  const bool transfer = plan.moment == Moment::kInTransfer && epoch == plan.epoch && step == plan.step;
+  const bool transfer =
+      plan.moment == Moment::kInTransfer && epoch == plan.epoch && step == plan.step;
   if (transfer || fresh.chance(10)) {
     Spec large = on_set(plan, Set::kWorld);
     large.key = "large";
     large.rows = transfer ? 4'000'003 : 1'000'003;
     operations.push_back(large);
   }
-  for (std::size_t i = 0; i < operations.size(); ++i) operations[i].salt = static_cast<int>(i) + 3 * step + epoch;
+  for (std::size_t i = 0; i < operations.size(); ++i)
+    operations[i].salt = static_cast<int>(i) + 3 * step + epoch;
   return operations;
 }
 
@@ -227,13 +256,15 @@ std::vector<Spec> operations_of_extra_step(const Plan& plan, int epoch, int step
     spec.key = "extra" + std::to_string(extra) + '.' + std::to_string(i);
     spec.unnamed = i == 2;
     spec.salt = i + step;
-    std::erase_if(spec.contributors, [&](int rank) { return plan.extra[static_cast<std::size_t>(rank)] < extra; });
+    std::erase_if(spec.contributors,
+                  [&](int rank) { return plan.extra[static_cast<std::size_t>(rank)] < extra; });
     operations.push_back(spec);
   }
   return operations;
 }
 
-std::vector<std::size_t> order_on(int rank, const std::vector<Spec>& operations, const Plan& plan, int epoch, int step) {
+std::vector<std::size_t> order_on(int rank, const std::vector<Spec>& operations, const Plan& plan,
+                                  int epoch, int step) {
   std::vector<std::size_t> order(operations.size());
   std::iota(order.begin(), order.end(), 0U);
   Random random(plan.seed, static_cast<std::uint64_t>(2000 + (epoch * 50 + step) * 8 + rank));
@@ -262,27 +293,48 @@ bool concerned(const Spec& spec, const Plan& plan) {
 Spec sabotaged(const Spec& right, const Plan& plan) {
   Spec spec = right;
   if (plan.fault == Fault::kWrongKind) {
-    constexpr std::array kOthers = {OpKind::kBroadcast, OpKind::kAllgather, OpKind::kAlltoall, OpKind::kBarrier};
+    constexpr std::array kOthers = {OpKind::kBroadcast, OpKind::kAllgather, OpKind::kAlltoall,
+                                    OpKind::kBarrier};
     spec.kind = kOthers[static_cast<std::size_t>(plan.position) % kOthers.size()];
     return spec;
   }
   switch (plan.difference) {
     case Difference::kShape:
-    case Difference::kOneOfGroup: ++spec.rows; break;
-    case Difference::kDtype: spec.dtype = DataType::kFloat64; break;
-    case Difference::kOp: spec.op = ReduceOp::kMax; break;
-    case Difference::kRoot: spec.root = spec.members.back(); break;
-    case Difference::kScale: spec.postscale = 2; break;
-    case Difference::kGroupName: spec.group = "other"; break;
-    case Difference::kGroupSize: ++spec.group_size; break;
-    case Difference::kGroupIndex: spec.group_index = 1 - spec.group_index; break;
-    case Difference::kUngrouped: spec.group.clear(), spec.group_size = spec.group_index = 0; break;
-    case Difference::kMembersOfSet: break;
+    case Difference::kOneOfGroup:
+      ++spec.rows;
+      break;
+    case Difference::kDtype:
+      spec.dtype = DataType::kFloat64;
+      break;
+    case Difference::kOp:
+      spec.op = ReduceOp::kMax;
+      break;
+    case Difference::kRoot:
+      spec.root = spec.members.back();
+      break;
+    case Difference::kScale:
+      spec.postscale = 2;
+      break;
+    case Difference::kGroupName:
+      spec.group = "other";
+      break;
+    case Difference::kGroupSize:
+      ++spec.group_size;
+      break;
+    case Difference::kGroupIndex:
+      spec.group_index = 1 - spec.group_index;
+      break;
+    case Difference::kUngrouped:
+      spec.group.clear(), spec.group_size = spec.group_index = 0;
+      break;
+    case Difference::kMembersOfSet:
+      break;
   }
   return spec;
 }
 
-Submission make_submission(const Spec& spec, int rank, int process_set, const std::shared_ptr<Memory>& memory) {
+Submission make_submission(const Spec& spec, int rank, int process_set,
+                           const std::shared_ptr<Memory>& memory) {
   Submission submission;
   submission.kind = spec.kind;
   submission.process_set = process_set;
@@ -296,7 +348,8 @@ Submission make_submission(const Spec& spec, int rank, int process_set, const st
   submission.root = spec.root;
   submission.prescale = spec.prescale;
   submission.postscale = spec.postscale;
-  const auto view = [dtype = spec.dtype, columns = spec.columns](std::vector<std::byte>& bytes, std::int64_t rows) {
+  const auto view = [dtype = spec.dtype, columns = spec.columns](std::vector<std::byte>& bytes,
+                                                                 std::int64_t rows) {
     bytes.resize(static_cast<std::size_t>(rows * columns) * size_of(dtype));
     return TensorView{bytes.data(), rows * columns, dtype, {}, {rows, columns}};
   };
@@ -305,11 +358,13 @@ Submission make_submission(const Spec& spec, int rank, int process_set, const st
   with_type(spec.dtype, [&](auto zero) {
     using Element = decltype(zero);
     auto* const elements = reinterpret_cast<Element*>(memory->input.data());
-    for (std::int64_t i = 0; i < submission.input.count; ++i) elements[i] = static_cast<Element>(value(spec, rank, i));
+    for (std::int64_t i = 0; i < submission.input.count; ++i)
+      elements[i] = static_cast<Element>(value(spec, rank, i));
   });
   if (spec.kind == OpKind::kAllgather || spec.kind == OpKind::kAlltoall) {
     submission.allocate_output = [view, memory = memory.get()](const OutputSizes& sizes) {
-      return view(memory->output, std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0}));
+      return view(memory->output, std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(),
+                                                  std::int64_t{0}));
     };
     if (spec.kind == OpKind::kAlltoall) {
       for (const int to : spec.members) submission.splits.push_back(split(spec, rank, to));
@@ -318,14 +373,17 @@ Submission make_submission(const Spec& spec, int rank, int process_set, const st
   }
   const auto members = static_cast<int>(spec.members.size());
   const bool scatters = spec.kind == OpKind::kReducescatter;
-  submission.output = view(memory->output, scatters ? rows_of_member(rows, members, position_in(spec, rank)) : rows);
+  submission.output = view(
+      memory->output, scatters ? rows_of_member(rows, members, position_in(spec, rank)) : rows);
   return submission;
 }
 
 std::optional<std::string> check(const Spec& spec, int rank, const Memory& memory) {
   const std::vector<double> right = expected(spec, rank);
   const std::size_t count = memory.output.size() / size_of(spec.dtype);
-  if (count != right.size()) return spec.key + ": " + std::to_string(count) + " elements, expected " + std::to_string(right.size());
+  if (count != right.size())
+    return spec.key + ": " + std::to_string(count) + " elements, expected " +
+           std::to_string(right.size());
   std::optional<std::string> fault;
   with_type(spec.dtype, [&](auto zero) {
     using Element = decltype(zero);
@@ -334,8 +392,9 @@ std::optional<std::string> check(const Spec& spec, int rank, const Memory& memor
       const double got = static_cast<double>(elements[i]);
       const double tolerance = spec.op == ReduceOp::kAverage ? 1e-6 * std::abs(right[i]) : 0;
       if (std::abs(got - right[i]) <= tolerance) continue;
-      fault = std::string(to_string(spec.kind)) + " '" + spec.key + "': element " + std::to_string(i) + " is " + std::to_string(got) +
-              ", expected " + std::to_string(right[i]);
+      fault = std::string(to_string(spec.kind)) + " '" + spec.key + "': element " +
+              std::to_string(i) + " is " + std::to_string(got) + ", expected " +
+              std::to_string(right[i]);
     }
   });
   return fault;

@@ -40,12 +40,15 @@ struct Memory {
   std::vector<std::byte> output = {};
 };
 
-/// The operations that all ranks submit in one step, alike on all of them; rank by rank in another order.
+/// The operations that all ranks submit in one step, alike on all of them; rank by rank in another
+/// order.
 std::vector<Spec> operations_of_step(const Plan&, int epoch, int step);
 /// The same in a step that only some ranks do, before they join.
 std::vector<Spec> operations_of_extra_step(const Plan&, int epoch, int step, int extra);
-/// Indices into the operations in the order in which this rank submits them: unnamed ones keep theirs.
-std::vector<std::size_t> order_on(int rank, const std::vector<Spec>&, const Plan&, int epoch, int step);
+/// Indices into the operations in the order in which this rank submits them: unnamed ones keep
+/// theirs.
+std::vector<std::size_t> order_on(int rank, const std::vector<Spec>&, const Plan&, int epoch,
+                                  int step);
 /// What the victim submits instead, when its fault concerns this operation.
 Spec sabotaged(const Spec&, const Plan&);
 bool concerned(const Spec&, const Plan&);

@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-/// What one seed of the fault campaign means. The driver and every rank derive it by themselves, so it depends on nothing but the seed.
+/// What one seed of the fault campaign means. The driver and every rank derive it by themselves, so
+/// it depends on nothing but the seed.
 namespace hvd::campaign {
 
 enum class Fault {
@@ -34,22 +35,37 @@ enum class Moment {
 };
 
 /// What the victim of kDisagree does differently.
-enum class Difference { kShape, kDtype, kOp, kRoot, kScale, kGroupName, kGroupSize, kGroupIndex, kUngrouped, kOneOfGroup, kMembersOfSet };
+enum class Difference {
+  kShape,
+  kDtype,
+  kOp,
+  kRoot,
+  kScale,
+  kGroupName,
+  kGroupSize,
+  kGroupIndex,
+  kUngrouped,
+  kOneOfGroup,
+  kMembersOfSet
+};
 inline constexpr int kDifferences = 11;
 
 inline constexpr int kEpochs = 2;
 inline constexpr int kSteps = 10;
 inline constexpr double kPeerTimeout = 3;
-inline constexpr double kStallShutdown = 3.7;  // after a lost peer would have been noticed, before the end of a long delay
+inline constexpr double kStallShutdown =
+    3.7;  // after a lost peer would have been noticed, before the end of a long delay
 inline constexpr double kStartTimeout = 4;
 inline constexpr double kLongDelaySeconds = 4.5;
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). The library's distributions may differ
-/// between platforms; this does not.
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). The
+/// library's distributions may differ between platforms; this does not.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
-  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) { next(); }
+  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) {
+    next();
+  }
   std::uint64_t next();
   int below(int limit) { return static_cast<int>(next() % static_cast<std::uint64_t>(limit)); }
   bool chance(int percent) { return below(100) < percent; }
@@ -68,11 +84,11 @@ struct Plan {
   int victim = 0;
   int epoch = 0;
   int step = 0;
-  int position = 0;            ///< among the operations of the step
-  double delay = 0;            ///< seconds: until a timer strikes, or that a delay lasts
-  bool joins = false;          ///< epochs end with uneven steps and join()
-  std::vector<int> extra = {};  ///< per rank: how many steps it does before join()
-  std::vector<int> subset = {};    ///< the process set that takes part in the steps
+  int position = 0;                 ///< among the operations of the step
+  double delay = 0;                 ///< seconds: until a timer strikes, or that a delay lasts
+  bool joins = false;               ///< epochs end with uneven steps and join()
+  std::vector<int> extra = {};      ///< per rank: how many steps it does before join()
+  std::vector<int> subset = {};     ///< the process set that takes part in the steps
   std::vector<int> survivors = {};  ///< all but the victim
 
   bool victim_in_subset() const;

@@ -1,5 +1,6 @@
-// campaign_program SEED: one rank of a run of the fault campaign. A training-like loop over two lives of the runtime, in which one rank
-// goes wrong as the seed says. What it sees goes to standard output, one line per event, for campaign_judge.cpp to read:
+// campaign_program SEED: one rank of a run of the fault campaign. A training-like loop over two
+// lives of the runtime, in which one rank goes wrong as the seed says. What it sees goes to
+// standard output, one line per event, for campaign_judge.cpp to read:
 //
 // @hvd EVENT RANK ...
 //   PID pid | FAULT time | FINAL | WRONG text | SHUTDOWN seconds | END how
@@ -31,7 +32,9 @@ namespace hvd::campaign {
 namespace {
 
 // Common to all processes of the machine.
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 int rank_by_launcher() {
   const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
@@ -51,7 +54,9 @@ void say(const char* event, const Parts&... parts) {
   if (::write(STDOUT_FILENO, text.data(), text.size()) < 0) std::abort();
 }
 
-std::string context_of(int epoch, int step) { return "e" + std::to_string(epoch) + ".s" + std::to_string(step) + '.'; }
+std::string context_of(int epoch, int step) {
+  return "e" + std::to_string(epoch) + ".s" + std::to_string(step) + '.';
+}
 
 const char* class_of(const Error& error) {
   if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return "PeerLostError";
@@ -73,7 +78,8 @@ class Saboteur {
   Saboteur& operator=(const Saboteur&) = delete;
 
   bool due(Moment moment, int epoch, int step = -1) const {
-    return here_ && !fired_ && moment == plan_.moment && epoch == plan_.epoch && (step < 0 || step == plan_.step);
+    return here_ && !fired_ && moment == plan_.moment && epoch == plan_.epoch &&
+           (step < 0 || step == plan_.step);
   }
   void at(Moment moment, int epoch, int step = -1) {
     if (!due(moment, epoch, step)) return;
@@ -83,15 +89,27 @@ class Saboteur {
     if (fired_.exchange(true)) return;
     say("FAULT", now());
     switch (plan_.fault) {
-      case Fault::kKill: ::kill(::getpid(), SIGKILL); break;
-      case Fault::kThrow: throw std::logic_error("the data set is broken");
-      case Fault::kStop: ::kill(::getpid(), SIGSTOP); break;
-      case Fault::kPause: pause(); break;
+      case Fault::kKill:
+        ::kill(::getpid(), SIGKILL);
+        break;
+      case Fault::kThrow:
+        throw std::logic_error("the data set is broken");
+      case Fault::kStop:
+        ::kill(::getpid(), SIGSTOP);
+        break;
+      case Fault::kPause:
+        pause();
+        break;
       case Fault::kShortDelay:
-      case Fault::kLongDelay: std::this_thread::sleep_for(std::chrono::duration<double>(plan_.delay)); break;
-      case Fault::kExit: std::exit(0);
-      case Fault::kLeave: throw HasLeft{};
-      default: break;
+      case Fault::kLongDelay:
+        std::this_thread::sleep_for(std::chrono::duration<double>(plan_.delay));
+        break;
+      case Fault::kExit:
+        std::exit(0);
+      case Fault::kLeave:
+        throw HasLeft{};
+      default:
+        break;
     }
   }
   void noted() {
@@ -114,7 +132,8 @@ class Saboteur {
     char option[] = "-c";
     char* const arguments[] = {shell, option, command.data(), nullptr};
     pid_t helper = 0;
-    if (::posix_spawn(&helper, shell, nullptr, nullptr, arguments, environ) == 0) ::kill(::getpid(), SIGSTOP);
+    if (::posix_spawn(&helper, shell, nullptr, nullptr, arguments, environ) == 0)
+      ::kill(::getpid(), SIGSTOP);
   }
 
   const Plan& plan_;
@@ -148,7 +167,8 @@ class Rank {
   static void expect_same_error_again(const Error&);
   void end_runtime();
   void attempt(const std::string& key, const std::function<void()>&);
-  void report_failed(const std::string& key, const std::vector<int>& members, const Error&, double begin) const;
+  void report_failed(const std::string& key, const std::vector<int>& members, const Error&,
+                     double begin) const;
   const ProcessSet& set_of(const Spec&) const;
   std::vector<int> everyone() const;
 
@@ -173,7 +193,8 @@ const ProcessSet& Rank::set_of(const Spec& spec) const {
   return spec.set == Set::kSubset ? subset_ : spec.set == Set::kSurvivors ? survivors_ : world;
 }
 
-void Rank::report_failed(const std::string& key, const std::vector<int>& members, const Error& error, double begin) const {
+void Rank::report_failed(const std::string& key, const std::vector<int>& members,
+                         const Error& error, double begin) const {
   std::string list;
   for (const int member : members) list += (list.empty() ? "" : ",") + std::to_string(member);
   say("OP", class_of(error), context_ + key, list, now() - begin, error.what());
@@ -192,10 +213,13 @@ void Rank::attempt(const std::string& key, const std::function<void()>& call) {
 }
 
 void Rank::make_sets(int epoch) {
-  if (plan_.fault == Fault::kDisagree && plan_.difference == Difference::kMembersOfSet && epoch == plan_.epoch) {
+  if (plan_.fault == Fault::kDisagree && plan_.difference == Difference::kMembersOfSet &&
+      epoch == plan_.epoch) {
     const bool differs = rank_ == plan_.victim;
     if (differs) saboteur_.noted();
-    attempt("set", [&] { static_cast<void>(add_process_set(differs ? std::vector<int>{plan_.victim} : everyone())); });
+    attempt("set", [&] {
+      static_cast<void>(add_process_set(differs ? std::vector<int>{plan_.victim} : everyone()));
+    });
   }
   subset_ = add_process_set(plan_.subset);
   survivors_ = add_process_set(plan_.survivors);
@@ -236,7 +260,8 @@ void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
     const Spec& spec = specs[index];
     if (set_of(spec).rank() < 0) continue;
     if (position == plan_.position) saboteur_.at(Moment::kAmongSubmits, epoch, step);
-    const bool with_callback = position++ == plan_.position && saboteur_.due(Moment::kInCallback, epoch, step);
+    const bool with_callback =
+        position++ == plan_.position && saboteur_.due(Moment::kInCallback, epoch, step);
     if (!spec.unnamed || spec.group_size == 0) {
       submit_some({spec}, with_callback);
     } else if (spec.group_index == 0) {
@@ -258,13 +283,15 @@ void Rank::finish_step() {
     const Status& status = running.operation.status();
     if (status.ok()) {
       if (running.spec.kind == OpKind::kBarrier) continue;
-      if (const auto fault = check(running.spec, rank_, *running.memory)) say("WRONG", context_, *fault);
+      if (const auto fault = check(running.spec, rank_, *running.memory))
+        say("WRONG", context_, *fault);
       continue;
     }
     try {
       status.raise_if_error();
     } catch (const Error& error) {
-      const bool goes_on = status.code == StatusCode::kMismatch || status.code == StatusCode::kStalled;
+      const bool goes_on =
+          status.code == StatusCode::kMismatch || status.code == StatusCode::kStalled;
       if (goes_on) report_failed(running.spec.key, running.spec.members, error, running.begin);
       if (!goes_on && !fatal) fatal = status;
     }
@@ -292,7 +319,8 @@ void Rank::join_unevenly(int epoch) {
   attempt("join", [&] {
     const int last = join();
     const int most = *std::max_element(plan_.extra.begin(), plan_.extra.end());
-    if (plan_.extra[static_cast<std::size_t>(last)] != most && most > 0) say("WRONG", "join() says that rank", last, "was the last");
+    if (plan_.extra[static_cast<std::size_t>(last)] != most && most > 0)
+      say("WRONG", "join() says that rank", last, "was the last");
   });
 }
 
@@ -305,7 +333,8 @@ void Rank::run_epoch(int epoch) {
   if (rank() != rank_ || size() != plan_.ranks) say("WRONG", "rank", rank(), "of", size());
   saboteur_.at(Moment::kAnyTime, epoch);
   make_sets(epoch);
-  for (int step = 0; step < kSteps; ++step) run_step(epoch, step, operations_of_step(plan_, epoch, step));
+  for (int step = 0; step < kSteps; ++step)
+    run_step(epoch, step, operations_of_step(plan_, epoch, step));
   if (plan_.joins) join_unevenly(epoch);
   context_ = "e" + std::to_string(epoch) + '.';
   if (epoch + 1 == kEpochs) say("FINAL");
@@ -344,7 +373,8 @@ void Rank::leave() {
       continue;
     }
     const Status& status = running.operation.status();
-    if (!status.ok() && status.code != StatusCode::kShutdown) say("WRONG", running.spec.key, status.message);
+    if (!status.ok() && status.code != StatusCode::kShutdown)
+      say("WRONG", running.spec.key, status.message);
     const auto fault = status.ok() ? check(running.spec, rank_, *running.memory) : std::nullopt;
     if (fault) say("WRONG", *fault);
   }
@@ -355,7 +385,8 @@ void Rank::expect_same_error_again(const Error& first) {
     barrier();
     say("WRONG", "a barrier after the loss ended well");
   } catch (const Error& later) {
-    if (std::string(later.what()) != first.what()) say("WRONG", "another error after the loss:", later.what());
+    if (std::string(later.what()) != first.what())
+      say("WRONG", "another error after the loss:", later.what());
   }
 }
 
@@ -376,7 +407,8 @@ void Rank::run() {
   } catch (const Error& error) {
     how = "lost";
     const auto* const lost = dynamic_cast<const PeerLostError*>(&error);
-    say("LOST", class_of(error), now(), in_init_ ? "init" : "run", lost != nullptr ? lost->rank() : -1, error.what());
+    say("LOST", class_of(error), now(), in_init_ ? "init" : "run",
+        lost != nullptr ? lost->rank() : -1, error.what());
     abandon_step();
     if (is_initialized()) expect_same_error_again(error);
     end_runtime();

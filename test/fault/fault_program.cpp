@@ -1,9 +1,11 @@
-// fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong at one step.
+// fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong
+// at one step.
 //
-// MODE: kill (SIGKILL between submission and result), kill-during (SIGKILL while large tensors move), stop (SIGSTOP), exit (exit(0)
-// without shutdown), throw (an uncaught exception), leave (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then goes on), none.
-// Every rank that lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends well, and
-// "SHUTDOWN r seconds".
+// MODE: kill (SIGKILL between submission and result), kill-during (SIGKILL while large tensors
+// move), stop (SIGSTOP), exit (exit(0) without shutdown), throw (an uncaught exception), leave
+// (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then
+// goes on), none. Every rank that lives prints "RANK r CLASS seconds message" when an operation
+// fails, "DONE r" when the loop ends well, and "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -24,13 +26,18 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSteps = 40;
 constexpr int kTensors = 4;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 hvd::Submission allreduce(std::vector<float>& memory, const std::string& name) {
   hvd::Submission submission;
   submission.name = name;
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()),
-                      hvd::DataType::kFloat32, {}, {static_cast<std::int64_t>(memory.size())}};
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
+                      static_cast<std::int64_t>(memory.size()),
+                      hvd::DataType::kFloat32,
+                      {},
+                      {static_cast<std::int64_t>(memory.size())}};
   submission.output = submission.input;
   return submission;
 }
@@ -42,10 +49,15 @@ std::vector<std::int64_t> exchange_pids() {
   hvd::Submission submission;
   submission.name = "pids";
   submission.kind = hvd::OpKind::kAllgather;
-  submission.input = {reinterpret_cast<std::byte*>(const_cast<std::int64_t*>(&own)), 1, hvd::DataType::kInt64, {}, {1}};
+  submission.input = {reinterpret_cast<std::byte*>(const_cast<std::int64_t*>(&own)),
+                      1,
+                      hvd::DataType::kInt64,
+                      {},
+                      {1}};
   submission.allocate_output = [&pids](const hvd::OutputSizes&) {
     const auto count = static_cast<std::int64_t>(pids.size());
-    return hvd::TensorView{reinterpret_cast<std::byte*>(pids.data()), count, hvd::DataType::kInt64, {}, {count}};
+    return hvd::TensorView{
+        reinterpret_cast<std::byte*>(pids.data()), count, hvd::DataType::kInt64, {}, {count}};
   };
   const hvd::Operation operation = hvd::submit(std::move(submission));
   operation.wait();
@@ -53,8 +65,11 @@ std::vector<std::int64_t> exchange_pids() {
   return pids;
 }
 
-/// Elements of a tensor. Large ones take so long that a rank which is killed soon after submitting them is in the middle of them.
-std::size_t tensor_size(const std::string& mode, bool bad_step) { return mode == "kill-during" && bad_step ? 6'000'000 : 50'000; }
+/// Elements of a tensor. Large ones take so long that a rank which is killed soon after submitting
+/// them is in the middle of them.
+std::size_t tensor_size(const std::string& mode, bool bad_step) {
+  return mode == "kill-during" && bad_step ? 6'000'000 : 50'000;
+}
 
 void die_soon() {
   std::thread([] {
@@ -81,19 +96,24 @@ const char* class_name(const hvd::Error& error) {
   return "Error";
 }
 
-/// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and checked.
+/// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and
+/// checked.
 void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong) {
-  std::vector<std::vector<float>> gradients(kTensors, std::vector<float>(tensor_size(mode, bad_step), static_cast<float>(hvd::rank() + step)));
+  std::vector<std::vector<float>> gradients(
+      kTensors,
+      std::vector<float>(tensor_size(mode, bad_step), static_cast<float>(hvd::rank() + step)));
   if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
   std::vector<hvd::Operation> operations;
   for (int i = 0; i < kTensors; ++i) {
     if (goes_wrong && i == kTensors / 2) misbehave(mode);
-    operations.push_back(hvd::submit(allreduce(gradients[static_cast<std::size_t>(i)], "grad" + std::to_string(i))));
+    operations.push_back(
+        hvd::submit(allreduce(gradients[static_cast<std::size_t>(i)], "grad" + std::to_string(i))));
   }
   if (goes_wrong && mode == "kill-during") die_soon();
   for (const auto& operation : operations) operation.wait();
   for (const auto& operation : operations) operation.status().raise_if_error();
-  const float expected = static_cast<float>(hvd::size() * (hvd::size() - 1) / 2 + hvd::size() * step);
+  const float expected =
+      static_cast<float>(hvd::size() * (hvd::size() - 1) / 2 + hvd::size() * step);
   for (const auto& gradient : gradients) {
     if (gradient.back() != expected) throw std::runtime_error("wrong sum");
   }
@@ -117,9 +137,11 @@ int main(int argc, char** argv) {
       run_step(step, mode, step == bad_step, rank == victim && step == bad_step);
     } catch (const hvd::Error& error) {
       ++failures;
-      std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin), error.what());
+      std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin),
+                  error.what());
       std::fflush(stdout);
-      const bool goes_on = dynamic_cast<const hvd::MismatchError*>(&error) != nullptr || dynamic_cast<const hvd::StalledError*>(&error) != nullptr;
+      const bool goes_on = dynamic_cast<const hvd::MismatchError*>(&error) != nullptr ||
+                           dynamic_cast<const hvd::StalledError*>(&error) != nullptr;
       if (!goes_on) break;
     }
   }
@@ -128,6 +150,7 @@ int main(int argc, char** argv) {
   hvd::shutdown();
   std::printf("SHUTDOWN %d %.3f\n", rank, seconds_since(begin));
   std::fflush(stdout);
-  if (mode == "stop" && rank != victim) ::kill(static_cast<pid_t>(pids[static_cast<std::size_t>(victim)]), SIGKILL);
+  if (mode == "stop" && rank != victim)
+    ::kill(static_cast<pid_t>(pids[static_cast<std::size_t>(victim)]), SIGKILL);
   return failures == 0 ? 0 : 3;
 }

@@ -24,7 +24,10 @@ namespace {
 Submission allreduce(std::vector<float>& memory, const std::string& name) {
   Submission submission;
   submission.name = name;
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
+                      static_cast<std::int64_t>(memory.size()),
+                      DataType::kFloat32,
+                      {},
                       {static_cast<std::int64_t>(memory.size())}};
   submission.output = submission.input;
   return submission;
@@ -46,14 +49,17 @@ int size_of_job() {
 double cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 TEST(Job, Sigusr1DoesNoHarmBeforeInit) {
   ::testing::internal::CaptureStderr();
   ::raise(SIGUSR1);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: before hvd::init()\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "hvd: this rank is not initialised: before hvd::init()\n");
 }
 
 TEST(Job, NothingWorksBeforeInitAndItSaysWhatToDo) {
@@ -67,7 +73,8 @@ TEST(Job, RunsAgainAfterShutdown) {
     init();
     EXPECT_THROW(init(), UsageError);
     const int n = size();
-    EXPECT_EQ(sum(static_cast<float>(rank() + round), "x"), static_cast<float>(n * (n - 1) / 2 + n * round));
+    EXPECT_EQ(sum(static_cast<float>(rank() + round), "x"),
+              static_cast<float>(n * (n - 1) / 2 + n * round));
     EXPECT_EQ(local_size() * cross_size(), n);
     EXPECT_TRUE(is_homogeneous());
     barrier();
@@ -94,7 +101,8 @@ TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
   other.wait();
   EXPECT_TRUE(other.status().ok());
   if (rank() == 0) {
-    EXPECT_NE(text.find("hvd: rank 0 of " + std::to_string(size()) + " (host "), std::string::npos) << text;
+    EXPECT_NE(text.find("hvd: rank 0 of " + std::to_string(size()) + " (host "), std::string::npos)
+        << text;
     if (size() > 1) {
       EXPECT_NE(text.find("1 operations outstanding"), std::string::npos) << text;
       EXPECT_NE(text.find("allreduce 'lonely' float32[100]: 0."), std::string::npos) << text;
@@ -126,11 +134,13 @@ TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
   asks.join();
   const std::string meanwhile = ::testing::internal::GetCapturedStderr();
   if (in_time) {
-    EXPECT_NE(meanwhile.find(self), std::string::npos) << "it does not say what it waits for: " << meanwhile;
+    EXPECT_NE(meanwhile.find(self), std::string::npos)
+        << "it does not say what it waits for: " << meanwhile;
   }
   ::testing::internal::CaptureStderr();
   ::raise(SIGUSR1);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "hvd: this rank is not initialised: after hvd::shutdown()\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "hvd: this rank is not initialised: after hvd::shutdown()\n");
 }
 
 // MPI is not ended yet then, and its connections are the parent's.
@@ -176,10 +186,13 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
   }
   const int n = size();
   for (int index = 0; index < kThreads * kPerThread; ++index) {
-    if (data[static_cast<std::size_t>(index)][63] != static_cast<float>(n * index + n * (n - 1) / 2)) ++wrong;
+    if (data[static_cast<std::size_t>(index)][63] !=
+        static_cast<float>(n * index + n * (n - 1) / 2))
+      ++wrong;
   }
   EXPECT_EQ(wrong, 0);
-  EXPECT_LT(metrics().backend_calls, static_cast<std::uint64_t>(kThreads * kPerThread)) << "nothing was fused";
+  EXPECT_LT(metrics().backend_calls, static_cast<std::uint64_t>(kThreads * kPerThread))
+      << "nothing was fused";
   shutdown();
 }
 
@@ -209,7 +222,8 @@ TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
   }
   const auto triangle = [](int n) { return static_cast<float>(n * (n + 1) / 2); };
   for (int first = rank(), i = 0; first >= 0; --first, ++i) {
-    EXPECT_EQ(data[static_cast<std::size_t>(i)].back(), triangle(size()) - triangle(first)) << "first " << first;
+    EXPECT_EQ(data[static_cast<std::size_t>(i)].back(), triangle(size()) - triangle(first))
+        << "first " << first;
   }
   for (const ProcessSet& set : sets) remove_process_set(set);
   EXPECT_THROW(remove_process_set(sets.front()), UsageError);
@@ -227,7 +241,8 @@ TEST(Job, ASetOfOneRankRunsEveryOperation) {
     std::vector<ProcessSet> sets;
     for (int member = 0; member < size(); ++member) sets.push_back(add_process_set({member}));
     const ProcessSet& own = sets[static_cast<std::size_t>(rank())];
-    for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kReducescatter, OpKind::kAllgather, OpKind::kAlltoall}) {
+    for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kReducescatter,
+                              OpKind::kAllgather, OpKind::kAlltoall}) {
       std::vector<float> data(6, static_cast<float>(rank() + 1));
       std::vector<float> result(6);
       Submission submission = allreduce(data, "alone");
@@ -260,13 +275,19 @@ TEST(Job, AllRanksRunEveryOperation) {
     submission.kind = kind;
     submission.op = op;
     submission.root = size() - 1;
-    submission.output = {reinterpret_cast<std::byte*>(result.data()), static_cast<std::int64_t>(received), DataType::kFloat32, {},
+    submission.output = {reinterpret_cast<std::byte*>(result.data()),
+                         static_cast<std::int64_t>(received),
+                         DataType::kFloat32,
+                         {},
                          {static_cast<std::int64_t>(received)}};
     submission.allocate_output = [view = submission.output](const OutputSizes&) { return view; };
-    if (kind == OpKind::kAlltoall) submission.splits.assign(static_cast<std::size_t>(size()), static_cast<std::int64_t>(data.size()) / size());
+    if (kind == OpKind::kAlltoall)
+      submission.splits.assign(static_cast<std::size_t>(size()),
+                               static_cast<std::int64_t>(data.size()) / size());
     const Operation operation = submit(std::move(submission));
     operation.wait();
-    EXPECT_TRUE(operation.status().ok()) << to_string(kind) << ' ' << to_string(op) << ": " << operation.status().message;
+    EXPECT_TRUE(operation.status().ok())
+        << to_string(kind) << ' ' << to_string(op) << ": " << operation.status().message;
     return result;
   };
   std::vector<float> counted(2 * ranks);  // 0, 0, 1, 1, 2, 2, ...: two elements of each rank
@@ -274,12 +295,17 @@ TEST(Job, AllRanksRunEveryOperation) {
   std::vector<float> unit(ranks);
   unit[static_cast<std::size_t>(rank())] = 1;
   for (int round = 0; round < 3; ++round) {
-    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kSum, std::vector<float>(9, own), 9), std::vector<float>(9, all));
-    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kAdasum, unit, ranks), std::vector<float>(ranks, 1)) << "orthogonal vectors add up";
-    EXPECT_EQ(run(OpKind::kBroadcast, ReduceOp::kSum, std::vector<float>(5, own), 5), std::vector<float>(5, static_cast<float>(size() - 1)));
+    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kSum, std::vector<float>(9, own), 9),
+              std::vector<float>(9, all));
+    EXPECT_EQ(run(OpKind::kAllreduce, ReduceOp::kAdasum, unit, ranks), std::vector<float>(ranks, 1))
+        << "orthogonal vectors add up";
+    EXPECT_EQ(run(OpKind::kBroadcast, ReduceOp::kSum, std::vector<float>(5, own), 5),
+              std::vector<float>(5, static_cast<float>(size() - 1)));
     EXPECT_EQ(run(OpKind::kAllgather, ReduceOp::kSum, {own, own}, 2 * ranks), counted);
-    EXPECT_EQ(run(OpKind::kAlltoall, ReduceOp::kSum, std::vector<float>(2 * ranks, own), 2 * ranks), counted);
-    EXPECT_EQ(run(OpKind::kReducescatter, ReduceOp::kSum, std::vector<float>(3 * ranks, own), 3), std::vector<float>(3, all));
+    EXPECT_EQ(run(OpKind::kAlltoall, ReduceOp::kSum, std::vector<float>(2 * ranks, own), 2 * ranks),
+              counted);
+    EXPECT_EQ(run(OpKind::kReducescatter, ReduceOp::kSum, std::vector<float>(3 * ranks, own), 3),
+              std::vector<float>(3, all));
   }
   shutdown();
 }
@@ -303,7 +329,8 @@ TEST(Job, RanksRunOutOfDataOneByOne) {
   shutdown();
 }
 
-// Sums whose value depends on the order of the additions, in another order of submission and with other delays each time.
+// Sums whose value depends on the order of the additions, in another order of submission and with
+// other delays each time.
 TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
   constexpr int kTensors = 12;
   init();
@@ -313,7 +340,9 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
     std::vector<std::vector<float>> data(kTensors);
     for (auto& tensor : data) {
       tensor.resize(10'007);
-      for (float& value : tensor) value = std::ldexp(static_cast<float>(values() % 1000), static_cast<int>(values() % 40) - 20);
+      for (float& value : tensor)
+        value =
+            std::ldexp(static_cast<float>(values() % 1000), static_cast<int>(values() % 40) - 20);
     }
     std::mt19937 order(1000 * seed + static_cast<unsigned>(rank()));
     std::vector<int> indices(kTensors);
@@ -322,13 +351,17 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
     std::vector<Operation> operations;
     for (const int i : indices) {
       if (order() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(order() % 500));
-      operations.push_back(submit(allreduce(data[static_cast<std::size_t>(i)], "tensor" + std::to_string(i))));
+      operations.push_back(
+          submit(allreduce(data[static_cast<std::size_t>(i)], "tensor" + std::to_string(i))));
     }
     for (const Operation& operation : operations) operation.wait();
     if (seed == 0) first = data;
     for (int i = 0; i < kTensors; ++i) {
       const auto index = static_cast<std::size_t>(i);
-      ASSERT_EQ(std::memcmp(data[index].data(), first[index].data(), data[index].size() * sizeof(float)), 0) << "seed " << seed << " tensor " << i;
+      ASSERT_EQ(
+          std::memcmp(data[index].data(), first[index].data(), data[index].size() * sizeof(float)),
+          0)
+          << "seed " << seed << " tensor " << i;
     }
   }
   // And on every rank: nobody has more than the lowest bit pattern, so all have the same.
@@ -340,7 +373,8 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
     submission.name = "bits";
     submission.op = ReduceOp::kMin;
     const auto count = static_cast<std::int64_t>(lowest.size());
-    submission.input = {reinterpret_cast<std::byte*>(lowest.data()), count, DataType::kInt32, {}, {count}};
+    submission.input = {
+        reinterpret_cast<std::byte*>(lowest.data()), count, DataType::kInt32, {}, {count}};
     submission.output = submission.input;
     const Operation operation = submit(std::move(submission), Progress::kCaller);
     operation.wait();

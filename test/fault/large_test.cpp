@@ -1,4 +1,5 @@
-// Tensors of more than 2^31 elements, at two ranks: some 10 GiB of memory, so it has a label of its own ("large") and runs when asked for.
+// Tensors of more than 2^31 elements, at two ranks: some 10 GiB of memory, so it has a label of its
+// own ("large") and runs when asked for.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -15,7 +16,9 @@ constexpr std::int64_t kElements = (std::int64_t{1} << 31) + 13;
 // All is looked at in strides that hit every chunk, and the end in full.
 constexpr std::int64_t kStride = 1009;
 
-std::uint8_t value(std::int64_t index, int rank) { return static_cast<std::uint8_t>((index % 251 + rank * 3) % 120); }
+std::uint8_t value(std::int64_t index, int rank) {
+  return static_cast<std::uint8_t>((index % 251 + rank * 3) % 120);
+}
 
 TensorView view(std::uint8_t* memory, std::int64_t count) {
   return {reinterpret_cast<std::byte*>(memory), count, DataType::kUInt8, {}, {count}};
@@ -34,9 +37,11 @@ class Large : public ::testing::Test {
   static std::unique_ptr<std::uint8_t[]> input(std::int64_t count) {
     std::unique_ptr<std::uint8_t[]> memory(new std::uint8_t[static_cast<std::size_t>(count)]);
     constexpr std::int64_t kPattern = 251 * 4096;
-    for (std::int64_t i = 0; i < kPattern; ++i) memory[static_cast<std::size_t>(i)] = value(i, rank());
+    for (std::int64_t i = 0; i < kPattern; ++i)
+      memory[static_cast<std::size_t>(i)] = value(i, rank());
     for (std::int64_t i = kPattern; i < count; i += kPattern) {
-      std::memcpy(&memory[static_cast<std::size_t>(i)], memory.get(), static_cast<std::size_t>(std::min(kPattern, count - i)));
+      std::memcpy(&memory[static_cast<std::size_t>(i)], memory.get(),
+                  static_cast<std::size_t>(std::min(kPattern, count - i)));
     }
     return memory;
   }

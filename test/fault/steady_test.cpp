@@ -1,4 +1,5 @@
-// The steady state of real jobs: nothing is negotiated, and whatever deviates from it comes out right.
+// The steady state of real jobs: nothing is negotiated, and whatever deviates from it comes out
+// right.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -28,10 +29,14 @@ struct Tensor {
       : name(std::move(called)), memory(elements), compression(how) {}
 
   void submit(int step, Progress progress = Progress::kCaller) {
-    for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>((rank() + 1) * (static_cast<int>(i % 7) + step % 5));
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      memory[i] = static_cast<float>((rank() + 1) * (static_cast<int>(i % 7) + step % 5));
     Submission submission;
     submission.name = name;
-    submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+    submission.input = {reinterpret_cast<std::byte*>(memory.data()),
+                        static_cast<std::int64_t>(memory.size()),
+                        DataType::kFloat32,
+                        {},
                         {static_cast<std::int64_t>(memory.size())}};
     submission.output = submission.input;
     submission.compression = compression;
@@ -42,7 +47,9 @@ struct Tensor {
     ASSERT_TRUE(operation.status().ok()) << operation.status().message;
     const int ranks = size() * (size() + 1) / 2;
     std::size_t wrong = 0;
-    for (std::size_t i = 0; i < memory.size(); ++i) wrong += memory[i] != static_cast<float>(ranks * (static_cast<int>(i % 7) + step % 5)) ? 1 : 0;
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      wrong +=
+          memory[i] != static_cast<float>(ranks * (static_cast<int>(i % 7) + step % 5)) ? 1 : 0;
     ASSERT_EQ(wrong, 0U) << name << " step " << step;
   }
 };
@@ -79,7 +86,8 @@ TEST_F(Steady, NothingIsNegotiated) {
   steps(130, 180);
   const Metrics after = metrics();
   const std::uint64_t calls = mpi_calls() - called;
-  std::this_thread::sleep_for(kLonger);  // or the first to leave would be heard by one that has not looked yet
+  std::this_thread::sleep_for(
+      kLonger);  // or the first to leave would be heard by one that has not looked yet
   EXPECT_EQ(after.locked_operations - before.locked_operations, 150U);
   EXPECT_EQ(after.plans_applied, before.plans_applied);
   const std::uint64_t sent = after.control_messages_sent - before.control_messages_sent;
@@ -89,8 +97,10 @@ TEST_F(Steady, NothingIsNegotiated) {
     EXPECT_EQ(after.control_messages_received, before.control_messages_received);
   } else {
     constexpr std::uint64_t kPositions = 50 * 3, kMostRounds = 2;  // hosts: up to four
-    constexpr std::uint64_t kSignsOfLife = 20;  // that ranks of other hosts ask for when they have waited for long
-    EXPECT_LE(sent, (local_rank() == 0 ? kPositions * kMostRounds : 0) + kSignsOfLife) << "the first rank of a host speaks for it";
+    constexpr std::uint64_t kSignsOfLife =
+        20;  // that ranks of other hosts ask for when they have waited for long
+    EXPECT_LE(sent, (local_rank() == 0 ? kPositions * kMostRounds : 0) + kSignsOfLife)
+        << "the first rank of a host speaks for it";
   }
 }
 
@@ -136,7 +146,8 @@ TEST_F(Steady, WhatIsCastOnTheWayIsLockedToo) {
 TEST_F(Steady, RanksMaySubmitInAnyOrder) {
   for (int step = 0; step < 30; ++step) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      tensors_[(i + static_cast<std::size_t>(rank() * step)) % tensors_.size()].submit(step, Progress::kBackground);
+      tensors_[(i + static_cast<std::size_t>(rank() * step)) % tensors_.size()].submit(
+          step, Progress::kBackground);
     }
     for (Tensor& tensor : tensors_) tensor.check(step);
   }
@@ -203,7 +214,8 @@ TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
     const auto memory = allocate_shared(static_cast<std::size_t>(elements) * sizeof(float));
     auto* const values = reinterpret_cast<float*>(memory.get());
     for (int step = 0; step < 6; ++step) {
-      for (std::int64_t i = 0; i < elements; ++i) values[i] = static_cast<float>((rank() + 1) * (i % 13 + step));
+      for (std::int64_t i = 0; i < elements; ++i)
+        values[i] = static_cast<float>((rank() + 1) * (i % 13 + step));
       Submission submission;
       submission.name = "shared" + std::to_string(elements);
       submission.op = ReduceOp::kAverage;
@@ -215,7 +227,8 @@ TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
       operation.wait();
       ASSERT_TRUE(operation.status().ok());
       std::int64_t wrong = 0;
-      for (std::int64_t i = 0; i < elements; ++i) wrong += values[i] != static_cast<float>((i % 13 + step) * (size() + 1)) / 2 ? 1 : 0;
+      for (std::int64_t i = 0; i < elements; ++i)
+        wrong += values[i] != static_cast<float>((i % 13 + step) * (size() + 1)) / 2 ? 1 : 0;
       ASSERT_EQ(wrong, 0) << elements << " elements, step " << step;
     }
   }

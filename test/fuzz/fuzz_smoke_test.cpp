@@ -100,7 +100,9 @@ wire::Request random_request(std::mt19937_64& random) {
   request.ordinal = random() % 4;
   if (request.unnamed) request.name = wire::unnamed_name(request.kind, request.ordinal);
   request.dtype = random() % 8 == 0 ? DataType::kInt64 : DataType::kFloat32;
-  if (random() % 8 == 0) request.compression = static_cast<Compression>(random() % kCompressionCount);  // some of them refused
+  if (random() % 8 == 0)
+    request.compression =
+        static_cast<Compression>(random() % kCompressionCount);  // some of them refused
   request.root = static_cast<int>(random() % 4);
   request.process_set = random() % 16 == 0 ? 1 : 0;
   if (random() % 8 == 0) request.prescale = random() % 2 == 0 ? 0.5 : std::strtod("nan", nullptr);

@@ -1,5 +1,5 @@
-// Whole jobs with tensors on a GPU, through the public interface, under mpirun; several ranks may share the GPU. CMakeLists.txt says
-// with which settings.
+// Whole jobs with tensors on a GPU, through the public interface, under mpirun; several ranks may
+// share the GPU. CMakeLists.txt says with which settings.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -27,22 +27,33 @@ int visible_gpus() {
 
 class GpuMemory {
  public:
-  explicit GpuMemory(std::size_t floats) : floats_(floats) { EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), floats * sizeof(float) + 1), cudaSuccess); }
+  explicit GpuMemory(std::size_t floats) : floats_(floats) {
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), floats * sizeof(float) + 1),
+              cudaSuccess);
+  }
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
   ~GpuMemory() { cudaFree(data_); }
   void write(const std::vector<float>& values, cudaStream_t stream) {
-    ASSERT_EQ(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream), cudaSuccess);
+    ASSERT_EQ(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(float),
+                              cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
   }
   std::vector<float> read(cudaStream_t stream) const {
     std::vector<float> values(floats_);
-    EXPECT_EQ(cudaMemcpyAsync(values.data(), data_, floats_ * sizeof(float), cudaMemcpyDeviceToHost, stream), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(values.data(), data_, floats_ * sizeof(float), cudaMemcpyDeviceToHost,
+                              stream),
+              cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     return values;
   }
   TensorView view() const {
     const auto count = static_cast<std::int64_t>(floats_);
-    return {reinterpret_cast<std::byte*>(data_), count, DataType::kFloat32, {DeviceType::kCuda, *gpu_index()}, {count}};
+    return {reinterpret_cast<std::byte*>(data_),
+            count,
+            DataType::kFloat32,
+            {DeviceType::kCuda, *gpu_index()},
+            {count}};
   }
 
  private:
@@ -59,16 +70,20 @@ class GpuJobTest : public ::testing::Test {
   }
   void TearDown() override { cudaStreamDestroy(stream_); }
 
-  Submission in_place(const GpuMemory& memory, const std::string& name, std::shared_ptr<EventPtr> ready, OpKind kind = OpKind::kAllreduce) const {
+  Submission in_place(const GpuMemory& memory, const std::string& name,
+                      std::shared_ptr<EventPtr> ready, OpKind kind = OpKind::kAllreduce) const {
     Submission submission;
     submission.name = name;
     submission.kind = kind;
     submission.input = submission.output = memory.view();
     submission.input_ready = record_event(stream_);
-    submission.on_done = [ready = std::move(ready)](const Status&, const EventPtr& event) { *ready = event; };
+    submission.on_done = [ready = std::move(ready)](const Status&, const EventPtr& event) {
+      *ready = event;
+    };
     return submission;
   }
-  void finish(const std::vector<Operation>& operations, const std::vector<std::shared_ptr<EventPtr>>& ready) {
+  void finish(const std::vector<Operation>& operations,
+              const std::vector<std::shared_ptr<EventPtr>>& ready) {
     for (const Operation& operation : operations) {
       operation.wait();
       EXPECT_TRUE(operation.status().ok()) << operation.status().message;
@@ -81,7 +96,8 @@ class GpuJobTest : public ::testing::Test {
     Submission submission;
     submission.name = "answer";
     submission.kind = OpKind::kBroadcast;
-    submission.input = submission.output = {reinterpret_cast<std::byte*>(&told), 1, DataType::kFloat32, {}, {1}};
+    submission.input =
+        submission.output = {reinterpret_cast<std::byte*>(&told), 1, DataType::kFloat32, {}, {1}};
     const Operation operation = submit(submission);
     operation.wait();
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
@@ -110,7 +126,8 @@ TEST_F(GpuJobTest, FusedAveragesOfManySizes) {
   for (std::size_t i = 0; i < std::size(sizes); ++i) {
     const std::vector<float> values = tensors[i]->read(stream_);
     const float mean_of_ranks = static_cast<float>(size() - 1) / 2;
-    for (std::size_t e = 0; e < values.size(); e += 97) EXPECT_FLOAT_EQ(values[e], 2 * (static_cast<float>(e) + mean_of_ranks)) << i << " " << e;
+    for (std::size_t e = 0; e < values.size(); e += 97)
+      EXPECT_FLOAT_EQ(values[e], 2 * (static_cast<float>(e) + mean_of_ranks)) << i << " " << e;
   }
 }
 
@@ -126,17 +143,20 @@ TEST_F(GpuJobTest, BroadcastFromTheLastRank) {
 
 TEST_F(GpuJobTest, RaggedAllgather) {
   GpuMemory own(static_cast<std::size_t>(rank() + 1));
-  own.write(std::vector<float>(static_cast<std::size_t>(rank() + 1), static_cast<float>(rank())), stream_);
+  own.write(std::vector<float>(static_cast<std::size_t>(rank() + 1), static_cast<float>(rank())),
+            stream_);
   std::unique_ptr<GpuMemory> all;
   auto ready = std::make_shared<EventPtr>();
   Submission submission = in_place(own, "g", ready, OpKind::kAllgather);
   submission.allocate_output = [&all](const OutputSizes& sizes) {
-    all = std::make_unique<GpuMemory>(static_cast<std::size_t>(std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
+    all = std::make_unique<GpuMemory>(static_cast<std::size_t>(
+        std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
     return all->view();
   };
   finish({submit(submission)}, {ready});
   std::vector<float> expected;
-  for (int from = 0; from < size(); ++from) expected.insert(expected.end(), static_cast<std::size_t>(from + 1), static_cast<float>(from));
+  for (int from = 0; from < size(); ++from)
+    expected.insert(expected.end(), static_cast<std::size_t>(from + 1), static_cast<float>(from));
   EXPECT_EQ(all->read(stream_), expected);
 }
 
@@ -147,7 +167,8 @@ TEST_F(GpuJobTest, CpuAndGpuTensorsUnderOneNameDisagree) {
   auto ready = std::make_shared<EventPtr>();
   Submission submission = in_place(on_gpu, "mixed", ready);
   if (rank() == 1) {
-    submission.input = submission.output = {reinterpret_cast<std::byte*>(on_host.data()), 8, DataType::kFloat32, {}, {8}};
+    submission.input = submission.output = {
+        reinterpret_cast<std::byte*>(on_host.data()), 8, DataType::kFloat32, {}, {8}};
     submission.input_ready = nullptr;
   }
   const Operation operation = submit(submission);
@@ -164,17 +185,22 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
   std::vector<std::unique_ptr<GpuMemory>> tensors;
   for (int i = 0; i < kTensors; ++i) {
     tensors.push_back(std::make_unique<GpuMemory>(1000 + 100 * i));
-    tensors.back()->write(std::vector<float>(static_cast<std::size_t>(1000 + 100 * i), 1.0F), stream_);
+    tensors.back()->write(std::vector<float>(static_cast<std::size_t>(1000 + 100 * i), 1.0F),
+                          stream_);
   }
   int step = 0;
   for (; step < kSteps; ++step) {
-    // Ranks that share a GPU take turns, so that a step may take milliseconds. Asking is a deviation from the schedule, too.
-    if (step % kBetweenLooks == 0 && !rank_0_says(std::chrono::steady_clock::now() - begin < kPatience)) break;
+    // Ranks that share a GPU take turns, so that a step may take milliseconds. Asking is a
+    // deviation from the schedule, too.
+    if (step % kBetweenLooks == 0 &&
+        !rank_0_says(std::chrono::steady_clock::now() - begin < kPatience))
+      break;
     std::vector<Submission> submissions;
     std::vector<std::shared_ptr<EventPtr>> ready;
     for (int i = 0; i < kTensors; ++i) {
       ready.push_back(std::make_shared<EventPtr>());
-      submissions.push_back(in_place(*tensors[static_cast<std::size_t>(i)], "w" + std::to_string(i), ready.back()));
+      submissions.push_back(
+          in_place(*tensors[static_cast<std::size_t>(i)], "w" + std::to_string(i), ready.back()));
       submissions.back().op = ReduceOp::kAverage;
     }
     finish(submit_all(std::move(submissions), Progress::kCaller), ready);
@@ -206,7 +232,8 @@ TEST_F(GpuJobTest, WorkUnderWaySpoilsNoCapture) {
       EXPECT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
     }
     operation.wait();
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the engine looks at what is queued every 2 ms
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(10));  // the engine looks at what is queued every 2 ms
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     if (round > 0) {
       cudaGraph_t graph = nullptr;

@@ -1,11 +1,12 @@
-// The kernels on the device, against the same tiles run by the C++ executor, whose results test/unit/device compares with plain loops.
+// The kernels on the device, against the same tiles run by the C++ executor, whose results
+// test/unit/device compares with plain loops.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
-#include <cmath>
 #include <random>
 #include <string>
 #include <thread>
@@ -37,18 +38,22 @@ class GpuKernelsTest : public ::testing::Test {
 
   /// Device memory with a copy on the host.
   struct Memory {
-    explicit Memory(std::size_t bytes) : host(bytes) { cudaMalloc(reinterpret_cast<void**>(&device), std::max<std::size_t>(bytes, 1)); }
+    explicit Memory(std::size_t bytes) : host(bytes) {
+      cudaMalloc(reinterpret_cast<void**>(&device), std::max<std::size_t>(bytes, 1));
+    }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     ~Memory() { cudaFree(device); }
-    /// From memory that is not pinned cudaMemcpy() may return before all is there, and hvd's streams do not wait for the default one.
+    /// From memory that is not pinned cudaMemcpy() may return before all is there, and hvd's
+    /// streams do not wait for the default one.
     void upload() {
       ASSERT_EQ(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
     std::vector<std::byte> download() const {
       std::vector<std::byte> bytes(host.size());
-      EXPECT_EQ(cudaMemcpy(bytes.data(), device, bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(bytes.data(), device, bytes.size(), cudaMemcpyDeviceToHost),
+                cudaSuccess);
       return bytes;
     }
     std::byte* device = nullptr;
@@ -57,20 +62,24 @@ class GpuKernelsTest : public ::testing::Test {
 
   static void randomise(std::vector<std::byte>& bytes, DataType type, std::mt19937& random) {
     for (std::size_t i = 0; i + 4 <= bytes.size(); i += 4) {
-      // Floats from the middle of the range: neither side then has to agree about the payload of a NaN.
-      const float number = std::ldexp(static_cast<float>(static_cast<std::int32_t>(random())), -20 - static_cast<int>(random() % 8));
+      // Floats from the middle of the range: neither side then has to agree about the payload of a
+      // NaN.
+      const float number = std::ldexp(static_cast<float>(static_cast<std::int32_t>(random())),
+                                      -20 - static_cast<int>(random() % 8));
       std::uint32_t bits = random();
       if (type == DataType::kFloat32) std::memcpy(&bits, &number, 4);
-      if (type == DataType::kFloat16) bits &= 0xbbffbbffU;   // exponent below the highest
+      if (type == DataType::kFloat16) bits &= 0xbbffbbffU;  // exponent below the highest
       if (type == DataType::kBFloat16) bits &= 0xbfffbfffU;
       if (type == DataType::kFloat64) bits &= 0xbfffffffU;
       std::memcpy(bytes.data() + i, &bits, 4);
     }
   }
 
-  void check(const CopyForm& form, const std::vector<std::uint64_t>& counts, std::size_t tensor_shift, std::size_t buffer_shift, double factor) {
-    SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " + std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : "") + ", shifts " +
-                 std::to_string(tensor_shift) + " " + std::to_string(buffer_shift));
+  void check(const CopyForm& form, const std::vector<std::uint64_t>& counts,
+             std::size_t tensor_shift, std::size_t buffer_shift, double factor) {
+    SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " +
+                 std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : "") +
+                 ", shifts " + std::to_string(tensor_shift) + " " + std::to_string(buffer_shift));
     std::vector<std::size_t> places;
     std::vector<Piece> pieces;
     std::size_t tensor_bytes = 0;
@@ -96,9 +105,12 @@ class GpuKernelsTest : public ::testing::Test {
       api_->synchronize(stream_->get());
       at(tensors.host.data());
       const auto tiles = device::cut_into_tiles(pieces, form);
-      run_copy_on_host({tiles.data(), static_cast<std::uint32_t>(tiles.size()), buffer.host.data(), form, to_buffer, factor});
-      EXPECT_EQ(tensors.download(), tensors.host) << "tensors, " << (to_buffer ? "to" : "from") << " the buffer";
-      EXPECT_EQ(buffer.download(), buffer.host) << "buffer, " << (to_buffer ? "to" : "from") << " the buffer";
+      run_copy_on_host({tiles.data(), static_cast<std::uint32_t>(tiles.size()), buffer.host.data(),
+                        form, to_buffer, factor});
+      EXPECT_EQ(tensors.download(), tensors.host)
+          << "tensors, " << (to_buffer ? "to" : "from") << " the buffer";
+      EXPECT_EQ(buffer.download(), buffer.host)
+          << "buffer, " << (to_buffer ? "to" : "from") << " the buffer";
     }
   }
 
@@ -118,7 +130,8 @@ TEST_F(GpuKernelsTest, EveryFormAndAlignment) {
       check({type, type, false}, counts, 1, shift, 1);
     }
     if (!device::supported({type, type, true})) continue;
-    for (const std::size_t elements : {0U, 1U, 3U}) check({type, type, true}, counts, elements * size_of(type), size_of(type), 1.0 / 3);
+    for (const std::size_t elements : {0U, 1U, 3U})
+      check({type, type, true}, counts, elements * size_of(type), size_of(type), 1.0 / 3);
   }
   for (const DataType narrow : {DataType::kFloat16, DataType::kBFloat16}) {
     for (const bool scales : {false, true}) {
@@ -143,7 +156,8 @@ TEST_F(GpuKernelsTest, FillsWithAnyElement) {
     api_->fill(memory.device, 10001, element, pattern, stream_->get());
     api_->synchronize(stream_->get());
     const std::vector<std::byte> filled = memory.download();
-    for (std::size_t i = 0; i < 10001; ++i) ASSERT_EQ(std::memcmp(filled.data() + i * element, &pattern, element), 0) << i;
+    for (std::size_t i = 0; i < 10001; ++i)
+      ASSERT_EQ(std::memcmp(filled.data() + i * element, &pattern, element), 0) << i;
   }
 }
 

@@ -1,4 +1,5 @@
-// The backend on the real NCCL, as far as one rank goes: every call is accepted, and gives what it should.
+// The backend on the real NCCL, as far as one rank goes: every call is accepted, and gives what it
+// should.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,8 @@ class ManagedMemory final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
     void* memory = nullptr;
-    if (cudaMallocManaged(&memory, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess) throw std::bad_alloc();
+    if (cudaMallocManaged(&memory, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess)
+      throw std::bad_alloc();
     return memory;
   }
   void do_deallocate(void* memory, std::size_t, std::size_t) override { cudaFree(memory); }
@@ -37,8 +39,9 @@ TEST_P(GpuNcclConformance, OneRank) {
   ASSERT_NE(library, nullptr) << reason;
   const device::DeviceGuard guard(*api, 0);
   const auto local = std::make_shared<LocalBackend>();
-  auto backend = std::make_unique<NcclBackend>(library, std::make_shared<device::Context>(api, 0),
-                                               [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
+  auto backend = std::make_unique<NcclBackend>(
+      library, std::make_shared<device::Context>(api, 0),
+      [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
   const auto cases = exact_cases(*backend, GetParam(), 1);
   Bells bells(1);
   ManagedMemory memory;

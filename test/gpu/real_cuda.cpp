@@ -13,7 +13,8 @@ int cuda_devices() {
 std::vector<std::string> take_cuda_faults() { return {}; }
 
 c10::Stream other_cuda_stream(c10::DeviceIndex device) {
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStreamFromGlobalPool({c10::DeviceType::CUDA, device});
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+      .getStreamFromGlobalPool({c10::DeviceType::CUDA, device});
 }
 
 }  // namespace hvd::testing

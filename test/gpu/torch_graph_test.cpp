@@ -1,4 +1,5 @@
-// Training whose forward and backward pass are a CUDA graph, as docs/torch.md says. Built where LibTorch has CUDA.
+// Training whose forward and backward pass are a CUDA graph, as docs/torch.md says. Built where
+// LibTorch has CUDA.
 #include <ATen/cuda/CUDAGraph.h>
 #include <hvd/torch.h>
 
@@ -29,7 +30,8 @@ std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
     x.copy_(batch.x);
     y.copy_(batch.y);
     if (captured && step == 2) {
-      optimizer.zero_grad(/*set_to_none=*/true);  // so that the graph has memory of its own for the gradients
+      optimizer.zero_grad(
+          /*set_to_none=*/true);  // so that the graph has memory of its own for the gradients
       c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeStream(stream);
       const NoSync no_sync = optimizer.no_sync();
       graph = std::make_unique<at::cuda::CUDAGraph>();
@@ -46,7 +48,8 @@ std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
     optimizer.step();
   }
   std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  for (const torch::Tensor& parameter : net->parameters())
+    values.push_back(parameter.detach().cpu());
   return values;
 }
 
@@ -54,7 +57,8 @@ TEST_F(GpuGraphs, ForwardAndBackwardAreReplayed) {
   const c10::Stream stream = side_stream();
   const std::vector<torch::Tensor> plain = trained(stream, false);
   const std::vector<torch::Tensor> replayed = trained(stream, true);
-  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(near(replayed[i], plain[i], 1e-4)) << "parameter " << i;
+  for (std::size_t i = 0; i < plain.size(); ++i)
+    EXPECT_TRUE(near(replayed[i], plain[i], 1e-4)) << "parameter " << i;
   EXPECT_TRUE(same_on_all_ranks(replayed));
 }
 

@@ -1,5 +1,5 @@
-// Training with LibTorch on a real GPU; several ranks may share it. The operations are tested by test/torch/cuda_operations_test.cpp, which is
-// part of this program too.
+// Training with LibTorch on a real GPU; several ranks may share it. The operations are tested by
+// test/torch/cuda_operations_test.cpp, which is part of this program too.
 #include <cuda_runtime_api.h>
 #include <hvd/torch.h>
 
@@ -13,14 +13,17 @@ namespace {
 
 using GpuTraining = CudaTest;
 
-/// The parameters after some steps: on one device in one process, on the batch of all ranks, or on this rank's with the others.
-std::vector<torch::Tensor> trained(torch::Device on, bool together, const DistributedOptimizerOptions& options) {
+/// The parameters after some steps: on one device in one process, on the batch of all ranks, or on
+/// this rank's with the others.
+std::vector<torch::Tensor> trained(torch::Device on, bool together,
+                                   const DistributedOptimizerOptions& options) {
   torch::manual_seed(3);
   Net net(16);
   net->to(on);
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   std::unique_ptr<DistributedOptimizer> optimizer;
-  if (together) optimizer = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters(), options);
+  if (together)
+    optimizer = std::make_unique<DistributedOptimizer>(sgd, net->named_parameters(), options);
   for (int step = 0; step < 8; ++step) {
     const Batch batch = together ? Batch::of_rank(rank(), step) : Batch::joined(step);
     together ? optimizer->zero_grad() : sgd.zero_grad();
@@ -28,20 +31,26 @@ std::vector<torch::Tensor> trained(torch::Device on, bool together, const Distri
     together ? optimizer->step() : sgd.step();
   }
   std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  for (const torch::Tensor& parameter : net->parameters())
+    values.push_back(parameter.detach().cpu());
   return values;
 }
 
 void expect_as_one_process(const DistributedOptimizerOptions& options, double tolerance) {
   const std::vector<torch::Tensor> alone = trained(torch::kCPU, false, {});
   const std::vector<torch::Tensor> together = trained(device(), true, options);
-  for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(near(together[i], alone[i], tolerance)) << "parameter " << i;
+  for (std::size_t i = 0; i < alone.size(); ++i)
+    EXPECT_TRUE(near(together[i], alone[i], tolerance)) << "parameter " << i;
   EXPECT_TRUE(same_on_all_ranks(together));
 }
 
 TEST_F(GpuTraining, Buckets) { expect_as_one_process({}, 1e-3); }
-TEST_F(GpuTraining, WithoutBuckets) { expect_as_one_process({.gradient_as_bucket_view = false}, 1e-3); }
-TEST_F(GpuTraining, BFloat16OnTheWire) { expect_as_one_process({.compression = Compression::kBFloat16}, 3e-2); }
+TEST_F(GpuTraining, WithoutBuckets) {
+  expect_as_one_process({.gradient_as_bucket_view = false}, 1e-3);
+}
+TEST_F(GpuTraining, BFloat16OnTheWire) {
+  expect_as_one_process({.compression = Compression::kBFloat16}, 3e-2);
+}
 
 TEST_F(GpuTraining, SideStreams) {
   for (int round = 0; round < 50; ++round) {
@@ -78,19 +87,23 @@ TEST_F(GpuTraining, SparseTensors) {
   // Ranks have different numbers of entries, and places repeat.
   const auto of_rank = [](int r) {
     const torch::Tensor n = torch::arange(2 * r + 3, torch::kInt64);
-    return torch::sparse_coo_tensor(torch::stack({(n * (r + 2)) % 6, torch::floor_divide(n, 2) % 4}), rank_tensor(r, {2 * r + 3, 2}, torch::kFloat32),
-                                    {6, 4, 2});
+    return torch::sparse_coo_tensor(
+        torch::stack({(n * (r + 2)) % 6, torch::floor_divide(n, 2) % 4}),
+        rank_tensor(r, {2 * r + 3, 2}, torch::kFloat32), {6, 4, 2});
   };
   torch::Tensor expected = torch::zeros({6, 4, 2});
   for (int r = 0; r < size(); ++r) expected += of_rank(r).to_dense();
-  const torch::Tensor sum = sparse_allreduce(of_rank(rank()).to(device()), {.name = "sparse", .op = ReduceOp::kSum});
+  const torch::Tensor sum =
+      sparse_allreduce(of_rank(rank()).to(device()), {.name = "sparse", .op = ReduceOp::kSum});
   EXPECT_TRUE(sum.is_sparse());
   EXPECT_TRUE(on_gpu(sum.to_dense(), expected));
 }
 
 TEST_F(GpuTraining, SparseGradients) {
   torch::manual_seed(3);
-  const auto options = [](bool sparse) { return torch::nn::EmbeddingOptions(20, 3).sparse(sparse); };
+  const auto options = [](bool sparse) {
+    return torch::nn::EmbeddingOptions(20, 3).sparse(sparse);
+  };
   torch::nn::Embedding alone(options(false));
   torch::nn::Embedding table(options(true));
   {
@@ -101,12 +114,15 @@ TEST_F(GpuTraining, SparseGradients) {
   torch::optim::SGD sgd_alone(alone->parameters(), 0.1);
   torch::optim::SGD sgd(table->parameters(), 0.1);
   DistributedOptimizer optimizer(sgd, table->named_parameters());
-  const auto rows = [](int r, int step) { return torch::tensor({(r + step) % 20, (3 * r + 1) % 20, 19}); };
+  const auto rows = [](int r, int step) {
+    return torch::tensor({(r + step) % 20, (3 * r + 1) % 20, 19});
+  };
   for (int step = 0; step < 5; ++step) {
     optimizer.zero_grad();
     sgd_alone.zero_grad();
     table->forward(rows(rank(), step).to(device())).square().sum().backward();
-    for (int r = 0; r < size(); ++r) (alone->forward(rows(r, step)).square().sum() / size()).backward();
+    for (int r = 0; r < size(); ++r)
+      (alone->forward(rows(r, step)).square().sum() / size()).backward();
     EXPECT_TRUE(table->weight.grad().is_sparse());
     optimizer.step();
     sgd_alone.step();
@@ -119,14 +135,16 @@ TEST_F(GpuTraining, ACapturedOperationIsRefusedAndWorksAfterwards) {
   const c10::Stream side = side_stream();
   const c10::StreamGuard guard(side);
   const torch::Tensor ones = torch::ones({1000}, device());
-  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}), torch::full({1000}, static_cast<float>(size()))));
+  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}),
+                     torch::full({1000}, static_cast<float>(size()))));
   auto* const stream = static_cast<cudaStream_t>(side.native_handle());
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   EXPECT_THROW(allreduce_(ones, {.name = "captured", .op = ReduceOp::kSum}), UsageError);
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   cudaGraphDestroy(graph);
-  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}), torch::full({1000}, static_cast<float>(size()))));
+  EXPECT_TRUE(on_gpu(allreduce(ones, {.name = "captured", .op = ReduceOp::kSum}),
+                     torch::full({1000}, static_cast<float>(size()))));
 }
 
 }  // namespace

@@ -91,7 +91,8 @@ TEST(Failure, UncaughtException) {
   EXPECT_THAT(last_message(result), HasSubstr("|   what():  the tensor is on fire\n"));
 }
 
-// A rank is killed by SIGFPE (seed 1 of the campaign of last screens), and the other catches the error and saves its work.
+// A rank is killed by SIGFPE (seed 1 of the campaign of last screens), and the other catches the
+// error and saves its work.
 TEST(Failure, SurvivorsHaveTimeToSaveTheirWork) {
   Start start;
   start.environment = {{"LAST_SCREEN_SAVES", "1"}};
@@ -114,11 +115,14 @@ TEST(Failure, OfAnMpiProgramShowsNoBacktraceOfOpenMpi) {
 
 TEST(Failure, MpirunKilled) {
   const std::string marker = unique_marker();
-  HvdrunProcess process({.arguments = {"-np", "2", "sh", "-c", "echo folder $OMPI_MCA_btl_vader_backing_directory; exec \"$@\"", "sh",
-                                       mpi_program(), "stay", marker}});
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", "sh", "-c",
+                     "echo folder $OMPI_MCA_btl_vader_backing_directory; exec \"$@\"", "sh",
+                     mpi_program(), "stay", marker}});
   ASSERT_TRUE(process.wait_for("sum 5", 2, 20));
   const std::size_t begin = process.out().find("folder ") + 7;
-  const std::filesystem::path segments = process.out().substr(begin, process.out().find('\n', begin) - begin);
+  const std::filesystem::path segments =
+      process.out().substr(begin, process.out().find('\n', begin) - begin);
   EXPECT_FALSE(std::filesystem::is_empty(segments));
   // mpirun is the eldest of the processes that hvdrun has started.
   std::vector<pid_t> pids = processes_with(marker);

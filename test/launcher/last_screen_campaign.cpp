@@ -1,5 +1,5 @@
-// The campaign of last screens: many short jobs under hvdrun in which one rank goes wrong. The last message has to name that rank, how it
-// ended, and what it said, whatever the others made of it.
+// The campaign of last screens: many short jobs under hvdrun in which one rank goes wrong. The last
+// message has to name that rank, how it ended, and what it said, whatever the others made of it.
 //
 // last_screen_campaign [--seeds N] [--first SEED] [--verbose]
 #include <cstdio>
@@ -29,11 +29,13 @@ std::string last_screen(const std::string& text) {
 }
 
 std::string describe(const Plan& plan) {
-  constexpr const char* kNames[] = {"throw", "bad_alloc", "exit", "exit(0)", "signal", "abort", "MPI_Abort", "mismatch", "stall"};
+  constexpr const char* kNames[] = {"throw", "bad_alloc", "exit",     "exit(0)", "signal",
+                                    "abort", "MPI_Abort", "mismatch", "stall"};
   constexpr const char* kMoments[] = {"before init", "in a step", "among submits", "in a thread"};
   return "seed " + std::to_string(plan.seed) + ": " + kNames[static_cast<int>(plan.fault)] +
-         (plan.fault == Fault::kSignal ? " " + std::to_string(plan.signal) : "") + " on rank " + std::to_string(plan.victim) + " of " +
-         std::to_string(plan.ranks) + ", " + kMoments[static_cast<int>(plan.moment)] + " " + std::to_string(plan.step) +
+         (plan.fault == Fault::kSignal ? " " + std::to_string(plan.signal) : "") + " on rank " +
+         std::to_string(plan.victim) + " of " + std::to_string(plan.ranks) + ", " +
+         kMoments[static_cast<int>(plan.moment)] + " " + std::to_string(plan.step) +
          (plan.caught ? ", caught" : "") + (plan.others_catch ? ", the others catch" : "");
 }
 
@@ -50,14 +52,21 @@ Expected expected_of(const Plan& plan) {
     case Fault::kBadAlloc:
       if (plan.caught) return {failed + "exited with code 1", what_of(plan), 1};
       return {failed + "killed by SIGABRT (6)", what_of(plan), 134};
-    case Fault::kExit: return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
-    case Fault::kMpiAbort: return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
-    case Fault::kExitZero: return {"hvdrun: " + rank + " ended with code 0 but without hvd::shutdown()", "", 1};
-    case Fault::kSignal: return {failed + "killed by " + signal_name(plan.signal), "", 128 + plan.signal};
-    case Fault::kAbort: return {failed + "killed by SIGABRT (6)", "", 134};
+    case Fault::kExit:
+      return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
+    case Fault::kMpiAbort:
+      return {failed + "exited with code " + std::to_string(plan.code), "", plan.code};
+    case Fault::kExitZero:
+      return {"hvdrun: " + rank + " ended with code 0 but without hvd::shutdown()", "", 1};
+    case Fault::kSignal:
+      return {failed + "killed by " + signal_name(plan.signal), "", 128 + plan.signal};
+    case Fault::kAbort:
+      return {failed + "killed by SIGABRT (6)", "", 134};
     // Every rank is told, and any may be the first to die of it.
-    case Fault::kMismatch: return {" failed first: ", "shape differs", std::nullopt};
-    case Fault::kStall: return {" failed first: ", "missing: " + rank, std::nullopt};
+    case Fault::kMismatch:
+      return {" failed first: ", "shape differs", std::nullopt};
+    case Fault::kStall:
+      return {" failed first: ", "missing: " + rank, std::nullopt};
   }
   return {};
 }
@@ -66,10 +75,12 @@ Expected expected_of(const Plan& plan) {
 std::string judge(const Plan& plan, const Result& result) {
   const Expected expected = expected_of(plan);
   const std::string screen = last_screen(result.err);
-  if (result.code == -1) return "it did not end within " + std::to_string(static_cast<int>(kLimit)) + " s";
+  if (result.code == -1)
+    return "it did not end within " + std::to_string(static_cast<int>(kLimit)) + " s";
   if (result.code == 0) return "exit code 0";
   if (expected.code && result.code != *expected.code)
-    return "exit code " + std::to_string(result.code) + ", expected " + std::to_string(*expected.code);
+    return "exit code " + std::to_string(result.code) + ", expected " +
+           std::to_string(*expected.code);
   for (const std::string& text : {expected.first, expected.also}) {
     if (screen.find(text) == std::string::npos) return "the last screen lacks '" + text + "'";
   }
@@ -79,7 +90,8 @@ std::string judge(const Plan& plan, const Result& result) {
 Result run(const Plan& plan) {
   Start start;
   // What a stalled rank gets is not what is tested here.
-  start.arguments = {"-np", std::to_string(plan.ranks), "--fail-grace", "1", HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(plan.seed)};
+  start.arguments = {"-np", std::to_string(plan.ranks),   "--fail-grace",
+                     "1",   HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(plan.seed)};
   start.environment = {{"HVD_STALL_SHUTDOWN", "1"}, {"OMP_NUM_THREADS", "1"}};
   return HvdrunProcess(start).wait(kLimit);
 }
@@ -109,7 +121,8 @@ int main(int argc, char** argv) {
     const Result result = run(plan);
     const std::string fault = judge(plan, result);
     if (verbose || !fault.empty())
-      std::printf("%s: %s (%.2f s)\n", describe(plan).c_str(), fault.empty() ? "right" : fault.c_str(), result.seconds);
+      std::printf("%s: %s (%.2f s)\n", describe(plan).c_str(),
+                  fault.empty() ? "right" : fault.c_str(), result.seconds);
     if (!fault.empty()) {
       ++bad;
       std::printf("--- stderr ---\n%s--------------\n", result.err.c_str());

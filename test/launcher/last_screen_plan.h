@@ -3,11 +3,21 @@
 #include <cstdint>
 #include <string>
 
-/// What one seed of the campaign of last screens means. The driver and every rank derive it by themselves, so it depends on nothing but
-/// the seed.
+/// What one seed of the campaign of last screens means. The driver and every rank derive it by
+/// themselves, so it depends on nothing but the seed.
 namespace hvd::launcher::test {
 
-enum class Fault { kThrow, kBadAlloc, kExit, kExitZero, kSignal, kAbort, kMpiAbort, kMismatch, kStall };
+enum class Fault {
+  kThrow,
+  kBadAlloc,
+  kExit,
+  kExitZero,
+  kSignal,
+  kAbort,
+  kMpiAbort,
+  kMismatch,
+  kStall
+};
 inline constexpr int kFaults = 9;
 
 enum class Moment { kBeforeInit, kInStep, kAmongSubmits, kInThread };
@@ -19,10 +29,10 @@ struct Plan {
   Fault fault = Fault::kThrow;
   Moment moment = Moment::kInStep;
   int step = 0;
-  bool caught = false;         ///< main() catches what is thrown on the victim, says it and returns 1
-  bool others_catch = false;   ///< the same on the others
-  int code = 3;                ///< of kExit and kMpiAbort
-  int signal = 0;              ///< of kSignal
+  bool caught = false;  ///< main() catches what is thrown on the victim, says it and returns 1
+  bool others_catch = false;  ///< the same on the others
+  int code = 3;               ///< of kExit and kMpiAbort
+  int signal = 0;             ///< of kSignal
 };
 
 inline constexpr int kSteps = 12;
@@ -50,7 +60,8 @@ inline Plan make_plan(std::uint64_t seed) {
   plan.ranks = 2 + random.below(3);
   plan.victim = random.below(plan.ranks);
   // Neighbouring seeds differ in kind, so that a short run meets every one.
-  plan.fault = static_cast<Fault>((seed + static_cast<std::uint64_t>(random.below(2)) * 3) % kFaults);
+  plan.fault =
+      static_cast<Fault>((seed + static_cast<std::uint64_t>(random.below(2)) * 3) % kFaults);
   plan.step = random.below(kSteps);
   plan.moment = static_cast<Moment>(random.below(4));
   plan.caught = random.below(2) == 0;
@@ -59,15 +70,20 @@ inline Plan make_plan(std::uint64_t seed) {
   plan.signal = kSignals[random.below(5)];
   const bool throws = plan.fault == Fault::kThrow || plan.fault == Fault::kBadAlloc;
   const bool of_the_job = plan.fault == Fault::kMismatch || plan.fault == Fault::kStall;
-  if (of_the_job || plan.fault == Fault::kMpiAbort || plan.fault == Fault::kExitZero) plan.moment = Moment::kInStep;
-  // What a thread throws cannot be caught by main(), and exit() from two threads at once is the program's own fault.
-  if (plan.moment == Moment::kInThread && !throws && plan.fault != Fault::kSignal) plan.moment = Moment::kAmongSubmits;
+  if (of_the_job || plan.fault == Fault::kMpiAbort || plan.fault == Fault::kExitZero)
+    plan.moment = Moment::kInStep;
+  // What a thread throws cannot be caught by main(), and exit() from two threads at once is the
+  // program's own fault.
+  if (plan.moment == Moment::kInThread && !throws && plan.fault != Fault::kSignal)
+    plan.moment = Moment::kAmongSubmits;
   if (plan.moment == Moment::kInThread || !(throws || of_the_job)) plan.caught = false;
   return plan;
 }
 
 inline std::string what_of(const Plan& plan) {
-  return plan.fault == Fault::kBadAlloc ? "std::bad_alloc" : "the data set of seed " + std::to_string(plan.seed) + " is broken";
+  return plan.fault == Fault::kBadAlloc
+             ? "std::bad_alloc"
+             : "the data set of seed " + std::to_string(plan.seed) + " is broken";
 }
 
 }  // namespace hvd::launcher::test

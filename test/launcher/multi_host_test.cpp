@@ -118,8 +118,8 @@ TEST_F(MultiHost, RanksAndVariables) {
   }
 }
 
-// Allreduces and an allgather, with their results checked. No other backend is allowed, so the ranks of a host share memory and the
-// hosts talk over TCP, or the job fails.
+// Allreduces and an allgather, with their results checked. No other backend is allowed, so the
+// ranks of a host share memory and the hosts talk over TCP, or the job fails.
 TEST_F(MultiHost, AnHvdJobRunsOnTheHierarchicalBackend) {
   Start job = start("", "");
   job.arguments.resize(job.arguments.size() - 3);
@@ -128,7 +128,8 @@ TEST_F(MultiHost, AnHvdJobRunsOnTheHierarchicalBackend) {
   const Result result = HvdrunProcess(job).wait();
   EXPECT_EQ(result.code, 0) << result.err;
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_THAT(result.out, HasSubstr(rank_prefix(rank, 4) + "DONE " + std::to_string(rank) + "\n"));
+    EXPECT_THAT(result.out,
+                HasSubstr(rank_prefix(rank, 4) + "DONE " + std::to_string(rank) + "\n"));
   }
 }
 

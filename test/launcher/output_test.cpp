@@ -1,6 +1,6 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -141,8 +141,7 @@ TEST(LostOutput, AClosedStdoutIsSaid) {
   const Result result = run_redirected("exec \"$@\" >&-", {"-np", "2", "echo", "hi"});
   EXPECT_EQ(result.code, 74) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: cannot write stdout: Bad file descriptor"));
-  EXPECT_EQ(run_redirected("exec \"$@\" >&-", {"-np", "2", "true"}).code, 0)
-      << "nothing was lost";
+  EXPECT_EQ(run_redirected("exec \"$@\" >&-", {"-np", "2", "true"}).code, 0) << "nothing was lost";
   EXPECT_EQ(run_redirected("exec \"$@\" <&- 2>&-", {"-np", "2", "true"}).code, 0);
 }
 
@@ -173,29 +172,32 @@ TEST(LostOutput, AFileSystemThatDoesNotAnswerKeepsNobodyWaiting) {
   const std::filesystem::path stuck = folder.path() / "rank.1" / "stdout";
   ASSERT_EQ(::mkfifo(stuck.c_str(), 0600), 0);
   const UniqueFd reader(::open(stuck.c_str(), O_RDONLY | O_NONBLOCK));
-  HvdrunProcess process({.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh",
-                                       "-c", "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh", "-c",
+                     "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
   ASSERT_TRUE(process.wait_for("[1] 50000\n", 1, 20));
   ::usleep(2'500'000);  // it waits for the file, and is asked to hurry
   process.signal(SIGTERM);
   const Result result = process.wait(10);
   EXPECT_EQ(result.code, 3) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 0 failed first: exited with code 3"));
-  EXPECT_THAT(result.err, HasSubstr(": nothing was taken for 1 s; what the ranks print is not kept there"));
+  EXPECT_THAT(result.err,
+              HasSubstr(": nothing was taken for 1 s; what the ranks print is not kept there"));
 }
 
 TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
-  const Result result = run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}",
-                                       {"-np", "2", "yes"});
+  const Result result =
+      run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}", {"-np", "2", "yes"});
   EXPECT_EQ(result.code, 141) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("hvdrun: nobody reads stdout any more; stopped 2 ranks (0, 1)"));
+  EXPECT_THAT(result.err,
+              HasSubstr("hvdrun: nobody reads stdout any more; stopped 2 ranks (0, 1)"));
 }
 
 TEST(LostOutput, AFailureIsSeenThoughNobodyReads) {
   const std::string marker = unique_marker();
-  HvdrunProcess process({.arguments = {"-np", "2", "sh", "-c",
-                                       "[ $HVD_RANK = 0 ] && exec yes \"$0\"; sleep 1; exit 3",
-                                       marker}});
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", "sh", "-c",
+                     "[ $HVD_RANK = 0 ] && exec yes \"$0\"; sleep 1; exit 3", marker}});
   ASSERT_TRUE(process.wait_for("[0] ", 1, 20));
   std::vector<pid_t> left;
   for (int i = 0; i < 100; ++i) {
@@ -266,7 +268,8 @@ std::string as_list(std::vector<int> cpus) {
   for (std::size_t i = 0; i < cpus.size();) {
     std::size_t last = i;
     while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
-    text += (text.empty() ? "" : ",") + std::to_string(cpus[i]) + (last > i ? "-" + std::to_string(cpus[last]) : "");
+    text += (text.empty() ? "" : ",") + std::to_string(cpus[i]) +
+            (last > i ? "-" + std::to_string(cpus[last]) : "");
     i = last + 1;
   }
   return text;
@@ -276,21 +279,26 @@ TEST(Binding, EachRankHasItsShareOfTheCores) {
   const std::vector<int> allowed = allowed_cpus();
   const std::vector<Core> cores = usable_cores(allowed);
   if (cores.size() < 2 || cpu_quota()) GTEST_SKIP() << "needs two cores and no quota";
-  const std::string script = "echo $HVD_RANK threads $OMP_NUM_THREADS $(grep Cpus_allowed_list /proc/self/status)";
-  Start start{.arguments = {"-np", "2", "sh", "-c", script}, .environment = {{"OMP_NUM_THREADS", std::nullopt}}};
+  const std::string script =
+      "echo $HVD_RANK threads $OMP_NUM_THREADS $(grep Cpus_allowed_list /proc/self/status)";
+  Start start{.arguments = {"-np", "2", "sh", "-c", script},
+              .environment = {{"OMP_NUM_THREADS", std::nullopt}}};
   Result result = HvdrunProcess(start).wait();
   EXPECT_EQ(result.code, 0) << result.err;
   for (int rank = 0; rank < 2; ++rank) {
     const CoreShare share = share_of(cores, rank, 2, {});
-    EXPECT_THAT(result.out, HasSubstr(std::to_string(rank) + " threads " + std::to_string(share.threads) +
-                                      " Cpus_allowed_list: " + as_list(share.cpus) + "\n"));
+    EXPECT_THAT(result.out,
+                HasSubstr(std::to_string(rank) + " threads " + std::to_string(share.threads) +
+                          " Cpus_allowed_list: " + as_list(share.cpus) + "\n"));
   }
   start.arguments = {"-np", "1", "sh", "-c", script};
   result = HvdrunProcess(start).wait();
-  EXPECT_THAT(result.out, HasSubstr("0 threads " + std::to_string(cores.size()) + " ")) << "at one rank too";
+  EXPECT_THAT(result.out, HasSubstr("0 threads " + std::to_string(cores.size()) + " "))
+      << "at one rank too";
   start.arguments = {"-np", "2", "--bind", "none", "sh", "-c", script};
   result = HvdrunProcess(start).wait();
-  const std::size_t first = result.out.find("Cpus_allowed_list"), second = result.out.rfind("Cpus_allowed_list");
+  const std::size_t first = result.out.find("Cpus_allowed_list"),
+                    second = result.out.rfind("Cpus_allowed_list");
   EXPECT_EQ(result.out.substr(first, result.out.find('\n', first) - first),
             result.out.substr(second, result.out.find('\n', second) - second));
 }

@@ -1,6 +1,6 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,7 +25,8 @@ using ::testing::IsEmpty;
 bool holds(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("SigBlk:")) return (std::strtoull(line.c_str() + 7, nullptr, 16) >> (signal - 1) & 1) != 0;
+    if (line.starts_with("SigBlk:"))
+      return (std::strtoull(line.c_str() + 7, nullptr, 16) >> (signal - 1) & 1) != 0;
   }
   return false;
 }
@@ -82,7 +83,8 @@ TEST(Signals, UserSignalsArePassedOn) {
   EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
 }
 
-// SIGUSR1 asks for a state dump; where there is no handler for it, because it comes too early or the program has none, nothing happens.
+// SIGUSR1 asks for a state dump; where there is no handler for it, because it comes too early or
+// the program has none, nothing happens.
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
@@ -163,7 +165,8 @@ TEST(Signals, WhatAKilledHvdrunLeavesIsRemovedByTheNext) {
   const TemporaryFolder folder;
   const std::string marker = unique_marker();
   const auto start_of = [&](std::vector<std::string> arguments) {
-    return Start{.arguments = std::move(arguments), .environment = {{"TMPDIR", folder.path().string()}}};
+    return Start{.arguments = std::move(arguments),
+                 .environment = {{"TMPDIR", folder.path().string()}}};
   };
   HvdrunProcess killed(start_of({"-np", "2", rank_program(), "wait", marker}));
   ASSERT_TRUE(killed.wait_for("ready", 2, 20));
@@ -171,7 +174,8 @@ TEST(Signals, WhatAKilledHvdrunLeavesIsRemovedByTheNext) {
   EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
   const auto left = [&] {
     std::vector<std::filesystem::path> found;
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) found.push_back(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      found.push_back(entry.path());
     return found;
   };
   ASSERT_EQ(left().size(), 1U) << "or this test tests nothing";

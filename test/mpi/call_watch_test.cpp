@@ -63,7 +63,8 @@ struct Hangs {
   }
   bool wait_for_one(Duration limit) const {
     const SteadyClock clock;
-    for (const TimePoint begin = clock.now(); count == 0 && clock.now() - begin < limit;) std::this_thread::sleep_for(1ms);
+    for (const TimePoint begin = clock.now(); count == 0 && clock.now() - begin < limit;)
+      std::this_thread::sleep_for(1ms);
     return count > 0;
   }
 };
@@ -129,7 +130,9 @@ TEST(CallWatch, LimitsTheStartAsAWhole) {
 TEST(CallWatch, TakesNoSignalsThatAreForTheProgram) {
   static std::atomic<bool> taken_here{false};
   static const pthread_t here = ::pthread_self();
-  ASSERT_NE(::signal(SIGUSR2, [](int) { taken_here = ::pthread_equal(::pthread_self(), here) != 0; }), SIG_ERR);
+  ASSERT_NE(
+      ::signal(SIGUSR2, [](int) { taken_here = ::pthread_equal(::pthread_self(), here) != 0; }),
+      SIG_ERR);
   CallWatch watch(10s, [](const CallWatch::Hang&) {});
   for (int i = 0; i < 100; ++i) {
     taken_here = false;

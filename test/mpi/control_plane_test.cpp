@@ -20,7 +20,8 @@ using Bytes = std::vector<std::byte>;
 class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
  protected:
   MpiControlPlaneTest()
-      : world_(MpiWorld::join({.start_timeout = 30s, .host_board = GetParam()})), plane_(make_mpi_control_plane(world_)) {}
+      : world_(MpiWorld::join({.start_timeout = 30s, .host_board = GetParam()})),
+        plane_(make_mpi_control_plane(world_)) {}
   ~MpiControlPlaneTest() override {
     testing::mpi_barrier();
     plane_->farewell();
@@ -30,10 +31,12 @@ class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<control::ControlPlane> plane_;
 };
 
-/// A message that says who sent it and which one it is, of a size that depends on both: empty, eager, and in several parts.
+/// A message that says who sent it and which one it is, of a size that depends on both: empty,
+/// eager, and in several parts.
 Bytes make_message(int source, int number) {
   constexpr std::size_t kSizes[] = {8, 100, 4000, 4096, 5000, 40'000, 300'000};
-  Bytes message(kSizes[static_cast<std::size_t>(source + number) % std::size(kSizes)], std::byte(source * 31 + number));
+  Bytes message(kSizes[static_cast<std::size_t>(source + number) % std::size(kSizes)],
+                std::byte(source * 31 + number));
   const std::int32_t header[] = {source, number};
   std::memcpy(message.data(), header, sizeof header);
   return message;
@@ -43,7 +46,8 @@ TEST_P(MpiControlPlaneTest, KeepsTheOrderOfEachRank) {
   constexpr int kMessages = 200;
   std::vector<int> next(static_cast<std::size_t>(mpi_size()), 0);
   int to_come = mpi_rank() == 0 ? kMessages * mpi_size() : 0;
-  for (int number = 0; number < kMessages; ++number) plane_->report(make_message(mpi_rank(), number));
+  for (int number = 0; number < kMessages; ++number)
+    plane_->report(make_message(mpi_rank(), number));
   const SteadyClock clock;
   const TimePoint end = clock.now() + 60s;
   while ((to_come > 0 || plane_->busy()) && clock.now() < end) {
@@ -51,7 +55,8 @@ TEST_P(MpiControlPlaneTest, KeepsTheOrderOfEachRank) {
     if (!message) continue;
     --to_come;
     int& expected = next[static_cast<std::size_t>(message->source)];
-    EXPECT_TRUE(message->bytes == make_message(message->source, expected)) << "from rank " << message->source << ", number " << expected;
+    EXPECT_TRUE(message->bytes == make_message(message->source, expected))
+        << "from rank " << message->source << ", number " << expected;
     ++expected;
   }
   EXPECT_EQ(to_come, 0);
@@ -117,7 +122,9 @@ TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
   EXPECT_THROW(plane_->report(too_large), Error);
   EXPECT_THROW(plane_->send(mpi_size(), {}), Error);
   EXPECT_THROW(plane_->send(-1, {}), Error);
-  EXPECT_THROW(plane_->publish(mpi_rank() == 0 ? std::span<const std::byte>(too_large) : std::span<const std::byte>()), Error);
+  EXPECT_THROW(plane_->publish(mpi_rank() == 0 ? std::span<const std::byte>(too_large)
+                                               : std::span<const std::byte>()),
+               Error);
   EXPECT_FALSE(plane_->poll().has_value());
 }
 
@@ -147,8 +154,9 @@ TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
   plane_ = make_mpi_control_plane(world_);
 }
 
-INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(),
-                         [](const auto& parameter) { return parameter.param ? "Shared" : "Absent"; });
+INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(), [](const auto& parameter) {
+  return parameter.param ? "Shared" : "Absent";
+});
 
 /// What an engine does when it has nothing to do, on the pattern that base/doorbell.h gives.
 control::Message sleep_until_message(control::ControlPlane& plane) {
@@ -189,7 +197,8 @@ TEST(MpiDoorbell, WakesASleepingRank) {
   if (mpi_rank() == 0) {
     std::sort(latencies.begin(), latencies.end());
     const double median = static_cast<double>(latencies[latencies.size() / 2]) / 1e3;
-    std::printf("a sleeping rank handles a message after %.1f us (median of %zu)\n", median, latencies.size());
+    std::printf("a sleeping rank handles a message after %.1f us (median of %zu)\n", median,
+                latencies.size());
     EXPECT_LT(median, 20'000.0);
   }
   testing::mpi_barrier();

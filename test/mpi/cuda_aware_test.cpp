@@ -1,4 +1,5 @@
-// Jobs whose tensors are on a simulated GPU and whose MPI takes pointers to its memory, or does not; through the public interface.
+// Jobs whose tensors are on a simulated GPU and whose MPI takes pointers to its memory, or does
+// not; through the public interface.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +70,11 @@ class CudaAware : public ::testing::TestWithParam<int> {
   }
   TensorView empty(std::size_t count) {
     const auto elements = static_cast<std::int64_t>(count);
-    return {gpu_.allocate(std::max<std::size_t>(count * sizeof(std::int32_t), 1)), elements, DataType::kInt32, {DeviceType::kCuda, 0}, {elements}};
+    return {gpu_.allocate(std::max<std::size_t>(count * sizeof(std::int32_t), 1)),
+            elements,
+            DataType::kInt32,
+            {DeviceType::kCuda, 0},
+            {elements}};
   }
 
   Submission describe(const std::string& name, OpKind kind, const Values& values) {
@@ -84,7 +89,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
     Running running;
     *running.output = submission.output;
     submission.allocate_output = [this, output = running.output](const OutputSizes& sizes) {
-      return *output = empty(static_cast<std::size_t>(std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
+      return *output = empty(static_cast<std::size_t>(std::accumulate(
+                 sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
     };
     running.operation = hvd::submit(std::move(submission));
     return running;
@@ -92,11 +98,13 @@ class CudaAware : public ::testing::TestWithParam<int> {
   /// What the program's queue finds there once it has waited.
   void expect(const Running& running, const Values& expected, const std::string& what) {
     running.operation.wait();
-    ASSERT_TRUE(running.operation.status().ok()) << what << ": " << running.operation.status().message;
+    ASSERT_TRUE(running.operation.status().ok())
+        << what << ": " << running.operation.status().message;
     const device::DeviceGuard guard(*api_, 0);
     std::byte* const copy = gpu_.allocate(std::max<std::size_t>(running.output->bytes(), 1));
     device_->wait(app_->get(), running.operation.output_ready());
-    api_->copy(copy, running.output->data, running.output->bytes(), device::Direction::kOnDevice, app_->get());
+    api_->copy(copy, running.output->data, running.output->bytes(), device::Direction::kOnDevice,
+               app_->get());
     EXPECT_TRUE(gpu_.run_all());
     Values found(static_cast<std::size_t>(running.output->count));
     std::copy_n(copy, running.output->bytes(), std::as_writable_bytes(std::span(found)).data());
@@ -109,7 +117,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const std::string from = prefix + "from " + std::to_string(root);
       std::vector<Submission> submissions;
       for (const std::size_t count : {std::size_t{1}, std::size_t{1003}, std::size_t{100'003}}) {
-        submissions.push_back(describe(from + " " + std::to_string(count), OpKind::kBroadcast, values_of(rank(), count)));
+        submissions.push_back(describe(from + " " + std::to_string(count), OpKind::kBroadcast,
+                                       values_of(rank(), count)));
         submissions.back().root = root;
         submissions.back().process_set = set;
       }
@@ -117,9 +126,11 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const std::vector<Operation> operations = submit_all(std::move(submissions));
       for (std::size_t i = 0; i < operations.size(); ++i) {
         const Running running{operations[i], std::make_shared<TensorView>(kept[i].output)};
-        expect(running, values_of(root, static_cast<std::size_t>(kept[i].output.count)), kept[i].name);
+        expect(running, values_of(root, static_cast<std::size_t>(kept[i].output.count)),
+               kept[i].name);
       }
-      Submission apart = describe(from + " into another", OpKind::kBroadcast, values_of(rank(), 70'001));
+      Submission apart =
+          describe(from + " into another", OpKind::kBroadcast, values_of(rank(), 70'001));
       apart.root = root;
       apart.process_set = set;
       apart.output = empty(70'001);
@@ -128,14 +139,18 @@ class CudaAware : public ::testing::TestWithParam<int> {
   }
 
   // Rows differ by rank, and one rank has none.
-  static std::size_t rows_of(int rank) { return rank == 1 ? 0 : 1 + static_cast<std::size_t>(rank) * 50'021; }
+  static std::size_t rows_of(int rank) {
+    return rank == 1 ? 0 : 1 + static_cast<std::size_t>(rank) * 50'021;
+  }
 
   void gathers(const std::string& prefix, const std::vector<int>& members, int set) {
     Values all;
-    for (const int member : members) std::ranges::copy(values_of(member, rows_of(member)), std::back_inserter(all));
+    for (const int member : members)
+      std::ranges::copy(values_of(member, rows_of(member)), std::back_inserter(all));
     for (const bool everywhere : {true, false}) {
       const std::string name = prefix + (everywhere ? "allgather" : "gather");
-      Submission submission = describe(name, everywhere ? OpKind::kAllgather : OpKind::kGather, values_of(rank(), rows_of(rank())));
+      Submission submission = describe(name, everywhere ? OpKind::kAllgather : OpKind::kGather,
+                                       values_of(rank(), rows_of(rank())));
       submission.process_set = set;
       if (!everywhere) submission.root = members.back();
       const bool receives = everywhere || rank() == members.back();
@@ -146,7 +161,9 @@ class CudaAware : public ::testing::TestWithParam<int> {
     }
   }
 
-  static std::size_t rows_between(int from, int to) { return from == to ? 20'011 : static_cast<std::size_t>((from + 2 * to) % 3) * 40'009; }
+  static std::size_t rows_between(int from, int to) {
+    return from == to ? 20'011 : static_cast<std::size_t>((from + 2 * to) % 3) * 40'009;
+  }
 
   void exchanges(const std::string& prefix, const std::vector<int>& members, int set) {
     Values sent;
@@ -156,7 +173,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const std::size_t rows = rows_between(rank(), member);
       splits.push_back(static_cast<std::int64_t>(rows));
       std::ranges::copy(values_of(10 * rank() + member, rows), std::back_inserter(sent));
-      std::ranges::copy(values_of(10 * member + rank(), rows_between(member, rank())), std::back_inserter(expected));
+      std::ranges::copy(values_of(10 * member + rank(), rows_between(member, rank())),
+                        std::back_inserter(expected));
     }
     Submission submission = describe(prefix + "alltoall", OpKind::kAlltoall, sent);
     submission.splits = std::move(splits);
@@ -194,7 +212,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const Values values = values_of(from, count);
       std::transform(sums.begin(), sums.end(), values.begin(), sums.begin(), std::plus<>());
     }
-    expect(submit(describe("sum", OpKind::kAllreduce, values_of(rank(), count))), sums, "allreduce");
+    expect(submit(describe("sum", OpKind::kAllreduce, values_of(rank(), count))), sums,
+           "allreduce");
     Submission scattered = describe("scattered", OpKind::kReducescatter, values_of(rank(), count));
     scattered.output = empty(6000);
     const auto own = sums.begin() + 6000 * rank();

@@ -23,9 +23,11 @@ TEST(EnvironmentProgramInit, JoinsWithALowerThreadLevelAndSaysSo) {
     world->farewell();
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
-  const std::size_t warning = log.find(std::string(thread_level_name()) + ", not MPI_THREAD_MULTIPLE");
+  const std::size_t warning =
+      log.find(std::string(thread_level_name()) + ", not MPI_THREAD_MULTIPLE");
   EXPECT_NE(warning, std::string::npos) << log;
-  EXPECT_EQ(log.find("not MPI_THREAD_MULTIPLE", warning + 40), std::string::npos) << "once is enough: " << log;
+  EXPECT_EQ(log.find("not MPI_THREAD_MULTIPLE", warning + 40), std::string::npos)
+      << "once is enough: " << log;
   EXPECT_TRUE(is_active());
 }
 

@@ -8,7 +8,8 @@
 #include "mpi/communicator.h"
 #include "mpi/mpi_world.h"
 
-// hvd starts MPI here, and ends it when the process exits: mpirun reports a rank that exits without MPI_Finalize as a failure.
+// hvd starts MPI here, and ends it when the process exits: mpirun reports a rank that exits without
+// MPI_Finalize as a failure.
 
 namespace hvd::mpi {
 namespace {

@@ -15,8 +15,9 @@
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
 
-// What the conformance suite does not reach: ranks that are scattered over the hosts, bits that must not depend on the size, sets that lie
-// on hosts in part, other channels beside this one, sleepers, failures.
+// What the conformance suite does not reach: ranks that are scattered over the hosts, bits that
+// must not depend on the size, sets that lie on hosts in part, other channels beside this one,
+// sleepers, failures.
 
 namespace hvd::hierarchical {
 namespace {
@@ -27,10 +28,13 @@ using testing::make_input;
 using testing::mpi_rank;
 using testing::mpi_size;
 
-constexpr HierarchicalTuning kSmallSlots = {.slot_bytes = 4096, .small_bytes = 1024, .smallest_slice = 256};
+constexpr HierarchicalTuning kSmallSlots = {
+    .slot_bytes = 4096, .small_bytes = 1024, .smallest_slice = 256};
 
 /// The first letters of "abab...": ranks of a host are never neighbours.
-std::string scattered() { return std::string("abab").substr(0, static_cast<std::size_t>(mpi_size())); }
+std::string scattered() {
+  return std::string("abab").substr(0, static_cast<std::size_t>(mpi_size()));
+}
 /// "aab", "aabb", "ab": the first half on one host.
 std::string halves() {
   const auto first = static_cast<std::size_t>((mpi_size() + 1) / 2);
@@ -40,21 +44,29 @@ std::string halves() {
 class Job {
  public:
   explicit Job(const std::string& hosts, const HierarchicalTuning& tuning = kSmallSlots)
-      : hosts_(hosts), world_(mpi::MpiWorld::join({.start_timeout = 30s})), plane_(mpi::make_mpi_control_plane(world_)),
-        backend_(world_, tuning), flat_(world_) {}
+      : hosts_(hosts),
+        world_(mpi::MpiWorld::join({.start_timeout = 30s})),
+        plane_(mpi::make_mpi_control_plane(world_)),
+        backend_(world_, tuning),
+        flat_(world_) {}
   ~Job() {
     testing::mpi_barrier();
     plane_->farewell();
   }
 
-  std::unique_ptr<Channel> open(int process_set, const std::vector<int>& ranks) { return open_with(backend_, process_set, ranks); }
-  std::unique_ptr<Channel> open_flat(int process_set, const std::vector<int>& ranks) { return open_with(flat_, process_set, ranks); }
+  std::unique_ptr<Channel> open(int process_set, const std::vector<int>& ranks) {
+    return open_with(backend_, process_set, ranks);
+  }
+  std::unique_ptr<Channel> open_flat(int process_set, const std::vector<int>& ranks) {
+    return open_with(flat_, process_set, ranks);
+  }
   control::ControlPlane& plane() { return *plane_; }
   const HierarchicalBackend& backend() const { return backend_; }
   const Topology& topology() const { return world_->topology(); }
 
  private:
-  std::unique_ptr<Channel> open_with(Backend& backend, int process_set, const std::vector<int>& ranks) {
+  std::unique_ptr<Channel> open_with(Backend& backend, int process_set,
+                                     const std::vector<int>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), mpi_rank());
     if (own == ranks.end()) return nullptr;
     return backend.open({process_set, ranks, static_cast<int>(own - ranks.begin()), {}}, *plane_);
@@ -68,9 +80,11 @@ class Job {
 };
 
 /// `order`: ranks in the order in which their inputs are added.
-Bytes expected_sum(const std::vector<int>& order, std::int64_t count, DataType dtype, std::uint64_t seed, const ReduceScale& scale = {}) {
+Bytes expected_sum(const std::vector<int>& order, std::int64_t count, DataType dtype,
+                   std::uint64_t seed, const ReduceScale& scale = {}) {
   std::vector<Bytes> inputs;
-  for (const int rank : order) inputs.push_back(make_input(count, dtype, ReduceOp::kSum, rank, seed));
+  for (const int rank : order)
+    inputs.push_back(make_input(count, dtype, ReduceOp::kSum, rank, seed));
   return testing::reference_reduce(inputs, dtype, ReduceOp::kSum, scale);
 }
 
@@ -82,7 +96,8 @@ Collective sum_of(std::int64_t count, DataType dtype = DataType::kFloat32) {
 std::vector<int> by_host(const Topology& topology) {
   std::vector<int> order = testing::all_ranks();
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return topology.host_of_rank[static_cast<std::size_t>(a)] < topology.host_of_rank[static_cast<std::size_t>(b)];
+    return topology.host_of_rank[static_cast<std::size_t>(a)] <
+           topology.host_of_rank[static_cast<std::size_t>(b)];
   });
   return order;
 }
@@ -97,13 +112,17 @@ TEST(HierarchicalBackend, AddsHostByHostWhereRanksAreScattered) {
       Collective collective = sum_of(count, dtype);
       collective.scale = average;
       testing::complete(*channel->launch(collective, buffer, buffer));
-      EXPECT_EQ(testing::first_difference(buffer.data(), expected_sum(by_host(job.topology()), count, dtype, 5, average), dtype), -1)
+      EXPECT_EQ(testing::first_difference(
+                    buffer.data(), expected_sum(by_host(job.topology()), count, dtype, 5, average),
+                    dtype),
+                -1)
           << count << ' ' << to_string(dtype);
     }
   }
 }
 
-// Fusion puts a tensor into buffers of other sizes from step to step: small ones are shared, large ones go along the chain.
+// Fusion puts a tensor into buffers of other sizes from step to step: small ones are shared, large
+// ones go along the chain.
 TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsAlone) {
   Job job(scattered());
   const auto channel = job.open(0, testing::all_ranks());
@@ -118,10 +137,13 @@ TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsAlone) {
       const auto at = static_cast<std::size_t>(begin) * 2;
       const auto bytes = static_cast<std::size_t>(count) * 2;
       if (piece == 1 && begin > 200) {
-        std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(at), bytes, result.begin() + static_cast<std::ptrdiff_t>(at));
+        std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(at), bytes,
+                    result.begin() + static_cast<std::ptrdiff_t>(at));
         continue;  // enough of one by one
       }
-      testing::complete(*channel->launch(sum_of(count, DataType::kFloat16), std::span(input).subspan(at, bytes), std::span(result).subspan(at, bytes)));
+      testing::complete(*channel->launch(sum_of(count, DataType::kFloat16),
+                                         std::span(input).subspan(at, bytes),
+                                         std::span(result).subspan(at, bytes)));
     }
     EXPECT_TRUE(result == whole) << "in pieces of " << piece;
   }
@@ -136,16 +158,19 @@ TEST(HierarchicalBackend, RepeatsItsBitsAndGivesEveryRankTheSame) {
   for (int run = 0; run < 5; ++run) {
     Bytes result(input.size());
     testing::complete(*channel->launch(sum_of(kCount, DataType::kBFloat16), input, result));
-    EXPECT_EQ(testing::first_difference(result.data(), expected, DataType::kBFloat16), -1) << "run " << run;
+    EXPECT_EQ(testing::first_difference(result.data(), expected, DataType::kBFloat16), -1)
+        << "run " << run;
   }
 }
 
-// The slices of a last, shorter round begin elsewhere than those of the rounds before. A result whose message has not gone yet, as its
-// receiver is slow, must not be written over by another driver.
+// The slices of a last, shorter round begin elsewhere than those of the rounds before. A result
+// whose message has not gone yet, as its receiver is slow, must not be written over by another
+// driver.
 TEST(HierarchicalBackend, ASlowRankGetsTheSameBits) {
   Job job(halves(), HierarchicalTuning{});
   const auto channel = job.open(0, testing::all_ranks());
-  constexpr std::int64_t kCount = 65'536 * 4 + 9000;  // five rounds of the default slot, the last of them short
+  constexpr std::int64_t kCount =
+      65'536 * 4 + 9000;  // five rounds of the default slot, the last of them short
   for (int slow = 0; slow < mpi_size(); ++slow) {
     for (int run = 0; run < 5; ++run) {
       const auto seed = static_cast<std::uint64_t>(slow * 10 + run);
@@ -157,7 +182,8 @@ TEST(HierarchicalBackend, ASlowRankGetsTheSameBits) {
         sched_yield();
       }
       const Bytes expected = expected_sum(testing::all_ranks(), kCount, DataType::kFloat32, seed);
-      EXPECT_EQ(testing::first_difference(result.data(), expected, DataType::kFloat32), -1) << "slow rank " << slow << ", run " << run;
+      EXPECT_EQ(testing::first_difference(result.data(), expected, DataType::kFloat32), -1)
+          << "slow rank " << slow << ", run " << run;
     }
   }
 }
@@ -172,7 +198,9 @@ TEST(HierarchicalBackend, RunsSetsThatLieOnHostsInPartSideBySide) {
     std::unique_ptr<Work> work = {};
   };
   std::vector<Run> runs;
-  for (const std::vector<int>& ranks : std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 1, 2}, {1, 2, 3}, {0, 2, 3}}) runs.push_back({ranks});
+  for (const std::vector<int>& ranks :
+       std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 1, 2}, {1, 2, 3}, {0, 2, 3}})
+    runs.push_back({ranks});
   // The set of all has a channel of the MPI backend, too: it takes the kinds that this one leaves.
   runs.push_back({testing::all_ranks()});
   constexpr std::int64_t kCount = 30'001;
@@ -190,13 +218,16 @@ TEST(HierarchicalBackend, RunsSetsThatLieOnHostsInPartSideBySide) {
   for (std::size_t index = 0; index < runs.size(); ++index) {
     if (!runs[index].work) continue;
     const Bytes expected = expected_sum(runs[index].ranks, kCount, DataType::kFloat32, 100 + index);
-    EXPECT_EQ(testing::first_difference(runs[index].buffer.data(), expected, DataType::kFloat32), -1) << "run " << index;
+    EXPECT_EQ(testing::first_difference(runs[index].buffer.data(), expected, DataType::kFloat32),
+              -1)
+        << "run " << index;
   }
 }
 
 TEST(HierarchicalBackend, RingsWhoeverOnItsHostHasToGoOn) {
   if (mpi_size() < 3) GTEST_SKIP() << "needs a host of two ranks and another";
-  // Rank 1 has no messages to look after. It sleeps until its neighbours ring: a missed ring would cost ten seconds.
+  // Rank 1 has no messages to look after. It sleeps until its neighbours ring: a missed ring would
+  // cost ten seconds.
   Job job(std::string("aaab").substr(static_cast<std::size_t>(4 - mpi_size())));
   const auto channel = job.open(0, testing::all_ranks());
   const SteadyClock clock;
@@ -208,9 +239,13 @@ TEST(HierarchicalBackend, RingsWhoeverOnItsHostHasToGoOn) {
     for (;;) {
       const std::uint32_t ticket = job.plane().doorbell().ticket();
       if (work->progress()) break;
-      job.plane().doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, sleeps ? Duration(10s) : Duration(50us));
+      job.plane().doorbell().sleep(ticket, Doorbell::Sleeper::kStandby,
+                                   sleeps ? Duration(10s) : Duration(50us));
     }
-    EXPECT_EQ(testing::first_difference(buffer.data(), expected_sum(testing::all_ranks(), count, DataType::kFloat32, 9), DataType::kFloat32), -1);
+    EXPECT_EQ(testing::first_difference(
+                  buffer.data(), expected_sum(testing::all_ranks(), count, DataType::kFloat32, 9),
+                  DataType::kFloat32),
+              -1);
   }
   EXPECT_LT(clock.now() - start, 9s);
 }
@@ -219,14 +254,16 @@ TEST(HierarchicalBackend, ADroppedWorkEndsItsChannelOnly) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   const auto doomed = job.open(1, testing::all_ranks());
-  // The last rank never takes part, so the others come to a stop in the middle, with messages under way.
+  // The last rank never takes part, so the others come to a stop in the middle, with messages under
+  // way.
   if (mpi_rank() != mpi_size() - 1) {
     Bytes buffer = make_input(100'000, DataType::kFloat32, ReduceOp::kSum, mpi_rank(), 3);
     auto work = doomed->launch(sum_of(100'000), buffer, buffer);
     for (int call = 0; call < 100; ++call) EXPECT_FALSE(work->progress());
     doomed->abort();
     work.reset();
-    EXPECT_THROW(doomed->launch(sum_of(1), std::span(buffer).first(4), std::span(buffer).first(4)), Error);
+    EXPECT_THROW(doomed->launch(sum_of(1), std::span(buffer).first(4), std::span(buffer).first(4)),
+                 Error);
   }
   Bytes buffer = make_input(1000, DataType::kFloat32, ReduceOp::kSum, mpi_rank(), 4);
   testing::complete(*channel->launch(sum_of(1000), buffer, buffer));
@@ -257,8 +294,11 @@ TEST(HierarchicalBackend, ScoresWhatItCanDo) {
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kAlltoall}), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kReducescatter}), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kBarrier}), 0);
-  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kAllreduce, .op = ReduceOp::kAdasum}), 0);
-  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}, .device = {DeviceType::kCuda, 0}}, allreduce), 0);
+  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}},
+                          {.kind = OpKind::kAllreduce, .op = ReduceOp::kAdasum}),
+            0);
+  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}, .device = {DeviceType::kCuda, 0}}, allreduce),
+            0);
 }
 
 TEST(HierarchicalBackend, RefusesWhatItDoesNotHave) {

@@ -11,8 +11,8 @@
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_harness.h"
 
-// The suite of all backends over pretended hosts. Wherever the ranks of a host are consecutive the results are those of a reduction in
-// rank order, bit for bit, fp16 and bf16 included.
+// The suite of all backends over pretended hosts. Wherever the ranks of a host are consecutive the
+// results are those of a reduction in rank order, bit for bit, fp16 and bf16 included.
 
 namespace hvd::conformance {
 namespace {
@@ -29,41 +29,53 @@ struct Setting {
 };
 
 // Many rounds of small tensors, ragged last ones, slices of a single line, and no small path.
-constexpr hierarchical::HierarchicalTuning kSmallSlots = {.slot_bytes = 2048, .small_bytes = 0, .smallest_slice = 64};
-constexpr hierarchical::HierarchicalTuning kOneDriver = {.slot_bytes = 4096, .small_bytes = 512, .smallest_slice = 4096};
+constexpr hierarchical::HierarchicalTuning kSmallSlots = {
+    .slot_bytes = 2048, .small_bytes = 0, .smallest_slice = 64};
+constexpr hierarchical::HierarchicalTuning kOneDriver = {
+    .slot_bytes = 4096, .small_bytes = 512, .smallest_slice = 4096};
 const Layouts kLayouts = {{2, {"ab"}}, {3, {"aab", "abb"}}, {4, {"aabb", "aaab"}}};
-const Setting kSettings[] = {{"Default", {}, false, kLayouts, 3},
-                             {"SmallSlots", kSmallSlots, false, {{2, {"ab"}}, {3, {"aab"}}, {4, {"aabb"}}}, 2},
-                             {"OneDriver", kOneDriver, false, {{2, {"ab"}}, {3, {"abb"}}, {4, {"abbc"}}}, 2},
-                             {"Subset", kSmallSlots, true, {{3, {"aab"}}, {4, {"aabb"}}}, 4}};
+const Setting kSettings[] = {
+    {"Default", {}, false, kLayouts, 3},
+    {"SmallSlots", kSmallSlots, false, {{2, {"ab"}}, {3, {"aab"}}, {4, {"aabb"}}}, 2},
+    {"OneDriver", kOneDriver, false, {{2, {"ab"}}, {3, {"abb"}}, {4, {"abbc"}}}, 2},
+    {"Subset", kSmallSlots, true, {{3, {"aab"}}, {4, {"aabb"}}}, 4}};
 
 void on_all_hosts(const Setting& setting, const auto& body) {
-  if (setting.without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
+  if (setting.without_rank_0 && testing::mpi_size() < 3)
+    GTEST_SKIP() << "a part of two ranks is one rank";
   for (const std::string& hosts : setting.layouts.at(testing::mpi_size())) {
     SCOPED_TRACE("hosts " + hosts);
     const testing::PretendHosts pretend(hosts);
-    MpiHarness<hierarchical::HierarchicalBackend, hierarchical::HierarchicalTuning> harness(setting.tuning, setting.without_rank_0);
+    MpiHarness<hierarchical::HierarchicalBackend, hierarchical::HierarchicalTuning> harness(
+        setting.tuning, setting.without_rank_0);
     if (harness.member()) body(harness);
   }
 }
 
 using Parameter = std::tuple<Setting, OpKind>;
 
-std::string setting_name(const ::testing::TestParamInfo<Setting>& parameter) { return parameter.param.name; }
+std::string setting_name(const ::testing::TestParamInfo<Setting>& parameter) {
+  return parameter.param.name;
+}
 std::string case_name(const ::testing::TestParamInfo<Parameter>& parameter) {
-  return std::string(std::get<Setting>(parameter.param).name) + "_" + std::string(to_string(std::get<OpKind>(parameter.param)));
+  return std::string(std::get<Setting>(parameter.param).name) + "_" +
+         std::string(to_string(std::get<OpKind>(parameter.param)));
 }
 
 class HierarchicalConformance : public ::testing::TestWithParam<Parameter> {};
 
 TEST_P(HierarchicalConformance, Kind) {
   const auto& [setting, kind] = GetParam();
-  on_all_hosts(setting, [&](Harness& harness) { run_cases(harness, some_cases_of(kind, harness.size(), setting.every)); });
+  on_all_hosts(setting, [&](Harness& harness) {
+    run_cases(harness, some_cases_of(kind, harness.size(), setting.every));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, HierarchicalConformance,
                          ::testing::Combine(::testing::ValuesIn(kSettings),
-                                            ::testing::Values(OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast)),
+                                            ::testing::Values(OpKind::kAllreduce,
+                                                              OpKind::kAllgather,
+                                                              OpKind::kBroadcast)),
                          case_name);
 
 class HierarchicalConformanceMixed : public ::testing::TestWithParam<Setting> {};
@@ -71,12 +83,15 @@ class HierarchicalConformanceMixed : public ::testing::TestWithParam<Setting> {}
 TEST_P(HierarchicalConformanceMixed, BackToBack) {
   on_all_hosts(GetParam(), [](Harness& harness) {
     std::vector<Case> cases = mixed_cases(harness.size());
-    std::erase_if(cases, [](const Case& one) { return one.kind == OpKind::kReducescatter || one.kind == OpKind::kAlltoall; });
+    std::erase_if(cases, [](const Case& one) {
+      return one.kind == OpKind::kReducescatter || one.kind == OpKind::kAlltoall;
+    });
     run_back_to_back(harness, cases);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, HierarchicalConformanceMixed, ::testing::ValuesIn(kSettings), setting_name);
+INSTANTIATE_TEST_SUITE_P(Every, HierarchicalConformanceMixed, ::testing::ValuesIn(kSettings),
+                         setting_name);
 
 }  // namespace
 }  // namespace hvd::conformance

@@ -7,8 +7,8 @@
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_harness.h"
 
-// The suite of all backends, on all ranks and on a part of them, with the default cut and with one that makes many chunks and windows
-// of small tensors.
+// The suite of all backends, on all ranks and on a part of them, with the default cut and with one
+// that makes many chunks and windows of small tensors.
 
 namespace hvd::conformance {
 namespace {
@@ -20,34 +20,45 @@ struct Setting {
   int every = 1;  ///< one in so many cases; all in a long run
 };
 
-constexpr mpi::MpiTuning kSmallChunks = {.chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
-constexpr Setting kSettings[] = {
-    {"Default", {}, false, 2}, {"SmallChunks", kSmallChunks, false, 2}, {"Subset", {}, true, 8}, {"SubsetSmallChunks", kSmallChunks, true, 8}};
+constexpr mpi::MpiTuning kSmallChunks = {
+    .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
+constexpr Setting kSettings[] = {{"Default", {}, false, 2},
+                                 {"SmallChunks", kSmallChunks, false, 2},
+                                 {"Subset", {}, true, 8},
+                                 {"SubsetSmallChunks", kSmallChunks, true, 8}};
 
 using Tested = MpiHarness<mpi::MpiBackend, mpi::MpiTuning>;
 
 using Parameter = std::tuple<Setting, OpKind>;
 
-std::string setting_name(const ::testing::TestParamInfo<Setting>& parameter) { return parameter.param.name; }
+std::string setting_name(const ::testing::TestParamInfo<Setting>& parameter) {
+  return parameter.param.name;
+}
 std::string case_name(const ::testing::TestParamInfo<Parameter>& parameter) {
-  return std::string(std::get<Setting>(parameter.param).name) + "_" + std::string(to_string(std::get<OpKind>(parameter.param)));
+  return std::string(std::get<Setting>(parameter.param).name) + "_" +
+         std::string(to_string(std::get<OpKind>(parameter.param)));
 }
 
 class MpiConformance : public ::testing::TestWithParam<Parameter> {};
 
 TEST_P(MpiConformance, Kind) {
   const auto& [setting, kind] = GetParam();
-  if (setting.without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
+  if (setting.without_rank_0 && testing::mpi_size() < 3)
+    GTEST_SKIP() << "a part of two ranks is one rank";
   Tested harness(setting.tuning, setting.without_rank_0);
   if (harness.member()) run_cases(harness, some_cases_of(kind, harness.size(), setting.every));
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, MpiConformance, ::testing::Combine(::testing::ValuesIn(kSettings), ::testing::ValuesIn(kKinds)), case_name);
+INSTANTIATE_TEST_SUITE_P(Every, MpiConformance,
+                         ::testing::Combine(::testing::ValuesIn(kSettings),
+                                            ::testing::ValuesIn(kKinds)),
+                         case_name);
 
 class MpiConformanceMixed : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(MpiConformanceMixed, BackToBack) {
-  if (GetParam().without_rank_0 && testing::mpi_size() < 3) GTEST_SKIP() << "a part of two ranks is one rank";
+  if (GetParam().without_rank_0 && testing::mpi_size() < 3)
+    GTEST_SKIP() << "a part of two ranks is one rank";
   Tested harness(GetParam().tuning, GetParam().without_rank_0);
   if (harness.member()) run_back_to_back(harness, mixed_cases(harness.size()));
 }

@@ -12,10 +12,11 @@
 #include "mpi/mpi_control_plane.h"
 #include "mpi/support/hanging_mpi.h"
 
-// One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the others say when they noticed.
-// kill, stop, exit: in the middle of the job; absent: it does not join; init-kill: inside MPI_Init; hang: a call of MPI does not return;
-// pipe: not lost, but everybody gets a SIGPIPE.
-// Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R gave up: MESSAGE".
+// One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the
+// others say when they noticed. kill, stop, exit: in the middle of the job; absent: it does not
+// join; init-kill: inside MPI_Init; hang: a call of MPI does not return; pipe: not lost, but
+// everybody gets a SIGPIPE. Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R
+// gave up: MESSAGE".
 
 namespace {
 
@@ -41,8 +42,11 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
     if (plane.rank() == last && clock.now() - start > 300ms) be_lost(plane, how);
     const auto loss = plane.check_peers(clock.now(), kTimeout);
     if (loss) {
-      const auto after = std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - start - 300ms).count();
-      std::printf("rank %d lost %d after %lld ms: %s\n", plane.rank(), loss->rank, static_cast<long long>(after), loss->cause.c_str());
+      const auto after =
+          std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - start - 300ms)
+              .count();
+      std::printf("rank %d lost %d after %lld ms: %s\n", plane.rank(), loss->rank,
+                  static_cast<long long>(after), loss->cause.c_str());
       std::fflush(stdout);
       // The others notice it by themselves before the job ends.
       std::this_thread::sleep_for(500ms);
@@ -60,7 +64,9 @@ int of_environment(const char* name) {
   return value == nullptr ? -1 : std::atoi(value);
 }
 
-bool is_last() { return of_environment("OMPI_COMM_WORLD_RANK") == of_environment("OMPI_COMM_WORLD_SIZE") - 1; }
+bool is_last() {
+  return of_environment("OMPI_COMM_WORLD_RANK") == of_environment("OMPI_COMM_WORLD_SIZE") - 1;
+}
 
 /// The last rank starts MPI and never joins.
 int be_absent_or_give_up() {
@@ -85,8 +91,10 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string how = argv[1];
   if (how == "absent") return be_absent_or_give_up();
-  if (how == "init-kill" && is_last()) hvd::testing::hanging_mpi.before_init = [] { raise(SIGKILL); };
-  const auto world = hvd::mpi::MpiWorld::join({.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
+  if (how == "init-kill" && is_last())
+    hvd::testing::hanging_mpi.before_init = [] { raise(SIGKILL); };
+  const auto world = hvd::mpi::MpiWorld::join(
+      {.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
   const auto plane = hvd::mpi::make_mpi_control_plane(world);
   if (how == "pipe") {
     raise(SIGPIPE);

@@ -24,9 +24,13 @@ struct Job {
 Job run(const std::string& how) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
-  // --enable-recovery: without it mpirun ends the other ranks itself, before they can notice anything.
-  const std::string command = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 40 " HVD_TEST_MPIEXEC
-                              " --enable-recovery --oversubscribe --bind-to none -np 3 " HVD_TEST_PROGRAM " " + how + " 2>&1";
+  // --enable-recovery: without it mpirun ends the other ranks itself, before they can notice
+  // anything.
+  const std::string command =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 "
+      "40 " HVD_TEST_MPIEXEC
+      " --enable-recovery --oversubscribe --bind-to none -np 3 " HVD_TEST_PROGRAM " " +
+      how + " 2>&1";
   Job job;
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) {
@@ -40,7 +44,8 @@ Job run(const std::string& how) {
   return job;
 }
 
-/// Expects each survivor to have reported the loss of rank 2 within `limit`, with a cause that contains `cause`.
+/// Expects each survivor to have reported the loss of rank 2 within `limit`, with a cause that
+/// contains `cause`.
 void expect_noticed(const Job& job, int limit_ms, const std::string& cause) {
   for (int rank = 0; rank < 2; ++rank) {
     const std::regex line("rank " + std::to_string(rank) + " lost 2 after (-?[0-9]+) ms: (.*)");
@@ -59,14 +64,21 @@ void expect_noticed(const Job& job, int limit_ms, const std::string& cause) {
 
 TEST(PeerLoss, AKilledRankIsNoticedInASecond) { expect_noticed(run("kill"), 1000, " ended"); }
 
-TEST(PeerLoss, ARankThatExitsInTheMiddleIsNoticedInASecond) { expect_noticed(run("exit"), 1000, " ended"); }
+TEST(PeerLoss, ARankThatExitsInTheMiddleIsNoticedInASecond) {
+  expect_noticed(run("exit"), 1000, " ended");
+}
 
-TEST(PeerLoss, AStoppedRankIsNoticedByItsSilence) { expect_noticed(run("stop"), 2500, "no sign of life for 1."); }
+TEST(PeerLoss, AStoppedRankIsNoticedByItsSilence) {
+  expect_noticed(run("stop"), 2500, "no sign of life for 1.");
+}
 
 TEST(PeerLoss, AnAbsentRankEndsTheStart) {
   const Job job = run("absent");
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_NE(job.output.find("rank " + std::to_string(rank) + " gave up: init: not all 3 ranks arrived"), std::string::npos) << job.output;
+    EXPECT_NE(
+        job.output.find("rank " + std::to_string(rank) + " gave up: init: not all 3 ranks arrived"),
+        std::string::npos)
+        << job.output;
   }
   EXPECT_LT(job.took, 20s);
 }
@@ -76,7 +88,8 @@ TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
   const Job job = run("init-kill");
   for (int rank = 0; rank < 2; ++rank) {
     const std::regex line("hvd::init: rank " + std::to_string(rank) +
-                          " has waited 1\\.[0-9] s \\(HVD_START_TIMEOUT\\) and MPI_Init_thread has not returned.*ends with code 75");
+                          " has waited 1\\.[0-9] s \\(HVD_START_TIMEOUT\\) and MPI_Init_thread has "
+                          "not returned.*ends with code 75");
     EXPECT_TRUE(std::regex_search(job.output, line)) << job.output;
   }
   EXPECT_LT(job.took, 20s);
@@ -93,7 +106,8 @@ TEST(PeerLoss, ARankWhoseCallOfMpiDoesNotReturnEndsWithTheCause) {
 TEST(PeerLoss, ABrokenPipeEndsNoRank) {
   const Job job = run("pipe");
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_NE(job.output.find("rank " + std::to_string(rank) + " lives"), std::string::npos) << job.output;
+    EXPECT_NE(job.output.find("rank " + std::to_string(rank) + " lives"), std::string::npos)
+        << job.output;
   }
 }
 

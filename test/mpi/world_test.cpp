@@ -28,7 +28,8 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_TRUE(world->board_shared());
   EXPECT_TRUE(world->rung_by_all());
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_left_behind().empty()) << "the segment's name must go as soon as all have mapped it";
+  EXPECT_TRUE(testing::shared_memory_left_behind().empty())
+      << "the segment's name must go as soon as all have mapped it";
   testing::mpi_barrier();
   world->farewell();
 }
@@ -38,7 +39,8 @@ TEST(MpiWorld, SegmentsMayTakeMoreThanDevShmHoldsWhereTheyDoWithoutIt) {
   struct statvfs info = {};
   ASSERT_EQ(::statvfs("/dev/shm", &info), 0);
   const auto world = MpiWorld::join({.start_timeout = 30s});
-  for (int rank = 0; rank < mpi_size(); ++rank) EXPECT_GT(world->shared_memory_free(rank), std::uint64_t{info.f_blocks} * info.f_frsize);
+  for (int rank = 0; rank < mpi_size(); ++rank)
+    EXPECT_GT(world->shared_memory_free(rank), std::uint64_t{info.f_blocks} * info.f_frsize);
   world->farewell();
 }
 
@@ -87,7 +89,8 @@ TEST(MpiWorld, WorksWithoutSharedMemory) {
 }
 
 TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
-  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
+  const auto world =
+      MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
   EXPECT_EQ(world->board_shared(), mpi_size() == 1);
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty());
@@ -101,7 +104,8 @@ TEST(MpiError, NamesCallPeerAndReason) {
     FAIL() << "no throw";
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("MPI_Irecv with rank 3 failed: MPI_ERR_TRUNCATE"), std::string::npos) << text;
+    EXPECT_NE(text.find("MPI_Irecv with rank 3 failed: MPI_ERR_TRUNCATE"), std::string::npos)
+        << text;
   }
   EXPECT_NO_THROW(check(MPI_SUCCESS, "MPI_Irecv"));
 }

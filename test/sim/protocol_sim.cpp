@@ -17,7 +17,8 @@ constexpr Duration kLongestRun = std::chrono::minutes(10);
 // Two ranks to a host, so that there are leaders.
 Topology topology_for(const Scenario& scenario) {
   std::vector<std::string> hosts;
-  for (int rank = 0; rank < scenario.ranks; ++rank) hosts.push_back("host" + std::to_string(rank / 2));
+  for (int rank = 0; rank < scenario.ranks; ++rank)
+    hosts.push_back("host" + std::to_string(rank / 2));
   return make_topology(0, hosts);
 }
 
@@ -78,7 +79,8 @@ ProtocolSim::ProtocolSim(const Scenario& scenario)
     if (scenario.tree_radix == 0) continue;
     Rank& self = *ranks_.back();
     self.place = control::place_in_tree(topology_for(scenario), rank, scenario.tree_radix);
-    if (!self.place.children.empty()) self.aggregator.emplace(self.place.subtree, self.negotiator, scenario.longest_hold);
+    if (!self.place.children.empty())
+      self.aggregator.emplace(self.place.subtree, self.negotiator, scenario.longest_hold);
   }
 }
 
@@ -208,7 +210,8 @@ void ProtocolSim::pass_on(int rank) {
     if (rank != 0) {
       deliver(rank, self.place.parent, wire::encode(*merged));
     } else {
-      coordinator_.accept(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), loop_.now());
+      coordinator_.accept(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))),
+                          loop_.now());
       coordinate();
     }
   }

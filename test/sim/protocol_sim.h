@@ -67,8 +67,8 @@ struct Outcome {
   std::uint64_t stale_reports = 0;  ///< that a plan overtook
   std::uint64_t fused = 0;          ///< batches of more than one operation
   std::size_t most_displaced = 0;
-  std::uint64_t merged = 0;         ///< messages that spoke for several ranks
-  std::uint64_t overdue = 0;        ///< messages that had waited in vain
+  std::uint64_t merged = 0;   ///< messages that spoke for several ranks
+  std::uint64_t overdue = 0;  ///< messages that had waited in vain
   std::size_t displaced_at_end = 0;
   std::size_t failed_uses_at_end = 0;
 };

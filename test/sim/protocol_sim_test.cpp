@@ -197,7 +197,8 @@ TEST(ProtocolSim, OverADeepTreeToo) {
   EXPECT_GT(totals.overdue, 20u);
 }
 
-// Whatever all have asked for goes on without the help of any clock: where nobody is late, nothing stalls.
+// Whatever all have asked for goes on without the help of any clock: where nobody is late, nothing
+// stalls.
 TEST(ProtocolSim, OverADeepTreeThatHoldsBackWithoutLimit) {
   const Totals totals = simulate(2, 10 * kStallShutdown);
   EXPECT_EQ(totals.overdue, 0u);

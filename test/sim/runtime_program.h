@@ -13,13 +13,13 @@ namespace hvd::testing {
 
 /// One operation of a random program, as all ranks know it.
 struct ProgramOperation {
-  Submission form;                  ///< without memory; name empty: unnamed
-  std::vector<int> members;         ///< world ranks
-  std::vector<std::int64_t> rows;   ///< allgather, gather, alltoall: first dimension per world rank
+  Submission form;                 ///< without memory; name empty: unnamed
+  std::vector<int> members;        ///< world ranks
+  std::vector<std::int64_t> rows;  ///< allgather, gather, alltoall: first dimension per world rank
   std::vector<std::vector<std::int64_t>> splits;  ///< alltoall: per world rank
   std::uint64_t seed = 0;
   bool barrier = false;
-  int every = 1;                    ///< it is part of each so manieth step
+  int every = 1;  ///< it is part of each so manieth step
 
   bool has_member(int rank) const;
   bool is_in(int step) const { return step % every == every - 1; }
@@ -28,11 +28,13 @@ struct ProgramOperation {
 struct ProgramShape {
   bool joins = false;  ///< some ranks have no more data before the others
   bool sets = false;   ///< operations of several, overlapping process sets
-  bool steady = false; ///< many steps of named operations of all ranks, with others in between now and then
+  bool steady =
+      false;  ///< many steps of named operations of all ranks, with others in between now and then
 };
 
-/// A training-like program: the same operations in every step, submitted in an order of its own on every rank, so that names come back
-/// and the cache is used. Unnamed operations keep their order. Every third operation belongs to a group.
+/// A training-like program: the same operations in every step, submitted in an order of its own on
+/// every rank, so that names come back and the cache is used. Unnamed operations keep their order.
+/// Every third operation belongs to a group.
 class RandomProgram {
  public:
   RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape = {});

@@ -1,4 +1,5 @@
-// The whole runtime over the in-process network: ranks stepped by one thread in virtual time, and ranks as threads.
+// The whole runtime over the in-process network: ranks stepped by one thread in virtual time, and
+// ranks as threads.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,13 +30,16 @@ runtime::RuntimeOptions options_for(std::uint64_t seed) {
   return options;
 }
 
-ProgramShape shape_for(std::uint64_t seed) { return {.joins = seed / 2 % 3 == 1, .sets = seed / 2 % 2 == 1}; }
+ProgramShape shape_for(std::uint64_t seed) {
+  return {.joins = seed / 2 % 3 == 1, .sets = seed / 2 % 2 == 1};
+}
 
 // Hosts of one, two or three ranks in turn, so that a tree of radix 2 or 3 is deep and uneven.
 std::vector<std::string> many_hosts(int ranks) {
   std::vector<std::string> hosts;
   for (int host = 0; static_cast<int>(hosts.size()) < ranks; ++host) {
-    for (int i = 0; i <= host % 3 && static_cast<int>(hosts.size()) < ranks; ++i) hosts.push_back("host" + std::to_string(host));
+    for (int i = 0; i <= host % 3 && static_cast<int>(hosts.size()) < ranks; ++i)
+      hosts.push_back("host" + std::to_string(host));
   }
   return hosts;
 }
@@ -44,8 +48,11 @@ void run_any_order_and_delay(bool tree) {
   for (std::uint64_t seed = 0; seed < seeds(100, 200); ++seed) {
     const int ranks = ranks_for(seed);
     VirtualClock clock;
-    LocalJobOptions job_options{.size = ranks, .runtime = options_for(seed),
-                                .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed};
+    LocalJobOptions job_options{
+        .size = ranks,
+        .runtime = options_for(seed),
+        .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+        .seed = seed};
     if (tree) {
       job_options.hosts = many_hosts(ranks);
       job_options.runtime.control_radix = 2 + static_cast<int>(seed % 2);
@@ -54,7 +61,8 @@ void run_any_order_and_delay(bool tree) {
     const RandomProgram program(seed, ranks, shape_for(seed));
     std::vector<ProgramRun> runs;
     for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
-    // A rank goes to its next step as soon as its own operations are done: ranks are up to one step apart.
+    // A rank goes to its next step as soon as its own operations are done: ranks are up to one step
+    // apart.
     for (ProgramRun& run : runs) run.submit_next();
     const bool finished = job.run_until(clock, seconds(60), [&] {
       bool all = true;
@@ -72,19 +80,24 @@ void run_any_order_and_delay(bool tree) {
     ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
     for (const ProgramRun& run : runs) EXPECT_EQ(run.check(), "") << "seed " << seed;
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied) << "seed " << seed;
+      EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied)
+          << "seed " << seed;
       if (!program.sets().empty()) continue;  // the calls of other sets
-      EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls) << "seed " << seed;
+      EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls)
+          << "seed " << seed;
     }
     if (::testing::Test::HasFailure()) return;
   }
 }
 
-TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) { run_any_order_and_delay(false); }
+TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) {
+  run_any_order_and_delay(false);
+}
 
 TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
-// The schedule lock: steps that repeat, with deviations (operations that are not in every step, joins, other orders) at random moments.
+// The schedule lock: steps that repeat, with deviations (operations that are not in every step,
+// joins, other orders) at random moments.
 enum class Place { kOneHost, kHosts, kTree };
 
 void run_locked_steps(Place place, std::uint64_t count) {
@@ -94,8 +107,11 @@ void run_locked_steps(Place place, std::uint64_t count) {
     VirtualClock clock;
     runtime::RuntimeOptions options = options_for(seed);
     options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
-    LocalJobOptions job_options{.size = ranks, .runtime = options,
-                                .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)), .seed = seed};
+    LocalJobOptions job_options{
+        .size = ranks,
+        .runtime = options,
+        .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+        .seed = seed};
     if (place != Place::kOneHost) job_options.hosts = many_hosts(ranks);
     job_options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
     LocalJob job(job_options, clock);
@@ -117,7 +133,8 @@ void run_locked_steps(Place place, std::uint64_t count) {
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(runs[static_cast<std::size_t>(rank)].check(), "") << "seed " << seed;
       if (program.joins()) continue;  // a rank that has joined is absent from some
-      EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations) << "seed " << seed;
+      EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations)
+          << "seed " << seed;
     }
     locked += job.rank(0).metrics().locked_operations;
     negotiated += job.rank(0).metrics().negotiated_operations;
@@ -126,11 +143,17 @@ void run_locked_steps(Place place, std::uint64_t count) {
   EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
 }
 
-TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) { run_locked_steps(Place::kOneHost, seeds(300, 1000)); }
+TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
+  run_locked_steps(Place::kOneHost, seeds(300, 1000));
+}
 
-TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) { run_locked_steps(Place::kHosts, seeds(150, 400)); }
+TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) {
+  run_locked_steps(Place::kHosts, seeds(150, 400));
+}
 
-TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) { run_locked_steps(Place::kTree, seeds(150, 400)); }
+TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) {
+  run_locked_steps(Place::kTree, seeds(150, 400));
+}
 
 TEST(RuntimeSimulation, RanksAsThreads) {
   for (std::uint64_t seed = 0; seed < seeds(100, 200); ++seed) {
@@ -138,9 +161,14 @@ TEST(RuntimeSimulation, RanksAsThreads) {
     const SteadyClock clock;
     runtime::RuntimeOptions options = options_for(seed);
     options.background_thread = true;
-    LocalJob job({.size = ranks, .runtime = options, .longest_delay = seed % 2 == 0 ? Duration(0) : Duration(microseconds(300)), .seed = seed},
+    LocalJob job({.size = ranks,
+                  .runtime = options,
+                  .longest_delay = seed % 2 == 0 ? Duration(0) : Duration(microseconds(300)),
+                  .seed = seed},
                  clock);
-    const RandomProgram program(seed, ranks, seed % 2 == 0 ? shape_for(seed) : ProgramShape{.joins = seed % 3 == 1, .steady = true});
+    const RandomProgram program(
+        seed, ranks,
+        seed % 2 == 0 ? shape_for(seed) : ProgramShape{.joins = seed % 3 == 1, .steady = true});
     std::vector<std::string> problems(static_cast<std::size_t>(ranks));
     {
       std::vector<std::jthread> threads;
@@ -165,7 +193,10 @@ TEST(RuntimeSimulation, RanksAsThreads) {
 Submission ones(std::vector<float>& memory, const std::string& name) {
   Submission submission;
   submission.name = name;
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
+                      static_cast<std::int64_t>(memory.size()),
+                      DataType::kFloat32,
+                      {},
                       {static_cast<std::int64_t>(memory.size())}};
   submission.output = submission.input;
   return submission;

@@ -34,7 +34,7 @@ using Step = std::vector<Unit>;
 struct Scenario {
   std::uint64_t seed = 0;
   int ranks = 2;
-  int tree_radix = 0;  ///< 0: every rank talks to rank 0
+  int tree_radix = 0;       ///< 0: every rank talks to rank 0
   Duration longest_hold{};  ///< in the tree
   std::size_t cache_capacity = 1024;
   std::int64_t fusion_threshold = 0;

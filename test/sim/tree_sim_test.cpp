@@ -1,4 +1,5 @@
-// What an aggregation tree costs rank 0, in messages and in things to take in: exact counts, no times.
+// What an aggregation tree costs rank 0, in messages and in things to take in: exact counts, no
+// times.
 #include <gtest/gtest.h>
 
 #include "sim/tree_world.h"
@@ -31,8 +32,12 @@ TEST_P(TreeWorldTest, NoRankHearsMoreThan33MessagesARoundAndRankZeroTakesEachTen
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, TreeWorldTest,
-                         ::testing::Values(std::pair(34, 1), std::pair(1025, 1), std::pair(1024, 8), std::pair(4096, 64), std::pair(16384, 8)),
-                         [](const auto& size) { return std::to_string(size.param.first) + "RanksBy" + std::to_string(size.param.second); });
+                         ::testing::Values(std::pair(34, 1), std::pair(1025, 1), std::pair(1024, 8),
+                                           std::pair(4096, 64), std::pair(16384, 8)),
+                         [](const auto& size) {
+                           return std::to_string(size.param.first) + "RanksBy" +
+                                  std::to_string(size.param.second);
+                         });
 
 }  // namespace
 }  // namespace hvd::sim

@@ -18,7 +18,8 @@ control::CoordinatorOptions options(int ranks) {
 
 Topology topology(int ranks, int ranks_per_host) {
   std::vector<std::string> hosts;
-  for (int rank = 0; rank < ranks; ++rank) hosts.push_back("host" + std::to_string(rank / ranks_per_host));
+  for (int rank = 0; rank < ranks; ++rank)
+    hosts.push_back("host" + std::to_string(rank / ranks_per_host));
   return make_topology(0, hosts);
 }
 
@@ -28,7 +29,8 @@ void count_accepted(const wire::MergedReport& merged, TreeWorld::Round& round) {
     for (const auto& group : section.groups) {
       round.ranges_accepted += group.ranks.ranges().size();
       round.things_accepted += group.requests.size() + group.unnamed_hits.size();
-      for (const auto& hits : group.hits) hits.slots.for_each([&](std::uint32_t) { ++round.things_accepted; });
+      for (const auto& hits : group.hits)
+        hits.slots.for_each([&](std::uint32_t) { ++round.things_accepted; });
     }
   }
 }
@@ -43,19 +45,22 @@ TreeWorld::TreeWorld(int ranks, int ranks_per_host, int radix, int tensors)
       ranks_(index(ranks)) {
   std::vector<int> depths(index(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
-    for (int above = parents_[index(rank)]; above != -1; above = parents_[index(above)]) ++depths[index(rank)];
+    for (int above = parents_[index(rank)]; above != -1; above = parents_[index(above)])
+      ++depths[index(rank)];
     if (parents_[index(rank)] != -1) ranks_[index(parents_[index(rank)])].children.push_back(rank);
   }
   depth_ = *std::max_element(depths.begin(), depths.end());
   order_.resize(index(ranks));
   std::iota(order_.begin(), order_.end(), 0);
-  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return depths[index(a)] > depths[index(b)]; });
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](int a, int b) { return depths[index(a)] > depths[index(b)]; });
   std::vector<RankSet> subtrees(index(ranks));
   for (const int rank : order_) {
     subtrees[index(rank)].add(RankSet(rank));
     if (rank != 0) subtrees[index(parents_[index(rank)])].add(subtrees[index(rank)]);
     if (ranks_[index(rank)].children.empty()) continue;
-    ranks_[index(rank)].aggregator = std::make_unique<control::Aggregator>(subtrees[index(rank)], negotiator_, std::chrono::seconds(1));
+    ranks_[index(rank)].aggregator = std::make_unique<control::Aggregator>(
+        subtrees[index(rank)], negotiator_, std::chrono::seconds(1));
   }
 }
 
@@ -81,8 +86,10 @@ void TreeWorld::hear(int rank, const wire::Report& own, PassOn&& pass_on) {
   take();
   for (const Letter& letter : self.inbox) {
     const bool from_leaf = ranks_[index(letter.from)].aggregator == nullptr;
-    // What leaves say is what this rank says; rank 0, whose work is measured, reads it all the same.
-    const wire::AnyMessage message = from_leaf && rank != 0 ? wire::AnyMessage(own) : wire::decode(letter.bytes);
+    // What leaves say is what this rank says; rank 0, whose work is measured, reads it all the
+    // same.
+    const wire::AnyMessage message =
+        from_leaf && rank != 0 ? wire::AnyMessage(own) : wire::decode(letter.bytes);
     if (const auto* merged = std::get_if<wire::MergedReport>(&message)) {
       self.aggregator->accept(*merged, now_);
     } else {
@@ -108,7 +115,8 @@ TreeWorld::Round TreeWorld::round(const Watch& watch) {
     } else if (self.aggregator == nullptr) {
       post(rank, bytes);
     } else {
-      hear(rank, *report, [&](const wire::MergedReport& merged) { post(rank, wire::encode(merged)); });
+      hear(rank, *report,
+           [&](const wire::MergedReport& merged) { post(rank, wire::encode(merged)); });
     }
     self.inbox.clear();
   }
@@ -116,7 +124,8 @@ TreeWorld::Round TreeWorld::round(const Watch& watch) {
   std::size_t agreed = 0;
   for (const auto& batch : applied.batches) agreed += batch.operations.size();
   if (agreed != index(tensors_) || !applied.errors.empty()) {
-    throw std::runtime_error("tree world: a plan for " + std::to_string(agreed) + " of " + std::to_string(tensors_) + " tensors");
+    throw std::runtime_error("tree world: a plan for " + std::to_string(agreed) + " of " +
+                             std::to_string(tensors_) + " tensors");
   }
   for (Rank& self : ranks_) {
     if (self.aggregator != nullptr) self.aggregator->note_plan(round.plan);

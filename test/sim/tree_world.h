@@ -13,17 +13,18 @@
 namespace hvd::sim {
 
 /// Many ranks that all do the same, over an aggregation tree: the real coordinator and the real
-/// aggregator of every inner rank. One negotiator speaks for all ranks; every message is encoded and
-/// decoded.
+/// aggregator of every inner rank. One negotiator speaks for all ranks; every message is encoded
+/// and decoded.
 class TreeWorld {
  public:
   struct Round {
-    std::size_t root_received = 0;    ///< messages, this rank's own report included
-    std::size_t most_received = 0;    ///< by any rank
-    std::size_t most_sent_down = 0;   ///< by any rank: a plan to each child
-    std::size_t merged_bytes = 0;     ///< of the last message to the root
+    std::size_t root_received = 0;   ///< messages, this rank's own report included
+    std::size_t most_received = 0;   ///< by any rank
+    std::size_t most_sent_down = 0;  ///< by any rank: a plan to each child
+    std::size_t merged_bytes = 0;    ///< of the last message to the root
     std::size_t plan_bytes = 0;
-    std::size_t things_accepted = 0;  ///< by the coordinator: what was asked for, a slot or request each
+    std::size_t things_accepted =
+        0;  ///< by the coordinator: what was asked for, a slot or request each
     std::size_t ranges_accepted = 0;  ///< of ranks
     int depth = 0;
     wire::Plan plan = {};

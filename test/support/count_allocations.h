@@ -4,7 +4,8 @@
 
 namespace hvd::testing {
 
-/// How often this process has called operator new, in whatever library: a program that links this has its own, which count.
+/// How often this process has called operator new, in whatever library: a program that links this
+/// has its own, which count.
 std::uint64_t allocations() noexcept;
 
 }  // namespace hvd::testing

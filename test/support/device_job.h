@@ -25,7 +25,9 @@ template <class Element>
 struct GpuTensor {
   std::byte* memory = nullptr;
   std::int64_t count = 0;
-  TensorView view(DataType type) const { return {memory, count, type, {DeviceType::kCuda, 0}, {count}}; }
+  TensorView view(DataType type) const {
+    return {memory, count, type, {DeviceType::kCuda, 0}, {count}};
+  }
 };
 
 class DeviceJob {
@@ -35,7 +37,8 @@ class DeviceJob {
     std::unique_ptr<device::OwnedStream> app;  ///< where the program computes
   };
 
-  DeviceJob(int size, Path path, runtime::RuntimeOptions runtime = {}, const FakeNcclOptions& nccl = {}, std::uint64_t seed = 1,
+  DeviceJob(int size, Path path, runtime::RuntimeOptions runtime = {},
+            const FakeNcclOptions& nccl = {}, std::uint64_t seed = 1,
             const nccl::NcclOptions& backend = {})
       : gpu_({.seed = seed}), nccl_(gpu_, nccl) {
     LocalJobOptions options;
@@ -49,9 +52,12 @@ class DeviceJob {
       return device;
     };
     if (path == Path::kNccl) {
-      options.device_backend = [this, backend](int rank, const std::shared_ptr<device::Context>& device, const std::shared_ptr<Backend>& local) {
+      options.device_backend = [this, backend](int rank,
+                                               const std::shared_ptr<device::Context>& device,
+                                               const std::shared_ptr<Backend>& local) {
         return std::make_shared<NcclBackend>(
-            nccl_.library(rank), device, [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); },
+            nccl_.library(rank), device,
+            [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); },
             backend, clock_);
       };
     }
@@ -66,7 +72,8 @@ class DeviceJob {
   VirtualClock& clock() { return clock_; }
   Rank& rank(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// A tensor that the program's queue will have filled with these values, and the event behind that.
+  /// A tensor that the program's queue will have filled with these values, and the event behind
+  /// that.
   template <class Element>
   std::pair<GpuTensor<Element>, EventPtr> make(int rank, const std::vector<Element>& values) {
     Rank& one = ranks_[static_cast<std::size_t>(rank)];
@@ -82,8 +89,10 @@ class DeviceJob {
     const device::DeviceGuard guard(one.device->api(), 0);
     const std::size_t bytes = values.size() * sizeof(Element);
     std::byte* const source = gpu_.allocate(std::max<std::size_t>(bytes, 1));
-    std::ranges::copy(std::as_bytes(std::span(values)), source);  // also of nothing: memcpy wants a place even then
-    one.device->api().copy(tensor.memory, source, bytes, device::Direction::kOnDevice, one.app->get());
+    std::ranges::copy(std::as_bytes(std::span(values)),
+                      source);  // also of nothing: memcpy wants a place even then
+    one.device->api().copy(tensor.memory, source, bytes, device::Direction::kOnDevice,
+                           one.app->get());
   }
 
   /// What the program's queue finds in the tensor after it has waited for the event.
@@ -93,7 +102,8 @@ class DeviceJob {
     const device::DeviceGuard guard(one.device->api(), 0);
     std::byte* const copy = gpu_.allocate(std::max<std::size_t>(view.bytes(), 1));
     one.device->wait(one.app->get(), ready);
-    one.device->api().copy(copy, view.data, view.bytes(), device::Direction::kOnDevice, one.app->get());
+    one.device->api().copy(copy, view.data, view.bytes(), device::Direction::kOnDevice,
+                           one.app->get());
     EXPECT_TRUE(gpu_.run_all());
     std::vector<Element> values(static_cast<std::size_t>(view.count));
     std::copy_n(copy, view.bytes(), std::as_writable_bytes(std::span(values)).data());
@@ -105,7 +115,10 @@ class DeviceJob {
     return job_->run_until(clock_, patience, done);
   }
   bool run(const std::vector<Operation>& operations) {
-    return run_until([&] { return std::all_of(operations.begin(), operations.end(), [](const Operation& o) { return o.done(); }); });
+    return run_until([&] {
+      return std::all_of(operations.begin(), operations.end(),
+                         [](const Operation& o) { return o.done(); });
+    });
   }
 
   void expect_no_faults() const {
@@ -128,7 +141,8 @@ struct DeviceOperation {
   std::shared_ptr<TensorView> output = std::make_shared<TensorView>();
 
   /// In place, or into a tensor of its own.
-  static DeviceOperation in_place(DeviceJob& job, int rank, const std::string& name, OpKind kind, DataType type, const std::vector<Element>& values) {
+  static DeviceOperation in_place(DeviceJob& job, int rank, const std::string& name, OpKind kind,
+                                  DataType type, const std::vector<Element>& values) {
     DeviceOperation operation;
     auto [tensor, event] = job.make<Element>(rank, values);
     operation.submission.name = name;
@@ -140,11 +154,15 @@ struct DeviceOperation {
     return operation;
   }
   /// The output is made when its size is known, by the program's queue.
-  static DeviceOperation gathering(DeviceJob& job, int rank, const std::string& name, OpKind kind, DataType type, const std::vector<Element>& values) {
+  static DeviceOperation gathering(DeviceJob& job, int rank, const std::string& name, OpKind kind,
+                                   DataType type, const std::vector<Element>& values) {
     DeviceOperation operation = in_place(job, rank, name, kind, type, values);
-    operation.submission.allocate_output = [&job, rank, type, made = operation.output](const OutputSizes& sizes) {
-      const std::int64_t rows = std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0});
-      auto [tensor, event] = job.make<Element>(rank, std::vector<Element>(static_cast<std::size_t>(rows)));
+    operation.submission.allocate_output = [&job, rank, type,
+                                            made = operation.output](const OutputSizes& sizes) {
+      const std::int64_t rows =
+          std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0});
+      auto [tensor, event] =
+          job.make<Element>(rank, std::vector<Element>(static_cast<std::size_t>(rows)));
       if (sizes.writable != nullptr) *sizes.writable = event;
       return *made = tensor.view(type);
     };

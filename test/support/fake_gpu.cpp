@@ -12,8 +12,12 @@ namespace {
 constexpr std::byte kGarbage{0xcd};
 constexpr std::size_t kMostFaults = 20;
 
-void* handle_of(int index) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(index + 1)); }
-int index_of(void* handle) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(handle)) - 1; }
+void* handle_of(int index) {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(index + 1));
+}
+int index_of(void* handle) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(handle)) - 1;
+}
 
 bool overlap(const FakeGpu::Range& a, const FakeGpu::Range& b) {
   return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
@@ -28,11 +32,14 @@ class FakeApi final : public device::Api {
   FakeApi(FakeGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
 
   int device_count() noexcept override { return gpu_.options_.devices; }
-  device::DeviceInfo info(int device) override { return {"fake", "0000:0" + std::to_string(device) + ":00.0", 132, 9, 0, std::size_t{1} << 37}; }
+  device::DeviceInfo info(int device) override {
+    return {"fake", "0000:0" + std::to_string(device) + ":00.0", 132, 9, 0, std::size_t{1} << 37};
+  }
 
   void enter(int device) override {
     const std::lock_guard lock(gpu_.mutex_);
-    if (device < 0 || device >= gpu_.options_.devices) throw Error("fake: there is no device " + std::to_string(device));
+    if (device < 0 || device >= gpu_.options_.devices)
+      throw Error("fake: there is no device " + std::to_string(device));
     stack().push_back(std::exchange(current_device, device));
   }
   void leave() noexcept override {
@@ -45,7 +52,9 @@ class FakeApi final : public device::Api {
     gpu_.queues_.push_back(std::make_unique<FakeGpu::Queue>());
     return {handle_of(static_cast<int>(gpu_.queues_.size()) - 1)};
   }
-  void destroy_stream(device::Stream) noexcept override { const auto lock = begin("destroy_stream"); }
+  void destroy_stream(device::Stream) noexcept override {
+    const auto lock = begin("destroy_stream");
+  }
   device::Mark create_mark() override {
     const auto lock = begin("create_mark");
     gpu_.marks_.emplace_back();
@@ -85,7 +94,8 @@ class FakeApi final : public device::Api {
     gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
     const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))];
     if (state.ahead.count(state.recorded) > 0) return false;
-    for (const auto& [queue, seen] : state.clock) gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
+    for (const auto& [queue, seen] : state.clock)
+      gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
     return true;
   }
   bool capturing(device::Stream stream) override {
@@ -95,7 +105,8 @@ class FakeApi final : public device::Api {
   void synchronize(device::Stream stream) override {
     const auto lock = begin("synchronize");
     ++counts().synchronize;
-    while (!gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->items.empty() && gpu_.run_some(1)) {
+    while (!gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->items.empty() &&
+           gpu_.run_some(1)) {
     }
   }
 
@@ -128,7 +139,8 @@ class FakeApi final : public device::Api {
     gpu_.release_locked(memory, true);
   }
 
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction, device::Stream stream) override {
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes, device::Direction direction,
+            device::Stream stream) override {
     const auto lock = begin("copy");
     gpu_.check_not_captured(stream, rank_, "copy");
     ++counts().copies;
@@ -136,31 +148,38 @@ class FakeApi final : public device::Api {
     // What the device will read there, for whoever has to know before the device has come so far.
     if (direction == device::Direction::kToDevice) gpu_.uploads_[to].assign(from, from + bytes);
     know(stream);
-    gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] { std::memcpy(to, from, bytes); }});
+    gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] {
+                            std::memcpy(to, from, bytes);
+                          }});
   }
   void run(const device::CopyLaunch& launch, device::Stream stream) override {
     const auto lock = begin("run");
     gpu_.check_not_captured(stream, rank_, "run");
     ++counts().launches;
     FakeGpu::Item item{"batched copy", {}, {}, [launch] { run_copy_on_host(launch, 7); }};
-    item.ranges.push_back({reinterpret_cast<const std::byte*>(launch.tiles), launch.count * sizeof(device::Tile), false});
-    const std::vector<std::byte>& table = gpu_.uploads_[reinterpret_cast<const std::byte*>(launch.tiles)];
+    item.ranges.push_back({reinterpret_cast<const std::byte*>(launch.tiles),
+                           launch.count * sizeof(device::Tile), false});
+    const std::vector<std::byte>& table =
+        gpu_.uploads_[reinterpret_cast<const std::byte*>(launch.tiles)];
     for (std::uint32_t i = 0; i < launch.count; ++i) {
       device::Tile tile;
       std::memcpy(&tile, table.data() + i * sizeof tile, sizeof tile);
       add(item.ranges, {tile.tensor, tile.count * size_of(launch.form.tensor), !launch.to_buffer});
-      add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer), launch.to_buffer});
+      add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer),
+                        launch.to_buffer});
     }
     know(stream);
     gpu_.enqueue(stream, std::move(item));
   }
-  void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, device::Stream stream) override {
+  void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern,
+            device::Stream stream) override {
     const auto lock = begin("fill");
     gpu_.check_not_captured(stream, rank_, "fill");
     ++counts().launches;
     gpu_.enqueue(stream, {"fill", {{to, count * element_bytes, true}}, {}, [=] {
-      for (std::size_t i = 0; i < count; ++i) std::memcpy(to + i * element_bytes, &pattern, element_bytes);
-    }});
+                            for (std::size_t i = 0; i < count; ++i)
+                              std::memcpy(to + i * element_bytes, &pattern, element_bytes);
+                          }});
   }
 
  private:
@@ -185,7 +204,9 @@ class FakeApi final : public device::Api {
   }
   std::unique_lock<std::recursive_mutex> begin(const char* call) {
     std::unique_lock lock(gpu_.mutex_);
-    if (current_device < 0) gpu_.fault("rank " + std::to_string(rank_) + ": " + call + "() without the device made current");
+    if (current_device < 0)
+      gpu_.fault("rank " + std::to_string(rank_) + ": " + call +
+                 "() without the device made current");
     return lock;
   }
   FakeGpuCounts& counts() { return gpu_.counts_[rank_]; }
@@ -197,7 +218,9 @@ class FakeApi final : public device::Api {
 FakeGpu::FakeGpu(const FakeGpuOptions& options) : options_(options), random_(options.seed) {}
 FakeGpu::~FakeGpu() = default;
 
-std::shared_ptr<device::Api> FakeGpu::api(int rank) { return std::make_shared<FakeApi>(*this, rank); }
+std::shared_ptr<device::Api> FakeGpu::api(int rank) {
+  return std::make_shared<FakeApi>(*this, rank);
+}
 
 int FakeGpu::queue_of(device::Stream stream) const {
   const int index = index_of(stream.handle);
@@ -207,7 +230,9 @@ int FakeGpu::queue_of(device::Stream stream) const {
 
 int FakeGpu::mark_of(device::Mark mark) const {
   const int index = index_of(mark.handle);
-  if (index < 0 || index >= static_cast<int>(marks_.size()) || !marks_[static_cast<std::size_t>(index)].alive) throw Error("fake: not a mark");
+  if (index < 0 || index >= static_cast<int>(marks_.size()) ||
+      !marks_[static_cast<std::size_t>(index)].alive)
+    throw Error("fake: not a mark");
   return index;
 }
 
@@ -223,8 +248,10 @@ std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
 
 void FakeGpu::pin_locked(std::byte* memory, std::size_t bytes) {
   if (!options_.can_pin) throw Error("fake: cudaHostRegister failed: operation not supported");
-  if (reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0) fault("memory was pinned that is not whole pages");
-  if (const auto known = blocks_.find(memory); known != blocks_.end() && !known->second.freed) fault("memory was pinned twice");
+  if (reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0)
+    fault("memory was pinned that is not whole pages");
+  if (const auto known = blocks_.find(memory); known != blocks_.end() && !known->second.freed)
+    fault("memory was pinned twice");
   blocks_[memory] = {nullptr, bytes, true, false};
   ++pinned_;
 }
@@ -245,12 +272,14 @@ void FakeGpu::release(std::byte* memory) {
 // Freed memory stays mapped, and using it is a fault.
 void FakeGpu::release_locked(std::byte* memory, bool pinned) {
   const auto block = blocks_.find(memory);
-  if (block == blocks_.end() || block->second.freed || block->second.pinned != pinned) return fault("memory was freed that was not allocated so");
+  if (block == blocks_.end() || block->second.freed || block->second.pinned != pinned)
+    return fault("memory was freed that was not allocated so");
   block->second.freed = true;
   for (const auto& queue : queues_) {
     for (const QueuedItem& waiting : queue->items) {
       for (const Range& range : waiting.item.ranges) {
-        if (overlap(range, {memory, block->second.bytes, true})) fault("memory was freed that '" + waiting.item.name + "' will use");
+        if (overlap(range, {memory, block->second.bytes, true}))
+          fault("memory was freed that '" + waiting.item.name + "' will use");
       }
     }
   }
@@ -287,7 +316,8 @@ bool FakeGpu::is_device_memory(const void* memory) const {
   const std::lock_guard lock(mutex_);
   const auto* const byte = static_cast<const std::byte*>(memory);
   auto block = blocks_.upper_bound(byte);
-  return block != blocks_.begin() && (--block, byte < block->first + block->second.bytes && !block->second.pinned);
+  return block != blocks_.begin() &&
+         (--block, byte < block->first + block->second.bytes && !block->second.pinned);
 }
 
 bool FakeGpu::device_is_current() noexcept { return current_device >= 0; }
@@ -300,7 +330,8 @@ void FakeGpu::check_memory(const Item& item) {
   for (const Range& range : item.ranges) {
     if (range.bytes == 0) continue;
     auto block = blocks_.upper_bound(range.begin);
-    const bool known = block != blocks_.begin() && (--block, range.begin + range.bytes <= block->first + block->second.bytes);
+    const bool known = block != blocks_.begin() &&
+                       (--block, range.begin + range.bytes <= block->first + block->second.bytes);
     if (!known) fault("'" + item.name + "' uses memory that is not the device's");
     if (known && block->second.freed) fault("'" + item.name + "' uses memory that was freed");
   }
@@ -310,19 +341,25 @@ void FakeGpu::check_ranges(const Item& item, int queue, Clock& clock) {
   const std::uint64_t now = ++clock[queue];
   for (const Range& range : item.ranges) {
     for (const Access& access : accesses_) {
-      if (access.queue == queue || (!access.range.writes && !range.writes) || !overlap(access.range, range)) continue;
+      if (access.queue == queue || (!access.range.writes && !range.writes) ||
+          !overlap(access.range, range))
+        continue;
       if (clock[access.queue] < access.at) {
-        fault("'" + item.name + "' on queue " + std::to_string(queue) + (range.writes ? " writes" : " reads") + " what '" + access.name +
-              "' on queue " + std::to_string(access.queue) + (access.range.writes ? " writes" : " reads") + ", and neither waits for the other");
+        fault("'" + item.name + "' on queue " + std::to_string(queue) +
+              (range.writes ? " writes" : " reads") + " what '" + access.name + "' on queue " +
+              std::to_string(access.queue) + (access.range.writes ? " writes" : " reads") +
+              ", and neither waits for the other");
       }
     }
   }
   // What this covers and comes after need not be remembered any more.
   std::erase_if(accesses_, [&](const Access& access) {
-    return access.queue == queue && std::any_of(item.ranges.begin(), item.ranges.end(), [&](const Range& range) {
-      return range.begin <= access.range.begin && access.range.begin + access.range.bytes <= range.begin + range.bytes &&
-             (range.writes || !access.range.writes);
-    });
+    return access.queue == queue &&
+           std::any_of(item.ranges.begin(), item.ranges.end(), [&](const Range& range) {
+             return range.begin <= access.range.begin &&
+                    access.range.begin + access.range.bytes <= range.begin + range.bytes &&
+                    (range.writes || !access.range.writes);
+           });
   });
   for (const Range& range : item.ranges) {
     if (range.bytes > 0) accesses_.push_back({range, queue, now, item.name});
@@ -352,7 +389,8 @@ bool FakeGpu::run_some(int most) {
     std::vector<std::size_t> order(queues_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), random_);
-    const bool ran = std::any_of(order.begin(), order.end(), [this](std::size_t queue) { return run_head(*queues_[queue]); });
+    const bool ran = std::any_of(order.begin(), order.end(),
+                                 [this](std::size_t queue) { return run_head(*queues_[queue]); });
     if (!ran) return moved;
     moved = true;
   }
@@ -374,21 +412,27 @@ void FakeGpu::end_capture(device::Stream stream) { begin_capture(stream, -1); }
 
 void FakeGpu::check_not_captured(device::Stream stream, int rank, const char* call) {
   const int by = queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by;
-  if (by >= 0 && by != rank) fault(std::string(call) + " on a stream that is being captured into a graph");
+  if (by >= 0 && by != rank)
+    fault(std::string(call) + " on a stream that is being captured into a graph");
 }
 
-// Until the mark's record() has run, or to the end. Marks are recorded before they are waited for, so it always gets there.
+// Until the mark's record() has run, or to the end. Marks are recorded before they are waited for,
+// so it always gets there.
 void FakeGpu::run_queue(Queue& queue, int until_mark, std::uint64_t generation) {
   while (!queue.items.empty()) {
-    if (until_mark >= 0 && marks_[static_cast<std::size_t>(until_mark)].ahead.count(generation) == 0) return;
+    if (until_mark >= 0 &&
+        marks_[static_cast<std::size_t>(until_mark)].ahead.count(generation) == 0)
+      return;
     if (run_head(queue)) continue;
     const QueuedItem& head = queue.items.front();
     const auto holds = [&](const std::unique_ptr<Queue>& other) {
-      return std::any_of(other->items.begin(), other->items.end(),
-                         [&](const QueuedItem& item) { return !item.is_wait && item.mark == head.mark && item.generation == head.generation; });
+      return std::any_of(other->items.begin(), other->items.end(), [&](const QueuedItem& item) {
+        return !item.is_wait && item.mark == head.mark && item.generation == head.generation;
+      });
     };
     const auto other = std::find_if(queues_.begin(), queues_.end(), holds);
-    if (head.mark < 0 || other == queues_.end()) throw Error("fake: '" + head.item.name + "' waits for what never comes");
+    if (head.mark < 0 || other == queues_.end())
+      throw Error("fake: '" + head.item.name + "' waits for what never comes");
     const auto [mark, wanted] = std::pair(head.mark, head.generation);
     run_queue(**other, mark, wanted);
   }
@@ -398,10 +442,11 @@ void FakeGpu::forget_seen(const std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const Range all{memory, blocks_.at(memory).bytes, true};
   std::erase_if(accesses_, [&](const Access& access) {
-    return overlap(access.range, all) && std::any_of(host_.begin(), host_.end(), [&](const auto& host) {
-      const auto seen = host.second.find(access.queue);
-      return seen != host.second.end() && seen->second >= access.at;
-    });
+    return overlap(access.range, all) &&
+           std::any_of(host_.begin(), host_.end(), [&](const auto& host) {
+             const auto seen = host.second.find(access.queue);
+             return seen != host.second.end() && seen->second >= access.at;
+           });
   });
 }
 
@@ -409,7 +454,8 @@ bool FakeGpu::run_all() {
   const std::lock_guard lock(mutex_);
   while (run_some(1)) {
   }
-  return std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) { return queue->items.empty(); });
+  return std::all_of(queues_.begin(), queues_.end(),
+                     [](const auto& queue) { return queue->items.empty(); });
 }
 
 std::vector<std::string> FakeGpu::faults() const {

@@ -14,8 +14,9 @@
 
 #include "device/api.h"
 
-/// A GPU that is simulated: queues whose work runs later, in an order drawn from a seed that respects nothing but what the program
-/// asked for, and a record of who touched which memory when. Whoever forgets to wait for an event computes garbage, and is reported.
+/// A GPU that is simulated: queues whose work runs later, in an order drawn from a seed that
+/// respects nothing but what the program asked for, and a record of who touched which memory when.
+/// Whoever forgets to wait for an event computes garbage, and is reported.
 namespace hvd::testing {
 
 struct FakeGpuOptions {
@@ -39,9 +40,10 @@ struct FakeGpuCounts {
 
 /// Shared by the ranks of a test. Thread-safe.
 ///
-/// Work runs when somebody asks whether a mark has been reached, some at a time, and in run_all(). Each queue has a vector clock;
-/// recording and waiting for marks carry clocks from queue to queue. Two accesses to the same memory, one of them writing, of which
-/// neither clock knows the other, are a race: faults() has a line for each, whether or not this run computed something wrong.
+/// Work runs when somebody asks whether a mark has been reached, some at a time, and in run_all().
+/// Each queue has a vector clock; recording and waiting for marks carry clocks from queue to queue.
+/// Two accesses to the same memory, one of them writing, of which neither clock knows the other,
+/// are a race: faults() has a line for each, whether or not this run computed something wrong.
 class FakeGpu {
  public:
   explicit FakeGpu(const FakeGpuOptions& = {});
@@ -52,7 +54,8 @@ class FakeGpu {
 
   /// Runs until nothing can be run. True when the queues are empty.
   bool run_all();
-  /// What was wrong: accesses without order, memory that is not the device's, calls without the device made current.
+  /// What was wrong: accesses without order, memory that is not the device's, calls without the
+  /// device made current.
   std::vector<std::string> faults() const;
   /// The same, and forgets them.
   std::vector<std::string> take_faults();
@@ -74,17 +77,18 @@ class FakeGpu {
     std::function<void()> run = {};
   };
   void enqueue(device::Stream, Item);
-  /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and nothing else: whoever computes in
-  /// place of the device may then touch the memory.
+  /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and
+  /// nothing else: whoever computes in place of the device may then touch the memory.
   void run_through(device::Stream, Item);
-  /// Between the two the stream records a graph, or so it says: whatever any rank but `by` puts there is a fault.
+  /// Between the two the stream records a graph, or so it says: whatever any rank but `by` puts
+  /// there is a fault.
   void begin_capture(device::Stream, int by);
   void end_capture(device::Stream);
   std::recursive_mutex& mutex() { return mutex_; }
 
   // For somebody who touches the memory from the host, as MPI does.
-  /// In the rank's name: what conflicts and was queued before has to have been seen reached by it, what is queued from now on has to come
-  /// after host_ends(). Returns what the latter wants.
+  /// In the rank's name: what conflicts and was queued before has to have been seen reached by it,
+  /// what is queued from now on has to come after host_ends(). Returns what the latter wants.
   int host_begins(int rank, const Range&);
   void host_ends(int rank, int access);
   /// The device's own memory, not pinned memory and not the host's.
@@ -94,7 +98,8 @@ class FakeGpu {
 
   /// Memory that begins as garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
-  /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are over, and need no further order.
+  /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are
+  /// over, and need no further order.
   void forget_seen(const std::byte* memory);
   /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
   void release(std::byte*);
@@ -113,11 +118,12 @@ class FakeGpu {
   struct Queue {
     std::deque<QueuedItem> items;
     int captured_by = -1;  // a rank; -1: it is not
-    Clock clock;  // of what was put in so far
+    Clock clock;           // of what was put in so far
   };
   struct MarkState {
     std::uint64_t recorded = 0;
-    /// Recorded and not reached. More than one when a mark is used again before the device has come to where it was.
+    /// Recorded and not reached. More than one when a mark is used again before the device has come
+    /// to where it was.
     std::set<std::uint64_t> ahead;
     Clock clock;
     bool alive = true;
@@ -160,7 +166,7 @@ class FakeGpu {
   std::map<int, FakeGpuCounts> counts_;
   std::map<int, Clock> host_;  // by rank: what it has seen reached
   int pinned_ = 0;
-  int host_accesses_ = 0;      // each counts as a queue of its own, with a negative number
+  int host_accesses_ = 0;  // each counts as a queue of its own, with a negative number
 };
 
 /// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.

@@ -18,10 +18,14 @@ std::size_t bytes_of(std::size_t count, DataType type) { return count * size_of(
 
 ReduceOp op_of(nccl::Reduction reduction) {
   switch (reduction) {
-    case nccl::Reduction::kProduct: return ReduceOp::kProduct;
-    case nccl::Reduction::kMin: return ReduceOp::kMin;
-    case nccl::Reduction::kMax: return ReduceOp::kMax;
-    default: return ReduceOp::kSum;
+    case nccl::Reduction::kProduct:
+      return ReduceOp::kProduct;
+    case nccl::Reduction::kMin:
+      return ReduceOp::kMin;
+    case nccl::Reduction::kMax:
+      return ReduceOp::kMax;
+    default:
+      return ReduceOp::kSum;
   }
 }
 
@@ -45,7 +49,8 @@ class FakeNcclLibrary final : public nccl::Library {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().inits;
     if (rank_ == nccl_.options_.init_throws_at) throw Error("fake NCCL: no socket interface found");
-    if (std::all_of(id.begin(), id.end(), [](std::byte b) { return b == std::byte{0}; })) throw Error("fake NCCL: not an id");
+    if (std::all_of(id.begin(), id.end(), [](std::byte b) { return b == std::byte{0}; }))
+      throw Error("fake NCCL: not an id");
     auto& world = nccl_.worlds_[id];
     if (!world) {
       world = std::make_shared<FakeNccl::World>();
@@ -56,7 +61,8 @@ class FakeNcclLibrary final : public nccl::Library {
     }
     if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
     ++world->joined;
-    nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true, rank_ == nccl_.options_.init_fails_at});
+    nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true,
+                              rank_ == nccl_.options_.init_fails_at});
     return {reinterpret_cast<void*>(nccl_.members_.size())};
   }
 
@@ -82,8 +88,10 @@ class FakeNcclLibrary final : public nccl::Library {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().destroyed;
     member_of(comm).alive = false;
-    if (!member_of(comm).registered.empty()) nccl_.gpu_.fault("NCCL: a communicator was destroyed that has registered buffers");
-    if (!member_of(comm).windows.empty()) nccl_.gpu_.fault("NCCL: a communicator was destroyed that has windows");
+    if (!member_of(comm).registered.empty())
+      nccl_.gpu_.fault("NCCL: a communicator was destroyed that has registered buffers");
+    if (!member_of(comm).windows.empty())
+      nccl_.gpu_.fault("NCCL: a communicator was destroyed that has windows");
   }
   void abort(nccl::Comm comm) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
@@ -92,9 +100,11 @@ class FakeNcclLibrary final : public nccl::Library {
     member.alive = false;
     counts().registered -= static_cast<int>(std::exchange(member.registered, {}).size());
     counts().windows -= static_cast<int>(std::exchange(member.windows, {}).size());
-    if (member.window_to_be != nullptr) *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
+    if (member.window_to_be != nullptr)
+      *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
     // What waits on the device ends, with whatever is in memory.
-    for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)]) launch->done = true;
+    for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)])
+      launch->done = true;
   }
 
   void begin_group() override {
@@ -107,28 +117,33 @@ class FakeNcclLibrary final : public nccl::Library {
     launch(std::exchange(group_, {}), group_comm_, group_stream_);
   }
 
-  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, nccl::Comm comm,
-                  device::Stream stream) override {
+  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+                  nccl::Reduction reduction, nccl::Comm comm, device::Stream stream) override {
     add({Call::Kind::kAllReduce, in, out, count, type, reduction, -1}, comm, stream);
   }
-  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root, nccl::Comm comm, device::Stream stream) override {
+  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root,
+                 nccl::Comm comm, device::Stream stream) override {
     add({Call::Kind::kBroadcast, in, out, count, type, {}, root}, comm, stream);
   }
-  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, int root, nccl::Comm comm,
+  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+              nccl::Reduction reduction, int root, nccl::Comm comm,
               device::Stream stream) override {
     add({Call::Kind::kReduce, in, out, count, type, reduction, root}, comm, stream);
   }
-  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Comm comm, device::Stream stream) override {
+  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+                  nccl::Comm comm, device::Stream stream) override {
     add({Call::Kind::kAllGather, in, out, count, type, {}, -1}, comm, stream);
   }
-  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type, nccl::Reduction reduction, nccl::Comm comm,
-                      device::Stream stream) override {
+  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+                      nccl::Reduction reduction, nccl::Comm comm, device::Stream stream) override {
     add({Call::Kind::kReduceScatter, in, out, count, type, reduction, -1}, comm, stream);
   }
-  void send(const std::byte* in, std::size_t count, DataType type, int peer, nccl::Comm comm, device::Stream stream) override {
+  void send(const std::byte* in, std::size_t count, DataType type, int peer, nccl::Comm comm,
+            device::Stream stream) override {
     add({Call::Kind::kSend, in, nullptr, count, type, {}, peer}, comm, stream);
   }
-  void receive(std::byte* out, std::size_t count, DataType type, int peer, nccl::Comm comm, device::Stream stream) override {
+  void receive(std::byte* out, std::size_t count, DataType type, int peer, nccl::Comm comm,
+               device::Stream stream) override {
     add({Call::Kind::kReceive, nullptr, out, count, type, {}, peer}, comm, stream);
   }
 
@@ -143,15 +158,18 @@ class FakeNcclLibrary final : public nccl::Library {
     const std::lock_guard lock(nccl_.mutex_);
     --counts().allocated;
     for (const FakeNccl::Member& member : nccl_.members_) {
-      if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was freed that is registered");
-      if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was freed that is a window");
+      if (member.registered.contains(memory))
+        nccl_.gpu_.fault("NCCL: a buffer was freed that is registered");
+      if (member.windows.contains(memory))
+        nccl_.gpu_.fault("NCCL: a buffer was freed that is a window");
     }
     nccl_.gpu_.release(memory);
   }
   void* register_buffer(nccl::Comm comm, std::byte* memory, std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.changes()) throw Error("fake NCCL: the communicator is gone or busy");
+    if (!member.alive || member.changes())
+      throw Error("fake NCCL: the communicator is gone or busy");
     if (rank_ == nccl_.options_.register_throws_at) throw Error("fake NCCL: cannot register");
     if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was registered twice");
     ++counts().registered;
@@ -162,16 +180,22 @@ class FakeNcclLibrary final : public nccl::Library {
   void deregister_buffer(nccl::Comm comm, void* registration) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive) nccl_.gpu_.fault("NCCL: a buffer was deregistered after its communicator had ended");
-    if (member.registered.erase(static_cast<std::byte*>(registration)) == 0) nccl_.gpu_.fault("NCCL: a buffer was deregistered that is not registered");
+    if (!member.alive)
+      nccl_.gpu_.fault("NCCL: a buffer was deregistered after its communicator had ended");
+    if (member.registered.erase(static_cast<std::byte*>(registration)) == 0)
+      nccl_.gpu_.fault("NCCL: a buffer was deregistered that is not registered");
     --counts().registered;
   }
 
-  bool has_windows() const noexcept override { return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at; }
-  void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes, void** window) override {
+  bool has_windows() const noexcept override {
+    return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at;
+  }
+  void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes,
+                             void** window) override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.changes()) throw Error("fake NCCL: the communicator is gone or busy");
+    if (!member.alive || member.changes())
+      throw Error("fake NCCL: the communicator is gone or busy");
     if (rank_ == nccl_.options_.window_throws_at) throw Error("fake NCCL: not an address of cuMem");
     if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a window was made twice");
     ++counts().windows_begun;
@@ -183,32 +207,40 @@ class FakeNcclLibrary final : public nccl::Library {
   void deregister_window(nccl::Comm comm, void* window) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.window_to_be != nullptr) nccl_.gpu_.fault("NCCL: a window was ended while its communicator was not there for it");
-    if (member.windows.erase(static_cast<std::byte*>(window)) == 0) nccl_.gpu_.fault("NCCL: a window was ended that is none");
+    if (!member.alive || member.window_to_be != nullptr)
+      nccl_.gpu_.fault("NCCL: a window was ended while its communicator was not there for it");
+    if (member.windows.erase(static_cast<std::byte*>(window)) == 0)
+      nccl_.gpu_.fault("NCCL: a window was ended that is none");
     --counts().windows;
   }
 
  private:
   FakeNcclCounts& counts() { return nccl_.counts_[rank_]; }
-  FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1]; }
+  FakeNccl::Member& member_of(nccl::Comm comm) {
+    return nccl_.members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1];
+  }
 
   void add(const Call& call, nccl::Comm comm, device::Stream stream) {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().calls;
     counts().reductions.push_back(call.reduction);
-    if (call.type == DataType::kInt16 || call.type == DataType::kBool) throw Error("fake NCCL: no such type");
+    if (call.type == DataType::kInt16 || call.type == DataType::kBool)
+      throw Error("fake NCCL: no such type");
     if (depth_ == 0) return launch({call}, comm, stream);
     group_.push_back(call);
     group_comm_ = comm;
     group_stream_ = stream;
   }
 
-  void add_ranges(const Call& call, const FakeNccl::Member& member, std::vector<FakeGpu::Range>& ranges) const {
+  void add_ranges(const Call& call, const FakeNccl::Member& member,
+                  std::vector<FakeGpu::Range>& ranges) const {
     const auto ranks = static_cast<std::size_t>(member.world->size);
     const std::size_t bytes = bytes_of(call.count, call.type);
     const bool is_root = call.peer == member.rank;
     switch (call.kind) {
-      case Call::Kind::kAllReduce: ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes, true}}); return;
+      case Call::Kind::kAllReduce:
+        ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes, true}});
+        return;
       case Call::Kind::kBroadcast:
         if (is_root) ranges.push_back({call.in, bytes, false});
         ranges.push_back({call.out, bytes, true});
@@ -217,10 +249,18 @@ class FakeNcclLibrary final : public nccl::Library {
         ranges.push_back({call.in, bytes, false});
         if (is_root) ranges.push_back({call.out, bytes, true});
         return;
-      case Call::Kind::kAllGather: ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes * ranks, true}}); return;
-      case Call::Kind::kReduceScatter: ranges.insert(ranges.end(), {{call.in, bytes * ranks, false}, {call.out, bytes, true}}); return;
-      case Call::Kind::kSend: ranges.push_back({call.in, bytes, false}); return;
-      case Call::Kind::kReceive: ranges.push_back({call.out, bytes, true}); return;
+      case Call::Kind::kAllGather:
+        ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes * ranks, true}});
+        return;
+      case Call::Kind::kReduceScatter:
+        ranges.insert(ranges.end(), {{call.in, bytes * ranks, false}, {call.out, bytes, true}});
+        return;
+      case Call::Kind::kSend:
+        ranges.push_back({call.in, bytes, false});
+        return;
+      case Call::Kind::kReceive:
+        ranges.push_back({call.out, bytes, true});
+        return;
     }
   }
 
@@ -254,7 +294,9 @@ class FakeNcclLibrary final : public nccl::Library {
   device::Stream group_stream_;
 };
 
-std::shared_ptr<nccl::Library> FakeNccl::library(int rank) { return std::make_shared<FakeNcclLibrary>(*this, rank); }
+std::shared_ptr<nccl::Library> FakeNccl::library(int rank) {
+  return std::make_shared<FakeNcclLibrary>(*this, rank);
+}
 
 FakeNcclCounts FakeNccl::counts(int rank) const {
   const std::lock_guard lock(mutex_);
@@ -275,7 +317,8 @@ nccl::Health FakeNccl::make_window(Member& member) {
   const auto& own = member.world->windows[static_cast<std::size_t>(member.rank)];
   for (const auto& others : member.world->windows) {
     if (others.size() < own.size()) return {nccl::Health::State::kBusy};
-    if (others[own.size() - 1] != own.back()) gpu_.fault("NCCL: a window has another size on each rank");
+    if (others[own.size() - 1] != own.back())
+      gpu_.fault("NCCL: a window has another size on each rank");
   }
   const bool none = options_.null_windows_from >= 0 && member.owner >= options_.null_windows_from;
   void** const window = std::exchange(member.window_to_be, nullptr);
@@ -312,7 +355,8 @@ void FakeNccl::execute(World& world, std::size_t position) {
   for (auto& [pair, calls] : sent) {
     for (const Call* call : calls) {
       auto& matching = received[pair];
-      if (matching.empty() || matching.front()->count != call->count || matching.front()->type != call->type) {
+      if (matching.empty() || matching.front()->count != call->count ||
+          matching.front()->type != call->type) {
         throw Error("fake NCCL: a send without a receive that fits");
       }
       std::memcpy(matching.front()->out, call->in, bytes_of(call->count, call->type));
@@ -322,7 +366,8 @@ void FakeNccl::execute(World& world, std::size_t position) {
   for (std::size_t i = 0; i < collectives[0].size(); ++i) {
     std::vector<const Call*> members;
     for (const auto& calls : collectives) {
-      if (calls.size() != collectives[0].size()) throw Error("fake NCCL: ranks launched different groups");
+      if (calls.size() != collectives[0].size())
+        throw Error("fake NCCL: ranks launched different groups");
       members.push_back(calls[i]);
     }
     execute_collective(world, members);
@@ -340,25 +385,29 @@ void FakeNccl::check_registered(const World& world, const std::vector<const Call
   };
   const auto is_window = [](const Member& member, const std::byte* memory) {
     const auto after = member.windows.upper_bound(memory);
-    return after != member.windows.begin() && memory < std::prev(after)->first + std::prev(after)->second;
+    return after != member.windows.begin() &&
+           memory < std::prev(after)->first + std::prev(after)->second;
   };
   std::vector<std::tuple<int, int, bool>> buffers;
   for (const Member& member : members_) {
     if (member.world.get() != &world) continue;
     const Call& call = *calls[static_cast<std::size_t>(member.rank)];
-    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out), is_window(member, call.out));
+    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out),
+                         is_window(member, call.out));
     if (std::get<1>(buffers.back()) != kPlain) ++counts_[member.owner].from_registered;
-    if (is_window(member, call.in) && is_window(member, call.out)) ++counts_[member.owner].from_windows;
+    if (is_window(member, call.in) && is_window(member, call.out))
+      ++counts_[member.owner].from_windows;
   }
-  if (std::adjacent_find(buffers.begin(), buffers.end(), std::not_equal_to<>()) == buffers.end()) return;
+  if (std::adjacent_find(buffers.begin(), buffers.end(), std::not_equal_to<>()) == buffers.end())
+    return;
   gpu_.fault("NCCL: a collective of registered memory on some ranks only, or of different buffers");
 }
 
 void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& members) {
   const Call& first = *members.front();
   for (const Call* call : members) {
-    if (call->kind != first.kind || call->count != first.count || call->type != first.type || call->reduction != first.reduction ||
-        call->peer != first.peer) {
+    if (call->kind != first.kind || call->count != first.count || call->type != first.type ||
+        call->reduction != first.reduction || call->peer != first.peer) {
       throw Error("fake NCCL: ranks launched different collectives");
     }
   }
@@ -371,24 +420,33 @@ void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& 
     for (const Call* call : members) sources.push_back(call->in + offset);
     std::vector<std::byte> result(bytes);
     const std::int64_t divisor = first.reduction == nccl::Reduction::kAverage ? world.size : 1;
-    reduce(sources, result.data(), static_cast<std::int64_t>(first.count), first.type, op_of(first.reduction), {1.0, 1.0, divisor});
+    reduce(sources, result.data(), static_cast<std::int64_t>(first.count), first.type,
+           op_of(first.reduction), {1.0, 1.0, divisor});
     return result;
   };
   std::vector<std::vector<std::byte>> outputs(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     switch (first.kind) {
-      case Call::Kind::kAllReduce: outputs[rank] = reduced(0); break;
-      case Call::Kind::kReduceScatter: outputs[rank] = reduced(rank * bytes); break;
-      case Call::Kind::kBroadcast: outputs[rank].assign(members[root]->in, members[root]->in + bytes); break;
+      case Call::Kind::kAllReduce:
+        outputs[rank] = reduced(0);
+        break;
+      case Call::Kind::kReduceScatter:
+        outputs[rank] = reduced(rank * bytes);
+        break;
+      case Call::Kind::kBroadcast:
+        outputs[rank].assign(members[root]->in, members[root]->in + bytes);
+        break;
       case Call::Kind::kReduce:
         if (rank == root) outputs[rank] = reduced(0);
         break;
       default:
-        for (const Call* call : members) outputs[rank].insert(outputs[rank].end(), call->in, call->in + bytes);
+        for (const Call* call : members)
+          outputs[rank].insert(outputs[rank].end(), call->in, call->in + bytes);
     }
   }
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    if (!outputs[rank].empty()) std::memcpy(members[rank]->out, outputs[rank].data(), outputs[rank].size());
+    if (!outputs[rank].empty())
+      std::memcpy(members[rank]->out, outputs[rank].data(), outputs[rank].size());
   }
 }
 

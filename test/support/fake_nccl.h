@@ -9,10 +9,12 @@
 #include "backend/nccl/library.h"
 #include "support/fake_gpu.h"
 
-/// NCCL between the ranks of a test, on their simulated GPU. As the real one it does nothing unless all ranks of a communicator come,
-/// with the same collective, and in the same order; and like a non-blocking one it says "busy" for a while after each call. It reports, as
-/// a fault of the GPU, a collective that has registered memory, or a window, on some ranks only or another buffer on each, and registrations
-/// and windows that outlive their buffer or their communicator's destroy(). Making a window ends when all ranks have come, with the same size.
+/// NCCL between the ranks of a test, on their simulated GPU. As the real one it does nothing unless
+/// all ranks of a communicator come, with the same collective, and in the same order; and like a
+/// non-blocking one it says "busy" for a while after each call. It reports, as a fault of the GPU,
+/// a collective that has registered memory, or a window, on some ranks only or another buffer on
+/// each, and registrations and windows that outlive their buffer or their communicator's destroy().
+/// Making a window ends when all ranks have come, with the same size.
 namespace hvd::testing {
 
 struct FakeNcclOptions {
@@ -26,11 +28,13 @@ struct FakeNcclOptions {
   /// The ranks that cannot allocate, or not register; -1: none.
   int allocate_throws_at = -1;
   int register_throws_at = -1;
-  /// The rank whose library has no windows; the one where making a window throws at once, and where it fails later; -1: none.
+  /// The rank whose library has no windows; the one where making a window throws at once, and where
+  /// it fails later; -1: none.
   int no_windows_at = -1;
   int window_throws_at = -1;
   int window_fails_at = -1;
-  /// The first rank that gets no window though nothing failed; -1: none. NCCL itself says so to all, which is 0.
+  /// The first rank that gets no window though nothing failed; -1: none. NCCL itself says so to
+  /// all, which is 0.
   int null_windows_from = -1;
 };
 
@@ -41,9 +45,9 @@ struct FakeNcclCounts {
   int finalized = 0;
   int destroyed = 0;
   int aborted = 0;
-  int allocated = 0;      ///< buffers that are not freed yet
-  int registered = 0;     ///< buffers that are registered now
-  int registrations = 0;  ///< ever
+  int allocated = 0;        ///< buffers that are not freed yet
+  int registered = 0;       ///< buffers that are registered now
+  int registrations = 0;    ///< ever
   int from_registered = 0;  ///< collectives from and to registered memory
   int windows = 0;          ///< that there are now
   int windows_begun = 0;    ///< ever
@@ -54,7 +58,8 @@ struct FakeNcclCounts {
 /// Shared by the ranks of a test. Thread-safe.
 class FakeNccl {
  public:
-  explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {}) : gpu_(gpu), options_(options) {}
+  explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {})
+      : gpu_(gpu), options_(options) {}
 
   std::shared_ptr<nccl::Library> library(int rank);
   FakeNcclCounts counts(int rank) const;
@@ -64,7 +69,15 @@ class FakeNccl {
  private:
   friend class FakeNcclLibrary;
   struct Call {
-    enum class Kind { kAllReduce, kBroadcast, kReduce, kAllGather, kReduceScatter, kSend, kReceive };
+    enum class Kind {
+      kAllReduce,
+      kBroadcast,
+      kReduce,
+      kAllGather,
+      kReduceScatter,
+      kSend,
+      kReceive
+    };
     Kind kind;
     const std::byte* in;
     std::byte* out;
@@ -83,19 +96,20 @@ class FakeNccl {
     int joined = 0;
     std::vector<std::vector<std::shared_ptr<Launch>>> launches;  // by rank
     std::vector<std::size_t> executed;                           // by rank: launches that are done
-    std::vector<std::vector<std::size_t>> windows;               // by rank: the sizes of those that were begun
+    std::vector<std::vector<std::size_t>> windows;  // by rank: the sizes of those that were begun
   };
   struct Member {
     std::shared_ptr<World> world;
-    int rank = 0;        // in the communicator
-    int owner = 0;       // rank of the test
+    int rank = 0;   // in the communicator
+    int owner = 0;  // rank of the test
     int busy = 0;
     bool alive = true;
     bool broken = false;
-    std::map<const std::byte*, std::pair<std::size_t, int>> registered = {};  // how many bytes, and as which it was
+    std::map<const std::byte*, std::pair<std::size_t, int>> registered =
+        {};  // how many bytes, and as which it was
     int registrations = 0;
     std::map<const std::byte*, std::size_t> windows = {};  // how many bytes
-    void** window_to_be = nullptr;                         // where the one that is being made will be written
+    void** window_to_be = nullptr;  // where the one that is being made will be written
     std::byte* window_memory = nullptr;
     bool changes() const { return busy > 0 || window_to_be != nullptr; }
   };

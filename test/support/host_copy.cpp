@@ -29,14 +29,16 @@ struct Part {
 
 template <class From, class To, class Map>
 void map(const Part& part, const Map& map) {
-  device::map_elements(reinterpret_cast<To*>(part.to), reinterpret_cast<const From*>(part.from), part.count, part.share, map);
+  device::map_elements(reinterpret_cast<To*>(part.to), reinterpret_cast<const From*>(part.from),
+                       part.count, part.share, map);
 }
 
 template <class From, class To>
 void convert(const Part& part) {
   if (!part.launch.form.scales) return map<From, To>(part, device::Cast<From, To, HostConvert>{});
   using Factor = std::conditional_t<std::is_same_v<From, double>, double, float>;
-  map<From, To>(part, device::Scale<From, To, HostConvert>{static_cast<Factor>(part.launch.factor)});
+  map<From, To>(part,
+                device::Scale<From, To, HostConvert>{static_cast<Factor>(part.launch.factor)});
 }
 
 void copy_part(const Part& part) {
@@ -46,9 +48,12 @@ void copy_part(const Part& part) {
   if (form.casts()) {
     if (to == DataType::kFloat16) return convert<float, Float16>(part);
     if (to == DataType::kBFloat16) return convert<float, BFloat16>(part);
-    return from == DataType::kFloat16 ? convert<Float16, float>(part) : convert<BFloat16, float>(part);
+    return from == DataType::kFloat16 ? convert<Float16, float>(part)
+                                      : convert<BFloat16, float>(part);
   }
-  if (!form.scales) return device::copy_bytes(part.to, part.from, part.count * static_cast<std::uint32_t>(size_of(to)), part.share);
+  if (!form.scales)
+    return device::copy_bytes(part.to, part.from,
+                              part.count * static_cast<std::uint32_t>(size_of(to)), part.share);
   if (to == DataType::kFloat16) return convert<Float16, Float16>(part);
   if (to == DataType::kBFloat16) return convert<BFloat16, BFloat16>(part);
   if (to == DataType::kFloat32) return convert<float, float>(part);
@@ -63,7 +68,11 @@ void run_copy_on_host(const device::CopyLaunch& launch, std::uint32_t threads) {
     const device::Tile& tile = launch.tiles[i];
     std::byte* const place = launch.buffer + tile.offset;
     for (std::uint32_t thread = 0; thread < threads; ++thread) {
-      copy_part({launch, launch.to_buffer ? place : tile.tensor, launch.to_buffer ? tile.tensor : place, tile.count, {thread, threads}});
+      copy_part({launch,
+                 launch.to_buffer ? place : tile.tensor,
+                 launch.to_buffer ? tile.tensor : place,
+                 tile.count,
+                 {thread, threads}});
     }
   }
 }

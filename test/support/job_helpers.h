@@ -8,17 +8,22 @@
 namespace hvd::testing {
 
 /// An in-place operation on a vector of floats.
-inline Submission float_operation(std::vector<float>& memory, const std::string& name, OpKind kind = OpKind::kAllreduce) {
+inline Submission float_operation(std::vector<float>& memory, const std::string& name,
+                                  OpKind kind = OpKind::kAllreduce) {
   Submission submission;
   submission.name = name;
   submission.kind = kind;
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()), static_cast<std::int64_t>(memory.size()), DataType::kFloat32, {},
+  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
+                      static_cast<std::int64_t>(memory.size()),
+                      DataType::kFloat32,
+                      {},
                       {static_cast<std::int64_t>(memory.size())}};
   submission.output = submission.input;
   return submission;
 }
 
-inline Operation submit_one(runtime::Runtime& runtime, Submission submission, Progress progress = Progress::kBackground) {
+inline Operation submit_one(runtime::Runtime& runtime, Submission submission,
+                            Progress progress = Progress::kBackground) {
   std::vector<Submission> one;
   one.push_back(std::move(submission));
   return runtime.submit(std::move(one), progress).front();

@@ -10,15 +10,21 @@ namespace hvd::testing {
 
 LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
     : random_(options.seed),
-      network_(local::LocalNetwork::create(
-          {.size = options.size, .longest_delay = options.longest_delay, .seed = options.seed, .host_per_rank = options.hosts,
-           .rings_across_hosts = options.rings_across_hosts}, clock)) {
+      network_(local::LocalNetwork::create({.size = options.size,
+                                            .longest_delay = options.longest_delay,
+                                            .seed = options.seed,
+                                            .host_per_rank = options.hosts,
+                                            .rings_across_hosts = options.rings_across_hosts},
+                                           clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
-    std::vector<std::shared_ptr<Backend>> backends{options.backend ? options.backend : std::make_shared<LocalBackend>(world)};
+    std::vector<std::shared_ptr<Backend>> backends{
+        options.backend ? options.backend : std::make_shared<LocalBackend>(world)};
     const auto device = options.device ? options.device(rank) : nullptr;
-    if (options.device_backend) backends.push_back(options.device_backend(rank, device, backends.front()));
-    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank), std::move(backends), clock, nullptr, device));
+    if (options.device_backend)
+      backends.push_back(options.device_backend(rank, device, backends.front()));
+    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank),
+                                              std::move(backends), clock, nullptr, device));
   }
 }
 

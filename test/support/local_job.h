@@ -32,11 +32,14 @@ struct LocalJobOptions {
   std::shared_ptr<Backend> backend = {};
   /// Called for each rank: its GPU, and backends besides the local one.
   std::function<std::shared_ptr<device::Context>(int rank)> device = {};
-  std::function<std::shared_ptr<Backend>(int rank, std::shared_ptr<device::Context>, std::shared_ptr<Backend> local)> device_backend = {};
+  std::function<std::shared_ptr<Backend>(int rank, std::shared_ptr<device::Context>,
+                                         std::shared_ptr<Backend> local)>
+      device_backend = {};
 };
 
-/// The ranks of a job inside this process, on the local network and backend. With `runtime.background_thread` off, step_all() or
-/// run_until() drives them all from the calling thread, in an order drawn from the seed.
+/// The ranks of a job inside this process, on the local network and backend. With
+/// `runtime.background_thread` off, step_all() or run_until() drives them all from the calling
+/// thread, in an order drawn from the seed.
 class LocalJob {
  public:
   LocalJob(const LocalJobOptions&, const Clock&);
@@ -50,7 +53,8 @@ class LocalJob {
 
   /// One round of every living rank. True when something moved.
   bool step_all();
-  /// Steps, and lets the clock run, until `done`. @return false when `patience` of virtual time has passed first
+  /// Steps, and lets the clock run, until `done`. @return false when `patience` of virtual time has
+  /// passed first
   template <class Done>
   bool run_until(VirtualClock& clock, Duration patience, const Done& done) {
     const TimePoint limit = clock.now() + patience;

@@ -212,7 +212,8 @@ Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType dtype, ReduceO
   return output;
 }
 
-Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression compression, ReduceOp op, double prescale, double postscale) {
+Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression compression, ReduceOp op,
+                           double prescale, double postscale) {
   const bool half = compression == Compression::kFloat16;
   std::vector<Bytes> narrowed;
   for (const Bytes& input : inputs) {
@@ -223,8 +224,10 @@ Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression compres
     }
   }
   const bool enlarges = std::abs(postscale) > 1;
-  const ReduceScale scale{1.0, enlarges ? 1.0 : postscale, op == ReduceOp::kAverage ? static_cast<std::int64_t>(inputs.size()) : 1};
-  const Bytes reduced = reference_reduce(narrowed, half ? DataType::kFloat16 : DataType::kBFloat16, op == ReduceOp::kAverage ? ReduceOp::kSum : op, scale);
+  const ReduceScale scale{1.0, enlarges ? 1.0 : postscale,
+                          op == ReduceOp::kAverage ? static_cast<std::int64_t>(inputs.size()) : 1};
+  const Bytes reduced = reference_reduce(narrowed, half ? DataType::kFloat16 : DataType::kBFloat16,
+                                         op == ReduceOp::kAverage ? ReduceOp::kSum : op, scale);
   Bytes output(inputs.at(0).size());
   for (std::size_t i = 0; i < output.size() / 4; ++i) {
     const auto bits = get<std::uint16_t>(reduced, i);

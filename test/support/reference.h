@@ -22,9 +22,10 @@ Bytes make_input(std::int64_t count, DataType, ReduceOp, int rank, std::uint64_t
 /// backend.h define it.
 Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType, ReduceOp, const ReduceScale&);
 
-/// What an allreduce of fp32 with this compression gives where the host reduces, as Submission::compression defines it. The op may be
-/// an average over all inputs.
-Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression, ReduceOp, double prescale, double postscale);
+/// What an allreduce of fp32 with this compression gives where the host reduces, as
+/// Submission::compression defines it. The op may be an average over all inputs.
+Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression, ReduceOp, double prescale,
+                           double postscale);
 
 /// The index of the first element that differs, or -1. Both hold whole elements.
 std::int64_t first_difference(const std::byte* actual, const Bytes& expected, DataType);

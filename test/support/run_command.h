@@ -9,7 +9,8 @@ struct CommandResult {
   std::string output;  ///< of both kinds
 };
 
-/// Runs a command of the shell, and kills it after so many seconds, which should be a little less than the test's own limit.
+/// Runs a command of the shell, and kills it after so many seconds, which should be a little less
+/// than the test's own limit.
 CommandResult run_command(const std::string& command, int seconds);
 
 }  // namespace hvd::testing

@@ -1,4 +1,5 @@
-// Gradients as views into buckets: whatever a program does with them, the numbers are those of gradients that travel one by one.
+// Gradients as views into buckets: whatever a program does with them, the numbers are those of
+// gradients that travel one by one.
 #include <cstdlib>
 #include <functional>
 
@@ -16,10 +17,12 @@ using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 /// Why there are none here; null when there are.
 const char* no_buckets() {
   if (size() == 1) return "one rank reduces nothing";
-  return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory" : nullptr;
+  return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory"
+                                                     : nullptr;
 }
 
-/// Runs the same program with and without views. Both must end with the same parameters, bit for bit.
+/// Runs the same program with and without views. Both must end with the same parameters, bit for
+/// bit.
 void expect_equal_with_views(const Step& run, DistributedOptimizerOptions options = {}) {
   std::vector<std::vector<torch::Tensor>> results;
   for (const bool views : {true, false}) {
@@ -31,7 +34,8 @@ void expect_equal_with_views(const Step& run, DistributedOptimizerOptions option
     results.push_back(net->parameters());
     EXPECT_TRUE(same_on_all_ranks(net->parameters()));
   }
-  for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(torch::equal(results[0][i], results[1][i])) << "parameter " << i;
+  for (std::size_t i = 0; i < results[0].size(); ++i)
+    EXPECT_TRUE(torch::equal(results[0][i], results[1][i])) << "parameter " << i;
 }
 
 TEST(BucketViews, GradientsLieSideBySideFromTheSecondStepOn) {
@@ -84,7 +88,8 @@ TEST(BucketViews, BucketsThatTravelAs16BitsChangeNothing) {
     optimizer.step();
   };
   expect_equal_with_views(run, {.compression = Compression::kFloat16});
-  expect_equal_with_views(run, {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3});
+  expect_equal_with_views(run,
+                          {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3});
 }
 
 TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
@@ -93,14 +98,16 @@ TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
   layers->to(torch::kFloat64);
   broadcast_parameters(layers);
   SGD sgd(layers->parameters(), SGDOptions(0.05));
-  DistributedOptimizer optimizer(sgd, layers->named_parameters(), {.compression = Compression::kFloat16});
+  DistributedOptimizer optimizer(sgd, layers->named_parameters(),
+                                 {.compression = Compression::kFloat16});
   for (int step = 0; step < 3; ++step) {
     const std::uint64_t before = metrics().completed_operations;
     optimizer.zero_grad();
     layers->forward(torch::ones({2, 4}, torch::kFloat64)).sum().backward();
     optimizer.step();
     const std::uint64_t once = step == 0 ? 2 : 0;  // which parameters there are, and their layouts
-    EXPECT_EQ(metrics().completed_operations - before, 5U + once) << "four gradients and which of them there are";
+    EXPECT_EQ(metrics().completed_operations - before, 5U + once)
+        << "four gradients and which of them there are";
     EXPECT_EQ(layers->parameters()[0].grad().scalar_type(), torch::kFloat64);
   }
 }
@@ -120,7 +127,8 @@ TEST(BucketViews, WhatCannotBeInABucketTravelsBesideTheOthers) {
     named.insert("late", late);
     broadcast_parameters(named);
     SGD sgd(named.values(), SGDOptions(0.05));
-    DistributedOptimizer optimizer(sgd, named, {.groups = {{"0.weight", "3.bias"}}, .gradient_as_bucket_view = views});
+    DistributedOptimizer optimizer(
+        sgd, named, {.groups = {{"0.weight", "3.bias"}}, .gradient_as_bucket_view = views});
     std::uint64_t operations = 0;
     for (int step = 0; step < 6; ++step) {
       const std::uint64_t before = metrics().completed_operations;
@@ -130,7 +138,8 @@ TEST(BucketViews, WhatCannotBeInABucketTravelsBesideTheOthers) {
       const torch::Tensor out = layers->forward(x);
       (out.sum() + torch::real(turned * static_cast<double>(rank() + 1)).sum()).backward();
       optimizer.synchronize();
-      EXPECT_EQ(turned.grad()[0].item<c10::complex<float>>().real(), static_cast<float>(size() + 1) / 2);
+      EXPECT_EQ(turned.grad()[0].item<c10::complex<float>>().real(),
+                static_cast<float>(size() + 1) / 2);
       EXPECT_TRUE(embedding->weight.grad().is_sparse());
       EXPECT_EQ(late.grad().defined(), step > 2);
       EXPECT_TRUE(same_on_all_ranks(layers->parameters()[3].grad()));
@@ -218,7 +227,7 @@ TEST(BucketViews, AGradientThatTheUserHasPutThere) {
   expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     optimizer.zero_grad();
     // Before backward: it is added to. Of another memory format, and of another memory.
-    net->fc1->weight.mutable_grad() = 
+    net->fc1->weight.mutable_grad() =
         torch::empty_strided(net->fc1->weight.sizes(), {1, net->fc1->weight.size(0)}).fill_(1);
     backward(net, step);
     optimizer.synchronize();
@@ -280,7 +289,8 @@ TEST(BucketViews, ASharedParameterAndOneOfAnotherType) {
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       const double factor = rank() + step + 1;
-      ((shared * factor).sum() + (shared * 2).sum() + (wide * factor).sum() + (last * factor).sum()).backward();
+      ((shared * factor).sum() + (shared * 2).sum() + (wide * factor).sum() + (last * factor).sum())
+          .backward();
       optimizer.synchronize();
       const double mean = step + 1 + (size() - 1) / 2.0;
       EXPECT_TRUE(near(shared.grad(), torch::full({5, 5}, mean + 2))) << step;
@@ -306,12 +316,15 @@ TEST(BucketViews, GradientsOfManySizes) {
     optimizer.zero_grad();
     torch::Tensor loss = torch::zeros({});
     for (const torch::Tensor& parameter : parameters) {
-      loss = loss + (parameter * torch::arange(1, parameter.numel() + 1, torch::kFloat32) * (rank() + step)).sum();
+      loss = loss + (parameter * torch::arange(1, parameter.numel() + 1, torch::kFloat32) *
+                     (rank() + step))
+                        .sum();
     }
     loss.backward();
     optimizer.synchronize();
     for (const torch::Tensor& parameter : parameters) {
-      const torch::Tensor mean = torch::arange(1, parameter.numel() + 1, torch::kFloat32) * (step + (size() - 1) / 2.0);
+      const torch::Tensor mean =
+          torch::arange(1, parameter.numel() + 1, torch::kFloat32) * (step + (size() - 1) / 2.0);
       EXPECT_TRUE(near(parameter.grad(), mean)) << parameter.numel() << " elements, step " << step;
     }
     const auto skip = optimizer.skip_synchronize();

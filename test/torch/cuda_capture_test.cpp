@@ -8,7 +8,8 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// Capturing into CUDA graphs: an operation of hvd cannot be part of one. Whoever tries gets an error that says so, and can go on; nobody hangs.
+// Capturing into CUDA graphs: an operation of hvd cannot be part of one. Whoever tries gets an
+// error that says so, and can go on; nobody hangs.
 
 namespace hvd::testing {
 namespace {
@@ -31,7 +32,8 @@ class CudaCapture : public CudaTest {
       call();
       ADD_FAILURE() << name << ": expected an error";
     } catch (const UsageError& error) {
-      EXPECT_NE(std::string(error.what()).find("captured into a CUDA graph"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("captured into a CUDA graph"), std::string::npos)
+          << error.what();
       EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
     }
   }
@@ -47,7 +49,8 @@ struct Training {
     torch::manual_seed(3);
     net = Net();
     net->to(device());
-    sgd = std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    sgd = std::make_unique<torch::optim::SGD>(net->parameters(),
+                                              torch::optim::SGDOptions(0.05).momentum(0.9));
     optimizer = std::make_unique<DistributedOptimizer>(*sgd, net->named_parameters(), options);
   }
   torch::Tensor loss(int step) {
@@ -61,7 +64,8 @@ struct Training {
   }
   std::vector<torch::Tensor> values() const {
     std::vector<torch::Tensor> values;
-    for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+    for (const torch::Tensor& parameter : net->parameters())
+      values.push_back(parameter.detach().cpu());
     return values;
   }
 
@@ -70,14 +74,18 @@ struct Training {
   std::unique_ptr<DistributedOptimizer> optimizer;
 };
 
-void expect_equal(const std::vector<torch::Tensor>& actual, const std::vector<torch::Tensor>& expected) {
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << "parameter " << i;
+void expect_equal(const std::vector<torch::Tensor>& actual,
+                  const std::vector<torch::Tensor>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(torch::equal(actual[i], expected[i])) << "parameter " << i;
 }
 
 TEST_F(CudaCapture, OperationsAreRefusedAndWorkAfterwards) {
   const torch::Tensor tensor = gpu_tensor({100}, torch::kFloat32);
-  expect_refused("allreduce 'captured'", [&] { allreduce(tensor, {.name = "captured", .op = ReduceOp::kSum}); });
-  expect_refused("allreduce 'captured'", [&] { allreduce_async(tensor, {.name = "captured", .op = ReduceOp::kSum}); });
+  expect_refused("allreduce 'captured'",
+                 [&] { allreduce(tensor, {.name = "captured", .op = ReduceOp::kSum}); });
+  expect_refused("allreduce 'captured'",
+                 [&] { allreduce_async(tensor, {.name = "captured", .op = ReduceOp::kSum}); });
   expect_refused("broadcast", [&] { broadcast(tensor, 0, {.name = "captured b"}); });
   expect_refused("allgather", [&] { allgather(tensor, {.name = "captured g"}); });
   const torch::Tensor sum = allreduce(tensor, {.name = "captured", .op = ReduceOp::kSum});
@@ -86,19 +94,24 @@ TEST_F(CudaCapture, OperationsAreRefusedAndWorkAfterwards) {
 
 TEST_F(CudaCapture, OneRankIsRefusedAndJoinsTheOthersLater) {
   const torch::Tensor tensor = gpu_tensor({100}, torch::kFloat32);
-  if (rank() == 0) expect_refused("allreduce", [&] { allreduce(tensor, {.name = "one", .op = ReduceOp::kSum}); });
-  EXPECT_TRUE(on_gpu(allreduce(tensor, {.name = "one", .op = ReduceOp::kSum}), reference_reduce(every_rank({100}, torch::kFloat32), ReduceOp::kSum)));
+  if (rank() == 0)
+    expect_refused("allreduce", [&] { allreduce(tensor, {.name = "one", .op = ReduceOp::kSum}); });
+  EXPECT_TRUE(on_gpu(allreduce(tensor, {.name = "one", .op = ReduceOp::kSum}),
+                     reference_reduce(every_rank({100}, torch::kFloat32), ReduceOp::kSum)));
 }
 
 TEST_F(CudaCapture, ResultsCanBeWaitedForAfterwards) {
   const torch::Tensor tensor = gpu_tensor({100}, torch::kFloat32);
   const Handle handle = allreduce_async(tensor, {.name = "before", .op = ReduceOp::kSum});
   expect_refused("wait_for_event", [&] { handle.wait(); });
-  EXPECT_TRUE(on_gpu(handle.wait(), reference_reduce(every_rank({100}, torch::kFloat32), ReduceOp::kSum)));
+  EXPECT_TRUE(
+      on_gpu(handle.wait(), reference_reduce(every_rank({100}, torch::kFloat32), ReduceOp::kSum)));
 }
 
-/// Steps, of which some are captured by some ranks, who drop or finish it; then all of them train on as if nothing had been.
-void train_with_a_captured_step(int capturing_ranks, const DistributedOptimizerOptions& options, const std::function<void(const std::function<void()>&)>& refused) {
+/// Steps, of which some are captured by some ranks, who drop or finish it; then all of them train
+/// on as if nothing had been.
+void train_with_a_captured_step(int capturing_ranks, const DistributedOptimizerOptions& options,
+                                const std::function<void(const std::function<void()>&)>& refused) {
   for (int warm_up = 0; warm_up < 3; ++warm_up) {  // before and after there are buckets
     Training training(options);
     Training plain(options);
@@ -131,14 +144,16 @@ void train_with_a_captured_step(int capturing_ranks, const DistributedOptimizerO
 
 TEST_F(CudaCapture, BackwardIsRefusedOnAllRanks) {
   for (const bool buckets : {true, false}) {
-    train_with_a_captured_step(size(), {.gradient_as_bucket_view = buckets}, [&](const auto& call) { expect_refused("allreduce 'opt", call); });
+    train_with_a_captured_step(size(), {.gradient_as_bucket_view = buckets},
+                               [&](const auto& call) { expect_refused("allreduce 'opt", call); });
   }
 }
 
 TEST_F(CudaCapture, BackwardIsRefusedOnOneRank) {
   if (size() == 1) GTEST_SKIP() << "there is no other rank";
   for (const bool buckets : {true, false}) {
-    train_with_a_captured_step(1, {.gradient_as_bucket_view = buckets}, [&](const auto& call) { expect_refused("allreduce 'opt", call); });
+    train_with_a_captured_step(1, {.gradient_as_bucket_view = buckets},
+                               [&](const auto& call) { expect_refused("allreduce 'opt", call); });
   }
 }
 
@@ -159,8 +174,8 @@ TEST_F(CudaCapture, StepIsRefusedAndCanBeRepeated) {
   }
 }
 
-// How a step can be captured: forward and backward under no_sync(), once, and step() outside. What a replay leaves in the gradients' memory, and
-// no hook sees, is reduced.
+// How a step can be captured: forward and backward under no_sync(), once, and step() outside. What
+// a replay leaves in the gradients' memory, and no hook sees, is reduced.
 TEST_F(CudaCapture, ForwardAndBackwardCanBePartOfAGraph) {
   Training training({.gradient_as_bucket_view = false});
   Training plain;
@@ -169,14 +184,17 @@ TEST_F(CudaCapture, ForwardAndBackwardCanBePartOfAGraph) {
     const NoSync no_sync = training.optimizer->no_sync();
     const FakeCapture capture(stream());
     training.loss(0).backward();
-    for (const torch::Tensor& parameter : training.net->parameters()) memory.push_back(parameter.grad());
+    for (const torch::Tensor& parameter : training.net->parameters())
+      memory.push_back(parameter.grad());
   }
   for (int step = 0; step < 4; ++step) {
-    const std::vector<torch::Tensor> gradients = torch::autograd::grad({training.loss(step)}, training.net->parameters());
+    const std::vector<torch::Tensor> gradients =
+        torch::autograd::grad({training.loss(step)}, training.net->parameters());
     for (std::size_t i = 0; i < memory.size(); ++i) memory[i].copy_(gradients[i]);
     training.optimizer->step();
     plain.step(step);
-    for (std::size_t i = 0; i < memory.size(); ++i) EXPECT_TRUE(training.net->parameters()[i].grad().is_set_to(memory[i])) << i;
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      EXPECT_TRUE(training.net->parameters()[i].grad().is_set_to(memory[i])) << i;
   }
   expect_equal(training.values(), plain.values());
 }

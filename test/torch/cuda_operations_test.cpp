@@ -8,8 +8,9 @@
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
 
-// Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The numbers are those of the CPU; what is tested is that results are there, on the
-// right device, and that nothing touches memory before or after its time.
+// Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The numbers are those
+// of the CPU; what is tested is that results are there, on the right device, and that nothing
+// touches memory before or after its time.
 
 namespace hvd::testing {
 namespace {
@@ -24,17 +25,20 @@ torch::Tensor sum_of_all(at::IntArrayRef shape, torch::ScalarType type, int seed
 /// Each rank's rows of an allgather: rank + 1 of them.
 std::vector<torch::Tensor> ragged(int seed) {
   std::vector<torch::Tensor> rows;
-  for (int r = 0; r < size(); ++r) rows.push_back(rank_tensor(r, {r + 1, 3}, torch::kFloat32, seed));
+  for (int r = 0; r < size(); ++r)
+    rows.push_back(rank_tensor(r, {r + 1, 3}, torch::kFloat32, seed));
   return rows;
 }
 
 TEST_F(CudaOperations, ComputeOnTheRanksOwnGpu) {
   ASSERT_TRUE(gpu_index().has_value());
-  EXPECT_EQ(device(), torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank() % cuda_devices())));
+  EXPECT_EQ(device(), torch::Device(torch::kCUDA,
+                                    static_cast<c10::DeviceIndex>(local_rank() % cuda_devices())));
 }
 
 TEST_F(CudaOperations, AllreduceEveryTypeAndOp) {
-  for (const auto type : {torch::kUInt8, torch::kInt32, torch::kInt64, torch::kFloat16, torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
+  for (const auto type : {torch::kUInt8, torch::kInt32, torch::kInt64, torch::kFloat16,
+                          torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
     for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
       SCOPED_TRACE(std::string(c10::toString(type)) + " " + std::string(to_string(op)));
       const torch::Tensor result = allreduce(gpu_tensor({5, 7}, type), {.name = "every", .op = op});
@@ -44,10 +48,12 @@ TEST_F(CudaOperations, AllreduceEveryTypeAndOp) {
 }
 
 TEST_F(CudaOperations, AllreduceSizes) {
-  for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, std::int64_t{127}, std::int64_t{1'500'007}}) {
+  for (const std::int64_t count :
+       {std::int64_t{0}, std::int64_t{1}, std::int64_t{127}, std::int64_t{1'500'007}}) {
     SCOPED_TRACE(count);
-    EXPECT_TRUE(on_gpu(allreduce(gpu_tensor({count}, torch::kFloat32), {.name = "sizes", .op = ReduceOp::kSum}),
-                       sum_of_all({count}, torch::kFloat32)));
+    EXPECT_TRUE(on_gpu(
+        allreduce(gpu_tensor({count}, torch::kFloat32), {.name = "sizes", .op = ReduceOp::kSum}),
+        sum_of_all({count}, torch::kFloat32)));
   }
 }
 
@@ -65,30 +71,39 @@ TEST_F(CudaOperations, AllreduceInPlaceAsyncAndStrided) {
 
 TEST_F(CudaOperations, AllreduceCompressed) {
   torch::Tensor tensor = gpu_tensor({33}, torch::kFloat32);
-  const torch::Tensor expected = sum_of_all({33}, torch::kFloat32);  // small integers: exact in 16 bits
-  EXPECT_TRUE(on_gpu(allreduce(tensor, {.name = "wire", .op = ReduceOp::kSum, .compression = Compression::kBFloat16}), expected));
-  allreduce_(tensor, {.name = "wire in place", .op = ReduceOp::kSum, .compression = Compression::kFloat16});
+  const torch::Tensor expected =
+      sum_of_all({33}, torch::kFloat32);  // small integers: exact in 16 bits
+  EXPECT_TRUE(on_gpu(
+      allreduce(tensor,
+                {.name = "wire", .op = ReduceOp::kSum, .compression = Compression::kBFloat16}),
+      expected));
+  allreduce_(tensor,
+             {.name = "wire in place", .op = ReduceOp::kSum, .compression = Compression::kFloat16});
   EXPECT_TRUE(on_gpu(tensor, expected));
 }
 
 TEST_F(CudaOperations, Grouped) {
   std::vector<torch::Tensor> tensors;
   for (int i = 0; i < 9; ++i) tensors.push_back(gpu_tensor({i + 1, 3}, torch::kFloat32, i));
-  const std::vector<torch::Tensor> results = grouped_allreduce(tensors, {.name = "group", .op = ReduceOp::kSum});
+  const std::vector<torch::Tensor> results =
+      grouped_allreduce(tensors, {.name = "group", .op = ReduceOp::kSum});
   ASSERT_EQ(results.size(), tensors.size());
   for (int i = 0; i < 9; ++i) {
-    EXPECT_TRUE(on_gpu(results[static_cast<std::size_t>(i)], sum_of_all({i + 1, 3}, torch::kFloat32, i)));
+    EXPECT_TRUE(
+        on_gpu(results[static_cast<std::size_t>(i)], sum_of_all({i + 1, 3}, torch::kFloat32, i)));
   }
   // The same again, as a training loop would, with memory that is used again.
   for (int round = 0; round < 20; ++round) {
     grouped_allreduce_async_(tensors, {.name = "group in place", .op = ReduceOp::kMax}).wait_all();
-    EXPECT_TRUE(on_gpu(tensors[3], reference_reduce(every_rank({4, 3}, torch::kFloat32, 3), ReduceOp::kMax)));
+    EXPECT_TRUE(on_gpu(tensors[3],
+                       reference_reduce(every_rank({4, 3}, torch::kFloat32, 3), ReduceOp::kMax)));
   }
 }
 
 TEST_F(CudaOperations, GroupOnBothDevices) {
-  const std::vector<torch::Tensor> results =
-      grouped_allreduce({gpu_tensor({5}, torch::kFloat32), rank_tensor(rank(), {6}, torch::kFloat32)}, {.name = "both", .op = ReduceOp::kSum});
+  const std::vector<torch::Tensor> results = grouped_allreduce(
+      {gpu_tensor({5}, torch::kFloat32), rank_tensor(rank(), {6}, torch::kFloat32)},
+      {.name = "both", .op = ReduceOp::kSum});
   EXPECT_TRUE(on_gpu(results[0], sum_of_all({5}, torch::kFloat32)));
   EXPECT_TRUE(results[1].is_cpu());
   EXPECT_TRUE(near(results[1], sum_of_all({6}, torch::kFloat32)));
@@ -100,17 +115,21 @@ TEST_F(CudaOperations, AllgatherWithDifferentRows) {
     const torch::Tensor own = own_of(rows, kAll).to(device());
     EXPECT_TRUE(on_gpu(allgather(own, {.name = "rows"}), torch::cat(rows)));
     EXPECT_TRUE(on_gpu(allgather_async(own, {.name = "rows async"}).wait(), torch::cat(rows)));
-    const std::vector<torch::Tensor> both = grouped_allgather({own, own * 2}, {.name = "rows group"});
+    const std::vector<torch::Tensor> both =
+        grouped_allgather({own, own * 2}, {.name = "rows group"});
     EXPECT_TRUE(on_gpu(both[0], torch::cat(rows)));
     EXPECT_TRUE(on_gpu(both[1], torch::cat(rows) * 2));
   }
   const std::vector<torch::Tensor> squares = every_rank({2, 2}, torch::kFloat32);
-  EXPECT_TRUE(on_gpu(all_gather_into_tensor(own_of(squares, kAll).to(device()), -1, {.name = "columns"}), torch::cat(squares, 1)));
+  EXPECT_TRUE(
+      on_gpu(all_gather_into_tensor(own_of(squares, kAll).to(device()), -1, {.name = "columns"}),
+             torch::cat(squares, 1)));
 }
 
 TEST_F(CudaOperations, Broadcast) {
   const int root = size() - 1;
-  EXPECT_TRUE(on_gpu(broadcast(gpu_tensor({8}, torch::kInt64), root, {.name = "out"}), rank_tensor(root, {8}, torch::kInt64)));
+  EXPECT_TRUE(on_gpu(broadcast(gpu_tensor({8}, torch::kInt64), root, {.name = "out"}),
+                     rank_tensor(root, {8}, torch::kInt64)));
   torch::Tensor tensor = gpu_tensor({3, 5}, torch::kFloat32);
   broadcast_(tensor, root, {.name = "in"});
   EXPECT_TRUE(on_gpu(tensor, rank_tensor(root, {3, 5}, torch::kFloat32)));
@@ -118,10 +137,12 @@ TEST_F(CudaOperations, Broadcast) {
 
 TEST_F(CudaOperations, Reducescatter) {
   const std::int64_t rows = 2 * size() + 1;
-  const torch::Tensor result = reducescatter(gpu_tensor({rows, 3}, torch::kFloat32), {.name = "scatter", .op = ReduceOp::kSum});
+  const torch::Tensor result = reducescatter(gpu_tensor({rows, 3}, torch::kFloat32),
+                                             {.name = "scatter", .op = ReduceOp::kSum});
   std::int64_t first = 0;
   for (int r = 0; r < rank(); ++r) first += rows_of_member(rows, size(), r);
-  EXPECT_TRUE(on_gpu(result, sum_of_all({rows, 3}, torch::kFloat32).narrow(0, first, rows_of_member(rows, size(), rank()))));
+  EXPECT_TRUE(on_gpu(result, sum_of_all({rows, 3}, torch::kFloat32)
+                                 .narrow(0, first, rows_of_member(rows, size(), rank()))));
 }
 
 TEST_F(CudaOperations, AlltoallAndGather) {
@@ -134,8 +155,10 @@ TEST_F(CudaOperations, AlltoallAndGather) {
     rows += r + 1;
   }
   std::vector<torch::Tensor> expected;
-  for (int r = 0; r < size(); ++r) expected.push_back(rank_tensor(r, {rows, 2}, torch::kFloat32).narrow(0, first, rank() + 1));
-  const AlltoallResult result = alltoall(gpu_tensor({rows, 2}, torch::kFloat32), torch::tensor(splits), {.name = "exchange"});
+  for (int r = 0; r < size(); ++r)
+    expected.push_back(rank_tensor(r, {rows, 2}, torch::kFloat32).narrow(0, first, rank() + 1));
+  const AlltoallResult result =
+      alltoall(gpu_tensor({rows, 2}, torch::kFloat32), torch::tensor(splits), {.name = "exchange"});
   EXPECT_TRUE(on_gpu(result.output, torch::cat(expected)));
   EXPECT_TRUE(near(result.received_splits, torch::full({size()}, rank() + 1, torch::kInt64)));
 
@@ -163,19 +186,25 @@ TEST_F(CudaOperations, ObjectsWithTensors) {
   EXPECT_TRUE(on_gpu(tensor, rank_tensor(size() - 1, {3}, torch::kFloat32)));
   const auto act = [] { broadcast_object(c10::IValue(gpu_tensor({3}, torch::kFloat32))); };
   const std::string message = rank() == 0 ? message_of<UsageError>(act) : message_of<Error>(act);
-  EXPECT_NE(message.find(rank() == 0 ? "cannot be sent" : "could not encode"), std::string::npos) << message;
+  EXPECT_NE(message.find(rank() == 0 ? "cannot be sent" : "could not encode"), std::string::npos)
+      << message;
 }
 
 TEST_F(CudaOperations, RefuseAnotherGpu) {
   if (cuda_devices() < 2) GTEST_SKIP() << "there is no other GPU";
-  const torch::Device other(torch::kCUDA, static_cast<c10::DeviceIndex>((device().index() + 1) % cuda_devices()));
+  const torch::Device other(torch::kCUDA,
+                            static_cast<c10::DeviceIndex>((device().index() + 1) % cuda_devices()));
   const torch::Tensor tensor = torch::zeros({3}, other);
-  for (const auto& act : std::vector<std::function<void()>>{[&] { allreduce(tensor, {.name = "wrong"}); },
-                                                            [&] { allgather(tensor, {.name = "wrong"}); },
-                                                            [&] { broadcast_(tensor, 0, {.name = "wrong"}); },
-                                                            [&] { reducescatter(tensor, {.name = "wrong"}); }}) {
+  for (const auto& act :
+       std::vector<std::function<void()>>{[&] { allreduce(tensor, {.name = "wrong"}); },
+                                          [&] { allgather(tensor, {.name = "wrong"}); },
+                                          [&] { broadcast_(tensor, 0, {.name = "wrong"}); },
+                                          [&] { reducescatter(tensor, {.name = "wrong"}); }}) {
     const std::string message = message_of<UsageError>(act);
-    EXPECT_NE(message.find("'wrong': the tensor is on " + other.str() + "; expected " + device().str()), std::string::npos) << message;
+    EXPECT_NE(
+        message.find("'wrong': the tensor is on " + other.str() + "; expected " + device().str()),
+        std::string::npos)
+        << message;
   }
 }
 
@@ -183,7 +212,8 @@ TEST_F(CudaOperations, RefuseOneNameOnBothDevices) {
   if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
   torch::Tensor tensor = rank_tensor(rank(), {4}, torch::kFloat32);
   if (rank() == 0) tensor = tensor.to(device());
-  const std::string message = message_of<MismatchError>([&] { allreduce(tensor, {.name = "mixed"}); });
+  const std::string message =
+      message_of<MismatchError>([&] { allreduce(tensor, {.name = "mixed"}); });
   EXPECT_NE(message.find("'mixed'"), std::string::npos) << message;
   EXPECT_NE(message.find("cuda"), std::string::npos) << message;
 }

@@ -8,8 +8,8 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// Training on a (simulated) GPU. Its operators are the CPU's and hvd's path goes through the host's memory, so whatever is trained has the
-// same bits as on the CPU.
+// Training on a (simulated) GPU. Its operators are the CPU's and hvd's path goes through the host's
+// memory, so whatever is trained has the same bits as on the CPU.
 
 namespace hvd::testing {
 namespace {
@@ -52,37 +52,47 @@ std::vector<torch::Tensor> trained(torch::Device on, const DistributedOptimizerO
 void expect_as_on_the_cpu(const DistributedOptimizerOptions& options) {
   const std::vector<torch::Tensor> cpu = trained(torch::kCPU, options);
   const std::vector<torch::Tensor> gpu = trained(device(), options);
-  for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_TRUE(torch::equal(cpu[i], gpu[i])) << "parameter " << i << "\n" << cpu[i] << gpu[i];
+  for (std::size_t i = 0; i < cpu.size(); ++i)
+    EXPECT_TRUE(torch::equal(cpu[i], gpu[i])) << "parameter " << i << "\n" << cpu[i] << gpu[i];
   EXPECT_TRUE(same_on_all_ranks(gpu));
 }
 
 TEST_F(CudaOptimizer, Buckets) { expect_as_on_the_cpu({}); }
 TEST_F(CudaOptimizer, WithoutBuckets) { expect_as_on_the_cpu({.gradient_as_bucket_view = false}); }
 TEST_F(CudaOptimizer, SeveralPasses) { expect_as_on_the_cpu({.backward_passes_per_step = 3}); }
-TEST_F(CudaOptimizer, Float16OnTheWire) { expect_as_on_the_cpu({.compression = Compression::kFloat16}); }
+TEST_F(CudaOptimizer, Float16OnTheWire) {
+  expect_as_on_the_cpu({.compression = Compression::kFloat16});
+}
 TEST_F(CudaOptimizer, BFloat16OnTheWireSeveralPasses) {
   expect_as_on_the_cpu({.compression = Compression::kBFloat16, .backward_passes_per_step = 2});
 }
-TEST_F(CudaOptimizer, Groups) { expect_as_on_the_cpu({.groups = {{"fc1.weight", "fc2.bias"}, {"norm.weight", "norm.bias", "fc1.bias"}}}); }
+TEST_F(CudaOptimizer, Groups) {
+  expect_as_on_the_cpu(
+      {.groups = {{"fc1.weight", "fc2.bias"}, {"norm.weight", "norm.bias", "fc1.bias"}}});
+}
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
 // One rank has no memory for buckets: all go on without, as if nothing had been.
 TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
   if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
-  // So many small layers that a bucket, and nothing else that a step needs, is larger than 128 bytes.
+  // So many small layers that a bucket, and nothing else that a step needs, is larger than 128
+  // bytes.
   const auto make = [&] {
     torch::manual_seed(23);
     torch::nn::Sequential net;
-    for (int layer = 0; layer < 32; ++layer) net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+    for (int layer = 0; layer < 32; ++layer)
+      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
     net->to(device());
     return net;
   };
   for (const bool refused : {false, true}) {
     torch::nn::Sequential net = make(), twin = make();
-    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)),
+        twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
     DistributedOptimizer optimizer(sgd, net->named_parameters());
-    DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(), {.gradient_as_bucket_view = false});
+    DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(),
+                                        {.gradient_as_bucket_view = false});
     bool in_buckets = false;
     for (int step = 0; step < 4; ++step) {
       const torch::Tensor x = rank_tensor(rank(), {8, 4}, torch::kFloat32, step).to(device());
@@ -91,7 +101,8 @@ TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
       if (refused && rank() == size() - 1 && step == 0) refuse_fake_memory_from(129);
       EXPECT_NO_THROW(optimizer.synchronize());
       refuse_fake_memory_from(0);
-      for (const torch::Tensor& parameter : net->parameters()) in_buckets = in_buckets || parameter.grad().storage_offset() != 0;
+      for (const torch::Tensor& parameter : net->parameters())
+        in_buckets = in_buckets || parameter.grad().storage_offset() != 0;
       optimizer.step();
       twin_optimizer.zero_grad();
       twin->forward(x).square().mean().backward();
@@ -99,7 +110,8 @@ TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
     }
     EXPECT_EQ(in_buckets, !refused);
     const auto expected = twin->parameters();
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
   }
 }
 
@@ -124,15 +136,21 @@ void expect_no_waits(const DistributedOptimizerOptions& options) {
 }
 
 TEST_F(CudaOptimizer, SteadyStepsDoNotWaitForTheDevice) { expect_no_waits({}); }
-TEST_F(CudaOptimizer, SteadyStepsThatTravelAs16BitsDoNotEither) { expect_no_waits({.compression = Compression::kFloat16}); }
-TEST_F(CudaOptimizer, Float16OnTheWireOneByOne) { expect_as_on_the_cpu({.compression = Compression::kFloat16, .gradient_as_bucket_view = false}); }
+TEST_F(CudaOptimizer, SteadyStepsThatTravelAs16BitsDoNotEither) {
+  expect_no_waits({.compression = Compression::kFloat16});
+}
+TEST_F(CudaOptimizer, Float16OnTheWireOneByOne) {
+  expect_as_on_the_cpu({.compression = Compression::kFloat16, .gradient_as_bucket_view = false});
+}
 
 // Gradients come from the streams of the forward pass, and the optimizer steps on another.
 TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {
   Net net = make_net(device());
   Net twin = make_net(torch::kCPU);
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)), twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
-  DistributedOptimizer optimizer(sgd, net->named_parameters()), twin_optimizer(twin_sgd, twin->named_parameters());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)),
+      twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters()),
+      twin_optimizer(twin_sgd, twin->named_parameters());
   const c10::Stream side = side_stream();
   for (int i = 0; i < kSteps; ++i) {
     const Batch batch = Batch::of_rank(rank(), i);
@@ -165,10 +183,12 @@ void CudaTwoStreams::accumulate(const DistributedOptimizerOptions& how) {
   std::vector<torch::Tensor> parameters, graphs;
   NamedParameters named;
   for (int i = 0; i < 20; ++i) {
-    // The last gradient of a bucket comes from the main stream, which LibTorch has not made wait for the other one.
+    // The last gradient of a bucket comes from the main stream, which LibTorch has not made wait
+    // for the other one.
     const c10::OptionalStreamGuard guard(i % 2 == 1 ? std::optional(side) : std::nullopt);
     parameters.push_back(torch::full({16}, 1.0F * i, device()).requires_grad_());
-    graphs.push_back(parameters.back() * 1);  // whoever uses a parameter first decides on the stream of its gradient
+    graphs.push_back(parameters.back() *
+                     1);  // whoever uses a parameter first decides on the stream of its gradient
     named.insert("p" + std::to_string(i), parameters.back());
   }
   torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0));
@@ -177,22 +197,28 @@ void CudaTwoStreams::accumulate(const DistributedOptimizerOptions& how) {
     optimizer.zero_grad();
     torch::Tensor loss = torch::zeros({}, device());
     order(side, current_stream());
-    for (const torch::Tensor& parameter : parameters) loss = loss + (parameter * parameter).sum() * (rank() + 1);
+    for (const torch::Tensor& parameter : parameters)
+      loss = loss + (parameter * parameter).sum() * (rank() + 1);
     loss.backward();
     optimizer.synchronize();
     for (int i = 0; i < 20; ++i) {
-      const torch::Tensor expected = torch::full({16}, 2.0F * static_cast<float>(i) * static_cast<float>(size() * (size() + 1) / 2));
-      EXPECT_TRUE(near(parameters[static_cast<std::size_t>(i)].grad().cpu(), expected)) << "parameter " << i << " in step " << step;
+      const torch::Tensor expected = torch::full(
+          {16}, 2.0F * static_cast<float>(i) * static_cast<float>(size() * (size() + 1) / 2));
+      EXPECT_TRUE(near(parameters[static_cast<std::size_t>(i)].grad().cpu(), expected))
+          << "parameter " << i << " in step " << step;
     }
     optimizer.step();
   }
 }
 
 TEST_F(CudaTwoStreams, Buckets) { accumulate({.op = ReduceOp::kSum}); }
-TEST_F(CudaTwoStreams, Groups) { accumulate({.op = ReduceOp::kSum, .groups = {{"p0", "p1", "p2"}, {"p8", "p13"}}}); }
+TEST_F(CudaTwoStreams, Groups) {
+  accumulate({.op = ReduceOp::kSum, .groups = {{"p0", "p1", "p2"}, {"p8", "p13"}}});
+}
 
 TEST_F(CudaOptimizer, ParameterWithoutGradientOnOneRank) {
-  torch::Tensor a = torch::ones({3}, device()).requires_grad_(), b = torch::ones({5}, device()).requires_grad_();
+  torch::Tensor a = torch::ones({3}, device()).requires_grad_(),
+                b = torch::ones({5}, device()).requires_grad_();
   torch::optim::SGD sgd({a, b}, torch::optim::SGDOptions(1));
   NamedParameters named;
   named.insert("a", a);
@@ -220,7 +246,8 @@ TEST_F(CudaOptimizer, DiscardedGradientsAreLeftAlone) {
     net->zero_grad();
   }
   std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().cpu());
+  for (const torch::Tensor& parameter : net->parameters())
+    values.push_back(parameter.detach().cpu());
   EXPECT_TRUE(same_on_all_ranks(values));
 }
 
@@ -237,7 +264,8 @@ TEST_F(CudaOptimizer, AllReduceOfScaledLosses) {
 
 TEST_F(CudaOptimizer, BroadcastOptimizerState) {
   Net net = make_net(device());
-  torch::optim::AdamW adamw(net->parameters(), torch::optim::AdamWOptions(rank() == 0 ? 0.25 : 0.5));
+  torch::optim::AdamW adamw(net->parameters(),
+                            torch::optim::AdamWOptions(rank() == 0 ? 0.25 : 0.5));
   if (rank() == 0) {
     loss_on(net, Batch::of_rank(0, 1), device()).backward();
     adamw.step();
@@ -247,7 +275,8 @@ TEST_F(CudaOptimizer, BroadcastOptimizerState) {
   ASSERT_EQ(adamw.state().size(), net->parameters().size());
   std::vector<torch::Tensor> moments;
   for (const torch::Tensor& parameter : net->parameters()) {
-    const auto& state = static_cast<torch::optim::AdamWParamState&>(*adamw.state().at(parameter.unsafeGetTensorImpl()));
+    const auto& state = static_cast<torch::optim::AdamWParamState&>(
+        *adamw.state().at(parameter.unsafeGetTensorImpl()));
     EXPECT_EQ(state.exp_avg().device(), device());
     moments.push_back(state.exp_avg().cpu());
   }
@@ -281,7 +310,8 @@ TEST_F(CudaOptimizer, GradScalerReadsOnceAndSkipsTogether) {
 
 TEST_F(CudaOptimizer, GradScalerUnscalesAsOnTheCpu) {
   const auto run = [](torch::Device on, torch::ScalarType type) {
-    torch::Tensor weight = torch::ones({4}, torch::TensorOptions().device(on).dtype(type)).requires_grad_();
+    torch::Tensor weight =
+        torch::ones({4}, torch::TensorOptions().device(on).dtype(type)).requires_grad_();
     torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.5));
     NamedParameters named;
     named.insert("weight", weight);

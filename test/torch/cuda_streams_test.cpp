@@ -11,8 +11,8 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// The order between the program's streams and hvd's, and who owns memory meanwhile. The first tests are about the simulation: it notices
-// what the others rely on.
+// The order between the program's streams and hvd's, and who owns memory meanwhile. The first tests
+// are about the simulation: it notices what the others rely on.
 
 namespace hvd::testing {
 namespace {
@@ -24,14 +24,20 @@ Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
   Submission submission;
   submission.name = name;
   submission.op = ReduceOp::kSum;
-  submission.input = {static_cast<std::byte*>(tensor.data_ptr()), tensor.numel(), DataType::kFloat32, {DeviceType::kCuda, *gpu_index()}, {tensor.numel()}};
+  submission.input = {static_cast<std::byte*>(tensor.data_ptr()),
+                      tensor.numel(),
+                      DataType::kFloat32,
+                      {DeviceType::kCuda, *gpu_index()},
+                      {tensor.numel()}};
   submission.output = submission.input;
   submission.keep_alive = std::make_shared<torch::Tensor>(tensor);
   return submission;
 }
 
 bool contains(const std::vector<std::string>& faults, const std::string& text) {
-  return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) { return fault.find(text) != std::string::npos; });
+  return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) {
+    return fault.find(text) != std::string::npos;
+  });
 }
 
 TEST_F(CudaStreams, ForgottenInputEventIsNoticed) {
@@ -77,7 +83,8 @@ TEST_F(CudaStreams, SubmittedOnOneStreamWaitedForOnAnother) {
       const torch::Tensor tensor = gpu_tensor({3000}, torch::kFloat32, round);
       handle = allreduce_async(tensor, {.name = "a to b", .op = ReduceOp::kSum});
     }
-    const torch::Tensor expected = reference_reduce(every_rank({3000}, torch::kFloat32, round), ReduceOp::kSum);
+    const torch::Tensor expected =
+        reference_reduce(every_rank({3000}, torch::kFloat32, round), ReduceOp::kSum);
     {
       const c10::StreamGuard b(side_stream());
       EXPECT_TRUE(on_gpu(handle.wait(), expected));
@@ -91,8 +98,10 @@ TEST_F(CudaStreams, SubmittedOnOneStreamWaitedForOnAnother) {
 TEST_F(CudaStreams, CopiedBackOnTheFirstWaitersStream) {
   for (int round = 0; round < 5; ++round) {
     const torch::Tensor tensor = gpu_tensor({40, 30}, torch::kFloat32, round).t();
-    const Handle handle = allreduce_async_(tensor, {.name = "strided", .op = ReduceOp::kSum, .compression = Compression::kFloat16});
-    const torch::Tensor expected = reference_reduce(every_rank({40, 30}, torch::kFloat32, round), ReduceOp::kSum).t();
+    const Handle handle = allreduce_async_(
+        tensor, {.name = "strided", .op = ReduceOp::kSum, .compression = Compression::kFloat16});
+    const torch::Tensor expected =
+        reference_reduce(every_rank({40, 30}, torch::kFloat32, round), ReduceOp::kSum).t();
     std::thread([&] {
       const c10::StreamGuard other(side_stream());
       handle.wait();
@@ -101,12 +110,15 @@ TEST_F(CudaStreams, CopiedBackOnTheFirstWaitersStream) {
   }
 }
 
-// The result goes back to the pool of the stream that it was allocated under while another stream still reads it.
+// The result goes back to the pool of the stream that it was allocated under while another stream
+// still reads it.
 TEST_F(CudaStreams, MemoryIsNotUsedAgainWhileAnotherStreamReads) {
   for (int round = 0; round < 5; ++round) {
     const torch::Tensor own = gpu_tensor({rank() + 1, 64}, torch::kFloat32, round);
-    const Handle reduced = allreduce_async(gpu_tensor({64}, torch::kFloat32, round), {.name = "reduced", .op = ReduceOp::kSum});
-    const Handle wire = allreduce_async(gpu_tensor({64}, torch::kFloat32, round), {.name = "wire", .compression = Compression::kFloat16});
+    const Handle reduced = allreduce_async(gpu_tensor({64}, torch::kFloat32, round),
+                                           {.name = "reduced", .op = ReduceOp::kSum});
+    const Handle wire = allreduce_async(gpu_tensor({64}, torch::kFloat32, round),
+                                        {.name = "wire", .compression = Compression::kFloat16});
     const Handle gathered = allgather_async(own, {.name = "gathered"});
     {
       const c10::StreamGuard side(side_stream());
@@ -121,15 +133,19 @@ TEST_F(CudaStreams, MemoryIsNotUsedAgainWhileAnotherStreamReads) {
 TEST_F(CudaStreams, InputMayBeDroppedAndItsMemoryUsedAgain) {
   std::vector<Handle> handles;
   for (int i = 0; i < 20; ++i) {
-    handles.push_back(allreduce_async(gpu_tensor({500}, torch::kFloat32, i), {.name = "dropped" + std::to_string(i), .op = ReduceOp::kSum}));
+    handles.push_back(
+        allreduce_async(gpu_tensor({500}, torch::kFloat32, i),
+                        {.name = "dropped" + std::to_string(i), .op = ReduceOp::kSum}));
     torch::full({500}, -1.0F, device());
   }
   for (int i = 0; i < 20; ++i) {
-    EXPECT_TRUE(on_gpu(handles[static_cast<std::size_t>(i)].wait(), reference_reduce(every_rank({500}, torch::kFloat32, i), ReduceOp::kSum)));
+    EXPECT_TRUE(on_gpu(handles[static_cast<std::size_t>(i)].wait(),
+                       reference_reduce(every_rank({500}, torch::kFloat32, i), ReduceOp::kSum)));
   }
 }
 
-// The output is allocated when the other rank has come. By then the submitter's stream has used that memory for something else.
+// The output is allocated when the other rank has come. By then the submitter's stream has used
+// that memory for something else.
 TEST_F(CudaStreams, LateOutputWaitsForWhatItsMemoryWasBefore) {
   if (size() == 1) GTEST_SKIP() << "there is no other rank to wait for";
   const std::int64_t rows = 1000 * size();

@@ -53,7 +53,8 @@ TEST(Backward, OfAnAllgatherOfEqualSharesMovesNoMoreThanTheShares) {
   const torch::Tensor weight = weight_of(rank(), {2 * size(), 3});
   const torch::Tensor expected = summed_weights({2 * size(), 3}).narrow(0, 2 * rank(), 2);
   if (rank() == 0 && size() > 1) {  // would be an error everywhere if backward did anything else
-    EXPECT_TRUE(near(reducescatter(weight, {.name = "equal.backward", .op = ReduceOp::kSum}), expected));
+    EXPECT_TRUE(
+        near(reducescatter(weight, {.name = "equal.backward", .op = ReduceOp::kSum}), expected));
   } else {
     (weight * y).sum().backward();
     EXPECT_TRUE(near(x.grad(), expected));
@@ -62,15 +63,16 @@ TEST(Backward, OfAnAllgatherOfEqualSharesMovesNoMoreThanTheShares) {
 
 TEST(Asynchronous, ATensorThatRequiresGradIsAUsageError) {
   const torch::Tensor x = leaf({2 * size()});
-  const std::vector<std::function<Handle()>> calls = {[&] { return allreduce_async(x); },
-                                                      [&] { return allgather_async(x); },
-                                                      [&] { return broadcast_async(x, 0); },
-                                                      [&] { return reducescatter_async(x); },
-                                                      [&] { return alltoall_async(x); },
-                                                      [&] { return gather_async(x, 0); },
-                                                      [&] { return grouped_allreduce_async({x}); },
-                                                      [&] { return grouped_allgather_async({x}); },
-                                                      [&] { return grouped_reducescatter_async({x}); }};
+  const std::vector<std::function<Handle()>> calls = {
+      [&] { return allreduce_async(x); },
+      [&] { return allgather_async(x); },
+      [&] { return broadcast_async(x, 0); },
+      [&] { return reducescatter_async(x); },
+      [&] { return alltoall_async(x); },
+      [&] { return gather_async(x, 0); },
+      [&] { return grouped_allreduce_async({x}); },
+      [&] { return grouped_allgather_async({x}); },
+      [&] { return grouped_reducescatter_async({x}); }};
   for (const auto& call : calls) {
     const std::string message = message_of<UsageError>([&] { call(); });
     EXPECT_NE(message.find("detach()"), std::string::npos) << message;
@@ -82,7 +84,8 @@ TEST(Asynchronous, ATensorThatRequiresGradIsAUsageError) {
 TEST(Backward, OfASumOfComplexNumbers) {
   const torch::Tensor x = torch::full({2}, c10::complex<double>(1, rank())).requires_grad_();
   const torch::Tensor y = allreduce(x, {.name = "complex", .op = ReduceOp::kSum});
-  EXPECT_EQ(y[0].item<c10::complex<double>>(), c10::complex<double>(size(), size() * (size() - 1) / 2.0));
+  EXPECT_EQ(y[0].item<c10::complex<double>>(),
+            c10::complex<double>(size(), size() * (size() - 1) / 2.0));
   const torch::Tensor mean = allreduce(x.detach().conj(), {.name = "conjugated"});
   EXPECT_EQ(mean[1].item<c10::complex<double>>(), c10::complex<double>(1, -(size() - 1) / 2.0));
   torch::real(y).sum().backward();

@@ -240,9 +240,8 @@ TEST(AllGatherIntoTensor, AlongEveryDimension) {
 
 TEST(AllGatherIntoTensor, DimensionsThatDoNotExistAreUsageErrors) {
   for (const std::int64_t dim : {2, -3}) {
-    const std::string text = message_of<UsageError>([&] {
-      all_gather_into_tensor(torch::ones({2, 2}), dim, {.name = "dims"});
-    });
+    const std::string text = message_of<UsageError>(
+        [&] { all_gather_into_tensor(torch::ones({2, 2}), dim, {.name = "dims"}); });
     EXPECT_NE(text.find("got " + std::to_string(dim)), std::string::npos) << text;
   }
   EXPECT_THROW(all_gather_into_tensor(torch::tensor(1.0), 1), UsageError);

@@ -110,7 +110,8 @@ TEST(GradScaler, RepeatedAfterAVoteThatFailedDividesOnce) {
     line.optimizer.synchronize();
     const auto vote = [&] { scaler.unscale_(line.optimizer); };
     const auto spoil = [&] {
-      allreduce(torch::zeros({2}), {.name = "opt0.found_inf", .op = ReduceOp::kMax, .process_set = set});
+      allreduce(torch::zeros({2}),
+                {.name = "opt0.found_inf", .op = ReduceOp::kMax, .process_set = set});
     };
     rank() == 0 ? message_of<MismatchError>(spoil) : message_of<MismatchError>(vote);
     vote();
@@ -119,7 +120,8 @@ TEST(GradScaler, RepeatedAfterAVoteThatFailedDividesOnce) {
     scaler.update();
     // Other gradients are divided again.
     line.backward(scaler, 5);
-    rank() == 0 ? message_of<MismatchError>(spoil) : message_of<MismatchError>([&] { scaler.step(line.optimizer); });
+    rank() == 0 ? message_of<MismatchError>(spoil)
+                : message_of<MismatchError>([&] { scaler.step(line.optimizer); });
     line.backward(scaler, 7);
     EXPECT_TRUE(scaler.step(line.optimizer));
     EXPECT_EQ(line.weight.grad()[0].item<float>(), 7);

@@ -54,8 +54,8 @@ TEST(Join, EveryOperationTakesTheAbsentRanksIdentity) {
       if (from != absent) inputs.push_back(rank_tensor(from, {5, 3}, torch::kFloat32));
     }
     const torch::Tensor own = rank_tensor(rank(), {5, 3}, torch::kFloat32);
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
-                              ReduceOp::kProduct}) {
+    for (const ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       for (int use = 0; use < 2; ++use) {  // the second from the cache
         EXPECT_TRUE(near(allreduce(own, {.name = "r", .op = op}), reference_reduce(inputs, op)));
       }
@@ -66,7 +66,8 @@ TEST(Join, EveryOperationTakesTheAbsentRanksIdentity) {
     EXPECT_TRUE(near(both[1], 2 * reference_reduce(inputs, ReduceOp::kSum)));
     EXPECT_THROW(broadcast(own, absent), MismatchError);
     EXPECT_THROW(alltoall(own.repeat({size(), 1})), MismatchError);
-    EXPECT_TRUE(near(allreduce(own, {.op = ReduceOp::kSum}), reference_reduce(inputs, ReduceOp::kSum)));
+    EXPECT_TRUE(
+        near(allreduce(own, {.op = ReduceOp::kSum}), reference_reduce(inputs, ReduceOp::kSum)));
   }
   join();
 }

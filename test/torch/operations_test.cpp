@@ -109,13 +109,19 @@ TEST(Allreduce, CompressionKeepsTheTypeAndOnlyTouchesWideFloats) {
 }
 
 TEST(Allreduce, CompressionRoundsAfterThePrescaleFactorAndWritesInPlace) {
-  const torch::Tensor large = torch::full({5}, 131072.0F) * (rank() + 1);  // beyond float16 as it is
-  const torch::Tensor result = allreduce(large, {.name = "large", .prescale_factor = 1.0 / 16, .postscale_factor = 16, .compression = Compression::kFloat16});
+  const torch::Tensor large =
+      torch::full({5}, 131072.0F) * (rank() + 1);  // beyond float16 as it is
+  const torch::Tensor result = allreduce(large, {.name = "large",
+                                                 .prescale_factor = 1.0 / 16,
+                                                 .postscale_factor = 16,
+                                                 .compression = Compression::kFloat16});
   EXPECT_TRUE(near(result, torch::full({5}, 131072.0F * static_cast<float>(size() + 1) / 2), 1e-3));
   torch::Tensor strided = torch::full({3, 4}, 0.5F).t();
   torch::Tensor empty = torch::empty({0, 3});
-  const Handle first = allreduce_async_(strided, {.name = "strided", .op = ReduceOp::kSum, .compression = Compression::kBFloat16});
-  const Handle second = allreduce_async_(empty, {.name = "empty", .op = ReduceOp::kSum, .compression = Compression::kBFloat16});
+  const Handle first = allreduce_async_(
+      strided, {.name = "strided", .op = ReduceOp::kSum, .compression = Compression::kBFloat16});
+  const Handle second = allreduce_async_(
+      empty, {.name = "empty", .op = ReduceOp::kSum, .compression = Compression::kBFloat16});
   EXPECT_TRUE(first.wait().is_same(strided));
   EXPECT_EQ(second.wait().numel(), 0);
   EXPECT_TRUE(torch::equal(strided, torch::full({4, 3}, 0.5F * static_cast<float>(size()))));

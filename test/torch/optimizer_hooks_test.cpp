@@ -168,9 +168,11 @@ TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
 TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   NamedParameters names;
-  for (const char* const name : {"a", "b", "c"}) names.insert(name, torch::zeros({2}, torch::requires_grad()));
+  for (const char* const name : {"a", "b", "c"})
+    names.insert(name, torch::zeros({2}, torch::requires_grad()));
   SGD inner(names.values(), 0.1);
-  DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum, .gradient_as_bucket_view = false, .check_every = 0});
+  DistributedOptimizer optimizer(
+      inner, names, {.op = ReduceOp::kSum, .gradient_as_bucket_view = false, .check_every = 0});
   const auto backward_of_all = [&] {
     optimizer.zero_grad();
     (names["a"].sum() + names["b"].sum() + names["c"].sum()).backward();
@@ -184,7 +186,8 @@ TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
   if (rank() == 0) names["b"].set_data(names["b"].detach().to(torch::kFloat32));
   backward_of_all();
   optimizer.step();
-  for (const torch::Tensor& weight : names.values()) EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.2F * static_cast<float>(size()))));
+  for (const torch::Tensor& weight : names.values())
+    EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.2F * static_cast<float>(size()))));
 }
 
 // Nor does it call zero_grad() of the DistributedOptimizer, which would begin anew.
@@ -284,7 +287,9 @@ TEST(Overlap, TheLastLayersAreReducedBeforeTheFirstLayersGradientIsReady) {
   for (int step = 0; step < 4; ++step) {
     const auto before = metrics().completed_operations;
     // In the first step nothing is sent before the ranks know that they have the same parameters.
-    WaitInBackward::done = [before, step] { return step == 0 || metrics().completed_operations >= before + 2; };
+    WaitInBackward::done = [before, step] {
+      return step == 0 || metrics().completed_operations >= before + 2;
+    };
     optimizer.zero_grad();
     const torch::Tensor hidden = WaitInBackward::apply(first->forward(torch::ones({2, 4})));
     last->forward(hidden).sum().backward();

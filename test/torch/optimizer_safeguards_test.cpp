@@ -1,4 +1,5 @@
-// What a program may get wrong with a DistributedOptimizer, so that ranks would train different models or with other numbers, and nobody would know.
+// What a program may get wrong with a DistributedOptimizer, so that ranks would train different
+// models or with other numbers, and nobody would know.
 #include <c10/util/Exception.h>
 
 #include <functional>
@@ -16,13 +17,15 @@ using torch::optim::SGD;
 
 void expect_equal_models(Net& actual, Net& expected, double tolerance = 1e-5) {
   const auto b = expected->named_parameters();
-  for (const auto& item : actual->named_parameters()) EXPECT_TRUE(near(item.value(), b[item.key()], tolerance)) << item.key();
+  for (const auto& item : actual->named_parameters())
+    EXPECT_TRUE(near(item.value(), b[item.key()], tolerance)) << item.key();
   EXPECT_TRUE(same_on_all_ranks(actual->parameters()));
 }
 
 /// Before and after there are buckets, and without any.
 void with_and_without_buckets(const std::function<void(const DistributedOptimizerOptions&)>& test) {
-  for (const bool views : {true, false}) test({.op = ReduceOp::kSum, .gradient_as_bucket_view = views});
+  for (const bool views : {true, false})
+    test({.op = ReduceOp::kSum, .gradient_as_bucket_view = views});
 }
 
 // Gradients between backward() and step().
@@ -34,7 +37,8 @@ TEST(GradientsInFlight, ClippingThemIsAnErrorThatShowsTheOrder) {
     SGD inner(net->parameters(), 0.05), reference(serial->parameters(), 0.05);
     DistributedOptimizer optimizer(inner, net->named_parameters(), options);
     const std::vector<std::function<void()>> clips = {
-        [&] { clip_grad_norm_(net->parameters(), 0.1); }, [&] { clip_grad_norm_(net->parameters(), 0.1, std::numeric_limits<double>::infinity()); },
+        [&] { clip_grad_norm_(net->parameters(), 0.1); },
+        [&] { clip_grad_norm_(net->parameters(), 0.1, std::numeric_limits<double>::infinity()); },
         [&] { clip_grad_value_(net->parameters(), 1e-3); }};
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -83,7 +87,9 @@ TEST(GradientsInFlight, AreFinalAfterSynchronizeAndOfNoInterestUnderNoSync) {
 /// Uses `branch` on one rank only.
 struct BranchesImpl : torch::nn::Module {
   torch::nn::Linear always{nullptr}, branch{nullptr};
-  BranchesImpl() : always(register_module("always", torch::nn::Linear(4, 2))), branch(register_module("branch", torch::nn::Linear(4, 2))) {}
+  BranchesImpl()
+      : always(register_module("always", torch::nn::Linear(4, 2))),
+        branch(register_module("branch", torch::nn::Linear(4, 2))) {}
   torch::Tensor loss(const Batch& batch, bool with_branch) {
     torch::Tensor out = always->forward(batch.x);
     if (with_branch) out = out + branch->forward(batch.x);
@@ -106,10 +112,12 @@ TEST(GradientsInFlight, TheOptimizersOwnClippingIsThatOfOneProcessThoughAParamet
         EXPECT_THROW(clip_grad_norm_(net->parameters(), 0.1), UsageError);
         reference.zero_grad();
         torch::Tensor joined = torch::zeros({});
-        for (int r = 0; r < size(); ++r) joined = joined + serial->loss(Batch::of_rank(r, step), r == step % size()) / size();
+        for (int r = 0; r < size(); ++r)
+          joined = joined + serial->loss(Batch::of_rank(r, step), r == step % size()) / size();
         joined.backward();
         if (by_norm) {
-          EXPECT_NEAR(optimizer.clip_grad_norm_(0.1), clip_grad_norm_(serial->parameters(), 0.1), 1e-5);
+          EXPECT_NEAR(optimizer.clip_grad_norm_(0.1), clip_grad_norm_(serial->parameters(), 0.1),
+                      1e-5);
         } else {
           optimizer.clip_grad_value_(0.02);
           clip_grad_value_(serial->parameters(), 0.02);
@@ -118,7 +126,8 @@ TEST(GradientsInFlight, TheOptimizersOwnClippingIsThatOfOneProcessThoughAParamet
         reference.step();
       }
       const auto expected = serial->named_parameters();
-      for (const auto& item : net->named_parameters()) EXPECT_TRUE(near(item.value(), expected[item.key()], 1e-5)) << item.key();
+      for (const auto& item : net->named_parameters())
+        EXPECT_TRUE(near(item.value(), expected[item.key()], 1e-5)) << item.key();
       EXPECT_TRUE(same_on_all_ranks(net->parameters()));
     });
   }
@@ -177,7 +186,8 @@ TEST(GradientsInFlight, StepOfTheWrappedSgdIsAnError) {
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     backward(net, step);
-    EXPECT_TRUE(contains(message_of<UsageError>([&] { inner.step(); }), "step() of the DistributedOptimizer"));
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { inner.step(); }),
+                         "step() of the DistributedOptimizer"));
     if (step == 0) {
       EXPECT_TRUE(torch::equal(before, net->fc1->weight));
     }
@@ -198,7 +208,9 @@ TEST(GradientsInFlight, AnOptimizerThatIsDestroyedLeavesThemToTheProgram) {
 
 class CountWarnings final : public c10::WarningHandler {
  public:
-  void process(const c10::Warning& warning) override { count += contains(warning.msg(), "dropped") ? 1 : 0; }
+  void process(const c10::Warning& warning) override {
+    count += contains(warning.msg(), "dropped") ? 1 : 0;
+  }
   int count = 0;
 };
 
@@ -233,7 +245,8 @@ TEST(Parameters, AddedToTheOptimizerLaterAreAnError) {
   optimizer.step();
   const torch::Tensor before = net->fc2->weight.detach().clone();
   inner.add_param_group(torch::optim::OptimizerParamGroup(net->fc2->parameters()));
-  for (const auto& call : std::vector<std::function<void()>>{[&] { optimizer.zero_grad(); }, [&] { optimizer.step(); }}) {
+  for (const auto& call : std::vector<std::function<void()>>{[&] { optimizer.zero_grad(); },
+                                                             [&] { optimizer.step(); }}) {
     const std::string message = message_of<UsageError>(call);
     EXPECT_TRUE(contains(message, "'fc2.weight'")) << message;
     EXPECT_TRUE(contains(message, "add_param_group")) << message;
@@ -248,7 +261,8 @@ TEST(Parameters, OfTwoWrappedOptimizersAreAnErrorWhileBothLive) {
   SGD sgd(net->fc2->parameters(), 0.05);
   {
     DistributedOptimizer first(adam, net->named_parameters());
-    const std::string message = message_of<UsageError>([&] { DistributedOptimizer second(sgd, net->named_parameters()); });
+    const std::string message =
+        message_of<UsageError>([&] { DistributedOptimizer second(sgd, net->named_parameters()); });
     EXPECT_TRUE(contains(message, "'fc2.weight'")) << message;
     EXPECT_TRUE(contains(message, "another DistributedOptimizer")) << message;
     backward(net, 0);
@@ -263,14 +277,19 @@ TEST(Parameters, OfTwoWrappedOptimizersAreAnErrorWhileBothLive) {
 }
 
 TEST(Parameters, WhoseGradientsShareMemoryAreReducedOnce) {
-  const auto loss_of_both = [](const torch::Tensor& a, const torch::Tensor& b, float factor) { return ((a.view(-1) + b.view(-1)) * factor).sum(); };
+  const auto loss_of_both = [](const torch::Tensor& a, const torch::Tensor& b, float factor) {
+    return ((a.view(-1) + b.view(-1)) * factor).sum();
+  };
   {
-    const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()), b = torch::zeros({3, 2}, torch::requires_grad());
+    const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()),
+                        b = torch::zeros({3, 2}, torch::requires_grad());
     loss_of_both(a, b, 1).backward();
-    EXPECT_TRUE(a.grad().is_alias_of(b.grad())) << "autograd gives each its own: this test tests nothing";
+    EXPECT_TRUE(a.grad().is_alias_of(b.grad()))
+        << "autograd gives each its own: this test tests nothing";
   }
   with_and_without_buckets([&](const DistributedOptimizerOptions& options) {
-    const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()), b = torch::zeros({3, 2}, torch::requires_grad());
+    const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()),
+                        b = torch::zeros({3, 2}, torch::requires_grad());
     NamedParameters named;
     named.insert("a", a);
     named.insert("b", b);
@@ -285,7 +304,8 @@ TEST(Parameters, WhoseGradientsShareMemoryAreReducedOnce) {
       EXPECT_TRUE(near(b.grad(), torch::full({3, 2}, sum))) << step;
     }
   });
-  const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()), b = torch::zeros({3, 2}, torch::requires_grad());
+  const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()),
+                      b = torch::zeros({3, 2}, torch::requires_grad());
   loss_of_both(a, b, 1).backward();
   all_reduce({a, b});
   EXPECT_TRUE(near(a.grad(), torch::full({2, 3}, static_cast<float>(size()))));
@@ -334,7 +354,8 @@ TEST(StepWithAClosure, UnderSkipSynchronizeLeavesTheParametersIfGradientsAreInFl
     loss.backward();
     return loss;
   };
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(without_synchronize); }), "when the closure returns"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(without_synchronize); }),
+                       "when the closure returns"));
   EXPECT_TRUE(torch::equal(before, net->fc1->weight));
   optimizer.zero_grad();
 }
@@ -346,8 +367,11 @@ TEST(CreateGraph, IsRefusedUnlessUnderNoSync) {
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     const torch::Tensor loss = loss_of(net, Batch::of_rank(rank(), step));
-    EXPECT_TRUE(contains(message_of<UsageError>([&] { loss.backward({}, true, /*create_graph=*/true); }), "create_graph"));
-    for (const torch::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined()) << "it was refused too late";
+    EXPECT_TRUE(
+        contains(message_of<UsageError>([&] { loss.backward({}, true, /*create_graph=*/true); }),
+                 "create_graph"));
+    for (const torch::Tensor& parameter : net->parameters())
+      EXPECT_FALSE(parameter.grad().defined()) << "it was refused too late";
     {
       const auto guard = optimizer.no_sync();
       loss.backward({}, true, true);
@@ -365,7 +389,8 @@ TEST(AllReduceOfParameters, IsAnErrorForALoss) {
   const torch::Tensor weight = torch::ones({3}, torch::requires_grad());
   const torch::Tensor loss = (weight * 2).sum();
   EXPECT_TRUE(contains(message_of<UsageError>([&] { all_reduce({loss}); }), "hvd::allreduce"));
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { all_reduce({loss.detach()}); }), "hvd::allreduce"));
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { all_reduce({loss.detach()}); }), "hvd::allreduce"));
   loss.backward();
   all_reduce({torch::zeros({2}), weight});  // one that is frozen beside another
   EXPECT_TRUE(near(weight.grad(), torch::full({3}, 2.0F * static_cast<float>(size()))));

@@ -16,7 +16,10 @@ std::string last_rank() { return "rank " + std::to_string(size() - 1); }
 /// On the last rank only.
 void change(const torch::Tensor& parameter, double relative) {
   const torch::NoGradGuard no_grad;
-  if (rank() == size() - 1) parameter.detach().mul_(1 + relative * torch::linspace(-1, 1, parameter.numel()).view(parameter.sizes()).to(parameter.scalar_type()));
+  if (rank() == size() - 1)
+    parameter.detach().mul_(1 + relative * torch::linspace(-1, 1, parameter.numel())
+                                               .view(parameter.sizes())
+                                               .to(parameter.scalar_type()));
 }
 
 /// Trains until the error comes; what it says.
@@ -39,15 +42,18 @@ class ParameterCheckTest : public ::testing::Test {
 };
 
 TEST_F(ParameterCheckTest, BeforeTheFirstUpdateEveryBitCounts) {
-  const DistributedOptimizerOptions kinds[] = {{},
-                                               {.op = ReduceOp::kSum},
-                                               {.op = ReduceOp::kAdasum},
-                                               {.compression = Compression::kFloat16},
-                                               {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3},
-                                               {.gradient_as_bucket_view = false}};
-  for (const torch::ScalarType type : {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
+  const DistributedOptimizerOptions kinds[] = {
+      {},
+      {.op = ReduceOp::kSum},
+      {.op = ReduceOp::kAdasum},
+      {.compression = Compression::kFloat16},
+      {.compression = Compression::kBFloat16, .gradient_predivide_factor = 3},
+      {.gradient_as_bucket_view = false}};
+  for (const torch::ScalarType type :
+       {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
     for (const DistributedOptimizerOptions& options : kinds) {
-      if (type != torch::kFloat32 && &options != &kinds[0]) continue;  // neither depends on the other
+      if (type != torch::kFloat32 && &options != &kinds[0])
+        continue;  // neither depends on the other
       Net net = same_net(type);
       SGD inner(net->parameters(), SGDOptions(0.01));
       const torch::Tensor before = net->fc2->bias.detach().clone();
@@ -101,7 +107,8 @@ TEST_F(ParameterCheckTest, NotANumberOnOneRankIsADifference) {
   DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 2});
   const auto step = [&](int i) {
     optimizer.zero_grad();
-    if (i == 2) change(net->norm->bias.detach().fill_(0.5), std::numeric_limits<double>::quiet_NaN());
+    if (i == 2)
+      change(net->norm->bias.detach().fill_(0.5), std::numeric_limits<double>::quiet_NaN());
     torch::Tensor unused = net->fc2->bias.sum();
     unused.backward();
     optimizer.step();
@@ -126,21 +133,25 @@ TEST_F(ParameterCheckTest, TheStepOfAWrappedAdam) {
   Net net = same_net();
   torch::optim::Adam inner(net->parameters(), torch::optim::AdamOptions(0.01));
   DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 4});
-  // Its hand-overs count, though nobody calls step() of the wrapper; the error comes from what drops the gradients.
+  // Its hand-overs count, though nobody calls step() of the wrapper; the error comes from what
+  // drops the gradients.
   for (const bool by_wrapper : {true, false}) {
     const std::string message = error_within(12, [&](int i) {
       by_wrapper ? optimizer.zero_grad() : inner.zero_grad();
       backward(net, i);
       inner.step();
     });
-    EXPECT_TRUE(contains(message, "of the optimizer it wraps") || contains(message, "of that")) << message;
+    EXPECT_TRUE(contains(message, "of the optimizer it wraps") || contains(message, "of that"))
+        << message;
   }
   optimizer.zero_grad();
 }
 
 TEST_F(ParameterCheckTest, OptimizerStateOfOneRankOnly) {
   Net net = same_net();
-  SGD inner(net->parameters(), SGDOptions(rank() == 0 ? 0.05 : 0.01));  // as after a checkpoint that only rank 0 has loaded
+  SGD inner(
+      net->parameters(),
+      SGDOptions(rank() == 0 ? 0.05 : 0.01));  // as after a checkpoint that only rank 0 has loaded
   DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 2});
   const std::string message = error_within(6, [&](int i) {
     optimizer.zero_grad();
@@ -188,11 +199,12 @@ TEST_F(ParameterCheckTest, CanBeTurnedOff) {
   change(net->fc1->weight, 0.1);
   SGD inner(net->parameters(), SGDOptions(0.01));
   DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 0});
-  EXPECT_EQ(error_within(3, [&](int i) {
-              optimizer.zero_grad();
-              backward(net, i);
-              optimizer.step();
-            }),
+  EXPECT_EQ(error_within(3,
+                         [&](int i) {
+                           optimizer.zero_grad();
+                           backward(net, i);
+                           optimizer.step();
+                         }),
             "");
 }
 
@@ -226,7 +238,8 @@ TEST_F(ParameterCheckTest, SendsNothingOfItsOwnAndLeavesTheScheduleLocked) {
     if (i == 50) operations = after.completed_operations - before.completed_operations;
     if (i == 50) negotiated = after.negotiated_operations;
     if (i > 50) {
-      EXPECT_EQ(after.completed_operations - before.completed_operations, operations) << "step " << i;
+      EXPECT_EQ(after.completed_operations - before.completed_operations, operations)
+          << "step " << i;
     }
   }
   EXPECT_EQ(metrics().negotiated_operations, negotiated) << "the schedule was given up";
@@ -235,8 +248,11 @@ TEST_F(ParameterCheckTest, SendsNothingOfItsOwnAndLeavesTheScheduleLocked) {
 TEST(ParameterCheckSettings, AreChecked) {
   Net net;
   SGD inner(net->parameters(), SGDOptions(0.01));
-  const auto construct = [&](DistributedOptimizerOptions options) { DistributedOptimizer optimizer(inner, net->named_parameters(), std::move(options)); };
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { construct({.check_every = -1}); }), "check_every"));
+  const auto construct = [&](DistributedOptimizerOptions options) {
+    DistributedOptimizer optimizer(inner, net->named_parameters(), std::move(options));
+  };
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { construct({.check_every = -1}); }), "check_every"));
   for (const char* const bad : {"often", "-1", "3x", "1.5"}) {
     ::setenv("HVD_CHECK_EVERY", bad, 1);
     const std::string message = message_of<UsageError>([&] { construct({}); });

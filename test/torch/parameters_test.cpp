@@ -64,20 +64,24 @@ TEST(BroadcastParameters, EveryKindOfArgument) {
 
 TEST(BroadcastParameters, OfAnyType) {
   NamedParameters tensors;
-  tensors.insert("complex", torch::complex(torch::full({2, 3}, 1.0F + static_cast<float>(rank())), torch::full({2, 3}, -1.0F)));
+  tensors.insert("complex", torch::complex(torch::full({2, 3}, 1.0F + static_cast<float>(rank())),
+                                           torch::full({2, 3}, -1.0F)));
   tensors.insert("conjugated", torch::full({2}, c10::complex<double>(0, 1 + rank())).conj());
   tensors.insert("uint16", torch::full({5}, 60000 + rank(), torch::kInt32).to(torch::kUInt16));
   tensors.insert("uint64", torch::full({}, 7 + rank(), torch::kInt64).to(torch::kUInt64));
   tensors.insert("float32", torch::full({4}, static_cast<float>(rank())));
   const int root = size() - 1;
   broadcast_parameters(tensors, root);
-  EXPECT_TRUE(torch::equal(torch::real(tensors["complex"]), torch::full({2, 3}, 1.0F + static_cast<float>(root))));
+  EXPECT_TRUE(torch::equal(torch::real(tensors["complex"]),
+                           torch::full({2, 3}, 1.0F + static_cast<float>(root))));
   EXPECT_TRUE(torch::equal(torch::imag(tensors["complex"]), torch::full({2, 3}, -1.0F)));
-  EXPECT_EQ(tensors["conjugated"].resolve_conj()[1].item<c10::complex<double>>().imag(), -1.0 - root);
+  EXPECT_EQ(tensors["conjugated"].resolve_conj()[1].item<c10::complex<double>>().imag(),
+            -1.0 - root);
   EXPECT_TRUE((tensors["uint16"].to(torch::kInt32) == 60000 + root).all().item<bool>());
   EXPECT_EQ(tensors["uint64"].to(torch::kInt64).item<std::int64_t>(), 7 + root);
   EXPECT_TRUE((tensors["float32"] == root).all().item<bool>());
-  const torch::Tensor copy = broadcast(torch::full({3}, 300 + rank(), torch::kInt32).to(torch::kUInt16), root);
+  const torch::Tensor copy =
+      broadcast(torch::full({3}, 300 + rank(), torch::kInt32).to(torch::kUInt16), root);
   EXPECT_EQ(copy.scalar_type(), torch::kUInt16);
   EXPECT_TRUE((copy.to(torch::kInt32) == 300 + root).all().item<bool>());
 }
@@ -88,7 +92,8 @@ TEST(BroadcastBuffers, OverwritesBuffersAndNothingElse) {
   const int root = size() - 1;
   broadcast_buffers(model, root);
   for (const auto& tensor : model->buffers()) EXPECT_TRUE((tensor == 5 + root).all().item<bool>());
-  for (const auto& tensor : model->parameters()) EXPECT_TRUE((tensor == 5 + rank()).all().item<bool>());
+  for (const auto& tensor : model->parameters())
+    EXPECT_TRUE((tensor == 5 + rank()).all().item<bool>());
   fill(*model, 6);
   broadcast_buffers(static_cast<const torch::nn::Module&>(*model));
   for (const auto& tensor : model->buffers()) EXPECT_TRUE((tensor == 6).all().item<bool>());
@@ -101,17 +106,23 @@ TEST(BroadcastInAProcessSet, ReachesItsMembersOnly) {
     const torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
     fill(*model, 5);
     broadcast_parameters(model, root, set);
-    for (const auto& tensor : model->parameters()) EXPECT_TRUE((tensor == 5 + root).all().item<bool>());
+    for (const auto& tensor : model->parameters())
+      EXPECT_TRUE((tensor == 5 + root).all().item<bool>());
     fill(*model, 7);
     broadcast_buffers(model, root, set);
-    for (const auto& tensor : model->buffers()) EXPECT_TRUE((tensor == 7 + root).all().item<bool>());
+    for (const auto& tensor : model->buffers())
+      EXPECT_TRUE((tensor == 7 + root).all().item<bool>());
 
-    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1 * (1 + rank())).momentum(0.9));
-    for (const auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, rank() + 1);
+    torch::optim::SGD sgd(model->parameters(),
+                          torch::optim::SGDOptions(0.1 * (1 + rank())).momentum(0.9));
+    for (const auto& parameter : model->parameters())
+      parameter.mutable_grad() = torch::full_like(parameter, rank() + 1);
     sgd.step();
     broadcast_optimizer_state(sgd, root, set);
-    EXPECT_DOUBLE_EQ(static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).lr(), 0.1 * (1 + root));
-    const auto& state = static_cast<torch::optim::SGDParamState&>(*sgd.state().at(model->parameters()[0].unsafeGetTensorImpl()));
+    EXPECT_DOUBLE_EQ(static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).lr(),
+                     0.1 * (1 + root));
+    const auto& state = static_cast<torch::optim::SGDParamState&>(
+        *sgd.state().at(model->parameters()[0].unsafeGetTensorImpl()));
     EXPECT_TRUE((state.momentum_buffer() == root + 1).all().item<bool>());
   });
 }

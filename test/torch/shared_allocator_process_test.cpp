@@ -1,4 +1,5 @@
-// HVD_SHM_ALLOCATOR=1 in whole programs: how they end, and what they do where the system gives no memory.
+// HVD_SHM_ALLOCATOR=1 in whole programs: how they end, and what they do where the system gives no
+// memory.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,7 +16,9 @@ using hvd::testing::CommandResult;
 
 int count(const CommandResult& result, const std::string& what) {
   int found = 0;
-  for (auto at = result.output.find(what); at != std::string::npos; at = result.output.find(what, at + 1)) ++found;
+  for (auto at = result.output.find(what); at != std::string::npos;
+       at = result.output.find(what, at + 1))
+    ++found;
   return found;
 }
 
@@ -37,7 +40,8 @@ class SharedAllocatorProcess : public ::testing::Test {
  protected:
   // Jobs of other tests may come and go meanwhile, and have files with a name for a moment.
   void TearDown() override {
-    for (int i = 0; i < 100 && !left_behind().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (int i = 0; i < 100 && !left_behind().empty(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(left_behind(), "");
   }
 
@@ -56,8 +60,8 @@ class SharedAllocatorProcess : public ::testing::Test {
 TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
   for (const int ranks : {1, 2}) {
     for (const std::string way : {"return", "exit", "exit without shutdown"}) {
-      const CommandResult result =
-          run(kMpirun + " -np " + std::to_string(ranks) + " -x HVD_SHM_ALLOCATOR=1 " + kProgram + " '" + way + "'");
+      const CommandResult result = run(kMpirun + " -np " + std::to_string(ranks) +
+                                       " -x HVD_SHM_ALLOCATOR=1 " + kProgram + " '" + way + "'");
       EXPECT_EQ(result.exit_code, 0) << way << '\n' << result.output;
       EXPECT_EQ(count(result, "SHARED"), ranks) << result.output;
       EXPECT_EQ(count(result, "SURVIVED"), ranks) << way << '\n' << result.output;
@@ -67,7 +71,8 @@ TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
 
 // As long as one rank wants them, nobody takes buckets, and nobody waits for ever.
 TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
-  const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram + " return : -np 1 " + kProgram + " return");
+  const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram +
+                                   " return : -np 1 " + kProgram + " return");
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_EQ(count(result, "SHARED"), 1) << result.output;
   EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
@@ -75,7 +80,8 @@ TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
 
 TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
   // No file may be as large as an arena; to exceed the limit would be a SIGXFSZ.
-  const CommandResult result = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 4; exec \"$0\" return' " + kProgram);
+  const CommandResult result =
+      run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 4; exec \"$0\" return' " + kProgram);
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
   EXPECT_EQ(count(result, "HVD_SHM_ALLOCATOR=1 has no effect"), 1) << result.output;
@@ -83,7 +89,8 @@ TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
 
 TEST_F(SharedAllocatorProcess, AFullArenaIsToldOnce) {
   // 128 KiB.
-  const CommandResult result = run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);
+  const CommandResult result =
+      run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
   EXPECT_EQ(count(result, "no shared memory for a tensor of"), 1) << result.output;

@@ -54,7 +54,8 @@ int main(int argc, char** argv) {
   hvd::init();
   survivor.tensor = torch::full({kLarge}, 5, torch::kFloat32);
   plain = torch::full({kLarge}, 1, torch::kFloat32);
-  std::fprintf(stderr, "%s\n", hvd::is_shared(plain.data_ptr(), plain.nbytes()) ? "SHARED" : "ORDINARY");
+  std::fprintf(stderr, "%s\n",
+               hvd::is_shared(plain.data_ptr(), plain.nbytes()) ? "SHARED" : "ORDINARY");
   hvd::allreduce_(plain, {.name = "plain", .op = hvd::ReduceOp::kSum});
   if (!has(plain, hvd::size()) || !train()) return 1;
   for (int i = 0; i < 3; ++i) torch::ones({kLarge + i});

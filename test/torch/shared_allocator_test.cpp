@@ -1,4 +1,5 @@
-// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1): nobody can tell, but for is_shared().
+// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1): nobody can tell, but for
+// is_shared().
 #include <c10/core/CPUAllocator.h>
 #include <hvd/memory.h>
 #include <sys/wait.h>
@@ -22,13 +23,16 @@ namespace {
 
 constexpr std::int64_t kLarge = 100'000;  // elements of float
 
-bool in_shared_memory(const torch::Tensor& tensor) { return is_shared(tensor.const_data_ptr(), std::max<std::size_t>(tensor.nbytes(), 1)); }
+bool in_shared_memory(const torch::Tensor& tensor) {
+  return is_shared(tensor.const_data_ptr(), std::max<std::size_t>(tensor.nbytes(), 1));
+}
 
 class SharedAllocator : public ::testing::Test {
  protected:
   void SetUp() override {
     const char* const value = std::getenv("HVD_SHM_ALLOCATOR");
-    if (value == nullptr || std::string(value) != "1") GTEST_SKIP() << "HVD_SHM_ALLOCATOR is not set";
+    if (value == nullptr || std::string(value) != "1")
+      GTEST_SKIP() << "HVD_SHM_ALLOCATOR is not set";
     ASSERT_TRUE(in_shared_memory(torch::ones({kLarge})));
   }
 };
@@ -42,10 +46,12 @@ TEST_F(SharedAllocator, OnlyLargeTensorsLieThere) {
 
 TEST_F(SharedAllocator, AnySizeIsAlignedAndUsable) {
   std::vector<torch::Tensor> kept;
-  for (const std::int64_t count : {0, 1, 15, 1 << 14, (1 << 14) - 1, (1 << 14) + 1, 77'777, 5'000'001}) {
+  for (const std::int64_t count :
+       {0, 1, 15, 1 << 14, (1 << 14) - 1, (1 << 14) + 1, 77'777, 5'000'001}) {
     const torch::Tensor tensor = torch::full({count}, count % 97, torch::kFloat32);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 64, 0U) << count;
-    EXPECT_EQ(tensor.sum(torch::kFloat64).item<double>(), static_cast<double>(count % 97 * count)) << count;
+    EXPECT_EQ(tensor.sum(torch::kFloat64).item<double>(), static_cast<double>(count % 97 * count))
+        << count;
     kept.push_back(tensor);
   }
   // A page or two of each GiB.
@@ -55,7 +61,8 @@ TEST_F(SharedAllocator, AnySizeIsAlignedAndUsable) {
   huge[-1] = 4;
   EXPECT_EQ(huge[0].item<int>() + huge[-1].item<int>(), 7);
   for (const torch::Tensor& tensor : kept) {
-    EXPECT_EQ(tensor.sum(torch::kFloat64).item<double>(), static_cast<double>(tensor.numel() % 97 * tensor.numel()));
+    EXPECT_EQ(tensor.sum(torch::kFloat64).item<double>(),
+              static_cast<double>(tensor.numel() % 97 * tensor.numel()));
   }
 }
 
@@ -114,7 +121,8 @@ TEST_F(SharedAllocator, WhatIsTooLargeIsRefusedInLibTorchsWords) {
   constexpr std::size_t kTooLarge = std::size_t{1} << 55;
   const std::string expected = message([] { c10::GetDefaultCPUAllocator()->allocate(kTooLarge); });
   EXPECT_NE(expected.find(std::to_string(kTooLarge)), std::string::npos) << expected;
-  EXPECT_EQ(message([] { torch::empty({static_cast<std::int64_t>(kTooLarge)}, torch::kUInt8); }), expected);
+  EXPECT_EQ(message([] { torch::empty({static_cast<std::int64_t>(kTooLarge)}, torch::kUInt8); }),
+            expected);
   EXPECT_TRUE(in_shared_memory(torch::ones({kLarge}))) << "all is as before";
 }
 
@@ -122,12 +130,15 @@ TEST_F(SharedAllocator, WhatIsTooLargeIsRefusedInLibTorchsWords) {
 TEST_F(SharedAllocator, WhatDoesNotFitIsOrdinaryMemory) {
   std::vector<torch::Tensor> all;
   constexpr std::int64_t kPiece = std::int64_t{4} << 30;
-  while (all.size() < 100 && (all.empty() || in_shared_memory(all.back()))) all.push_back(torch::empty({kPiece}, torch::kUInt8));
+  while (all.size() < 100 && (all.empty() || in_shared_memory(all.back())))
+    all.push_back(torch::empty({kPiece}, torch::kUInt8));
   ASSERT_LT(all.size(), 100U);
-  torch::Tensor outside = all.back().narrow(0, kPiece / 2, 4 * kLarge).view(torch::kFloat32).fill_(rank() + 1);
+  torch::Tensor outside =
+      all.back().narrow(0, kPiece / 2, 4 * kLarge).view(torch::kFloat32).fill_(rank() + 1);
   EXPECT_FALSE(in_shared_memory(outside));
   allreduce_(outside, {.name = "outside", .op = ReduceOp::kSum});
-  EXPECT_TRUE(torch::equal(outside, torch::full({kLarge}, size() * (size() + 1) / 2, torch::kFloat32)));
+  EXPECT_TRUE(
+      torch::equal(outside, torch::full({kLarge}, size() * (size() + 1) / 2, torch::kFloat32)));
   all.clear();
   EXPECT_TRUE(in_shared_memory(torch::empty({kPiece}, torch::kUInt8)));
 }
@@ -168,8 +179,11 @@ TEST_F(SharedAllocator, ThreadsMakeUseAndFreeTensors) {
   }
   // Meanwhile ranks reduce.
   for (int i = 0; i < 30; ++i) {
-    const torch::Tensor sum = allreduce(torch::full({kLarge}, rank() + i, torch::kFloat32), {.name = "meanwhile", .op = ReduceOp::kSum});
-    wrong += (sum == static_cast<float>(i * size() + size() * (size() - 1) / 2)).all().item<bool>() ? 0 : 1;
+    const torch::Tensor sum = allreduce(torch::full({kLarge}, rank() + i, torch::kFloat32),
+                                        {.name = "meanwhile", .op = ReduceOp::kSum});
+    wrong += (sum == static_cast<float>(i * size() + size() * (size() - 1) / 2)).all().item<bool>()
+                 ? 0
+                 : 1;
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
@@ -185,7 +199,8 @@ TEST_F(SharedAllocator, LibTorchsThreadsShareIt) {
   torch::set_num_threads(before);
 }
 
-/// What waitpid() says of a child that ends with `run`'s result; by exit(), which runs all that is registered, or by _exit().
+/// What waitpid() says of a child that ends with `run`'s result; by exit(), which runs all that is
+/// registered, or by _exit().
 int in_child(bool properly, const std::function<bool()>& run) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -204,7 +219,8 @@ TEST_F(SharedAllocator, AChildOfForkHasItsOwnCopy) {
     torch::Tensor mine = torch::full({kLarge}, 7, torch::kFloat32);
     torch::Tensor freed = torch::full({kLarge}, 8, torch::kFloat32);
     torch::Tensor gradient = torch::full({kLarge}, rank(), torch::kFloat32);
-    const Handle handle = allreduce_async_(gradient, {.name = "over the fork", .op = ReduceOp::kSum});
+    const Handle handle =
+        allreduce_async_(gradient, {.name = "over the fork", .op = ReduceOp::kSum});
     const int status = in_child(properly, [&] {
       const bool reads = (mine == 7).all().item<bool>() && (freed == 8).all().item<bool>();
       mine.fill_(100);
@@ -212,10 +228,12 @@ TEST_F(SharedAllocator, AChildOfForkHasItsOwnCopy) {
       bool allocates = true;
       for (int i = 0; i < 20; ++i) {
         const torch::Tensor own = torch::full({kLarge}, i, torch::kFloat32);
-        allocates = allocates && !in_shared_memory(own) && (own + mine == i + 100).all().item<bool>();
+        allocates =
+            allocates && !in_shared_memory(own) && (own + mine == i + 100).all().item<bool>();
       }
       mine.resize_({2 * kLarge});
-      return reads && allocates && mine[0].item<float>() == 100 && !is_initialized() && !message_of<UsageError>([] { init(); }).empty();
+      return reads && allocates && mine[0].item<float>() == 100 && !is_initialized() &&
+             !message_of<UsageError>([] { init(); }).empty();
     });
     EXPECT_EQ(status, 0) << "ending " << (properly ? "by exit()" : "by _exit()");
     handle.wait();
@@ -234,7 +252,9 @@ TEST_F(SharedAllocator, ForksWhileOtherThreadsAllocate) {
     while (!stop) torch::empty({kLarge}).fill_(1);
   });
   for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(in_child(false, [] { return torch::ones({kLarge}).data_ptr<float>()[kLarge - 1] == 1; }), 0);
+    EXPECT_EQ(
+        in_child(false, [] { return torch::ones({kLarge}).data_ptr<float>()[kLarge - 1] == 1; }),
+        0);
   }
   stop = true;
   other.join();

@@ -93,7 +93,10 @@ TEST(SparseAllreduce, WrongCallsAreUsageErrors) {
   EXPECT_NE(message(coo.detach().requires_grad_()).find("requires grad"), std::string::npos);
   EXPECT_THROW(sparse_allreduce(torch::Tensor()), UsageError);
   EXPECT_THROW(sparse_allreduce_async(torch::ones({2})), UsageError);
-  EXPECT_NE(message_of<UsageError>([&] { sparse_allreduce_async(coo.detach().requires_grad_()); }).find("requires grad"), std::string::npos);
+  EXPECT_NE(message_of<UsageError>([&] {
+              sparse_allreduce_async(coo.detach().requires_grad_());
+            }).find("requires grad"),
+            std::string::npos);
 }
 
 TEST(SparseAllreduce, ADisagreementReachesEveryRank) {

@@ -1,4 +1,5 @@
-// What the wrapper adds to the allocations of a training step, LibTorch's own being those of the same step with hooks that do nothing.
+// What the wrapper adds to the allocations of a training step, LibTorch's own being those of the
+// same step with hooks that do nothing.
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include <algorithm>
@@ -65,16 +66,20 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
   const std::uint64_t own = bare.allocated();
   ASSERT_GT(own, 0U) << "nothing is counted";
 
-  const DistributedOptimizerOptions kinds[] = {{}, {.compression = Compression::kFloat16}, {.check_every = 1}};
+  const DistributedOptimizerOptions kinds[] = {
+      {}, {.compression = Compression::kFloat16}, {.check_every = 1}};
   for (const DistributedOptimizerOptions& options : kinds) {
     Training wrapped;
-    wrapped.distributed = std::make_unique<DistributedOptimizer>(wrapped.sgd, wrapped.net->named_parameters(), options);
+    wrapped.distributed = std::make_unique<DistributedOptimizer>(
+        wrapped.sgd, wrapped.net->named_parameters(), options);
     broadcast_parameters(wrapped.net);
     const std::uint64_t locked = metrics().locked_operations;
     const std::uint64_t with_hvd = wrapped.allocated();
     EXPECT_GT(metrics().locked_operations, locked) << "the schedule has not been locked";
-    // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that is there already.
-    EXPECT_LE(with_hvd, own) << to_string(options.compression) << ", parameters compared " << (options.check_every ? "in every step" : "now and then");
+    // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that
+    // is there already.
+    EXPECT_LE(with_hvd, own) << to_string(options.compression) << ", parameters compared "
+                             << (options.check_every ? "in every step" : "now and then");
   }
 }
 

@@ -6,18 +6,24 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// A binomial tree of the hosts. One member of each, the root on its own host, puts the data into the result's slot and passes it on.
+/// A binomial tree of the hosts. One member of each, the root on its own host, puts the data into
+/// the result's slot and passes it on.
 class BroadcastWork final : public StagedWork {
  public:
-  BroadcastWork(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : StagedWork(std::move(shared), collective, in, out), root_host_(plan().host_of(collective.root)), root_(is(collective.root)) {
+  BroadcastWork(std::shared_ptr<HostLane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : StagedWork(std::move(shared), collective, in, out),
+        root_host_(plan().host_of(collective.root)),
+        root_(is(collective.root)) {
     rounds_ = (out.size() + step_bytes() - 1) / step_bytes();
     if (!is(representative(plan().host))) return;
     drives_ = true;
     // Hosts as seen from the root's.
     const int hosts = plan().host_count();
     const int own = (plan().host - root_host_ + hosts) % hosts;
-    const auto member_on = [&](int relative) { return representative((relative + root_host_) % hosts); };
+    const auto member_on = [&](int relative) {
+      return representative((relative + root_host_) % hosts);
+    };
     int bit = 1;
     for (; bit < hosts && (own & bit) == 0; bit <<= 1) {
     }
@@ -32,9 +38,13 @@ class BroadcastWork final : public StagedWork {
 
   std::size_t step_bytes() noexcept { return host().tuning.slot_bytes; }
   bool is(int member) const noexcept { return member == plan().member(plan().host, plan().index); }
-  int representative(int of_host) const noexcept { return of_host == root_host_ ? collective_.root : plan().member(of_host, 0); }
+  int representative(int of_host) const noexcept {
+    return of_host == root_host_ ? collective_.root : plan().member(of_host, 0);
+  }
   Range part(std::uint64_t round) noexcept { return round_of(out_.size(), round, step_bytes()); }
-  std::size_t in_slot(std::uint64_t round) const noexcept { return round % kResults * (1 + children_.size()); }
+  std::size_t in_slot(std::uint64_t round) const noexcept {
+    return round % kResults * (1 + children_.size());
+  }
 
   bool sent(std::uint64_t round) const noexcept override {
     for (std::size_t child = 0; child < children_.size(); ++child) {
@@ -53,7 +63,8 @@ class BroadcastWork final : public StagedWork {
 
   void post() override {
     if (parent_ < 0) return;
-    for (; posted_ < rounds_ && result_free(posted_); ++posted_) receive(in_slot(posted_), result(posted_), part(posted_).size(), parent_);
+    for (; posted_ < rounds_ && result_free(posted_); ++posted_)
+      receive(in_slot(posted_), result(posted_), part(posted_).size(), parent_);
   }
 
   void fill(std::uint64_t) override {}
@@ -89,8 +100,8 @@ class BroadcastWork final : public StagedWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostLane> host, const Collective& collective,
+                                     std::span<const std::byte> in, std::span<std::byte> out) {
   return std::make_unique<BroadcastWork>(std::move(host), collective, in, out);
 }
 

@@ -7,22 +7,26 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Large tensors. The drivers of one index form a chain through the hosts, which works on one slice of every round:
+/// Large tensors. The drivers of one index form a chain through the hosts, which works on one slice
+/// of every round:
 ///
 ///   host 0         reduces its members' slices                          --partial--> host 1
 ///   hosts between  continue the partial reduction with their members'   --partial--> next
 ///   last host      does the same, scales and rounds: that is the result --result--> host before
 ///   hosts between  put the result into their segment and pass it on     --result--> host before
 ///
-/// So every element is reduced once, in one order, and rounded once. Many rounds are under way at the same time, and the two directions of
-/// a link are both in use. Source: the pipelined chain, as in van de Geijn, "On global combine operations" (JPDC 22, 1994).
+/// So every element is reduced once, in one order, and rounded once. Many rounds are under way at
+/// the same time, and the two directions of a link are both in use. Source: the pipelined chain, as
+/// in van de Geijn, "On global combine operations" (JPDC 22, 1994).
 class ChainAllreduce final : public StagedWork {
  public:
-  ChainAllreduce(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  ChainAllreduce(std::shared_ptr<HostLane> shared, const Collective& collective,
+                 std::span<const std::byte> in, std::span<std::byte> out)
       : StagedWork(std::move(shared), collective, in, out),
         partial_(partial_size(collective.dtype, collective.scale)),
         // Never less than a line, as 64 bytes are 4 of the largest elements.
-        step_(std::max(kLine, host().tuning.slot_bytes / std::max(partial_, element()) * element() / kLine * kLine)),
+        step_(std::max(kLine, host().tuning.slot_bytes / std::max(partial_, element()) * element() /
+                                  kLine * kLine)),
         first_(plan().host == 0),
         last_(plan().host == plan().host_count() - 1),
         window_(4 * static_cast<std::uint64_t>(plan().host_count())) {
@@ -35,20 +39,34 @@ class ChainAllreduce final : public StagedWork {
   static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kDepth = 4;  ///< partial slices under way with a neighbour
   static constexpr std::size_t kResults = HostSegment::kResults;
-  enum Flow : std::size_t { kPartialIn = 0, kPartialOut = kDepth, kResultIn = 2 * kDepth, kResultOut = 2 * kDepth + kResults };
+  enum Flow : std::size_t {
+    kPartialIn = 0,
+    kPartialOut = kDepth,
+    kResultIn = 2 * kDepth,
+    kResultOut = 2 * kDepth + kResults
+  };
 
   static std::size_t in_slot(std::uint64_t round) noexcept { return kPartialIn + round % kDepth; }
   static std::size_t out_slot(std::uint64_t round) noexcept { return kPartialOut + round % kDepth; }
-  static std::size_t result_in_slot(std::uint64_t round) noexcept { return kResultIn + round % kResults; }
-  static std::size_t result_out_slot(std::uint64_t round) noexcept { return kResultOut + round % kResults; }
+  static std::size_t result_in_slot(std::uint64_t round) noexcept {
+    return kResultIn + round % kResults;
+  }
+  static std::size_t result_out_slot(std::uint64_t round) noexcept {
+    return kResultOut + round % kResults;
+  }
 
   Range part(std::uint64_t round) const noexcept { return round_of(in_.size(), round, step_); }
   /// Within the part: what this member, if it is a driver, works on.
   Range slice(std::uint64_t round) const noexcept {
     return plan().drives() ? slice_of(part(round).size(), plan().index, plan().drivers) : Range{};
   }
-  std::size_t partial_bytes(std::uint64_t round) const noexcept { return slice(round).size() / element() * partial_; }
-  std::size_t staged_bytes() const noexcept { return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kLine) / element() * partial_; }
+  std::size_t partial_bytes(std::uint64_t round) const noexcept {
+    return slice(round).size() / element() * partial_;
+  }
+  std::size_t staged_bytes() const noexcept {
+    return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kLine) / element() *
+           partial_;
+  }
   /// In the staging memory, by the slot of the request.
   std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
 
@@ -59,7 +77,8 @@ class ChainAllreduce final : public StagedWork {
 
   void post() override {
     if (previous_ >= 0) {
-      for (; partials_posted_ < rounds_ && partials_posted_ < reduced() + kDepth; ++partials_posted_) {
+      for (; partials_posted_ < rounds_ && partials_posted_ < reduced() + kDepth;
+           ++partials_posted_) {
         const std::size_t slot = in_slot(partials_posted_);
         receive(slot, staged(slot), partial_bytes(partials_posted_), previous_);
       }
@@ -67,7 +86,8 @@ class ChainAllreduce final : public StagedWork {
     if (next_ < 0) return;
     for (; results_posted_ < rounds_ && result_free(results_posted_); ++results_posted_) {
       const Range own = slice(results_posted_);
-      receive(result_in_slot(results_posted_), result(results_posted_) + own.begin, own.size(), next_);
+      receive(result_in_slot(results_posted_), result(results_posted_) + own.begin, own.size(),
+              next_);
     }
   }
 
@@ -93,15 +113,16 @@ class ChainAllreduce final : public StagedWork {
     // Beyond the window the next host would have to keep what it has not asked for yet.
     if (round >= settled() + window_ || !idle(out_slot(round))) return false;
     std::byte* const to = staged(out_slot(round));
-    reduce_partly(before(round), sources(round), to, elements(round), collective_.dtype, collective_.op, collective_.scale);
+    reduce_partly(before(round), sources(round), to, elements(round), collective_.dtype,
+                  collective_.op, collective_.scale);
     send(out_slot(round), to, partial_bytes(round), next_);
     return true;
   }
 
   bool reduce_finally(std::uint64_t round) {
     if (!result_free(round)) return false;
-    reduce_last(before(round), sources(round), result(round) + slice(round).begin, elements(round), collective_.dtype, collective_.op,
-                collective_.scale);
+    reduce_last(before(round), sources(round), result(round) + slice(round).begin, elements(round),
+                collective_.dtype, collective_.op, collective_.scale);
     pass_back(round);
     return true;
   }
@@ -125,14 +146,19 @@ class ChainAllreduce final : public StagedWork {
     send(result_out_slot(round), result(round) + own.begin, own.size(), previous_);
   }
 
-  std::int64_t elements(std::uint64_t round) const noexcept { return static_cast<std::int64_t>(slice(round).size() / element()); }
-  const std::byte* before(std::uint64_t round) noexcept { return previous_ >= 0 ? staged(in_slot(round)) : nullptr; }
+  std::int64_t elements(std::uint64_t round) const noexcept {
+    return static_cast<std::int64_t>(slice(round).size() / element());
+  }
+  const std::byte* before(std::uint64_t round) noexcept {
+    return previous_ >= 0 ? staged(in_slot(round)) : nullptr;
+  }
   std::span<const std::byte* const> sources(std::uint64_t round) noexcept {
     const Range own = slice(round);
     host().sources.clear();
     for (int index = 0; index < plan().local_count(); ++index) {
       const bool mine = index == plan().index;
-      host().sources.push_back(mine ? in_.data() + part(round).begin + own.begin : input(round, index) + own.begin);
+      host().sources.push_back(mine ? in_.data() + part(round).begin + own.begin
+                                    : input(round, index) + own.begin);
     }
     return host().sources;
   }
@@ -151,7 +177,9 @@ class ChainAllreduce final : public StagedWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in,
+std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostLane> host,
+                                           const Collective& collective,
+                                           std::span<const std::byte> in,
                                            std::span<std::byte> out) {
   return std::make_unique<ChainAllreduce>(std::move(host), collective, in, out);
 }

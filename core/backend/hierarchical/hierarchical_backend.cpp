@@ -22,10 +22,14 @@ class HierarchicalChannel final : public Channel {
  public:
   explicit HierarchicalChannel(std::shared_ptr<HostLane> host) : host_(std::move(host)) {}
 
-  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                               std::span<std::byte> out) override {
     const std::string kind(to_string(collective.kind));
-    if (host_->messages->abandoned()) throw Error("hierarchical: " + kind + " launched on a channel that has failed");
-    const bool known = collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
+    if (host_->messages->abandoned())
+      throw Error("hierarchical: " + kind + " launched on a channel that has failed");
+    const bool known = collective.kind == OpKind::kAllreduce ||
+                       collective.kind == OpKind::kAllgather ||
+                       collective.kind == OpKind::kBroadcast;
     if (!known) throw Error("hierarchical: this backend has no " + kind);
     return make_work(host_, collective, in, out);
   }
@@ -41,24 +45,33 @@ class HierarchicalChannel final : public Channel {
 
 }  // namespace
 
-HierarchicalBackend::HierarchicalBackend(std::shared_ptr<mpi::MpiWorld> world, const HierarchicalTuning& tuning)
+HierarchicalBackend::HierarchicalBackend(std::shared_ptr<mpi::MpiWorld> world,
+                                         const HierarchicalTuning& tuning)
     : world_(std::move(world)), tuning_(tuning) {
   constexpr std::size_t kLargestSlot = std::size_t{1} << 30;
-  const bool valid = tuning.slot_bytes >= kLine && tuning.slot_bytes <= kLargestSlot && tuning.slot_bytes % kLine == 0 &&
+  const bool valid = tuning.slot_bytes >= kLine && tuning.slot_bytes <= kLargestSlot &&
+                     tuning.slot_bytes % kLine == 0 &&
                      tuning.small_bytes <= tuning.slot_bytes / 2 && tuning.smallest_slice > 0;
   if (!valid) {
-    throw UsageError("HierarchicalTuning: a slot is a multiple of 64 bytes up to 1 GiB, small_bytes at most half of it, and a slice not empty");
+    throw UsageError(
+        "HierarchicalTuning: a slot is a multiple of 64 bytes up to 1 GiB, small_bytes at most "
+        "half of it, and a slice not empty");
   }
 }
 
 std::size_t HierarchicalBackend::wanted_shared_memory(int local_size) noexcept {
-  return kSetsToExpect * HostSegment::bytes(static_cast<std::size_t>(local_size), HierarchicalTuning{}.slot_bytes);
+  return kSetsToExpect *
+         HostSegment::bytes(static_cast<std::size_t>(local_size), HierarchicalTuning{}.slot_bytes);
 }
 
-int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec, const Collective& collective) const noexcept {
-  const bool known = collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
-  if (!known || spec.device.type != DeviceType::kCpu || collective.op == ReduceOp::kAdasum) return 0;
-  if (spec.ranks.size() * kLine > tuning_.slot_bytes) return 0;  // a slot is shared out among all members
+int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec,
+                               const Collective& collective) const noexcept {
+  const bool known = collective.kind == OpKind::kAllreduce ||
+                     collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
+  if (!known || spec.device.type != DeviceType::kCpu || collective.op == ReduceOp::kAdasum)
+    return 0;
+  if (spec.ranks.size() * kLine > tuning_.slot_bytes)
+    return 0;  // a slot is shared out among all members
   bool several_hosts = false;
   bool some_together = false;
   for (std::size_t member = 1; member < spec.ranks.size(); ++member) {
@@ -71,16 +84,21 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
 }
 
 std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peers& peers) {
-  const int most_drivers = static_cast<int>(std::max<std::size_t>(1, tuning_.slot_bytes / tuning_.smallest_slice));
+  const int most_drivers =
+      static_cast<int>(std::max<std::size_t>(1, tuning_.slot_bytes / tuning_.smallest_slice));
   HostPlan plan = make_plan(world_->topology(), spec.ranks, spec.set_rank, most_drivers);
   std::vector<int> local;
-  for (const int member : plan.local()) local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
-  const std::string name = world_->host_name_prefix() + "-hosts-" + std::to_string(spec.process_set) + (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
+  for (const int member : plan.local())
+    local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
+  const std::string name = world_->host_name_prefix() + "-hosts-" +
+                           std::to_string(spec.process_set) +
+                           (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
   const int index = plan.index;
   auto messages = std::make_shared<mpi::Lane>(world_, spec, peers, mpi::MpiTuning{});
   // Not by make_shared: a segment cannot be moved.
-  std::shared_ptr<HostLane> host(
-      new HostLane{std::move(plan), tuning_, HostSegment(name, std::move(local), index, tuning_.slot_bytes, peers), std::move(messages)});
+  std::shared_ptr<HostLane> host(new HostLane{
+      std::move(plan), tuning_,
+      HostSegment(name, std::move(local), index, tuning_.slot_bytes, peers), std::move(messages)});
   return std::make_unique<HierarchicalChannel>(std::move(host));
 }
 

@@ -4,12 +4,14 @@
 
 namespace hvd::hierarchical {
 
-HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank, int most_drivers) {
+HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
+                   int most_drivers) {
   HostPlan plan;
   std::vector<int> place_of_host(topology.host_names.size(), -1);
   for (int member = 0; member < static_cast<int>(ranks.size()); ++member) {
     const int world_rank = ranks[static_cast<std::size_t>(member)];
-    int& place = place_of_host[static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(world_rank)])];
+    int& place = place_of_host[static_cast<std::size_t>(
+        topology.host_of_rank[static_cast<std::size_t>(world_rank)])];
     if (place < 0) {
       place = plan.host_count();
       plan.hosts.emplace_back();
@@ -22,13 +24,15 @@ HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int 
     members.push_back(member);
   }
   plan.drivers = most_drivers;
-  for (const auto& members : plan.hosts) plan.drivers = std::min(plan.drivers, static_cast<int>(members.size()));
+  for (const auto& members : plan.hosts)
+    plan.drivers = std::min(plan.drivers, static_cast<int>(members.size()));
   return plan;
 }
 
 int HostPlan::first_position(int of_host) const noexcept {
   std::size_t before = 0;
-  for (int other = 0; other < of_host; ++other) before += hosts[static_cast<std::size_t>(other)].size();
+  for (int other = 0; other < of_host; ++other)
+    before += hosts[static_cast<std::size_t>(other)].size();
   return static_cast<int>(before);
 }
 
@@ -42,7 +46,10 @@ int HostPlan::host_of(int member) const noexcept {
 Range slice_of(std::size_t bytes, int index, int drivers) noexcept {
   constexpr std::size_t kLine = 64;
   const std::size_t lines = (bytes + kLine - 1) / kLine;
-  const auto edge = [&](int at) { return std::min(bytes, lines * static_cast<std::size_t>(at) / static_cast<std::size_t>(drivers) * kLine); };
+  const auto edge = [&](int at) {
+    return std::min(
+        bytes, lines * static_cast<std::size_t>(at) / static_cast<std::size_t>(drivers) * kLine);
+  };
   return {edge(index), edge(index + 1)};
 }
 

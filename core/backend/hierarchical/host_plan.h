@@ -23,7 +23,8 @@ struct HostPlan {
   int member(int of_host, int at) const noexcept {
     return hosts[static_cast<std::size_t>(of_host)][static_cast<std::size_t>(at)];
   }
-  /// How many members the hosts before this one have: where its members begin in the order of the reduction.
+  /// How many members the hosts before this one have: where its members begin in the order of the
+  /// reduction.
   int first_position(int of_host) const noexcept;
   int host_of(int member) const noexcept;
 };
@@ -41,7 +42,8 @@ struct Range {
   bool empty() const noexcept { return begin == end; }
 };
 
-/// What driver `index` of `drivers` works on of `bytes` bytes: whole cache lines, but for the last. All slices together are all bytes.
+/// What driver `index` of `drivers` works on of `bytes` bytes: whole cache lines, but for the last.
+/// All slices together are all bytes.
 Range slice_of(std::size_t bytes, int index, int drivers) noexcept;
 /// What round `round` moves of `bytes` bytes in steps of `step`; empty behind the last.
 Range round_of(std::size_t bytes, std::size_t round, std::size_t step) noexcept;

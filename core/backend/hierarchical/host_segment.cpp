@@ -4,10 +4,16 @@
 
 namespace hvd::hierarchical {
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "rounds are shared between processes");
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
+              "rounds are shared between processes");
 
-HostSegment::HostSegment(std::string name, std::vector<int> local, int index, std::size_t slot_bytes, Peers& peers)
-    : name_(std::move(name)), local_(std::move(local)), index_(index), slot_bytes_(slot_bytes), peers_(peers) {
+HostSegment::HostSegment(std::string name, std::vector<int> local, int index,
+                         std::size_t slot_bytes, Peers& peers)
+    : name_(std::move(name)),
+      local_(std::move(local)),
+      index_(index),
+      slot_bytes_(slot_bytes),
+      peers_(peers) {
   if (index_ != 0) return;
   const std::size_t size = bytes(local_.size(), slot_bytes_);
   adopt(local_.size() == 1 ? SharedSegment::unshared(size) : SharedSegment::create(name_, size));
@@ -48,7 +54,8 @@ std::byte* HostSegment::result(std::uint64_t round) noexcept {
 
 bool HostSegment::others_reached(Stage stage, std::uint64_t rounds) const noexcept {
   for (int other = 0; other < static_cast<int>(local_.size()); ++other) {
-    if (other != index_ && (parties_[other].*stage).load(std::memory_order_seq_cst) < rounds) return false;
+    if (other != index_ && (parties_[other].*stage).load(std::memory_order_seq_cst) < rounds)
+      return false;
   }
   return true;
 }

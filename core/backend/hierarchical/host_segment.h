@@ -12,9 +12,11 @@
 
 namespace hvd::hierarchical {
 
-/// What the members of a set on one host share: per member how far it has got, its input, and the results.
+/// What the members of a set on one host share: per member how far it has got, its input, and the
+/// results.
 ///
-/// Not thread-safe: the thread that drives the engine. The first member of the host makes the segment, the others find it when it is there.
+/// Not thread-safe: the thread that drives the engine. The first member of the host makes the
+/// segment, the others find it when it is there.
 ///
 /// Layout: Header, a Party per member, kInputs buffers of a slot per member, kResults slots.
 class HostSegment {
@@ -23,12 +25,14 @@ class HostSegment {
   static constexpr std::uint64_t kInputs = 2;
   static constexpr std::uint64_t kResults = 4;
 
-  /// Rounds that its owner has got through, of each stage; never reset. Zero-filled memory is a valid beginning.
+  /// Rounds that its owner has got through, of each stage; never reset. Zero-filled memory is a
+  /// valid beginning.
   struct alignas(128) Party {
     std::atomic<std::uint64_t> filled;    ///< its input is in its slot
     std::atomic<std::uint64_t> reduced;   ///< it needs nothing of the members' slots any more
     std::atomic<std::uint64_t> settled;   ///< its share of the result is in the result's slot
-    std::atomic<std::uint64_t> released;  ///< it needs nothing of the result's slot any more, and none of its messages comes from there
+    std::atomic<std::uint64_t> released;  ///< it needs nothing of the result's slot any more, and
+                                          ///< none of its messages comes from there
   };
   using Stage = std::atomic<std::uint64_t> Party::*;
 
@@ -45,7 +49,9 @@ class HostSegment {
   /// @pre ready(), as for all below
   std::byte* input(std::uint64_t round, int index) noexcept;
   std::byte* result(std::uint64_t round) noexcept;
-  void reach(Stage stage, std::uint64_t rounds) noexcept { (parties_[index_].*stage).store(rounds, std::memory_order_seq_cst); }
+  void reach(Stage stage, std::uint64_t rounds) noexcept {
+    (parties_[index_].*stage).store(rounds, std::memory_order_seq_cst);
+  }
   /// Every other member of the host has got as far.
   bool others_reached(Stage, std::uint64_t rounds) const noexcept;
   void ring_others() noexcept;

@@ -10,20 +10,22 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Every member gets a piece of every member's input in each round: small allreduces, and allgather. One driver per host and round, each in
-/// its turn, puts the host's pieces into the result's slot, sends them to the other hosts, and receives theirs beside them. The pieces lie
+/// Every member gets a piece of every member's input in each round: small allreduces, and
+/// allgather. One driver per host and round, each in its turn, puts the host's pieces into the
+/// result's slot, sends them to the other hosts, and receives theirs beside them. The pieces lie
 /// one after the other in the order of the plan: host by host.
 class ShareWork : public StagedWork {
  public:
   /// @param sizes of each member's input, in bytes, by member
-  ShareWork(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
-            std::vector<std::size_t> sizes)
+  ShareWork(std::shared_ptr<HostLane> shared, const Collective& collective,
+            std::span<const std::byte> in, std::span<std::byte> out, std::vector<std::size_t> sizes)
       : StagedWork(std::move(shared), collective, in, out),
         sizes_(std::move(sizes)),
         most_(*std::max_element(sizes_.begin(), sizes_.end())),
         step_(host().tuning.slot_bytes / sizes_.size() / kLine * kLine) {
     rounds_ = (most_ + step_ - 1) / step_;
-    for (const auto& members : plan().hosts) order_.insert(order_.end(), members.begin(), members.end());
+    for (const auto& members : plan().hosts)
+      order_.insert(order_.end(), members.begin(), members.end());
   }
 
  protected:
@@ -45,10 +47,13 @@ class ShareWork : public StagedWork {
   static constexpr std::size_t kLine = 64;
 
   bool drives(std::uint64_t round) const noexcept {
-    return static_cast<std::uint64_t>(plan().index) == round % static_cast<std::uint64_t>(plan().drivers);
+    return static_cast<std::uint64_t>(plan().index) ==
+           round % static_cast<std::uint64_t>(plan().drivers);
   }
   std::size_t slot(std::uint64_t round, int other_host, bool outgoing) const noexcept {
-    const std::size_t pair = round % HostSegment::kResults * static_cast<std::size_t>(plan().host_count()) + static_cast<std::size_t>(other_host);
+    const std::size_t pair =
+        round % HostSegment::kResults * static_cast<std::size_t>(plan().host_count()) +
+        static_cast<std::size_t>(other_host);
     return 2 * pair + (outgoing ? 1 : 0);
   }
   bool all_idle(std::uint64_t round, bool outgoing) const noexcept {
@@ -61,7 +66,8 @@ class ShareWork : public StagedWork {
   Range region(std::uint64_t round, int of_host) const noexcept {
     const auto bytes_of = [&](int first, int last) {
       std::size_t bytes = 0;
-      for (int position = first; position < last; ++position) bytes += piece(round, order_[static_cast<std::size_t>(position)]).size();
+      for (int position = first; position < last; ++position)
+        bytes += piece(round, order_[static_cast<std::size_t>(position)]).size();
       return bytes;
     };
     const int first = plan().first_position(of_host);
@@ -69,7 +75,9 @@ class ShareWork : public StagedWork {
     return {begin, begin + bytes_of(first, plan().first_position(of_host + 1))};
   }
 
-  void start() final { requests().reset(2 * HostSegment::kResults * static_cast<std::size_t>(plan().host_count())); }
+  void start() final {
+    requests().reset(2 * HostSegment::kResults * static_cast<std::size_t>(plan().host_count()));
+  }
 
   void post() final {
     for (; posted_ < rounds_; ++posted_) {
@@ -78,7 +86,8 @@ class ShareWork : public StagedWork {
       for (int distance = 1; distance < plan().host_count(); ++distance) {
         const int other = (plan().host + distance) % plan().host_count();
         const Range theirs = region(posted_, other);
-        receive(slot(posted_, other, false), result(posted_) + theirs.begin, theirs.size(), peer(posted_, other));
+        receive(slot(posted_, other, false), result(posted_) + theirs.begin, theirs.size(),
+                peer(posted_, other));
       }
     }
   }
@@ -111,7 +120,8 @@ class ShareWork : public StagedWork {
   bool sent(std::uint64_t round) const noexcept final { return all_idle(round, true); }
 
   int peer(std::uint64_t round, int other_host) const noexcept {
-    return plan().member(other_host, static_cast<int>(round % static_cast<std::uint64_t>(plan().drivers)));
+    return plan().member(other_host,
+                         static_cast<int>(round % static_cast<std::uint64_t>(plan().drivers)));
   }
 
   const std::vector<std::size_t> sizes_;
@@ -124,21 +134,24 @@ class ShareWork : public StagedWork {
 /// One round. Every member reduces all inputs by itself, in the order in which the chain does it.
 class SharedAllreduce final : public ShareWork {
  public:
-  SharedAllreduce(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
-                  std::size_t members)
-      : ShareWork(std::move(shared), collective, in, out, std::vector<std::size_t>(members, in.size())) {}
+  SharedAllreduce(std::shared_ptr<HostLane> shared, const Collective& collective,
+                  std::span<const std::byte> in, std::span<std::byte> out, std::size_t members)
+      : ShareWork(std::move(shared), collective, in, out,
+                  std::vector<std::size_t>(members, in.size())) {}
 
  private:
   void take(std::uint64_t round) override {
     host().sources.clear();
     for_each_piece(round, [this](int, const std::byte* input) { host().sources.push_back(input); });
-    hvd::reduce(host().sources, out_.data(), collective_.count, collective_.dtype, collective_.op, collective_.scale);
+    hvd::reduce(host().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
+                collective_.scale);
   }
 };
 
 class AllgatherWork final : public ShareWork {
  public:
-  AllgatherWork(std::shared_ptr<HostLane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
+  AllgatherWork(std::shared_ptr<HostLane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out,
                 std::vector<std::size_t> sizes)
       : ShareWork(std::move(shared), collective, in, out, sizes) {
     std::exclusive_scan(sizes.begin(), sizes.end(), std::back_inserter(begins_), std::size_t{0});
@@ -148,7 +161,8 @@ class AllgatherWork final : public ShareWork {
   void take(std::uint64_t round) override {
     for_each_piece(round, [&](int member, const std::byte* from) {
       const Range own = piece(round, member);
-      copy_bytes(out_.data() + begins_[static_cast<std::size_t>(member)] + own.begin, from, own.size());
+      copy_bytes(out_.data() + begins_[static_cast<std::size_t>(member)] + own.begin, from,
+                 own.size());
     });
   }
 
@@ -157,17 +171,20 @@ class AllgatherWork final : public ShareWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_shared_allreduce(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in,
+std::unique_ptr<Work> make_shared_allreduce(std::shared_ptr<HostLane> host,
+                                            const Collective& collective,
+                                            std::span<const std::byte> in,
                                             std::span<std::byte> out) {
   std::size_t members = 0;
   for (const auto& local : host->plan.hosts) members += local.size();
   return std::make_unique<SharedAllreduce>(std::move(host), collective, in, out, members);
 }
 
-std::unique_ptr<Work> make_allgather(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
+std::unique_ptr<Work> make_allgather(std::shared_ptr<HostLane> host, const Collective& collective,
+                                     std::span<const std::byte> in, std::span<std::byte> out) {
   std::vector<std::size_t> sizes;
-  for (const std::int64_t count : collective.counts) sizes.push_back(static_cast<std::size_t>(count) * size_of(collective.dtype));
+  for (const std::int64_t count : collective.counts)
+    sizes.push_back(static_cast<std::size_t>(count) * size_of(collective.dtype));
   return std::make_unique<AllgatherWork>(std::move(host), collective, in, out, std::move(sizes));
 }
 

@@ -9,27 +9,36 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcep
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-StagedWork::StagedWork(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-    : MpiWork(host->messages), collective_(collective), in_(in), out_(out), host_(std::move(host)), base_(host_->segment.next_round) {}
+StagedWork::StagedWork(std::shared_ptr<HostLane> host, const Collective& collective,
+                       std::span<const std::byte> in, std::span<std::byte> out)
+    : MpiWork(host->messages),
+      collective_(collective),
+      in_(in),
+      out_(out),
+      host_(std::move(host)),
+      base_(host_->segment.next_round) {}
 
 StagedWork::~StagedWork() {
   if (requests().in_flight() > 0) host_->segment.leak();
 }
 
 bool StagedWork::inputs_here(std::uint64_t round) const noexcept {
-  return filled_ > round && host_->segment.others_reached(&HostSegment::Party::filled, base_ + round + 1);
+  return filled_ > round &&
+         host_->segment.others_reached(&HostSegment::Party::filled, base_ + round + 1);
 }
 
 bool StagedWork::result_free(std::uint64_t round) const noexcept {
   constexpr std::uint64_t kResults = HostSegment::kResults;
   if (released_ + kResults <= round) return false;
   const std::uint64_t absolute = base_ + round;
-  return absolute < kResults || host_->segment.others_reached(&HostSegment::Party::released, absolute + 1 - kResults);
+  return absolute < kResults ||
+         host_->segment.others_reached(&HostSegment::Party::released, absolute + 1 - kResults);
 }
 
-// Tells the host's others how far this member has got. All that they wait for is that every member has got as far, so only the last one to
-// do so has anybody to wake. Every access is sequentially consistent: of two that are last at the same time one sees the other, and either
-// this member sees that it is the last, or the others see what it has done before they sleep.
+// Tells the host's others how far this member has got. All that they wait for is that every member
+// has got as far, so only the last one to do so has anybody to wake. Every access is sequentially
+// consistent: of two that are last at the same time one sees the other, and either this member sees
+// that it is the last, or the others see what it has done before they sleep.
 void StagedWork::reach(HostSegment::Stage stage, std::uint64_t rounds) noexcept {
   host_->segment.reach(stage, base_ + rounds);
   awaited_ = awaited_ || host_->segment.others_reached(stage, base_ + rounds);
@@ -58,7 +67,9 @@ bool StagedWork::advance() {
   }
   if (filled_ == rounds_ || filled_ == reduced_ + kInputs) return false;
   const std::uint64_t absolute = base_ + filled_;
-  if (absolute >= kInputs && !host_->segment.others_reached(&Party::reduced, absolute + 1 - kInputs)) return false;
+  if (absolute >= kInputs &&
+      !host_->segment.others_reached(&Party::reduced, absolute + 1 - kInputs))
+    return false;
   fill(filled_);
   reach(&Party::filled, ++filled_);
   return true;
@@ -76,17 +87,21 @@ bool StagedWork::step() {
   return done;
 }
 
-std::unique_ptr<Work> make_work(std::shared_ptr<HostLane> host, const Collective& collective, std::span<const std::byte> in,
-                                std::span<std::byte> out) {
+std::unique_ptr<Work> make_work(std::shared_ptr<HostLane> host, const Collective& collective,
+                                std::span<const std::byte> in, std::span<std::byte> out) {
   switch (collective.kind) {
-    case OpKind::kBroadcast: return make_broadcast(std::move(host), collective, in, out);
-    case OpKind::kAllgather: return make_allgather(std::move(host), collective, in, out);
-    default: break;
+    case OpKind::kBroadcast:
+      return make_broadcast(std::move(host), collective, in, out);
+    case OpKind::kAllgather:
+      return make_allgather(std::move(host), collective, in, out);
+    default:
+      break;
   }
   std::size_t members = 0;
   for (const auto& local : host->plan.hosts) members += local.size();
   const bool small = in.size() * members <= host->tuning.small_bytes;
-  return small ? make_shared_allreduce(std::move(host), collective, in, out) : make_chain_allreduce(std::move(host), collective, in, out);
+  return small ? make_shared_allreduce(std::move(host), collective, in, out)
+               : make_chain_allreduce(std::move(host), collective, in, out);
 }
 
 }  // namespace hvd::hierarchical

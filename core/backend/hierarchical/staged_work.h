@@ -18,7 +18,7 @@ struct HostLane {
   HostPlan plan;
   HierarchicalTuning tuning;
   HostSegment segment;
-  std::shared_ptr<mpi::Lane> messages;       ///< peers are members of the whole set
+  std::shared_ptr<mpi::Lane> messages;         ///< peers are members of the whole set
   std::vector<const std::byte*> sources = {};  ///< for the kernels
 };
 
@@ -32,13 +32,15 @@ struct HostLane {
 ///   release  the result's slot                                        once its messages from there
 ///                                                                     have gone: sent() says
 ///
-/// A member without a share in a round passes reduce and settle at once. Who writes to a result's slot asks result_free() first. The numbers
-/// of rounds go on from one collective to the next, so nothing is ever reset.
+/// A member without a share in a round passes reduce and settle at once. Who writes to a result's
+/// slot asks result_free() first. The numbers of rounds go on from one collective to the next, so
+/// nothing is ever reset.
 ///
 /// MPI is given slots and staging memory only, never a tensor.
 class StagedWork : public mpi::MpiWork {
  public:
-  StagedWork(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+  StagedWork(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in,
+             std::span<std::byte> out);
   ~StagedWork() override;
 
  protected:
@@ -64,7 +66,9 @@ class StagedWork : public mpi::MpiWork {
   std::uint64_t reduced() const noexcept { return reduced_; }
   std::uint64_t settled() const noexcept { return settled_; }
 
-  std::byte* input(std::uint64_t round, int index) noexcept { return host_->segment.input(base_ + round, index); }
+  std::byte* input(std::uint64_t round, int index) noexcept {
+    return host_->segment.input(base_ + round, index);
+  }
   std::byte* result(std::uint64_t round) noexcept { return host_->segment.result(base_ + round); }
   /// All members of the host have filled their slots.
   bool inputs_here(std::uint64_t round) const noexcept;
@@ -100,14 +104,19 @@ class StagedWork : public mpi::MpiWork {
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
-/// hvd::Collective says what `in` and `out` hold for each kind; allreduce, broadcast and allgather only.
-std::unique_ptr<Work> make_work(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+/// hvd::Collective says what `in` and `out` hold for each kind; allreduce, broadcast and allgather
+/// only.
+std::unique_ptr<Work> make_work(std::shared_ptr<HostLane>, const Collective&,
+                                std::span<const std::byte> in, std::span<std::byte> out);
 
-std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in,
-                                           std::span<std::byte> out);
-std::unique_ptr<Work> make_shared_allreduce(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in,
+std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostLane>, const Collective&,
+                                           std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_shared_allreduce(std::shared_ptr<HostLane>, const Collective&,
+                                            std::span<const std::byte> in,
                                             std::span<std::byte> out);
-std::unique_ptr<Work> make_allgather(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allgather(std::shared_ptr<HostLane>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostLane>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::hierarchical

@@ -9,13 +9,17 @@
 namespace hvd::mpi {
 namespace {
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
-/// Small tensors: every rank sends its tensor to every other and reduces all of them, in rank order. One message's latency.
+/// Small tensors: every rank sends its tensor to every other and reduces all of them, in rank
+/// order. One message's latency.
 class DirectAllreduce final : public MpiWork {
  public:
-  DirectAllreduce(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  DirectAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
+                  std::span<const std::byte> in, std::span<std::byte> out)
       : MpiWork(std::move(shared)), collective_(collective), in_(in), out_(out) {}
 
  protected:
@@ -28,7 +32,8 @@ class DirectAllreduce final : public MpiWork {
     }
     // Not before the sends are done: `out` may be what they read.
     if (sends_ > 0 || receives_ > 0) return false;
-    reduce(lane().sources, out_.data(), collective_.count, collective_.dtype, collective_.op, collective_.scale);
+    reduce(lane().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
+           collective_.scale);
     return true;
   }
 
@@ -61,18 +66,20 @@ class DirectAllreduce final : public MpiWork {
   bool started_ = false;
 };
 
-/// Large tensors, in windows of one slice per rank. Rank j owns slice j: it receives the others' slices, reduces them in rank order
-/// and sends the result to all.
+/// Large tensors, in windows of one slice per rank. Rank j owns slice j: it receives the others'
+/// slices, reduces them in rank order and sends the result to all.
 ///
 ///   per window, until both have come to an end; then the next one is taken:
 ///     [scatter: send slice j to owner j] --sent--> [gather: receive slice j from owner j]
 ///     [scatter: receive own slice from all] --all here--> [reduce] --> [gather: send it]
 ///
-/// Slice j is received into `out` only after it was sent from `in`, as they may be the same memory. A few windows are under way at a
-/// time, each with tags of its own, since their messages may overtake one another.
+/// Slice j is received into `out` only after it was sent from `in`, as they may be the same memory.
+/// A few windows are under way at a time, each with tags of its own, since their messages may
+/// overtake one another.
 class WindowedAllreduce final : public MpiWork {
  public:
-  WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out);
+  WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out);
 
  protected:
   bool step() override;
@@ -96,16 +103,20 @@ class WindowedAllreduce final : public MpiWork {
 
   Slice slice(const Window&, int owner) const noexcept;
   std::size_t slot(int window, Phase phase, int peer) const noexcept {
-    return (static_cast<std::size_t>(window) * kPhases + phase) * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(peer);
+    return (static_cast<std::size_t>(window) * kPhases + phase) * static_cast<std::size_t>(ranks_) +
+           static_cast<std::size_t>(peer);
   }
   std::byte* staged(int window, int peer) noexcept {
-    return staging_ + static_cast<std::size_t>(window * ranks_ + peer) * static_cast<std::size_t>(slice_elements_) * element_;
+    return staging_ + static_cast<std::size_t>(window * ranks_ + peer) *
+                          static_cast<std::size_t>(slice_elements_) * element_;
   }
   std::span<const std::byte> input(const Slice& part) const noexcept {
-    return in_.subspan(static_cast<std::size_t>(part.first) * element_, static_cast<std::size_t>(part.count) * element_);
+    return in_.subspan(static_cast<std::size_t>(part.first) * element_,
+                       static_cast<std::size_t>(part.count) * element_);
   }
   std::span<std::byte> output(const Slice& part) const noexcept {
-    return out_.subspan(static_cast<std::size_t>(part.first) * element_, static_cast<std::size_t>(part.count) * element_);
+    return out_.subspan(static_cast<std::size_t>(part.first) * element_,
+                        static_cast<std::size_t>(part.count) * element_);
   }
 
   const Collective collective_;
@@ -123,8 +134,8 @@ class WindowedAllreduce final : public MpiWork {
   bool started_ = false;
 };
 
-WindowedAllreduce::WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out)
+WindowedAllreduce::WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
+                                     std::span<const std::byte> in, std::span<std::byte> out)
     : MpiWork(std::move(shared)),
       collective_(collective),
       in_(in),
@@ -132,12 +143,14 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<Lane> shared, const Collect
       element_(size_of(collective.dtype)),
       ranks_(lane().size()),
       own_(lane().rank()) {
-  constexpr std::int64_t kStagedBytes = 1 << 20;     // of one window: what the cache holds
-  constexpr std::int64_t kSmallestSlice = 32 * 1024;  // below it the messages cost more than the cache saves
+  constexpr std::int64_t kStagedBytes = 1 << 20;  // of one window: what the cache holds
+  constexpr std::int64_t kSmallestSlice =
+      32 * 1024;  // below it the messages cost more than the cache saves
   constexpr std::int64_t kLine = 64;
   const auto element = static_cast<std::int64_t>(element_);
   const auto chunk = static_cast<std::int64_t>(lane().tuning().chunk_bytes);
-  const std::int64_t slice_bytes = std::min(chunk, std::max(kSmallestSlice, kStagedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
+  const std::int64_t slice_bytes = std::min(
+      chunk, std::max(kSmallestSlice, kStagedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
   const std::int64_t limit = std::max<std::int64_t>(1, slice_bytes / element);
   // As many windows as that takes, all of about the same size.
   const std::int64_t windows = divide_up(collective_.count, limit * ranks_);
@@ -147,7 +160,8 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<Lane> shared, const Collect
 }
 
 WindowedAllreduce::Slice WindowedAllreduce::slice(const Window& window, int owner) const noexcept {
-  const std::int64_t first = std::min(collective_.count, (window.number * ranks_ + owner) * slice_elements_);
+  const std::int64_t first =
+      std::min(collective_.count, (window.number * ranks_ + owner) * slice_elements_);
   const std::int64_t last = std::min(collective_.count, first + slice_elements_);
   return {first, last - first};
 }
@@ -156,7 +170,8 @@ void WindowedAllreduce::start() {
   started_ = true;
   windows_used_ = static_cast<int>(std::min<std::int64_t>(lane().tuning().windows, window_count_));
   lane().requests.reset(static_cast<std::size_t>(windows_used_ * ranks_) * kPhases);
-  staging_ = lane().staging.reserve(static_cast<std::size_t>(windows_used_ * ranks_) * static_cast<std::size_t>(slice_elements_) * element_);
+  staging_ = lane().staging.reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
+                                    static_cast<std::size_t>(slice_elements_) * element_);
   for (int number = 0; number < windows_used_; ++number) open_window(number);
 }
 
@@ -171,7 +186,8 @@ void WindowedAllreduce::open_window(std::int64_t number) {
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
     if (mine.count > 0) {
-      lane().receive(slot(index, kScatterReceive, peer), {staged(index, peer), mine_bytes}, peer, kScatterTag + index);
+      lane().receive(slot(index, kScatterReceive, peer), {staged(index, peer), mine_bytes}, peer,
+                     kScatterTag + index);
       ++window.contributions;
       window.messages += 2;  // this one, and the result to this peer
     }
@@ -186,10 +202,12 @@ void WindowedAllreduce::open_window(std::int64_t number) {
 void WindowedAllreduce::reduce_own_slice(int index) {
   const Slice mine = slice(windows_[static_cast<std::size_t>(index)], own_);
   for (int rank = 0; rank < ranks_; ++rank) {
-    lane().sources[static_cast<std::size_t>(rank)] = rank == own_ ? input(mine).data() : staged(index, rank);
+    lane().sources[static_cast<std::size_t>(rank)] =
+        rank == own_ ? input(mine).data() : staged(index, rank);
   }
   const std::span<std::byte> result = output(mine);
-  reduce(lane().sources, result.data(), mine.count, collective_.dtype, collective_.op, collective_.scale);
+  reduce(lane().sources, result.data(), mine.count, collective_.dtype, collective_.op,
+         collective_.scale);
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
     lane().send(slot(index, kGatherSend, peer), result, peer, kGatherTag + index);
@@ -205,7 +223,8 @@ void WindowedAllreduce::completed(std::size_t finished) {
   --window.messages;
   switch (phase) {
     case kScatterSend:
-      lane().receive(slot(index, kGatherReceive, peer), output(slice(window, peer)), peer, kGatherTag + index);
+      lane().receive(slot(index, kGatherReceive, peer), output(slice(window, peer)), peer,
+                     kGatherTag + index);
       break;
     case kScatterReceive:
       if (--window.contributions == 0) reduce_own_slice(index);
@@ -226,8 +245,8 @@ bool WindowedAllreduce::step() {
 
 }  // namespace
 
-std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
-                                          std::span<std::byte> out) {
+std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane> lane, const Collective& collective,
+                                          std::span<const std::byte> in, std::span<std::byte> out) {
   const auto peers = static_cast<std::size_t>(lane->size()) - 1;
   if (in.size() * peers <= lane->tuning().direct_bytes) {
     return std::make_unique<DirectAllreduce>(std::move(lane), collective, in, out);

@@ -8,6 +8,7 @@
 namespace hvd::mpi {
 
 /// `in` and `out` hold `collective.count` elements and are the same memory or disjoint.
-std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane>, const Collective&,
+                                          std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::mpi

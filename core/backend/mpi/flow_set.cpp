@@ -5,17 +5,26 @@
 namespace hvd::mpi {
 
 int FlowSet::add_send(int peer, std::span<const std::byte> bytes) {
-  flows_.push_back({.kind = Kind::kSend, .peer = peer, .source = bytes.data(), .bytes = bytes.size(), .limit = bytes.size()});
+  flows_.push_back({.kind = Kind::kSend,
+                    .peer = peer,
+                    .source = bytes.data(),
+                    .bytes = bytes.size(),
+                    .limit = bytes.size()});
   return static_cast<int>(flows_.size()) - 1;
 }
 
 int FlowSet::add_receive(int peer, std::span<std::byte> bytes) {
-  flows_.push_back({.kind = Kind::kReceive, .peer = peer, .destination = bytes.data(), .bytes = bytes.size(), .limit = bytes.size()});
+  flows_.push_back({.kind = Kind::kReceive,
+                    .peer = peer,
+                    .destination = bytes.data(),
+                    .bytes = bytes.size(),
+                    .limit = bytes.size()});
   return static_cast<int>(flows_.size()) - 1;
 }
 
 int FlowSet::add_ring_receive(int peer, std::byte* ring, std::size_t bytes) {
-  flows_.push_back({.kind = Kind::kRingReceive, .peer = peer, .destination = ring, .bytes = bytes, .limit = 0});
+  flows_.push_back(
+      {.kind = Kind::kRingReceive, .peer = peer, .destination = ring, .bytes = bytes, .limit = 0});
   return static_cast<int>(flows_.size()) - 1;
 }
 
@@ -35,9 +44,12 @@ const std::byte* FlowSet::ring_at(int flow, std::size_t offset) const noexcept {
 bool FlowSet::may_post(const Flow& flow) const noexcept {
   if (flow.posted == chunks(flow) || flow.posted - flow.finished == outstanding()) return false;
   switch (flow.kind) {
-    case Kind::kSend: return std::min(flow.bytes, (flow.posted + 1) * chunk()) <= flow.limit;
-    case Kind::kRingReceive: return (flow.posted + 1) * chunk() <= flow.limit + ring_bytes();
-    case Kind::kReceive: break;
+    case Kind::kSend:
+      return std::min(flow.bytes, (flow.posted + 1) * chunk()) <= flow.limit;
+    case Kind::kRingReceive:
+      return (flow.posted + 1) * chunk() <= flow.limit + ring_bytes();
+    case Kind::kReceive:
+      break;
   }
   return true;
 }
@@ -49,9 +61,15 @@ void FlowSet::post(std::size_t index) {
   const std::size_t place = flow.posted % outstanding();
   const std::size_t slot = index * outstanding() + place;
   switch (flow.kind) {
-    case Kind::kSend: lane_.send(slot, {flow.source + offset, bytes}, flow.peer, kFlowTag); break;
-    case Kind::kReceive: lane_.receive(slot, {flow.destination + offset, bytes}, flow.peer, kFlowTag); break;
-    case Kind::kRingReceive: lane_.receive(slot, {flow.destination + place * chunk(), bytes}, flow.peer, kFlowTag); break;
+    case Kind::kSend:
+      lane_.send(slot, {flow.source + offset, bytes}, flow.peer, kFlowTag);
+      break;
+    case Kind::kReceive:
+      lane_.receive(slot, {flow.destination + offset, bytes}, flow.peer, kFlowTag);
+      break;
+    case Kind::kRingReceive:
+      lane_.receive(slot, {flow.destination + place * chunk(), bytes}, flow.peer, kFlowTag);
+      break;
   }
   ++flow.posted;
 }
@@ -60,7 +78,9 @@ bool FlowSet::advance() {
   bool complete = true;
   for (std::size_t index = 0; index < flows_.size(); ++index) {
     Flow& flow = flows_[index];
-    while (flow.finished < flow.posted && lane_.requests.idle(index * outstanding() + flow.finished % outstanding())) ++flow.finished;
+    while (flow.finished < flow.posted &&
+           lane_.requests.idle(index * outstanding() + flow.finished % outstanding()))
+      ++flow.finished;
     while (may_post(flow)) post(index);
     complete = complete && flow.finished == chunks(flow);
   }

@@ -9,18 +9,21 @@
 
 namespace hvd::mpi {
 
-/// Transfers of any size with any peers, cut into chunks, a few of which are under way with each peer.
+/// Transfers of any size with any peers, cut into chunks, a few of which are under way with each
+/// peer.
 ///
-/// Not thread-safe: the thread that drives the engine. Chunks of a flow are sent, and received, in order; a flow's
-/// first bytes may be used while the rest travels.
+/// Not thread-safe: the thread that drives the engine. Chunks of a flow are sent, and received, in
+/// order; a flow's first bytes may be used while the rest travels.
 class FlowSet {
  public:
   explicit FlowSet(Lane& lane) : lane_(lane) {}
 
-  /// One flow per peer and direction. Empty flows send nothing. Returns the flow's number. Not after start().
+  /// One flow per peer and direction. Empty flows send nothing. Returns the flow's number. Not
+  /// after start().
   int add_send(int peer, std::span<const std::byte> bytes);
   int add_receive(int peer, std::span<std::byte> bytes);
-  /// Receives `bytes` bytes into room for `outstanding_chunks` chunks (see ring_bytes()) that is used again and again.
+  /// Receives `bytes` bytes into room for `outstanding_chunks` chunks (see ring_bytes()) that is
+  /// used again and again.
   int add_ring_receive(int peer, std::byte* ring, std::size_t bytes);
   std::size_t ring_bytes() const noexcept;
 
@@ -28,7 +31,8 @@ class FlowSet {
   /// Posts what may be posted and collects what has arrived. True once all flows are done.
   bool step();
 
-  /// A send flow may not go beyond this many bytes yet, a ring receive not beyond this many plus the ring.
+  /// A send flow may not go beyond this many bytes yet, a ring receive not beyond this many plus
+  /// the ring.
   void set_limit(int flow, std::size_t bytes) noexcept { flow_at(flow).limit = bytes; }
   /// The bytes at the beginning of the flow that have been sent or received.
   std::size_t done(int flow) const noexcept;
@@ -50,9 +54,13 @@ class FlowSet {
 
   Flow& flow_at(int flow) noexcept { return flows_[static_cast<std::size_t>(flow)]; }
   const Flow& flow_at(int flow) const noexcept { return flows_[static_cast<std::size_t>(flow)]; }
-  std::size_t chunks(const Flow& flow) const noexcept { return (flow.bytes + chunk() - 1) / chunk(); }
+  std::size_t chunks(const Flow& flow) const noexcept {
+    return (flow.bytes + chunk() - 1) / chunk();
+  }
   std::size_t chunk() const noexcept { return lane_.tuning().chunk_bytes; }
-  std::size_t outstanding() const noexcept { return static_cast<std::size_t>(lane_.tuning().outstanding_chunks); }
+  std::size_t outstanding() const noexcept {
+    return static_cast<std::size_t>(lane_.tuning().outstanding_chunks);
+  }
   bool may_post(const Flow&) const noexcept;
   void post(std::size_t index);
   bool advance();

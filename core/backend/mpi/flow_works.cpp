@@ -41,7 +41,8 @@ bool copy_in_pieces(LocalCopy& copy, Lane& lane) noexcept {
 /// Blocks of different sizes, one per rank, one after the other.
 class Blocks {
  public:
-  Blocks(std::span<const std::int64_t> counts, std::size_t element) : counts_(counts), element_(element) {}
+  Blocks(std::span<const std::int64_t> counts, std::size_t element)
+      : counts_(counts), element_(element) {}
 
   template <typename Byte>
   std::span<Byte> of(std::span<Byte> all, int rank) const {
@@ -51,7 +52,9 @@ class Blocks {
   }
 
  private:
-  std::size_t bytes(int rank) const { return static_cast<std::size_t>(counts_[static_cast<std::size_t>(rank)]) * element_; }
+  std::size_t bytes(int rank) const {
+    return static_cast<std::size_t>(counts_[static_cast<std::size_t>(rank)]) * element_;
+  }
 
   std::span<const std::int64_t> counts_;
   std::size_t element_;
@@ -61,7 +64,8 @@ class Blocks {
 class ExchangeWork final : public MpiWork {
  public:
   using MpiWork::lane;
-  explicit ExchangeWork(std::shared_ptr<Lane> shared) : MpiWork(std::move(shared)), flows_(lane()) {}
+  explicit ExchangeWork(std::shared_ptr<Lane> shared)
+      : MpiWork(std::move(shared)), flows_(lane()) {}
 
   void add(int peer, std::span<const std::byte> to_peer, std::span<std::byte> from_peer) {
     if (peer == lane().rank()) {
@@ -88,7 +92,8 @@ class ExchangeWork final : public MpiWork {
 /// A binomial tree, in which every rank passes on what has arrived so far.
 class BroadcastWork final : public MpiWork {
  public:
-  BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
       : MpiWork(std::move(shared)), flows_(lane()) {
     const int ranks = lane().size();
     // Ranks as seen from the root.
@@ -102,7 +107,8 @@ class BroadcastWork final : public MpiWork {
     if (!is_root) parent_ = flows_.add_receive(absolute(own - bit), out);
     for (bit >>= 1; bit > 0; bit >>= 1) {
       if (own + bit >= ranks) continue;
-      children_.push_back(flows_.add_send(absolute(own + bit), is_root ? in : std::span<const std::byte>(out)));
+      children_.push_back(
+          flows_.add_send(absolute(own + bit), is_root ? in : std::span<const std::byte>(out)));
       if (!is_root) flows_.set_limit(children_.back(), 0);
     }
   }
@@ -126,12 +132,18 @@ class BroadcastWork final : public MpiWork {
   bool started_ = false;
 };
 
-/// Every rank sends block j to rank j, and reduces the blocks it gets, chunk by chunk and in rank order.
+/// Every rank sends block j to rank j, and reduces the blocks it gets, chunk by chunk and in rank
+/// order.
 class ReducescatterWork final : public MpiWork {
  public:
-  ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : MpiWork(std::move(shared)), collective_(collective), own_(Blocks(collective.counts, size_of(collective.dtype)).of(in, lane().rank())),
-        out_(out), flows_(lane()), receives_(static_cast<std::size_t>(lane().size()), -1) {
+  ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out)
+      : MpiWork(std::move(shared)),
+        collective_(collective),
+        own_(Blocks(collective.counts, size_of(collective.dtype)).of(in, lane().rank())),
+        out_(out),
+        flows_(lane()),
+        receives_(static_cast<std::size_t>(lane().size()), -1) {
     const int ranks = lane().size();
     const Blocks blocks(collective.counts, size_of(collective.dtype));
     std::byte* ring = lane().staging.reserve(static_cast<std::size_t>(ranks) * flows_.ring_bytes());
@@ -154,16 +166,19 @@ class ReducescatterWork final : public MpiWork {
  private:
   std::size_t next_bytes() const { return std::min(chunk_bytes_, own_.size() - reduced_); }
   bool next_chunk_is_here() const {
-    return std::all_of(receives_.begin(), receives_.end(),
-                       [&](int flow) { return flow < 0 || flows_.done(flow) >= reduced_ + next_bytes(); });
+    return std::all_of(receives_.begin(), receives_.end(), [&](int flow) {
+      return flow < 0 || flows_.done(flow) >= reduced_ + next_bytes();
+    });
   }
   void reduce_chunk() {
     const std::size_t bytes = next_bytes();
     for (std::size_t rank = 0; rank < receives_.size(); ++rank) {
-      lane().sources[rank] = receives_[rank] < 0 ? own_.data() + reduced_ : flows_.ring_at(receives_[rank], reduced_);
+      lane().sources[rank] =
+          receives_[rank] < 0 ? own_.data() + reduced_ : flows_.ring_at(receives_[rank], reduced_);
     }
     const auto count = static_cast<std::int64_t>(bytes / size_of(collective_.dtype));
-    reduce(lane().sources, out_.data() + reduced_, count, collective_.dtype, collective_.op, collective_.scale);
+    reduce(lane().sources, out_.data() + reduced_, count, collective_.dtype, collective_.op,
+           collective_.scale);
     reduced_ += bytes;
     for (const int flow : receives_) {
       if (flow >= 0) flows_.set_limit(flow, reduced_);
@@ -182,13 +197,13 @@ class ReducescatterWork final : public MpiWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_broadcast_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
-                                          std::span<std::byte> out) {
+std::unique_ptr<Work> make_broadcast_work(std::shared_ptr<Lane> lane, const Collective& collective,
+                                          std::span<const std::byte> in, std::span<std::byte> out) {
   return std::make_unique<BroadcastWork>(std::move(lane), collective, in, out);
 }
 
-std::unique_ptr<Work> make_allgather_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
-                                          std::span<std::byte> out) {
+std::unique_ptr<Work> make_allgather_work(std::shared_ptr<Lane> lane, const Collective& collective,
+                                          std::span<const std::byte> in, std::span<std::byte> out) {
   const Blocks blocks(collective.counts, size_of(collective.dtype));
   const int ranks = lane->size();
   const int own = lane->rank();
@@ -200,8 +215,8 @@ std::unique_ptr<Work> make_allgather_work(std::shared_ptr<Lane> lane, const Coll
   return work;
 }
 
-std::unique_ptr<Work> make_alltoall_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
-                                         std::span<std::byte> out) {
+std::unique_ptr<Work> make_alltoall_work(std::shared_ptr<Lane> lane, const Collective& collective,
+                                         std::span<const std::byte> in, std::span<std::byte> out) {
   const Blocks sent(collective.send_counts, size_of(collective.dtype));
   const Blocks received(collective.counts, size_of(collective.dtype));
   const int ranks = lane->size();
@@ -214,7 +229,9 @@ std::unique_ptr<Work> make_alltoall_work(std::shared_ptr<Lane> lane, const Colle
   return work;
 }
 
-std::unique_ptr<Work> make_reducescatter_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
+std::unique_ptr<Work> make_reducescatter_work(std::shared_ptr<Lane> lane,
+                                              const Collective& collective,
+                                              std::span<const std::byte> in,
                                               std::span<std::byte> out) {
   return std::make_unique<ReducescatterWork>(std::move(lane), collective, in, out);
 }

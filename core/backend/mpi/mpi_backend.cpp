@@ -15,7 +15,9 @@ namespace {
 
 constexpr int kScore = 10;
 
-std::int64_t total(std::span<const std::int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+std::int64_t total(std::span<const std::int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
 
 struct Sizes {
   std::int64_t in = 0;
@@ -33,52 +35,70 @@ class MpiChannel final : public Channel {
  public:
   explicit MpiChannel(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
 
-  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
-    if (lane_->abandoned()) throw Error("mpi: " + std::string(to_string(collective.kind)) + " launched on a channel that has failed");
-    if (lane_->on_device() && (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
-      throw Error("mpi: " + std::string(to_string(collective.kind)) + " of a device's memory, which the CPU cannot reduce");
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                               std::span<std::byte> out) override {
+    if (lane_->abandoned())
+      throw Error("mpi: " + std::string(to_string(collective.kind)) +
+                  " launched on a channel that has failed");
+    if (lane_->on_device() &&
+        (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
+      throw Error("mpi: " + std::string(to_string(collective.kind)) +
+                  " of a device's memory, which the CPU cannot reduce");
     }
     const Sizes sizes = sizes_of(collective);
     const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
-    const bool reads_input = collective.kind != OpKind::kBroadcast || collective.root == lane_->rank();
+    const bool reads_input =
+        collective.kind != OpKind::kBroadcast || collective.root == lane_->rank();
     if (reads_input) require(collective, "input", sizes.in * element, in.size());
     require(collective, "output", sizes.out * element, out.size());
-    // alltoall and reducescatter know their own sizes only; they run, and messages of no bytes are left out.
+    // alltoall and reducescatter know their own sizes only; they run, and messages of no bytes are
+    // left out.
     if (!sizes.anything_to_do) return std::make_unique<EmptyWork>();
     switch (collective.kind) {
-      case OpKind::kAllreduce: return make_allreduce_work(lane_, collective, in, out);
-      case OpKind::kBroadcast: return make_broadcast_work(lane_, collective, in, out);
-      case OpKind::kAllgather: return make_allgather_work(lane_, collective, in, out);
-      case OpKind::kReducescatter: return make_reducescatter_work(lane_, collective, in, out);
-      default: return make_alltoall_work(lane_, collective, in, out);
+      case OpKind::kAllreduce:
+        return make_allreduce_work(lane_, collective, in, out);
+      case OpKind::kBroadcast:
+        return make_broadcast_work(lane_, collective, in, out);
+      case OpKind::kAllgather:
+        return make_allgather_work(lane_, collective, in, out);
+      case OpKind::kReducescatter:
+        return make_reducescatter_work(lane_, collective, in, out);
+      default:
+        return make_alltoall_work(lane_, collective, in, out);
     }
   }
 
   void abort() noexcept override { lane_->abandon(); }
 
  private:
-  static void require(const Collective& collective, const char* what, std::int64_t expected, std::size_t got) {
+  static void require(const Collective& collective, const char* what, std::int64_t expected,
+                      std::size_t got) {
     if (expected >= 0 && static_cast<std::size_t>(expected) == got) return;
-    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected an " + what + " of " + std::to_string(expected) +
-                " bytes, got " + std::to_string(got));
+    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected an " + what +
+                " of " + std::to_string(expected) + " bytes, got " + std::to_string(got));
   }
 
   void require_counts(const Collective& collective, std::span<const std::int64_t> counts) const {
     const auto ranks = static_cast<std::size_t>(lane_->size());
-    const bool valid = counts.size() == ranks && std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
+    const bool valid =
+        counts.size() == ranks &&
+        std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
     if (valid) return;
-    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected " + std::to_string(ranks) +
-                " counts, none negative, got " + std::to_string(counts.size()) + " counts");
+    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected " +
+                std::to_string(ranks) + " counts, none negative, got " +
+                std::to_string(counts.size()) + " counts");
   }
 
   Sizes sizes_of(const Collective& collective) const {
     const auto own = static_cast<std::size_t>(lane_->rank());
     const std::int64_t count = collective.count;
     switch (collective.kind) {
-      case OpKind::kAllreduce: return {count, count, count > 0};
+      case OpKind::kAllreduce:
+        return {count, count, count > 0};
       case OpKind::kBroadcast: {
         if (collective.root < 0 || collective.root >= lane_->size()) {
-          throw Error("mpi: broadcast: root " + std::to_string(collective.root) + " of " + std::to_string(lane_->size()) + " ranks");
+          throw Error("mpi: broadcast: root " + std::to_string(collective.root) + " of " +
+                      std::to_string(lane_->size()) + " ranks");
         }
         return {count, count, count > 0};
       }
@@ -110,21 +130,29 @@ MpiBackend::MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning,
     : world_(std::move(world)), tuning_(tuning), cuda_aware_(cuda_aware) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
-  const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk && tuning.chunk_bytes % kLine == 0 &&
-                     tuning.direct_bytes <= kLargestChunk && tuning.windows >= 1 && tuning.windows <= kMaxWindows &&
+  const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk &&
+                     tuning.chunk_bytes % kLine == 0 && tuning.direct_bytes <= kLargestChunk &&
+                     tuning.windows >= 1 && tuning.windows <= kMaxWindows &&
                      tuning.outstanding_chunks >= 1;
-  if (!valid) throw UsageError("MpiTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and at least 1 outstanding chunk");
+  if (!valid)
+    throw UsageError(
+        "MpiTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and at "
+        "least 1 outstanding chunk");
 }
 
-int MpiBackend::score(const Topology&, const ChannelSpec& spec, const Collective& collective) const noexcept {
+int MpiBackend::score(const Topology&, const ChannelSpec& spec,
+                      const Collective& collective) const noexcept {
   if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2) return 0;
-  if (collective.kind == OpKind::kBarrier || collective.kind == OpKind::kJoin || collective.op == ReduceOp::kAdasum) return 0;
+  if (collective.kind == OpKind::kBarrier || collective.kind == OpKind::kJoin ||
+      collective.op == ReduceOp::kAdasum)
+    return 0;
   return kScore;
 }
 
 std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers) {
   if (spec.device.type != DeviceType::kCpu && !carries_memory_of(spec.device.type)) {
-    throw Error("mpi: this MPI has not said that it takes memory of a " + std::string(to_string(spec.device.type)) + " device");
+    throw Error("mpi: this MPI has not said that it takes memory of a " +
+                std::string(to_string(spec.device.type)) + " device");
   }
   return std::make_unique<MpiChannel>(std::make_shared<Lane>(world_, spec, peers, tuning_));
 }

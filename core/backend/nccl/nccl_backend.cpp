@@ -11,7 +11,8 @@ namespace {
 constexpr int kScore = 30;
 
 bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 || type == DataType::kFloat64;
+  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
+         type == DataType::kFloat64;
 }
 
 }  // namespace
@@ -22,8 +23,10 @@ std::size_t nccl::registered_bytes_for(std::int64_t fusion_threshold) noexcept {
   return (bytes + bytes / 16 + kGranule - 1) / kGranule * kGranule;
 }
 
-NcclBackend::NcclBackend(std::shared_ptr<nccl::Library> library, std::shared_ptr<device::Context> device,
-                         nccl::OpenHostChannel open_host_channel, const nccl::NcclOptions& options, const Clock& clock)
+NcclBackend::NcclBackend(std::shared_ptr<nccl::Library> library,
+                         std::shared_ptr<device::Context> device,
+                         nccl::OpenHostChannel open_host_channel, const nccl::NcclOptions& options,
+                         const Clock& clock)
     : library_(std::move(library)),
       device_(std::move(device)),
       open_host_channel_(std::move(open_host_channel)),
@@ -35,18 +38,21 @@ const Clock& NcclBackend::steady_clock() {
   return clock;
 }
 
-int NcclBackend::score(const Topology&, const ChannelSpec& spec, const Collective& collective) const noexcept {
+int NcclBackend::score(const Topology&, const ChannelSpec& spec,
+                       const Collective& collective) const noexcept {
   if (spec.device.type != DeviceType::kCuda || collective.op == ReduceOp::kAdasum) return 0;
   switch (collective.kind) {
     case OpKind::kBroadcast:
     case OpKind::kAllgather:
-    case OpKind::kAlltoall: return kScore;
+    case OpKind::kAlltoall:
+      return kScore;
     case OpKind::kAllreduce:
     case OpKind::kReducescatter:
       // The host computes averages of integers exactly, NCCL would let their sum overflow first.
       if (collective.dtype == DataType::kInt16) return 0;
       return is_floating(collective.dtype) || collective.scale.identity() ? kScore : 0;
-    default: return 0;
+    default:
+      return 0;
   }
 }
 
@@ -54,7 +60,8 @@ std::unique_ptr<Channel> NcclBackend::open(const ChannelSpec& spec, Peers& peers
   ChannelSpec host = spec;
   host.device = {};
   host.instance = 1;
-  return std::make_unique<nccl::NcclChannel>(library_, device_, spec, open_host_channel_(host, peers), options_, clock_);
+  return std::make_unique<nccl::NcclChannel>(library_, device_, spec,
+                                             open_host_channel_(host, peers), options_, clock_);
 }
 
 }  // namespace hvd

@@ -19,10 +19,11 @@ struct NcclOptions {
   Duration init_timeout = std::chrono::minutes(5);
   /// How long the end of a communicator waits for the peers.
   Duration finalize_timeout = std::chrono::seconds(5);
-  /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the communicator; 0: none. Where the ranks
-  /// differ, none are.
+  /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the
+  /// communicator; 0: none. Where the ranks differ, none are.
   std::size_t registered_bytes = 0;
-  /// They become symmetric windows as well, if all ranks can and want it. An error while that is done ends the job.
+  /// They become symmetric windows as well, if all ranks can and want it. An error while that is
+  /// done ends the job.
   bool windows = false;
 };
 
@@ -34,15 +35,16 @@ using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec
 
 }  // namespace nccl
 
-/// Collectives on GPU memory with NCCL: one communicator per process set. A result is what NCCL computes, fp16 and bf16 rounded at
-/// every addition, in an order of its own; see docs/decisions/0014-nccl-behind-a-seam.md. Integers that would have to be scaled, int16
-/// and Adasum are left to others.
+/// Collectives on GPU memory with NCCL: one communicator per process set. A result is what NCCL
+/// computes, fp16 and bf16 rounded at every addition, in an order of its own; see
+/// docs/decisions/0014-nccl-behind-a-seam.md. Integers that would have to be scaled, int16 and
+/// Adasum are left to others.
 ///
 /// Threading: as hvd::Backend says.
 class NcclBackend final : public Backend {
  public:
-  NcclBackend(std::shared_ptr<nccl::Library>, std::shared_ptr<device::Context>, nccl::OpenHostChannel, const nccl::NcclOptions& = {},
-              const Clock& = steady_clock());
+  NcclBackend(std::shared_ptr<nccl::Library>, std::shared_ptr<device::Context>,
+              nccl::OpenHostChannel, const nccl::NcclOptions& = {}, const Clock& = steady_clock());
 
   std::string_view name() const noexcept override { return "nccl"; }
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;

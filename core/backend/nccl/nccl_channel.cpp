@@ -23,15 +23,17 @@ void keep_for_ever(std::shared_ptr<const void> memory) {
 }
 
 constexpr const char* kWhileMakingWindows =
-    "; expected NCCL to make windows of the fusion buffers, as HVD_NCCL_REGISTER=window asks for; set HVD_NCCL_REGISTER=auto to do without";
+    "; expected NCCL to make windows of the fusion buffers, as HVD_NCCL_REGISTER=window asks for; "
+    "set HVD_NCCL_REGISTER=auto to do without";
 
 /// With two, one batch is packed while another is reduced.
 constexpr int kFusionBuffers = 2;
 
 }  // namespace
 
-NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device, const ChannelSpec& spec,
-                         std::unique_ptr<Channel> host, const NcclOptions& options, const Clock& clock)
+NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device,
+                         const ChannelSpec& spec, std::unique_ptr<Channel> host,
+                         const NcclOptions& options, const Clock& clock)
     : library_(std::move(library)),
       device_(std::move(device)),
       spec_(spec),
@@ -66,8 +68,9 @@ NcclChannel::~NcclChannel() {
 }
 
 std::string NcclChannel::who() const {
-  return "the NCCL communicator of process set " + std::to_string(spec_.process_set) + " (rank " + std::to_string(spec_.set_rank) + " of " +
-         std::to_string(spec_.ranks.size()) + ", device " + std::to_string(device_->device()) + ")";
+  return "the NCCL communicator of process set " + std::to_string(spec_.process_set) + " (rank " +
+         std::to_string(spec_.set_rank) + " of " + std::to_string(spec_.ranks.size()) +
+         ", device " + std::to_string(device_->device()) + ")";
 }
 
 void NcclChannel::fail(const Health& health) const {
@@ -82,8 +85,8 @@ bool NcclChannel::settled() {
   return health.state == Health::State::kSettled;
 }
 
-// The id travels over the host's channel, which follows the plan like any other; so no rank blocks, and none has to know when the
-// others get here.
+// The id travels over the host's channel, which follows the plan like any other; so no rank blocks,
+// and none has to know when the others get here.
 void NcclChannel::meet() {
   if (!meeting_) {
     if (spec_.set_rank == 0) notes_->id = library_->make_id();
@@ -99,13 +102,16 @@ void NcclChannel::meet() {
   state_ = State::kJoining;
 }
 
-// Note [Registered on all ranks or on none]: a collective of which some ranks pass registered memory and others do not is undefined.
-// So the buffers are made once, before the first launch, and one vote over the host's channel says whether all ranks have them, of one
-// size: then the least of all sizes is the greatest, and not 0. Who has none votes too. A rank alone has nothing to gain from it.
+// Note [Registered on all ranks or on none]: a collective of which some ranks pass registered
+// memory and others do not is undefined. So the buffers are made once, before the first launch, and
+// one vote over the host's channel says whether all ranks have them, of one size: then the least of
+// all sizes is the greatest, and not 0. Who has none votes too. A rank alone has nothing to gain
+// from it.
 void NcclChannel::propose() {
   state_ = State::kAgreeing;
   if (size() == 1) return;
-  const std::int64_t bytes = register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
+  const std::int64_t bytes =
+      register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
   vote({bytes, -bytes, options_.windows && library_->has_windows() ? 1 : 0});
 }
 
@@ -131,7 +137,8 @@ void NcclChannel::agree() {
   state_ = State::kReady;
   if (fusion_buffers_.empty()) return;
   if (notes_->votes[0] <= 0 || notes_->votes[0] != -notes_->votes[1]) {
-    HVD_LOG(kDebug) << who() << " works without registered buffers: not every rank has registered as much";
+    HVD_LOG(kDebug) << who()
+                    << " works without registered buffers: not every rank has registered as much";
     return give_back_fusion_buffers();
   }
   if (notes_->votes[2] == 1) {
@@ -141,16 +148,18 @@ void NcclChannel::agree() {
   }
 }
 
-// Note [Windows on all ranks or on none]: making one is collective and takes the ranks' help until its end, so it begins only when all have
-// said that they will, and there is no way back from an error: the communicator has failed. NCCL says itself, and then to all ranks, where
-// it has no use for windows; a vote makes sure of the latter. The buffers stay registered in any case.
+// Note [Windows on all ranks or on none]: making one is collective and takes the ranks' help until
+// its end, so it begins only when all have said that they will, and there is no way back from an
+// error: the communicator has failed. NCCL says itself, and then to all ranks, where it has no use
+// for windows; a vote makes sure of the latter. The buffers stay registered in any case.
 void NcclChannel::open_windows() {
   static_assert(kFusionBuffers == std::tuple_size_v<decltype(Notes::windows)>);
   try {
     while (settled()) {
       if (windows_begun_ == fusion_buffers_.size()) {
         state_ = State::kConfirming;
-        const bool all = std::find(notes_->windows.begin(), notes_->windows.end(), nullptr) == notes_->windows.end();
+        const bool all = std::find(notes_->windows.begin(), notes_->windows.end(), nullptr) ==
+                         notes_->windows.end();
         return vote({all ? 1 : 0, 0, 0});
       }
       const std::span<std::byte> buffer = fusion_buffers_[windows_begun_];
@@ -168,7 +177,8 @@ void NcclChannel::confirm_windows() {
   if (!voted()) return;
   state_ = State::kReady;
   if (notes_->votes[0] == 1) return;
-  HVD_LOG(kDebug) << who() << " works without windows: NCCL has no use for them between these ranks";
+  HVD_LOG(kDebug) << who()
+                  << " works without windows: NCCL has no use for them between these ranks";
   close_windows();
 }
 
@@ -182,8 +192,10 @@ bool NcclChannel::register_buffers() {
   if (options_.registered_bytes == 0 || !library_->has_registration()) return false;
   try {
     for (int i = 0; i < kFusionBuffers; ++i) {
-      fusion_buffers_.emplace_back(library_->allocate(options_.registered_bytes), options_.registered_bytes);
-      registrations_.push_back(library_->register_buffer(comm_, fusion_buffers_.back().data(), options_.registered_bytes));
+      fusion_buffers_.emplace_back(library_->allocate(options_.registered_bytes),
+                                   options_.registered_bytes);
+      registrations_.push_back(library_->register_buffer(comm_, fusion_buffers_.back().data(),
+                                                         options_.registered_bytes));
     }
     return true;
   } catch (const Error& error) {
@@ -212,18 +224,23 @@ bool NcclChannel::ready() {
   if (clock_.now() < deadline_) return false;
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(options_.init_timeout);
   if (state_ == State::kOpening || state_ == State::kConfirming) {
-    throw PeerLostError(who() + " was not ready after " + std::to_string(waited.count()) +
-                            " s: expected all its ranks to make windows of their fusion buffers (HVD_NCCL_REGISTER=window), but at least one did " +
-                            "not; set it to auto to do without, and the NCCL_ variables alike on every rank",
-                        -1);
+    throw PeerLostError(
+        who() + " was not ready after " + std::to_string(waited.count()) +
+            " s: expected all its ranks to make windows of their fusion buffers "
+            "(HVD_NCCL_REGISTER=window), but at least one did " +
+            "not; set it to auto to do without, and the NCCL_ variables alike on every rank",
+        -1);
   }
   throw PeerLostError(who() + " was not ready after " + std::to_string(waited.count()) +
-                          " s: expected all its ranks to join, but at least one did not (HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)",
+                          " s: expected all its ranks to join, but at least one did not "
+                          "(HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)",
                       -1);
 }
 
-std::unique_ptr<Work> NcclChannel::launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
-  if (state_ != State::kReady) throw Error(who() + " is not ready for " + std::string(to_string(collective.kind)));
+std::unique_ptr<Work> NcclChannel::launch(const Collective& collective,
+                                          std::span<const std::byte> in, std::span<std::byte> out) {
+  if (state_ != State::kReady)
+    throw Error(who() + " is not ready for " + std::string(to_string(collective.kind)));
   const device::DeviceGuard guard(device_->api(), device_->device());
   return make_work(*this, collective, in, out);
 }
@@ -244,7 +261,8 @@ void NcclChannel::abort() noexcept {
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     library_->abort(comm_);
-    registrations_.clear();  // NCCL undoes them once its kernels have ended; sooner would take the memory from under them
+    registrations_.clear();  // NCCL undoes them once its kernels have ended; sooner would take the
+                             // memory from under them
   } catch (const std::exception& error) {
     HVD_LOG(kError) << who() << " could not be aborted: " << error.what();
   }
@@ -258,7 +276,8 @@ void NcclChannel::give_back_fusion_buffers() noexcept {
     for (const std::span<std::byte> buffer : fusion_buffers_) library_->release(buffer.data());
     fusion_buffers_.clear();
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << who() << " has not freed its fusion buffers: " << error.what();  // the device has failed, which others report
+    HVD_LOG(kDebug) << who() << " has not freed its fusion buffers: "
+                    << error.what();  // the device has failed, which others report
   }
 }
 

@@ -26,19 +26,22 @@ namespace hvd::nccl {
 ///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
-  NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>, const ChannelSpec&, std::unique_ptr<Channel> host,
-              const NcclOptions&, const Clock&);
+  NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>, const ChannelSpec&,
+              std::unique_ptr<Channel> host, const NcclOptions&, const Clock&);
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
   /// Waits for the peers, for no longer than finalize_timeout: they end theirs too.
   ~NcclChannel() override;
 
   bool ready() override;
-  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in, std::span<std::byte> out) override;
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
+                               std::span<std::byte> out) override;
   void check_health() override;
   void abort() noexcept override;
   Channel* host() noexcept override { return host_.get(); }
-  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override { return fusion_buffers_; }
+  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
+    return fusion_buffers_;
+  }
   void give_back_fusion_buffers() noexcept override;
 
   // --- for its works ---
@@ -83,7 +86,8 @@ class NcclChannel final : public Channel {
   struct Notes {
     UniqueId id;
     Votes votes;
-    std::array<void*, 2> windows = {};  ///< of the first fusion buffers; NCCL writes them while the channel is opening
+    std::array<void*, 2> windows =
+        {};  ///< of the first fusion buffers; NCCL writes them while the channel is opening
   };
   std::shared_ptr<Notes> notes_;
   std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the votes
@@ -95,6 +99,7 @@ class NcclChannel final : public Channel {
 };
 
 /// Puts the collective into the stream; progress() is true once it is there.
-std::unique_ptr<Work> make_work(NcclChannel&, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_work(NcclChannel&, const Collective&, std::span<const std::byte> in,
+                                std::span<std::byte> out);
 
 }  // namespace hvd::nccl

@@ -14,13 +14,16 @@ namespace {
 /// Non-blocking communicators and their end in two steps work from here on.
 constexpr int kOldest = 21800;
 
-/// Windows work from here on. Their functions and flag are written out, so that older headers will do.
+/// Windows work from here on. Their functions and flag are written out, so that older headers will
+/// do.
 constexpr int kOldestWithWindows = 22700;
-using RegisterWindow = ncclResult_t (*)(ncclComm_t, void* memory, std::size_t bytes, void** window, int flags);
+using RegisterWindow = ncclResult_t (*)(ncclComm_t, void* memory, std::size_t bytes, void** window,
+                                        int flags);
 using DeregisterWindow = ncclResult_t (*)(ncclComm_t, void* window);
 constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
 
-/// NCCL's functions, found when the program runs. The types are the header's, so that a call that does not fit does not compile.
+/// NCCL's functions, found when the program runs. The types are the header's, so that a call that
+/// does not fit does not compile.
 struct Functions {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
@@ -57,14 +60,19 @@ bool find(void* library, const char* name, Function& function) {
 
 /// The name of one that is missing, or nothing.
 std::string find_functions(void* library, Functions& f) {
-  const auto need = [&](const char* name, auto& function) { return find(library, name, function) ? std::string() : std::string(name); };
+  const auto need = [&](const char* name, auto& function) {
+    return find(library, name, function) ? std::string() : std::string(name);
+  };
   for (const std::string& missing :
-       {need("ncclGetVersion", f.get_version), need("ncclGetUniqueId", f.get_unique_id), need("ncclCommInitRankConfig", f.init),
-        need("ncclCommGetAsyncError", f.get_async_error), need("ncclCommFinalize", f.finalize), need("ncclCommDestroy", f.destroy),
-        need("ncclCommAbort", f.abort), need("ncclGetErrorString", f.error_string), need("ncclGetLastError", f.last_error),
-        need("ncclGroupStart", f.group_start), need("ncclGroupEnd", f.group_end), need("ncclAllReduce", f.all_reduce),
-        need("ncclBroadcast", f.broadcast), need("ncclReduce", f.reduce), need("ncclAllGather", f.all_gather),
-        need("ncclReduceScatter", f.reduce_scatter), need("ncclSend", f.send), need("ncclRecv", f.recv)}) {
+       {need("ncclGetVersion", f.get_version), need("ncclGetUniqueId", f.get_unique_id),
+        need("ncclCommInitRankConfig", f.init), need("ncclCommGetAsyncError", f.get_async_error),
+        need("ncclCommFinalize", f.finalize), need("ncclCommDestroy", f.destroy),
+        need("ncclCommAbort", f.abort), need("ncclGetErrorString", f.error_string),
+        need("ncclGetLastError", f.last_error), need("ncclGroupStart", f.group_start),
+        need("ncclGroupEnd", f.group_end), need("ncclAllReduce", f.all_reduce),
+        need("ncclBroadcast", f.broadcast), need("ncclReduce", f.reduce),
+        need("ncclAllGather", f.all_gather), need("ncclReduceScatter", f.reduce_scatter),
+        need("ncclSend", f.send), need("ncclRecv", f.recv)}) {
     if (!missing.empty()) return missing;
   }
   find(library, "ncclMemAlloc", f.mem_alloc);
@@ -77,30 +85,45 @@ std::string find_functions(void* library, Functions& f) {
 }
 
 std::string version_text(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
 }
 
 ncclDataType_t type_of(DataType type) {
   switch (type) {
-    case DataType::kUInt8: return ncclUint8;
-    case DataType::kInt8: return ncclInt8;
-    case DataType::kInt32: return ncclInt32;
-    case DataType::kInt64: return ncclInt64;
-    case DataType::kFloat16: return ncclFloat16;
-    case DataType::kBFloat16: return ncclBfloat16;
-    case DataType::kFloat32: return ncclFloat32;
-    case DataType::kFloat64: return ncclFloat64;
-    default: throw Error("NCCL has no " + std::string(to_string(type)));
+    case DataType::kUInt8:
+      return ncclUint8;
+    case DataType::kInt8:
+      return ncclInt8;
+    case DataType::kInt32:
+      return ncclInt32;
+    case DataType::kInt64:
+      return ncclInt64;
+    case DataType::kFloat16:
+      return ncclFloat16;
+    case DataType::kBFloat16:
+      return ncclBfloat16;
+    case DataType::kFloat32:
+      return ncclFloat32;
+    case DataType::kFloat64:
+      return ncclFloat64;
+    default:
+      throw Error("NCCL has no " + std::string(to_string(type)));
   }
 }
 
 ncclRedOp_t reduction_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kSum: return ncclSum;
-    case Reduction::kProduct: return ncclProd;
-    case Reduction::kMin: return ncclMin;
-    case Reduction::kMax: return ncclMax;
-    case Reduction::kAverage: return ncclAvg;
+    case Reduction::kSum:
+      return ncclSum;
+    case Reduction::kProduct:
+      return ncclProd;
+    case Reduction::kMin:
+      return ncclMin;
+    case Reduction::kMax:
+      return ncclMax;
+    case Reduction::kAverage:
+      return ncclAvg;
   }
   throw Error("NCCL has no such reduction");
 }
@@ -131,7 +154,8 @@ class NcclLibrary final : public Library {
     ncclComm_t comm = nullptr;
     const ncclResult_t result = f_.init(&comm, size, id, rank, &config);
     if (comm == nullptr) check(result, "ncclCommInitRankConfig", nullptr);
-    return {comm};  // where there is one, health() says what has become of it, and it has to be aborted
+    return {
+        comm};  // where there is one, health() says what has become of it, and it has to be aborted
   }
 
   Health health(Comm comm) override {
@@ -144,41 +168,57 @@ class NcclLibrary final : public Library {
     return {Health::State::kFailed, remote, text_of(result, comm_of(comm))};
   }
 
-  void begin_finalize(Comm comm) override { check(f_.finalize(comm_of(comm)), "ncclCommFinalize", comm_of(comm)); }
+  void begin_finalize(Comm comm) override {
+    check(f_.finalize(comm_of(comm)), "ncclCommFinalize", comm_of(comm));
+  }
   void destroy(Comm comm) noexcept override { f_.destroy(comm_of(comm)); }
   void abort(Comm comm) noexcept override { f_.abort(comm_of(comm)); }
 
   void begin_group() override { check(f_.group_start(), "ncclGroupStart", nullptr); }
   void end_group() override { check(f_.group_end(), "ncclGroupEnd", nullptr); }
 
-  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, Reduction reduction, Comm comm,
+  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+                  Reduction reduction, Comm comm, device::Stream stream) override {
+    check(f_.all_reduce(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm),
+                        stream_of(stream)),
+          "ncclAllReduce", comm_of(comm));
+  }
+  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root,
+                 Comm comm, device::Stream stream) override {
+    check(f_.broadcast(in, out, count, type_of(type), root, comm_of(comm), stream_of(stream)),
+          "ncclBroadcast", comm_of(comm));
+  }
+  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+              Reduction reduction, int root, Comm comm, device::Stream stream) override {
+    check(f_.reduce(in, out, count, type_of(type), reduction_of(reduction), root, comm_of(comm),
+                    stream_of(stream)),
+          "ncclReduce", comm_of(comm));
+  }
+  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type, Comm comm,
                   device::Stream stream) override {
-    check(f_.all_reduce(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm), stream_of(stream)), "ncclAllReduce", comm_of(comm));
+    check(f_.all_gather(in, out, count, type_of(type), comm_of(comm), stream_of(stream)),
+          "ncclAllGather", comm_of(comm));
   }
-  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root, Comm comm, device::Stream stream) override {
-    check(f_.broadcast(in, out, count, type_of(type), root, comm_of(comm), stream_of(stream)), "ncclBroadcast", comm_of(comm));
+  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type,
+                      Reduction reduction, Comm comm, device::Stream stream) override {
+    check(f_.reduce_scatter(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm),
+                            stream_of(stream)),
+          "ncclReduceScatter", comm_of(comm));
   }
-  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type, Reduction reduction, int root, Comm comm,
-              device::Stream stream) override {
-    check(f_.reduce(in, out, count, type_of(type), reduction_of(reduction), root, comm_of(comm), stream_of(stream)), "ncclReduce", comm_of(comm));
-  }
-  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type, Comm comm, device::Stream stream) override {
-    check(f_.all_gather(in, out, count, type_of(type), comm_of(comm), stream_of(stream)), "ncclAllGather", comm_of(comm));
-  }
-  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type, Reduction reduction, Comm comm,
-                      device::Stream stream) override {
-    check(f_.reduce_scatter(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm), stream_of(stream)), "ncclReduceScatter",
+  void send(const std::byte* in, std::size_t count, DataType type, int peer, Comm comm,
+            device::Stream stream) override {
+    check(f_.send(in, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclSend",
           comm_of(comm));
   }
-  void send(const std::byte* in, std::size_t count, DataType type, int peer, Comm comm, device::Stream stream) override {
-    check(f_.send(in, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclSend", comm_of(comm));
-  }
-  void receive(std::byte* out, std::size_t count, DataType type, int peer, Comm comm, device::Stream stream) override {
-    check(f_.recv(out, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclRecv", comm_of(comm));
+  void receive(std::byte* out, std::size_t count, DataType type, int peer, Comm comm,
+               device::Stream stream) override {
+    check(f_.recv(out, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclRecv",
+          comm_of(comm));
   }
 
   bool has_registration() const noexcept override {
-    return f_.mem_alloc != nullptr && f_.mem_free != nullptr && f_.comm_register != nullptr && f_.comm_deregister != nullptr;
+    return f_.mem_alloc != nullptr && f_.mem_free != nullptr && f_.comm_register != nullptr &&
+           f_.comm_deregister != nullptr;
   }
   std::byte* allocate(std::size_t bytes) override {
     void* memory = nullptr;
@@ -188,29 +228,41 @@ class NcclLibrary final : public Library {
   void release(std::byte* memory) noexcept override { f_.mem_free(memory); }
   void* register_buffer(Comm comm, std::byte* memory, std::size_t bytes) override {
     void* registration = nullptr;
-    check(f_.comm_register(comm_of(comm), memory, bytes, &registration), "ncclCommRegister", comm_of(comm));
-    if (registration == nullptr) throw Error("NCCL " + version_text(version_) + ": ncclCommRegister registers nothing (NCCL_LOCAL_REGISTER=0?)");
+    check(f_.comm_register(comm_of(comm), memory, bytes, &registration), "ncclCommRegister",
+          comm_of(comm));
+    if (registration == nullptr)
+      throw Error("NCCL " + version_text(version_) +
+                  ": ncclCommRegister registers nothing (NCCL_LOCAL_REGISTER=0?)");
     return registration;
   }
-  void deregister_buffer(Comm comm, void* registration) noexcept override { f_.comm_deregister(comm_of(comm), registration); }
+  void deregister_buffer(Comm comm, void* registration) noexcept override {
+    f_.comm_deregister(comm_of(comm), registration);
+  }
 
   bool has_windows() const noexcept override {
-    return version_ >= kOldestWithWindows && f_.register_window != nullptr && f_.deregister_window != nullptr;
+    return version_ >= kOldestWithWindows && f_.register_window != nullptr &&
+           f_.deregister_window != nullptr;
   }
-  void begin_register_window(Comm comm, std::byte* memory, std::size_t bytes, void** window) override {
+  void begin_register_window(Comm comm, std::byte* memory, std::size_t bytes,
+                             void** window) override {
     *window = nullptr;  // not every version does
-    check(f_.register_window(comm_of(comm), memory, bytes, window, kSymmetricWindow), "ncclCommWindowRegister", comm_of(comm));
+    check(f_.register_window(comm_of(comm), memory, bytes, window, kSymmetricWindow),
+          "ncclCommWindowRegister", comm_of(comm));
   }
-  void deregister_window(Comm comm, void* window) noexcept override { f_.deregister_window(comm_of(comm), window); }
+  void deregister_window(Comm comm, void* window) noexcept override {
+    f_.deregister_window(comm_of(comm), window);
+  }
 
  private:
   std::string text_of(ncclResult_t result, ncclComm_t comm) const {
     const char* const last = f_.last_error(comm);
-    return std::string(f_.error_string(result)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : std::string());
+    return std::string(f_.error_string(result)) +
+           (last != nullptr && *last != '\0' ? std::string(": ") + last : std::string());
   }
   void check(ncclResult_t result, const char* call, ncclComm_t comm) const {
     if (result == ncclSuccess || result == ncclInProgress) return;
-    throw Error(std::string("NCCL ") + version_text(version_) + ": " + call + " failed: " + text_of(result, comm));
+    throw Error(std::string("NCCL ") + version_text(version_) + ": " + call +
+                " failed: " + text_of(result, comm));
   }
 
   const Functions f_;
@@ -230,7 +282,8 @@ Loaded open_library(std::string& reason) {
     return {};
   }
   // Two NCCLs in one process would each keep communicators, threads and memory of their own.
-  if (void* const handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return {handle, "libnccl.so.2, already loaded"};
+  if (void* const handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))
+    return {handle, "libnccl.so.2, already loaded"};
   for (const char* const name : {"libnccl.so.2", HVD_NCCL_BUILT_WITH}) {
     if (void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return {handle, name};
     reason = dlerror();

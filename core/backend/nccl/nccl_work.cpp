@@ -9,12 +9,17 @@
 namespace hvd::nccl {
 namespace {
 
-std::int64_t total(std::span<const std::int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+std::int64_t total(std::span<const std::int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
 
-bool all_equal(std::span<const std::int64_t> counts) { return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end(); }
+bool all_equal(std::span<const std::int64_t> counts) {
+  return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+}
 
 bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 || type == DataType::kFloat64;
+  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
+         type == DataType::kFloat64;
 }
 
 /// Calls between construction and end() are one launch, also when one of them throws.
@@ -40,7 +45,8 @@ class Group {
   bool open_ = true;
 };
 
-/// The collective as NCCL sees it: which type, how many of it to an element of ours, which reduction.
+/// The collective as NCCL sees it: which type, how many of it to an element of ours, which
+/// reduction.
 struct Wire {
   DataType type;
   std::int64_t factor = 1;
@@ -49,7 +55,8 @@ struct Wire {
 
 class NcclWork final : public Work {
  public:
-  NcclWork(NcclChannel& channel, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  NcclWork(NcclChannel& channel, const Collective& collective, std::span<const std::byte> in,
+           std::span<std::byte> out)
       : channel_(channel), collective_(collective), in_(in.data()), out_(out) {
     check_sizes(in.size());
     channel_.device().wait(channel_.stream(), collective_.input_ready);
@@ -75,26 +82,31 @@ class NcclWork final : public Work {
   EventPtr output_ready() const override { return ready_; }
 
  private:
-  bool reduces() const { return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter; }
+  bool reduces() const {
+    return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
+  }
   bool scales_output() const { return reduces() && after_ != 1.0 && !out_.empty(); }
   bool nothing_to_do() const { return collective_.kind != OpKind::kAlltoall && elements() == 0; }
   std::int64_t elements() const {
-    const bool by_counts = collective_.kind == OpKind::kAllgather || collective_.kind == OpKind::kReducescatter;
+    const bool by_counts =
+        collective_.kind == OpKind::kAllgather || collective_.kind == OpKind::kReducescatter;
     return by_counts ? total(collective_.counts) : collective_.count;
   }
 
   void require(const char* what, std::int64_t expected, std::size_t got) const {
     const auto bytes = static_cast<std::size_t>(expected) * size_of(collective_.dtype);
     if (expected >= 0 && bytes == got) return;
-    throw Error("nccl: " + std::string(to_string(collective_.kind)) + ": expected an " + what + " of " + std::to_string(bytes) +
-                " bytes, got " + std::to_string(got));
+    throw Error("nccl: " + std::string(to_string(collective_.kind)) + ": expected an " + what +
+                " of " + std::to_string(bytes) + " bytes, got " + std::to_string(got));
   }
 
   void check_sizes(std::size_t in) const {
     const auto own = static_cast<std::size_t>(channel_.rank());
     const auto ranks = static_cast<std::size_t>(channel_.size());
-    const bool by_counts = collective_.kind != OpKind::kAllreduce && collective_.kind != OpKind::kBroadcast;
-    if (by_counts && collective_.counts.size() != ranks) throw Error("nccl: expected " + std::to_string(ranks) + " counts");
+    const bool by_counts =
+        collective_.kind != OpKind::kAllreduce && collective_.kind != OpKind::kBroadcast;
+    if (by_counts && collective_.counts.size() != ranks)
+      throw Error("nccl: expected " + std::to_string(ranks) + " counts");
     switch (collective_.kind) {
       case OpKind::kAllreduce:
         require("input", collective_.count, in);
@@ -109,10 +121,12 @@ class NcclWork final : public Work {
         require("input", total(collective_.counts), in);
         return require("output", collective_.counts[own], out_.size());
       case OpKind::kAlltoall:
-        if (collective_.send_counts.size() != ranks) throw Error("nccl: expected " + std::to_string(ranks) + " counts to send");
+        if (collective_.send_counts.size() != ranks)
+          throw Error("nccl: expected " + std::to_string(ranks) + " counts to send");
         require("input", total(collective_.send_counts), in);
         return require("output", total(collective_.counts), out_.size());
-      default: throw Error("nccl: this backend has no " + std::string(to_string(collective_.kind)));
+      default:
+        throw Error("nccl: this backend has no " + std::string(to_string(collective_.kind)));
     }
   }
 
@@ -124,18 +138,30 @@ class NcclWork final : public Work {
     if (!reduces()) return;
     const ReduceScale& scale = collective_.scale;
     if (type == DataType::kInt16 || (!is_floating(type) && !scale.identity())) {
-      throw Error("nccl: cannot reduce " + std::string(to_string(type)) + (scale.identity() ? "" : " with a factor"));
+      throw Error("nccl: cannot reduce " + std::string(to_string(type)) +
+                  (scale.identity() ? "" : " with a factor"));
     }
     switch (collective_.op) {
       // Bools are 0 or 1: or is their maximum, and their minimum.
-      case ReduceOp::kSum: wire_.reduction = type == DataType::kBool ? Reduction::kMax : Reduction::kSum; break;
-      case ReduceOp::kProduct: wire_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct; break;
-      case ReduceOp::kMin: wire_.reduction = Reduction::kMin; break;
-      case ReduceOp::kMax: wire_.reduction = Reduction::kMax; break;
-      default: throw Error("nccl: this backend has no " + std::string(to_string(collective_.op)));
+      case ReduceOp::kSum:
+        wire_.reduction = type == DataType::kBool ? Reduction::kMax : Reduction::kSum;
+        break;
+      case ReduceOp::kProduct:
+        wire_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
+        break;
+      case ReduceOp::kMin:
+        wire_.reduction = Reduction::kMin;
+        break;
+      case ReduceOp::kMax:
+        wire_.reduction = Reduction::kMax;
+        break;
+      default:
+        throw Error("nccl: this backend has no " + std::string(to_string(collective_.op)));
     }
-    // An average over all ranks is NCCL's own, which needs no kernel of ours and keeps fp16 from overflowing.
-    const bool averages = collective_.op == ReduceOp::kSum && scale.divisor == channel_.size() && scale.divisor > 1;
+    // An average over all ranks is NCCL's own, which needs no kernel of ours and keeps fp16 from
+    // overflowing.
+    const bool averages =
+        collective_.op == ReduceOp::kSum && scale.divisor == channel_.size() && scale.divisor > 1;
     if (averages) wire_.reduction = Reduction::kAverage;
     after_ = scale.postscale / (averages ? 1.0 : static_cast<double>(scale.divisor));
   }
@@ -143,7 +169,8 @@ class NcclWork final : public Work {
   void run_scale(const std::byte* from, std::span<std::byte> to, double factor) {
     const std::uint64_t count = to.size() / size_of(collective_.dtype);
     const device::Piece piece{const_cast<std::byte*>(from), 0, count};  // only read
-    channel_.device().plans().run({&piece, 1}, {collective_.dtype, collective_.dtype, true}, to.data(), true, factor, channel_.stream());
+    channel_.device().plans().run({&piece, 1}, {collective_.dtype, collective_.dtype, true},
+                                  to.data(), true, factor, channel_.stream());
   }
 
   /// The input itself is left as it is.
@@ -157,8 +184,12 @@ class NcclWork final : public Work {
     in_ = to.data();
   }
 
-  std::size_t wire_count(std::int64_t elements) const { return static_cast<std::size_t>(elements * wire_.factor); }
-  std::size_t bytes_of(std::int64_t elements) const { return static_cast<std::size_t>(elements) * size_of(collective_.dtype); }
+  std::size_t wire_count(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements * wire_.factor);
+  }
+  std::size_t bytes_of(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements) * size_of(collective_.dtype);
+  }
 
   void start() {
     Library& library = channel_.library();
@@ -166,18 +197,23 @@ class NcclWork final : public Work {
     const device::Stream stream = channel_.stream();
     switch (collective_.kind) {
       case OpKind::kAllreduce:
-        return library.all_reduce(in_, out_.data(), wire_count(collective_.count), wire_.type, wire_.reduction, comm, stream);
+        return library.all_reduce(in_, out_.data(), wire_count(collective_.count), wire_.type,
+                                  wire_.reduction, comm, stream);
       case OpKind::kBroadcast: {
         const std::byte* const source = collective_.root == channel_.rank() ? in_ : out_.data();
-        return library.broadcast(source, out_.data(), wire_count(collective_.count), wire_.type, collective_.root, comm, stream);
+        return library.broadcast(source, out_.data(), wire_count(collective_.count), wire_.type,
+                                 collective_.root, comm, stream);
       }
       case OpKind::kAllgather:
         if (!all_equal(collective_.counts)) return gather_ragged();
-        return library.all_gather(in_, out_.data(), wire_count(collective_.counts[0]), wire_.type, comm, stream);
+        return library.all_gather(in_, out_.data(), wire_count(collective_.counts[0]), wire_.type,
+                                  comm, stream);
       case OpKind::kReducescatter:
         if (!all_equal(collective_.counts)) return scatter_ragged();
-        return library.reduce_scatter(in_, out_.data(), wire_count(collective_.counts[0]), wire_.type, wire_.reduction, comm, stream);
-      default: return exchange();
+        return library.reduce_scatter(in_, out_.data(), wire_count(collective_.counts[0]),
+                                      wire_.type, wire_.reduction, comm, stream);
+      default:
+        return exchange();
     }
   }
 
@@ -188,7 +224,8 @@ class NcclWork final : public Work {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
         const std::byte* const source = root == channel_.rank() ? in_ : place;
-        channel_.library().broadcast(source, place, wire_count(count), wire_.type, root, channel_.comm(), channel_.stream());
+        channel_.library().broadcast(source, place, wire_count(count), wire_.type, root,
+                                     channel_.comm(), channel_.stream());
       }
       place += bytes_of(count);
     }
@@ -201,7 +238,8 @@ class NcclWork final : public Work {
     for (int root = 0; root < channel_.size(); ++root) {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
-        channel_.library().reduce(place, out_.data(), wire_count(count), wire_.type, wire_.reduction, root, channel_.comm(), channel_.stream());
+        channel_.library().reduce(place, out_.data(), wire_count(count), wire_.type,
+                                  wire_.reduction, root, channel_.comm(), channel_.stream());
       }
       place += bytes_of(count);
     }
@@ -215,8 +253,12 @@ class NcclWork final : public Work {
     for (int peer = 0; peer < channel_.size(); ++peer) {
       const std::int64_t sent = collective_.send_counts[static_cast<std::size_t>(peer)];
       const std::int64_t received = collective_.counts[static_cast<std::size_t>(peer)];
-      if (sent > 0) channel_.library().send(source, wire_count(sent), wire_.type, peer, channel_.comm(), channel_.stream());
-      if (received > 0) channel_.library().receive(place, wire_count(received), wire_.type, peer, channel_.comm(), channel_.stream());
+      if (sent > 0)
+        channel_.library().send(source, wire_count(sent), wire_.type, peer, channel_.comm(),
+                                channel_.stream());
+      if (received > 0)
+        channel_.library().receive(place, wire_count(received), wire_.type, peer, channel_.comm(),
+                                   channel_.stream());
       source += bytes_of(sent);
       place += bytes_of(received);
     }
@@ -235,7 +277,8 @@ class NcclWork final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> make_work(NcclChannel& channel, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) {
+std::unique_ptr<Work> make_work(NcclChannel& channel, const Collective& collective,
+                                std::span<const std::byte> in, std::span<std::byte> out) {
   return std::make_unique<NcclWork>(channel, collective, in, out);
 }
 

@@ -9,7 +9,8 @@
 
 namespace hvd::shm {
 
-/// This rank's arena and those of its peers, each mapped once however many channels use it. Used by the thread that drives the engine.
+/// This rank's arena and those of its peers, each mapped once however many channels use it. Used by
+/// the thread that drives the engine.
 class PeerArenas {
  public:
   /// @param own may be null

@@ -21,8 +21,13 @@ struct Stretch {
   std::size_t begin = 0;  ///< in the tensor
   std::size_t bytes = 0;
 
-  std::size_t offset(std::uint64_t round, std::size_t step) const noexcept { return begin + std::min(bytes, round * step); }
-  std::size_t size(std::uint64_t round, std::size_t step) const noexcept { return bytes - std::min(bytes, round * step) < step ? bytes - std::min(bytes, round * step) : step; }
+  std::size_t offset(std::uint64_t round, std::size_t step) const noexcept {
+    return begin + std::min(bytes, round * step);
+  }
+  std::size_t size(std::uint64_t round, std::size_t step) const noexcept {
+    return bytes - std::min(bytes, round * step) < step ? bytes - std::min(bytes, round * step)
+                                                        : step;
+  }
   std::uint64_t rounds(std::size_t step) const noexcept { return (bytes + step - 1) / step; }
 };
 
@@ -44,8 +49,11 @@ std::uint64_t most_rounds(const std::vector<Stretch>& stretches, std::size_t ste
 
 class AllreduceWork final : public RoundWork {
  public:
-  AllreduceWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : RoundWork(std::move(shared), collective, in, out), all_{0, in.size()}, step_(lane().tuning().slot_bytes) {
+  AllreduceWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : RoundWork(std::move(shared), collective, in, out),
+        all_{0, in.size()},
+        step_(lane().tuning().slot_bytes) {
     AllreduceWork::begin();
   }
 
@@ -53,10 +61,12 @@ class AllreduceWork final : public RoundWork {
   void begin() override {
     rounds_ = all_.rounds(step_);
     takes_ = in_.size() > lane().tuning().small_bytes;
-    if (takes_) offer({lane().offset_of(in_.data(), in_.size()), lane().offset_of(out_.data(), out_.size())});
+    if (takes_)
+      offer({lane().offset_of(in_.data(), in_.size()), lane().offset_of(out_.data(), out_.size())});
   }
 
-  // What this member reduces itself it reads from where it is, and needs no slot; only the rest is copied in and out.
+  // What this member reduces itself it reads from where it is, and needs no slot; only the rest is
+  // copied in and out.
   void fill(std::uint64_t round) override {
     const Part part = part_of(round);
     const std::byte* const from = in_.data() + part.begin;
@@ -71,11 +81,13 @@ class AllreduceWork final : public RoundWork {
     const std::size_t begin = takes_ ? part.own_begin : 0;
     const std::size_t bytes = (takes_ ? part.own_end : part.bytes) - begin;
     if (bytes == 0) return;
-    for (int member = 0; member < lane().size(); ++member) lane().sources[index(member)] = slot(round, member) + begin;
+    for (int member = 0; member < lane().size(); ++member)
+      lane().sources[index(member)] = slot(round, member) + begin;
     lane().sources[index(lane().rank())] = in_.data() + part.begin + begin;
     std::byte* const to[] = {out_.data() + part.begin + begin, result(round) + begin};
-    reduce_to_all(lane().sources, std::span(to).first(takes_ ? 2 : 1), static_cast<std::int64_t>(bytes / element()), collective_.dtype,
-                  collective_.op, collective_.scale);
+    reduce_to_all(lane().sources, std::span(to).first(takes_ ? 2 : 1),
+                  static_cast<std::int64_t>(bytes / element()), collective_.dtype, collective_.op,
+                  collective_.scale);
   }
 
   void take(std::uint64_t round) override {
@@ -94,7 +106,8 @@ class AllreduceWork final : public RoundWork {
       lane().sources[index(member)] = (own ? in_.data() : input_of(member)) + begin;
       lane().destinations[index(member)] = (own ? out_.data() : output_of(member)) + begin;
     }
-    reduce_to_all(lane().sources, lane().destinations, static_cast<std::int64_t>((end - begin) / element()), collective_.dtype,
+    reduce_to_all(lane().sources, lane().destinations,
+                  static_cast<std::int64_t>((end - begin) / element()), collective_.dtype,
                   collective_.op, collective_.scale);
   }
 
@@ -103,12 +116,14 @@ class AllreduceWork final : public RoundWork {
   // Slices of whole cache lines, so that no two members write to one.
   std::pair<std::size_t, std::size_t> own_slice(std::size_t bytes) noexcept {
     const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
-    const auto edge = [&](int member) { return std::min(bytes, lines * index(member) / index(lane().size()) * kCacheLine); };
+    const auto edge = [&](int member) {
+      return std::min(bytes, lines * index(member) / index(lane().size()) * kCacheLine);
+    };
     return {edge(lane().rank()), edge(lane().rank() + 1)};
   }
 
   struct Part {
-    std::size_t begin = 0;      ///< in the tensor
+    std::size_t begin = 0;  ///< in the tensor
     std::size_t bytes = 0;
     std::size_t own_begin = 0;  ///< in the part: this member's slice
     std::size_t own_end = 0;
@@ -125,25 +140,35 @@ class AllreduceWork final : public RoundWork {
 
 class BroadcastWork final : public RoundWork {
  public:
-  BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : RoundWork(std::move(shared), collective, in, out), all_{0, out.size()}, step_(lane().tuning().slot_bytes) {
+  BroadcastWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : RoundWork(std::move(shared), collective, in, out),
+        all_{0, out.size()},
+        step_(lane().tuning().slot_bytes) {
     BroadcastWork::begin();
   }
 
  private:
   void begin() override {
     rounds_ = all_.rounds(step_);
-    if (out_.size() > lane().tuning().small_bytes) offer({at_root() ? lane().offset_of(in_.data(), in_.size()) : kUnused, kUnused});
+    if (out_.size() > lane().tuning().small_bytes)
+      offer({at_root() ? lane().offset_of(in_.data(), in_.size()) : kUnused, kUnused});
   }
   bool at_root() noexcept { return lane().rank() == collective_.root; }
   void fill(std::uint64_t round) override {
-    if (at_root()) move_bytes(slot(round, collective_.root), in_.data() + all_.offset(round, step_), all_.size(round, step_));
+    if (at_root())
+      move_bytes(slot(round, collective_.root), in_.data() + all_.offset(round, step_),
+                 all_.size(round, step_));
   }
   void process(std::uint64_t round) override {
     const std::size_t offset = all_.offset(round, step_);
-    move_bytes(out_.data() + offset, at_root() ? in_.data() + offset : slot(round, collective_.root), all_.size(round, step_));
+    move_bytes(out_.data() + offset,
+               at_root() ? in_.data() + offset : slot(round, collective_.root),
+               all_.size(round, step_));
   }
-  void work_in_place() override { move_bytes(out_.data(), at_root() ? in_.data() : input_of(collective_.root), out_.size()); }
+  void work_in_place() override {
+    move_bytes(out_.data(), at_root() ? in_.data() : input_of(collective_.root), out_.size());
+  }
 
   const Stretch all_;
   const std::size_t step_;
@@ -151,30 +176,37 @@ class BroadcastWork final : public RoundWork {
 
 class AllgatherWork final : public RoundWork {
  public:
-  AllgatherWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : RoundWork(std::move(shared), collective, in, out), parts_(blocks(collective.counts, element())), step_(lane().tuning().slot_bytes) {
+  AllgatherWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : RoundWork(std::move(shared), collective, in, out),
+        parts_(blocks(collective.counts, element())),
+        step_(lane().tuning().slot_bytes) {
     AllgatherWork::begin();
   }
 
  private:
   void begin() override {
     rounds_ = most_rounds(parts_, step_);
-    if (out_.size() > lane().tuning().small_bytes) offer({in_.empty() ? kUnused : lane().offset_of(in_.data(), in_.size()), kUnused});
+    if (out_.size() > lane().tuning().small_bytes)
+      offer({in_.empty() ? kUnused : lane().offset_of(in_.data(), in_.size()), kUnused});
   }
   void fill(std::uint64_t round) override {
     const Stretch own{0, in_.size()};
-    move_bytes(slot(round, lane().rank()), in_.data() + own.offset(round, step_), own.size(round, step_));
+    move_bytes(slot(round, lane().rank()), in_.data() + own.offset(round, step_),
+               own.size(round, step_));
   }
   void process(std::uint64_t round) override {
     for (int member = 0; member < lane().size(); ++member) {
       const Stretch& part = parts_[static_cast<std::size_t>(member)];
-      move_bytes(out_.data() + part.offset(round, step_), slot(round, member), part.size(round, step_));
+      move_bytes(out_.data() + part.offset(round, step_), slot(round, member),
+                 part.size(round, step_));
     }
   }
   void work_in_place() override {
     for (int member = 0; member < lane().size(); ++member) {
       const Stretch& part = parts_[static_cast<std::size_t>(member)];
-      move_bytes(out_.data() + part.begin, member == lane().rank() ? in_.data() : input_of(member), part.bytes);
+      move_bytes(out_.data() + part.begin, member == lane().rank() ? in_.data() : input_of(member),
+                 part.bytes);
     }
   }
 
@@ -182,22 +214,25 @@ class AllgatherWork final : public RoundWork {
   const std::size_t step_;
 };
 
-/// Kinds in which each member has something of its own for each other: a slot is shared out among the receivers. What a member has for
-/// itself stays where it is.
+/// Kinds in which each member has something of its own for each other: a slot is shared out among
+/// the receivers. What a member has for itself stays where it is.
 class ExchangeWork : public RoundWork {
  public:
-  ExchangeWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out,
+  ExchangeWork(std::shared_ptr<Lane> shared, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out,
                std::span<const std::int64_t> sent)
       : RoundWork(std::move(shared), collective, in, out),
         sent_(blocks(sent, element())),
-        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size() - 1) / kCacheLine * kCacheLine) {}
+        step_(lane().tuning().slot_bytes / static_cast<std::size_t>(lane().size() - 1) /
+              kCacheLine * kCacheLine) {}
 
  protected:
   void fill(std::uint64_t round) override {
     for (int member = 0; member < lane().size(); ++member) {
       if (member == lane().rank()) continue;
       const Stretch& part = sent_[static_cast<std::size_t>(member)];
-      move_bytes(place(round, lane().rank(), member), in_.data() + part.offset(round, step_), part.size(round, step_));
+      move_bytes(place(round, lane().rank(), member), in_.data() + part.offset(round, step_),
+                 part.size(round, step_));
     }
   }
   /// @pre from is not to
@@ -213,7 +248,8 @@ class ExchangeWork : public RoundWork {
 
 class ReducescatterWork final : public ExchangeWork {
  public:
-  ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+  ReducescatterWork(std::shared_ptr<Lane> shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out)
       : ExchangeWork(std::move(shared), collective, in, out, collective.counts) {
     ReducescatterWork::begin();
   }
@@ -221,7 +257,8 @@ class ReducescatterWork final : public ExchangeWork {
  private:
   void begin() override {
     rounds_ = most_rounds(sent_, step_);
-    if (in_.size() > lane().tuning().small_bytes) offer({lane().offset_of(in_.data(), in_.size()), kUnused});
+    if (in_.size() > lane().tuning().small_bytes)
+      offer({lane().offset_of(in_.data(), in_.size()), kUnused});
   }
   void process(std::uint64_t round) override {
     const Stretch own{0, out_.size()};
@@ -229,26 +266,32 @@ class ReducescatterWork final : public ExchangeWork {
     if (bytes == 0) return;
     for (int member = 0; member < lane().size(); ++member) {
       lane().sources[static_cast<std::size_t>(member)] =
-          member == lane().rank() ? in_.data() + kept().offset(round, step_) : place(round, member, lane().rank());
+          member == lane().rank() ? in_.data() + kept().offset(round, step_)
+                                  : place(round, member, lane().rank());
     }
-    reduce(lane().sources, out_.data() + own.offset(round, step_), static_cast<std::int64_t>(bytes / element()), collective_.dtype,
-           collective_.op, collective_.scale);
+    reduce(lane().sources, out_.data() + own.offset(round, step_),
+           static_cast<std::int64_t>(bytes / element()), collective_.dtype, collective_.op,
+           collective_.scale);
   }
   void work_in_place() override {
     if (out_.empty()) return;
     for (int member = 0; member < lane().size(); ++member) {
-      lane().sources[static_cast<std::size_t>(member)] = (member == lane().rank() ? in_.data() : input_of(member)) + kept().begin;
+      lane().sources[static_cast<std::size_t>(member)] =
+          (member == lane().rank() ? in_.data() : input_of(member)) + kept().begin;
     }
-    reduce(lane().sources, out_.data(), static_cast<std::int64_t>(out_.size() / element()), collective_.dtype, collective_.op,
-           collective_.scale);
+    reduce(lane().sources, out_.data(), static_cast<std::int64_t>(out_.size() / element()),
+           collective_.dtype, collective_.op, collective_.scale);
   }
 };
 
-/// A member knows what it sends and gets, not what goes on between others: so each says how many rounds its own data takes.
+/// A member knows what it sends and gets, not what goes on between others: so each says how many
+/// rounds its own data takes.
 class AlltoallWork final : public ExchangeWork {
  public:
-  AlltoallWork(std::shared_ptr<Lane> shared, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : ExchangeWork(std::move(shared), collective, in, out, collective.send_counts), received_(blocks(collective.counts, element())) {
+  AlltoallWork(std::shared_ptr<Lane> shared, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out)
+      : ExchangeWork(std::move(shared), collective, in, out, collective.send_counts),
+        received_(blocks(collective.counts, element())) {
     AlltoallWork::begin();
   }
 
@@ -260,19 +303,23 @@ class AlltoallWork final : public ExchangeWork {
   // Where in the input what each receives begins: the receivers know how much it is only.
   void fill_in_place() override {
     auto* const begins = reinterpret_cast<std::uint64_t*>(slot(0, lane().rank()));
-    for (std::size_t member = 0; member < sent_.size(); ++member) begins[member] = sent_[member].begin;
+    for (std::size_t member = 0; member < sent_.size(); ++member)
+      begins[member] = sent_[member].begin;
   }
   void work_in_place() override {
     for (int member = 0; member < lane().size(); ++member) {
       const Stretch& part = received_[static_cast<std::size_t>(member)];
-      const std::byte* const from =
-          member == lane().rank() ? in_.data() + kept().begin : input_of(member) + reinterpret_cast<const std::uint64_t*>(slot(0, member))[lane().rank()];
+      const std::byte* const from = member == lane().rank()
+                                        ? in_.data() + kept().begin
+                                        : input_of(member) + reinterpret_cast<const std::uint64_t*>(
+                                                                 slot(0, member))[lane().rank()];
       move_bytes(out_.data() + part.begin, from, part.bytes);
     }
   }
   void fill(std::uint64_t round) override {
     if (round == 0) {
-      // By the parity of this round and not of the first: who has all of two rounds begins the next collective while others still look.
+      // By the parity of this round and not of the first: who has all of two rounds begins the next
+      // collective while others still look.
       std::vector<Stretch> travels = sent_;
       travels[static_cast<std::size_t>(lane().rank())].bytes = 0;
       lane().own().rounds_wanted[first_round() % 2] = most_rounds(travels, step_);
@@ -282,14 +329,17 @@ class AlltoallWork final : public ExchangeWork {
   void process(std::uint64_t round) override {
     if (round == 0) {
       std::uint64_t most = 1;
-      for (int member = 0; member < lane().size(); ++member) most = std::max(most, lane().party(member).rounds_wanted[first_round() % 2]);
+      for (int member = 0; member < lane().size(); ++member)
+        most = std::max(most, lane().party(member).rounds_wanted[first_round() % 2]);
       rounds_ += most - 1;
-      move_bytes(out_.data() + received_[static_cast<std::size_t>(lane().rank())].begin, in_.data() + kept().begin, kept().bytes);
+      move_bytes(out_.data() + received_[static_cast<std::size_t>(lane().rank())].begin,
+                 in_.data() + kept().begin, kept().bytes);
     }
     for (int member = 0; member < lane().size(); ++member) {
       if (member == lane().rank()) continue;
       const Stretch& part = received_[static_cast<std::size_t>(member)];
-      move_bytes(out_.data() + part.offset(round, step_), place(round, member, lane().rank()), part.size(round, step_));
+      move_bytes(out_.data() + part.offset(round, step_), place(round, member, lane().rank()),
+                 part.size(round, step_));
     }
   }
 
@@ -343,18 +393,22 @@ bool RoundWork::progress() {
   return done;
 }
 
-// Tells the others how far this member has got. They can only be waiting for it if it is the last: all of them need all members. (Its
-// being done with a slot is also waited for by a member that is two rounds ahead.) Every access is sequentially consistent: either this
-// member sees that the others wait, or they see what it has done before they sleep.
-void RoundWork::reach(std::atomic<std::uint64_t> Lane::Party::*stage, std::uint64_t rounds) noexcept {
+// Tells the others how far this member has got. They can only be waiting for it if it is the last:
+// all of them need all members. (Its being done with a slot is also waited for by a member that is
+// two rounds ahead.) Every access is sequentially consistent: either this member sees that the
+// others wait, or they see what it has done before they sleep.
+void RoundWork::reach(std::atomic<std::uint64_t> Lane::Party::*stage,
+                      std::uint64_t rounds) noexcept {
   (lane_->own().*stage).store(base_ + rounds, std::memory_order_seq_cst);
   const bool frees_slot = stage == &Lane::Party::taken;
-  awaited_ = awaited_ || (frees_slot ? lane_->any_reached(&Lane::Party::filled, base_ + rounds + 1) : lane_->all_reached(stage, base_ + rounds));
+  awaited_ = awaited_ || (frees_slot ? lane_->any_reached(&Lane::Party::filled, base_ + rounds + 1)
+                                     : lane_->all_reached(stage, base_ + rounds));
 }
 
 // The last stage first: it frees what the others wait for.
 bool RoundWork::step() {
-  if (takes_ && taken_ < processed_ && lane_->all_reached(&Lane::Party::processed, base_ + taken_ + 1)) {
+  if (takes_ && taken_ < processed_ &&
+      lane_->all_reached(&Lane::Party::processed, base_ + taken_ + 1)) {
     if (!in_place_ && taken_ >= skipped_) take(taken_ - skipped_);
     reach(&Lane::Party::taken, ++taken_);
     return true;
@@ -377,7 +431,8 @@ bool RoundWork::step() {
   const std::uint64_t round = base_ + filled_;
   // How the later rounds are counted is not known before the first is settled.
   const std::uint64_t known = offers_ && !settled_ ? 1 : rounds_;
-  if (filled_ < known && filled_ < taken_ + 2 && (round < 2 || lane_->all_reached(&Lane::Party::taken, round - 1))) {
+  if (filled_ < known && filled_ < taken_ + 2 &&
+      (round < 2 || lane_->all_reached(&Lane::Party::taken, round - 1))) {
     if (offers_ && filled_ == 0) lane_->own().place[base_ % 2] = place_;
     const bool fills = !offers_ || filled_ > 0 || !offered_by(lane_->rank());
     fills ? fill(filled_ - skipped_) : fill_in_place();
@@ -387,15 +442,21 @@ bool RoundWork::step() {
   return false;
 }
 
-std::unique_ptr<Work> make_work(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
-                                std::span<std::byte> out) {
+std::unique_ptr<Work> make_work(std::shared_ptr<Lane> lane, const Collective& collective,
+                                std::span<const std::byte> in, std::span<std::byte> out) {
   switch (collective.kind) {
-    case OpKind::kAllreduce: return std::make_unique<AllreduceWork>(std::move(lane), collective, in, out);
-    case OpKind::kBroadcast: return std::make_unique<BroadcastWork>(std::move(lane), collective, in, out);
-    case OpKind::kAllgather: return std::make_unique<AllgatherWork>(std::move(lane), collective, in, out);
-    case OpKind::kReducescatter: return std::make_unique<ReducescatterWork>(std::move(lane), collective, in, out);
-    case OpKind::kAlltoall: return std::make_unique<AlltoallWork>(std::move(lane), collective, in, out);
-    default: throw Error("shm: this backend has no " + std::string(to_string(collective.kind)));
+    case OpKind::kAllreduce:
+      return std::make_unique<AllreduceWork>(std::move(lane), collective, in, out);
+    case OpKind::kBroadcast:
+      return std::make_unique<BroadcastWork>(std::move(lane), collective, in, out);
+    case OpKind::kAllgather:
+      return std::make_unique<AllgatherWork>(std::move(lane), collective, in, out);
+    case OpKind::kReducescatter:
+      return std::make_unique<ReducescatterWork>(std::move(lane), collective, in, out);
+    case OpKind::kAlltoall:
+      return std::make_unique<AlltoallWork>(std::move(lane), collective, in, out);
+    default:
+      throw Error("shm: this backend has no " + std::string(to_string(collective.kind)));
   }
 }
 

@@ -17,46 +17,62 @@ namespace hvd::shm {
 ///   process  reduces or copies what all have put into their slots    once all have filled
 ///   take     copies the common result out (allreduce only)           once all have processed
 ///
-/// Two buffers let a member fill one round while others still work on the one before. The numbers of rounds go on from one collective to
-/// the next, so nothing is ever reset.
+/// Two buffers let a member fill one round while others still work on the one before. The numbers
+/// of rounds go on from one collective to the next, so nothing is ever reset.
 ///
-/// Before the first round is processed every member says where its tensors lie. If all of them lie in arenas that all can reach, the
-/// first round is the last: process() is replaced by work_in_place(), and nothing is copied into slots. If only some do, those have not
-/// filled their slots, and the rounds begin anew behind the first. Everybody sees the same places and so decides the same.
+/// Before the first round is processed every member says where its tensors lie. If all of them lie
+/// in arenas that all can reach, the first round is the last: process() is replaced by
+/// work_in_place(), and nothing is copied into slots. If only some do, those have not filled their
+/// slots, and the rounds begin anew behind the first. Everybody sees the same places and so decides
+/// the same.
 class RoundWork : public Work {
  public:
-  RoundWork(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
-      : collective_(collective), in_(in), out_(out), lane_(std::move(lane)), base_(lane_->next_round) {}
+  RoundWork(std::shared_ptr<Lane> lane, const Collective& collective, std::span<const std::byte> in,
+            std::span<std::byte> out)
+      : collective_(collective),
+        in_(in),
+        out_(out),
+        lane_(std::move(lane)),
+        base_(lane_->next_round) {}
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
 
  protected:
-  /// Sets the number of rounds, whether they have something to take, and offers. Called by the constructor too.
+  /// Sets the number of rounds, whether they have something to take, and offers. Called by the
+  /// constructor too.
   virtual void begin() = 0;
   virtual void fill(std::uint64_t round) = 0;
   virtual void process(std::uint64_t round) = 0;
   virtual void take(std::uint64_t /*round*/) {}
-  /// Instead of fill(0), by a member that counts on work in place: what the others need besides the places.
+  /// Instead of fill(0), by a member that counts on work in place: what the others need besides the
+  /// places.
   virtual void fill_in_place() {}
   /// From and to the members' arenas.
   virtual void work_in_place() {}
 
   /// For offer(): of memory that other members do not look at.
   static constexpr std::int64_t kUnused = 0;
-  /// To be called in the constructor, by all members or none: where the others find what they need of this member.
+  /// To be called in the constructor, by all members or none: where the others find what they need
+  /// of this member.
   void offer(Lane::Place place);
 
   Lane& lane() noexcept { return *lane_; }
-  std::byte* slot(std::uint64_t round, int member) noexcept { return lane_->slot(base_ + skipped_ + round, member); }
-  std::byte* result(std::uint64_t round) noexcept { return lane_->result(base_ + skipped_ + round); }
+  std::byte* slot(std::uint64_t round, int member) noexcept {
+    return lane_->slot(base_ + skipped_ + round, member);
+  }
+  std::byte* result(std::uint64_t round) noexcept {
+    return lane_->result(base_ + skipped_ + round);
+  }
   /// The number that the lane gives to round 0, behind a round without data.
   std::uint64_t first_round() const noexcept { return base_ + skipped_; }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   /// A member's tensors. @pre in work_in_place(), and the member's place has them
   std::byte* input_of(int member) noexcept { return lane_->in_arena(member, place_of(member).in); }
-  std::byte* output_of(int member) noexcept { return lane_->in_arena(member, place_of(member).out); }
+  std::byte* output_of(int member) noexcept {
+    return lane_->in_arena(member, place_of(member).out);
+  }
 
   const Collective collective_;
   std::span<const std::byte> in_;
@@ -76,7 +92,7 @@ class RoundWork : public Work {
   std::uint64_t base_;
   Lane::Place place_ = {};
   bool offers_ = false;
-  bool settled_ = false;       ///< or nothing was to be settled
+  bool settled_ = false;  ///< or nothing was to be settled
   bool in_place_ = false;
   bool moved_ = false;         ///< by the last progress()
   bool awaited_ = false;       ///< others may wait for what this member has just done
@@ -87,6 +103,7 @@ class RoundWork : public Work {
 };
 
 /// hvd::Collective says what `in` and `out` hold for each kind.
-std::unique_ptr<Work> make_work(std::shared_ptr<Lane>, const Collective&, std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_work(std::shared_ptr<Lane>, const Collective&,
+                                std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::shm

@@ -19,10 +19,12 @@ constexpr std::size_t kSetsToExpect = 4;
 class ShmChannel final : public Channel {
  public:
   explicit ShmChannel(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
-  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                               std::span<std::byte> out) override {
     return make_work(lane_, collective, in, out);
   }
-  // A peer may still be at work on tensors in this rank's arena: the runtime keeps the memory of what was launched.
+  // A peer may still be at work on tensors in this rank's arena: the runtime keeps the memory of
+  // what was launched.
   bool needs_polling() const noexcept override { return false; }
   void abort() noexcept override {}
 
@@ -33,10 +35,15 @@ class ShmChannel final : public Channel {
 }  // namespace
 }  // namespace shm
 
-ShmBackend::ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena, const shm::ShmTuning& tuning)
-    : name_(std::move(name)), tuning_(tuning), arenas_(std::make_shared<shm::PeerArenas>(std::move(arena))) {
-  if (tuning.slot_bytes < shm::kCacheLine || tuning.slot_bytes % shm::kCacheLine != 0 || tuning.small_bytes > tuning.slot_bytes) {
-    throw UsageError("ShmTuning: a slot is a multiple of 64 bytes, and a small allreduce fits into one");
+ShmBackend::ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena,
+                       const shm::ShmTuning& tuning)
+    : name_(std::move(name)),
+      tuning_(tuning),
+      arenas_(std::make_shared<shm::PeerArenas>(std::move(arena))) {
+  if (tuning.slot_bytes < shm::kCacheLine || tuning.slot_bytes % shm::kCacheLine != 0 ||
+      tuning.small_bytes > tuning.slot_bytes) {
+    throw UsageError(
+        "ShmTuning: a slot is a multiple of 64 bytes, and a small allreduce fits into one");
   }
 }
 
@@ -46,16 +53,22 @@ std::size_t ShmBackend::wanted_shared_memory(int local_size) noexcept {
   return shm::kSetsToExpect * shm::Lane::segment_bytes(static_cast<std::size_t>(local_size), {});
 }
 
-int ShmBackend::score(const Topology& topology, const ChannelSpec& spec, const Collective& collective) const noexcept {
-  if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2 || collective.op == ReduceOp::kAdasum) return 0;
-  if (spec.ranks.size() * shm::kCacheLine > tuning_.slot_bytes) return 0;  // a slot is shared out among the members
-  const bool one_host = std::all_of(spec.ranks.begin(), spec.ranks.end(),
-                                    [&](int rank) { return topology.same_host(spec.ranks.front(), rank); });
+int ShmBackend::score(const Topology& topology, const ChannelSpec& spec,
+                      const Collective& collective) const noexcept {
+  if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2 ||
+      collective.op == ReduceOp::kAdasum)
+    return 0;
+  if (spec.ranks.size() * shm::kCacheLine > tuning_.slot_bytes)
+    return 0;  // a slot is shared out among the members
+  const bool one_host = std::all_of(spec.ranks.begin(), spec.ranks.end(), [&](int rank) {
+    return topology.same_host(spec.ranks.front(), rank);
+  });
   return one_host ? shm::kScore : 0;
 }
 
 std::unique_ptr<Channel> ShmBackend::open(const ChannelSpec& spec, Peers& peers) {
-  return std::make_unique<shm::ShmChannel>(std::make_shared<shm::Lane>(name_, spec, peers, arenas_, tuning_));
+  return std::make_unique<shm::ShmChannel>(
+      std::make_shared<shm::Lane>(name_, spec, peers, arenas_, tuning_));
 }
 
 }  // namespace hvd

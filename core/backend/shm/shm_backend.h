@@ -22,15 +22,19 @@ class PeerArenas;
 
 namespace hvd {
 
-/// Collectives of ranks that share a host: each reduces its slice from all. Tensors that lie in the ranks' arenas are read and written
-/// where they are; others are copied through slots in shared memory. See docs/decisions/0009-shared-memory-rounds.md.
+/// Collectives of ranks that share a host: each reduces its slice from all. Tensors that lie in the
+/// ranks' arenas are read and written where they are; others are copied through slots in shared
+/// memory. See docs/decisions/0009-shared-memory-rounds.md.
 class ShmBackend final : public Backend {
  public:
-  /// @param name begins the names of segments; the same on every rank of this host and of no other job: "/hvd-4711-d6c1"
+  /// @param name begins the names of segments; the same on every rank of this host and of no other
+  /// job: "/hvd-4711-d6c1"
   /// @param arena this rank's; may be null
-  explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr, const shm::ShmTuning& tuning = {});
+  explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr,
+                      const shm::ShmTuning& tuning = {});
   ~ShmBackend() override;
-  /// What the channels of a job of this many local ranks take of /dev/shm, with room for some process sets.
+  /// What the channels of a job of this many local ranks take of /dev/shm, with room for some
+  /// process sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
   std::string_view name() const noexcept override { return "shm"; }
   /// All members share a host, and there are two or more.

@@ -4,14 +4,17 @@
 
 namespace hvd::shm {
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "rounds are shared between processes");
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
+              "rounds are shared between processes");
 
-Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers, std::shared_ptr<PeerArenas> arenas, const ShmTuning& tuning)
+Lane::Lane(const std::string& prefix, const ChannelSpec& spec, Peers& peers,
+           std::shared_ptr<PeerArenas> arenas, const ShmTuning& tuning)
     : ranks_(spec.ranks),
       rank_(spec.set_rank),
       peers_(peers),
       tuning_(tuning),
-      name_(prefix + "-" + std::to_string(spec.process_set) + (spec.instance > 0 ? "." + std::to_string(spec.instance) : "")),
+      name_(prefix + "-" + std::to_string(spec.process_set) +
+            (spec.instance > 0 ? "." + std::to_string(spec.instance) : "")),
       arenas_(std::move(arenas)) {
   sources.resize(ranks_.size());
   destinations.resize(ranks_.size());
@@ -70,14 +73,16 @@ std::byte* Lane::slot(std::uint64_t round, int member) noexcept {
 
 bool Lane::all_reached(std::atomic<std::uint64_t> Party::*stage, std::uint64_t rounds) noexcept {
   for (int member = 0; member < size(); ++member) {
-    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) < rounds) return false;
+    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) < rounds)
+      return false;
   }
   return true;
 }
 
 bool Lane::any_reached(std::atomic<std::uint64_t> Party::*stage, std::uint64_t rounds) noexcept {
   for (int member = 0; member < size(); ++member) {
-    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) >= rounds) return true;
+    if (member != rank_ && (parties_[member].*stage).load(std::memory_order_seq_cst) >= rounds)
+      return true;
   }
   return false;
 }

@@ -14,11 +14,14 @@ namespace hvd::shm {
 
 inline constexpr std::size_t kCacheLine = 64;  ///< bytes
 
-/// What the members of a channel share: per member the number of rounds it has got through, where its tensors lie, and memory.
+/// What the members of a channel share: per member the number of rounds it has got through, where
+/// its tensors lie, and memory.
 ///
-/// Not thread-safe: the thread that drives the engine. The segment is made by the first member; the others find it when it is there.
+/// Not thread-safe: the thread that drives the engine. The segment is made by the first member; the
+/// others find it when it is there.
 ///
-/// Layout: Header, a Party per member, then two buffers of a slot per member and one for the result.
+/// Layout: Header, a Party per member, then two buffers of a slot per member and one for the
+/// result.
 class Lane {
  public:
   /// Where a collective's tensors lie in their rank's arena; -1: elsewhere.
@@ -31,17 +34,18 @@ class Lane {
     std::atomic<std::uint64_t> filled;     ///< rounds whose input is in the slot
     std::atomic<std::uint64_t> processed;  ///< rounds whose inputs have been reduced, or copied out
     std::atomic<std::uint64_t> taken;      ///< rounds that this member needs nothing of any more
-    /// Of the collective that begins with a round, valid once that round is filled. By the parity of that round, since others may look
-    /// while the owner begins the next.
+    /// Of the collective that begins with a round, valid once that round is filled. By the parity
+    /// of that round, since others may look while the owner begins the next.
     Place place[2];
     std::uint64_t rounds_wanted[2];  ///< alltoall: how many rounds this member's data takes
     ArenaAddress arena;              ///< written before the member counts as attached
-    bool reaches_all;                ///< it has mapped every other member's arena; written before its first round
+    bool reaches_all;  ///< it has mapped every other member's arena; written before its first round
   };
 
   static std::size_t segment_bytes(std::size_t members, const ShmTuning&) noexcept;
 
-  Lane(const std::string& prefix, const ChannelSpec&, Peers&, std::shared_ptr<PeerArenas>, const ShmTuning&);
+  Lane(const std::string& prefix, const ChannelSpec&, Peers&, std::shared_ptr<PeerArenas>,
+       const ShmTuning&);
 
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
   int rank() const noexcept { return rank_; }
@@ -60,17 +64,20 @@ class Lane {
   bool any_reached(std::atomic<std::uint64_t> Party::*stage, std::uint64_t rounds) noexcept;
   void ring_others() noexcept;
 
-  std::int64_t offset_of(const void* memory, std::size_t bytes) const noexcept { return arenas_->offset_of(memory, bytes); }
-  /// Members can read and write each other's arenas. The same on every member, once all have filled a round.
+  std::int64_t offset_of(const void* memory, std::size_t bytes) const noexcept {
+    return arenas_->offset_of(memory, bytes);
+  }
+  /// Members can read and write each other's arenas. The same on every member, once all have filled
+  /// a round.
   bool arenas_shared() noexcept;
   /// @pre arenas_shared()
   std::byte* in_arena(int member, std::int64_t offset) const noexcept {
     return mapped_[static_cast<std::size_t>(member)]->at(static_cast<std::uint64_t>(offset));
   }
 
-  std::uint64_t next_round = 0;            ///< of the next collective
-  std::vector<const std::byte*> sources;   ///< one per member, for hvd::reduce()
-  std::vector<std::byte*> destinations;    ///< one per member
+  std::uint64_t next_round = 0;           ///< of the next collective
+  std::vector<const std::byte*> sources;  ///< one per member, for hvd::reduce()
+  std::vector<std::byte*> destinations;   ///< one per member
 
  private:
   struct alignas(128) Header {

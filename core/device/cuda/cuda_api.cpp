@@ -15,7 +15,8 @@ namespace {
 void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   cudaGetLastError();  // or it would be reported again by whatever the program calls next
-  throw Error(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(result) + " (" + cudaGetErrorName(result) + ")");
+  throw Error(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(result) + " (" +
+              cudaGetErrorName(result) + ")");
 }
 
 /// For calls that cannot report: an error that stayed would be taken for that of the next launch.
@@ -26,7 +27,9 @@ void forget(cudaError_t result) noexcept {
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t event_of(Mark mark) { return static_cast<cudaEvent_t>(mark.handle); }
 
-std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 class CudaApi final : public Api {
  public:
@@ -44,12 +47,14 @@ class CudaApi final : public Api {
     char bus_id[32] = {};
     check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
     check(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device), "cudaDeviceGetPCIBusId");
-    return {properties.name, bus_id, properties.multiProcessorCount, properties.major, properties.minor, properties.totalGlobalMem};
+    return {properties.name,  bus_id,           properties.multiProcessorCount,
+            properties.major, properties.minor, properties.totalGlobalMem};
   }
 
   void enter(int device) override {
     const Driver* const driver = Driver::get();
-    if (driver == nullptr) throw Error("CUDA: there is no driver (libcuda.so.1); install one, or use CPU tensors");
+    if (driver == nullptr)
+      throw Error("CUDA: there is no driver (libcuda.so.1); install one, or use CPU tensors");
     driver->push(context_of(*driver, device));
   }
   void leave() noexcept override { Driver::get()->pop(); }
@@ -59,10 +64,13 @@ class CudaApi final : public Api {
     int highest = 0;
     check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest), "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
+          "cudaStreamCreateWithPriority");
     return {stream};
   }
-  void destroy_stream(Stream stream) noexcept override { forget(cudaStreamDestroy(stream_of(stream))); }
+  void destroy_stream(Stream stream) noexcept override {
+    forget(cudaStreamDestroy(stream_of(stream)));
+  }
 
   Mark create_mark() override {
     cudaEvent_t event = nullptr;
@@ -70,7 +78,9 @@ class CudaApi final : public Api {
     return {event};
   }
   void destroy_mark(Mark mark) noexcept override { forget(cudaEventDestroy(event_of(mark))); }
-  void record(Mark mark, Stream stream) override { check(cudaEventRecord(event_of(mark), stream_of(stream)), "cudaEventRecord"); }
+  void record(Mark mark, Stream stream) override {
+    check(cudaEventRecord(event_of(mark), stream_of(stream)), "cudaEventRecord");
+  }
   void wait(Stream stream, Mark mark) override {
     check(cudaStreamWaitEvent(stream_of(stream), event_of(mark), 0), "cudaStreamWaitEvent");
   }
@@ -86,14 +96,17 @@ class CudaApi final : public Api {
   bool capturing(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t result = cudaStreamIsCapturing(stream_of(stream), &status);
-    if (result == cudaErrorStreamCaptureImplicit) {  // the default stream, while one that waits for it is being captured
+    if (result == cudaErrorStreamCaptureImplicit) {  // the default stream, while one that waits for
+                                                     // it is being captured
       cudaGetLastError();
       return true;
     }
     check(result, "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
-  void synchronize(Stream stream) override { check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
+  void synchronize(Stream stream) override {
+    check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+  }
 
   std::byte* allocate(std::size_t bytes) override {
     void* memory = nullptr;
@@ -107,10 +120,13 @@ class CudaApi final : public Api {
     return static_cast<std::byte*>(memory);
   }
   void release_pinned(std::byte* memory) noexcept override { forget(cudaFreeHost(memory)); }
-  void pin(std::byte* memory, std::size_t bytes) override { check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable), "cudaHostRegister"); }
+  void pin(std::byte* memory, std::size_t bytes) override {
+    check(cudaHostRegister(memory, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+  }
   void unpin(std::byte* memory) noexcept override { forget(cudaHostUnregister(memory)); }
 
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction direction, Stream stream) override {
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes, Direction direction,
+            Stream stream) override {
     const cudaMemcpyKind kind = direction == Direction::kToDevice ? cudaMemcpyHostToDevice
                                 : direction == Direction::kToHost ? cudaMemcpyDeviceToHost
                                                                   : cudaMemcpyDeviceToDevice;
@@ -119,8 +135,10 @@ class CudaApi final : public Api {
   void run(const CopyLaunch& launch, Stream stream) override {
     check(launch_copy(launch, multiprocessors(), stream_of(stream)), "the batched copy's launch");
   }
-  void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, Stream stream) override {
-    check(launch_fill(to, count, element_bytes, pattern, multiprocessors(), stream_of(stream)), "the fill's launch");
+  void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern,
+            Stream stream) override {
+    check(launch_fill(to, count, element_bytes, pattern, multiprocessors(), stream_of(stream)),
+          "the fill's launch");
   }
 
  private:
@@ -139,7 +157,9 @@ class CudaApi final : public Api {
     const std::lock_guard lock(mutex_);
     if (multiprocessors_.size() <= index) multiprocessors_.resize(index + 1);
     if (multiprocessors_[index] == 0) {
-      check(cudaDeviceGetAttribute(&multiprocessors_[index], cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+      check(
+          cudaDeviceGetAttribute(&multiprocessors_[index], cudaDevAttrMultiProcessorCount, device),
+          "cudaDeviceGetAttribute");
     }
     return multiprocessors_[index];
   }
@@ -171,8 +191,8 @@ std::string describe_cuda() {
   for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties = {};
     if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
-    text += (device == 0 ? ": " : ", ") + std::string(properties.name) + " (sm_" + std::to_string(properties.major) +
-            std::to_string(properties.minor) + ")";
+    text += (device == 0 ? ": " : ", ") + std::string(properties.name) + " (sm_" +
+            std::to_string(properties.major) + std::to_string(properties.minor) + ")";
   }
   return text;
 }

@@ -13,10 +13,12 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-// Note [Captures]: a capture in CUDA's default mode, which is LibTorch's too, forbids every thread of the process what might disturb it: to
-// ask whether an event has been reached, to allocate, to free. Who does so anyway gets an error and spoils the capture. hvd's engine does
-// all of that on threads of its own and of the program, for operations that were queued before the capture began; it never touches a
-// stream that is being captured. So its threads take themselves out of that rule while they work with the device.
+// Note [Captures]: a capture in CUDA's default mode, which is LibTorch's too, forbids every thread
+// of the process what might disturb it: to ask whether an event has been reached, to allocate, to
+// free. Who does so anyway gets an error and spoils the capture. hvd's engine does all of that on
+// threads of its own and of the program, for operations that were queued before the capture began;
+// it never touches a stream that is being captured. So its threads take themselves out of that rule
+// while they work with the device.
 constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 
 thread_local int depth = 0;
@@ -29,11 +31,13 @@ const Driver* Driver::get() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return nullptr;
     static Driver driver;
-    const bool complete = find(library, "cuInit", driver.init_) && find(library, "cuDeviceGet", driver.device_get_) &&
-                          find(library, "cuDevicePrimaryCtxRetain", driver.retain_) &&
-                          find(library, "cuCtxPushCurrent_v2", driver.push_) && find(library, "cuCtxPopCurrent_v2", driver.pop_) &&
-                          find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode_) &&
-                          find(library, "cuGetErrorString", driver.error_string_);
+    const bool complete =
+        find(library, "cuInit", driver.init_) && find(library, "cuDeviceGet", driver.device_get_) &&
+        find(library, "cuDevicePrimaryCtxRetain", driver.retain_) &&
+        find(library, "cuCtxPushCurrent_v2", driver.push_) &&
+        find(library, "cuCtxPopCurrent_v2", driver.pop_) &&
+        find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode_) &&
+        find(library, "cuGetErrorString", driver.error_string_);
     return complete && driver.init_(0) == 0 ? &driver : nullptr;
   }();
   return instance;
@@ -43,7 +47,8 @@ void Driver::check(int result, const char* call) const {
   if (result == 0) return;
   const char* text = nullptr;
   error_string_(result, &text);
-  throw Error(std::string("CUDA: ") + call + " failed with " + std::to_string(result) + ": " + (text != nullptr ? text : "unknown error"));
+  throw Error(std::string("CUDA: ") + call + " failed with " + std::to_string(result) + ": " +
+              (text != nullptr ? text : "unknown error"));
 }
 
 CUctx_st* Driver::primary_context(int device) const {
@@ -58,7 +63,8 @@ void Driver::push(CUctx_st* context) const {
   check(push_(context), "cuCtxPushCurrent");
   if (depth++ > 0) return;
   mode_outside = kRelaxed;
-  if (exchange_capture_mode_(&mode_outside) != 0) mode_outside = 0;  // the device has failed, which others report
+  if (exchange_capture_mode_(&mode_outside) != 0)
+    mode_outside = 0;  // the device has failed, which others report
 }
 
 void Driver::pop() const noexcept {

@@ -14,22 +14,32 @@ namespace hvd::device {
 namespace {
 
 constexpr int kThreads = 512;
-/// Enough to hide the latency of memory, few enough that the table is walked with few steps between waves.
+/// Enough to hide the latency of memory, few enough that the table is walked with few steps between
+/// waves.
 constexpr int kBlocksPerMultiprocessor = 2;
 
 /// The conversions of the hardware.
 struct DeviceConvert {
   static __device__ float widen(float value) { return value; }
-  static __device__ float widen(Float16 value) { return __half2float(__ushort_as_half(value.bits)); }
-  static __device__ float widen(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+  static __device__ float widen(Float16 value) {
+    return __half2float(__ushort_as_half(value.bits));
+  }
+  static __device__ float widen(BFloat16 value) {
+    return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+  }
   static __device__ void narrow(float value, float& result) { result = value; }
-  static __device__ void narrow(float value, Float16& result) { result.bits = __half_as_ushort(__float2half_rn(value)); }
-  static __device__ void narrow(float value, BFloat16& result) { result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+  static __device__ void narrow(float value, Float16& result) {
+    result.bits = __half_as_ushort(__float2half_rn(value));
+  }
+  static __device__ void narrow(float value, BFloat16& result) {
+    result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  }
 };
 
 struct Bytes {
   unsigned element;
-  __device__ void operator()(std::byte* to, const std::byte* from, unsigned count, Share share) const {
+  __device__ void operator()(std::byte* to, const std::byte* from, unsigned count,
+                             Share share) const {
     copy_bytes(to, from, count * element, share);
   }
 };
@@ -37,13 +47,15 @@ struct Bytes {
 template <class From, class To, class Map>
 struct Elements {
   Map map;
-  __device__ void operator()(std::byte* to, const std::byte* from, unsigned count, Share share) const {
+  __device__ void operator()(std::byte* to, const std::byte* from, unsigned count,
+                             Share share) const {
     map_elements(reinterpret_cast<To*>(to), reinterpret_cast<const From*>(from), count, share, map);
   }
 };
 
 template <bool kToBuffer, class Copy>
-__global__ void __launch_bounds__(kThreads) copy_tiles(const Tile* __restrict__ tiles, unsigned count, std::byte* buffer, Copy copy) {
+__global__ void __launch_bounds__(kThreads)
+    copy_tiles(const Tile* __restrict__ tiles, unsigned count, std::byte* buffer, Copy copy) {
   const Share share{threadIdx.x, kThreads};
   for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
     const Tile tile = tiles[i];
@@ -57,14 +69,18 @@ __global__ void __launch_bounds__(kThreads) copy_tiles(const Tile* __restrict__ 
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) fill_elements(Element* to, std::size_t count, Element value) {
+__global__ void __launch_bounds__(kThreads)
+    fill_elements(Element* to, std::size_t count, Element value) {
   const std::size_t step = std::size_t{gridDim.x} * kThreads;
-  for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) to[i] = value;
+  for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)
+    to[i] = value;
 }
 
-/// Without <<<>>>, so that a C++ compiler takes this file too: the tests run the kernels thread by thread.
+/// Without <<<>>>, so that a C++ compiler takes this file too: the tests run the kernels thread by
+/// thread.
 template <class... Parameters>
-cudaError_t start_kernel(unsigned blocks, cudaStream_t stream, void (*kernel)(Parameters...), std::type_identity_t<Parameters>... arguments) {
+cudaError_t start_kernel(unsigned blocks, cudaStream_t stream, void (*kernel)(Parameters...),
+                         std::type_identity_t<Parameters>... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(kThreads);
@@ -80,7 +96,8 @@ struct Target {
 
 template <bool kToBuffer, class Copy>
 cudaError_t start(const Target& target, const Copy& copy) {
-  return start_kernel(target.blocks, target.stream, copy_tiles<kToBuffer, Copy>, target.launch.tiles, target.launch.count, target.launch.buffer, copy);
+  return start_kernel(target.blocks, target.stream, copy_tiles<kToBuffer, Copy>,
+                      target.launch.tiles, target.launch.count, target.launch.buffer, copy);
 }
 
 template <class Copy>
@@ -92,7 +109,8 @@ template <class Element>
 cudaError_t scale(const Target& target) {
   using Factor = std::conditional_t<std::is_same_v<Element, double>, double, float>;
   using Map = Scale<Element, Element, DeviceConvert>;
-  return start(target, Elements<Element, Element, Map>{Map{static_cast<Factor>(target.launch.factor)}});
+  return start(target,
+               Elements<Element, Element, Map>{Map{static_cast<Factor>(target.launch.factor)}});
 }
 
 template <class From, class To>
@@ -117,12 +135,15 @@ cudaError_t start_cast(const Target& target) {
 }
 
 unsigned blocks_for(std::size_t work, int multiprocessors) {
-  return static_cast<unsigned>(std::min<std::size_t>(work, static_cast<std::size_t>(multiprocessors) * kBlocksPerMultiprocessor));
+  return static_cast<unsigned>(std::min<std::size_t>(
+      work, static_cast<std::size_t>(multiprocessors) * kBlocksPerMultiprocessor));
 }
 
 template <class Element>
-cudaError_t fill(std::byte* to, std::size_t count, std::uint64_t pattern, unsigned blocks, cudaStream_t stream) {
-  return start_kernel(blocks, stream, fill_elements<Element>, reinterpret_cast<Element*>(to), count, static_cast<Element>(pattern));
+cudaError_t fill(std::byte* to, std::size_t count, std::uint64_t pattern, unsigned blocks,
+                 cudaStream_t stream) {
+  return start_kernel(blocks, stream, fill_elements<Element>, reinterpret_cast<Element*>(to), count,
+                      static_cast<Element>(pattern));
 }
 
 }  // namespace
@@ -132,24 +153,33 @@ cudaError_t launch_copy(const CopyLaunch& launch, int multiprocessors, cudaStrea
   if (!supported(launch.form)) throw Error("device copy: a form without a kernel was launched");
   const Target target{launch, blocks_for(launch.count, multiprocessors), stream};
   if (launch.form.casts()) return start_cast(target);
-  if (!launch.form.scales) return start(target, Bytes{static_cast<unsigned>(size_of(launch.form.tensor))});
+  if (!launch.form.scales)
+    return start(target, Bytes{static_cast<unsigned>(size_of(launch.form.tensor))});
   switch (launch.form.tensor) {
-    case DataType::kFloat16: return scale<Float16>(target);
-    case DataType::kBFloat16: return scale<BFloat16>(target);
-    case DataType::kFloat64: return scale<double>(target);
-    default: return scale<float>(target);
+    case DataType::kFloat16:
+      return scale<Float16>(target);
+    case DataType::kBFloat16:
+      return scale<BFloat16>(target);
+    case DataType::kFloat64:
+      return scale<double>(target);
+    default:
+      return scale<float>(target);
   }
 }
 
-cudaError_t launch_fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, int multiprocessors,
-                        cudaStream_t stream) {
+cudaError_t launch_fill(std::byte* to, std::size_t count, std::size_t element_bytes,
+                        std::uint64_t pattern, int multiprocessors, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   const unsigned blocks = blocks_for((count + kThreads - 1) / kThreads, multiprocessors);
   switch (element_bytes) {
-    case 1: return fill<std::uint8_t>(to, count, pattern, blocks, stream);
-    case 2: return fill<std::uint16_t>(to, count, pattern, blocks, stream);
-    case 4: return fill<std::uint32_t>(to, count, pattern, blocks, stream);
-    default: return fill<std::uint64_t>(to, count, pattern, blocks, stream);
+    case 1:
+      return fill<std::uint8_t>(to, count, pattern, blocks, stream);
+    case 2:
+      return fill<std::uint16_t>(to, count, pattern, blocks, stream);
+    case 4:
+      return fill<std::uint32_t>(to, count, pattern, blocks, stream);
+    default:
+      return fill<std::uint64_t>(to, count, pattern, blocks, stream);
   }
 }
 

@@ -9,12 +9,13 @@
 
 namespace hvd::device {
 
-/// Queues one launch of the batched copy. @param multiprocessors of the current device. Nothing is launched for an empty table.
+/// Queues one launch of the batched copy. @param multiprocessors of the current device. Nothing is
+/// launched for an empty table.
 /// @throws Error for a form that is not supported()
 cudaError_t launch_copy(const CopyLaunch&, int multiprocessors, cudaStream_t);
 
 /// Queues a fill with elements of 1, 2, 4 or 8 bytes.
-cudaError_t launch_fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern, int multiprocessors,
-                        cudaStream_t);
+cudaError_t launch_fill(std::byte* to, std::size_t count, std::size_t element_bytes,
+                        std::uint64_t pattern, int multiprocessors, cudaStream_t);
 
 }  // namespace hvd::device

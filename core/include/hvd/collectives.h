@@ -18,51 +18,62 @@ namespace hvd {
 
 /// Per-rank sizes that only negotiation can tell.
 struct OutputSizes {
-  /// Allgather, and gather at its destination: the first dimension of every member's input, in set order. Alltoall: the rows
-  /// received from each member.
+  /// Allgather, and gather at its destination: the first dimension of every member's input, in set
+  /// order. Alltoall: the rows received from each member.
   std::span<const std::int64_t> first_dims = {};
-  /// GPU: where the callback may leave the event after which the memory that it returns may be written. Null elsewhere.
+  /// GPU: where the callback may leave the event after which the memory that it returns may be
+  /// written. Null elsewhere.
   EventPtr* writable = nullptr;
 };
 
 /// One collective operation of one rank. One struct for all kinds.
 struct Submission {
-  /// Identifies the operation across ranks, within its process set. Empty: numbered per set and kind.
+  /// Identifies the operation across ranks, within its process set. Empty: numbered per set and
+  /// kind.
   std::string name = {};
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
   TensorView input = {};
-  /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the input's rows, and of the input's memory
-  /// only those. Unused when `allocate_output` is set.
+  /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
+  /// input's rows, and of the input's memory only those. Unused when `allocate_output` is set.
   TensorView output = {};
-  /// Called once, on the thread that drives the engine, when the sizes are known: allgather, alltoall, and gather (at the
-  /// destination only). It returns the output; the memory's owner is whatever the callback captured.
+  /// Called once, on the thread that drives the engine, when the sizes are known: allgather,
+  /// alltoall, and gather (at the destination only). It returns the output; the memory's owner is
+  /// whatever the callback captured.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   double prescale = 1.0;
   double postscale = 1.0;
-  /// Allreduce of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer of the runtime's and back. Each
-  /// rank contributes prescale * x, computed in fp32 and rounded once; the result is rounded to 16 bits after the divisor of an average,
-  /// and becomes fp32. Where the host reduces, a postscale that makes numbers smaller comes before that rounding and one that makes them larger
-  /// after it, in fp32; where a GPU does, it comes after it. Tensors that are 16-bit themselves need none.
+  /// Allreduce of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into
+  /// a buffer of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and
+  /// rounded once; the result is rounded to 16 bits after the divisor of an average, and becomes
+  /// fp32. Where the host reduces, a postscale that makes numbers smaller comes before that
+  /// rounding and one that makes them larger after it, in fp32; where a GPU does, it comes after
+  /// it. Tensors that are 16-bit themselves need none.
   Compression compression = Compression::kNone;
   /// World rank of the source (broadcast) or the destination (gather).
   int root = 0;
-  /// Alltoall: how many of the input's rows go to each member, in set order. kAddProcessSet: the world ranks of the set.
+  /// Alltoall: how many of the input's rows go to each member, in set order. kAddProcessSet: the
+  /// world ranks of the set.
   std::vector<std::int64_t> splits = {};
   int process_set = 0;
-  /// Members of a group become ready together or fail together: ranks must agree on its name and size (0: no group) and on each
-  /// member's position in it. The members of an unnamed group are unnamed operations of one submit_all() call, in order.
+  /// Members of a group become ready together or fail together: ranks must agree on its name and
+  /// size (0: no group) and on each member's position in it. The members of an unnamed group are
+  /// unnamed operations of one submit_all() call, in order.
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
-  /// Not to be fused with others: it is large, and lies where it need not be copied (see hvd::allocate_shared()).
+  /// Not to be fused with others: it is large, and lies where it need not be copied (see
+  /// hvd::allocate_shared()).
   bool alone = false;
-  /// Null: the input may be read, and the output written, at once. A GPU's tensors come with an event of its (see hvd::record_event()).
+  /// Null: the input may be read, and the output written, at once. A GPU's tensors come with an
+  /// event of its (see hvd::record_event()).
   EventPtr input_ready = {};
-  /// Keeps the memory alive until the operation is done, and the device is done with it (longer when it failed in flight).
+  /// Keeps the memory alive until the operation is done, and the device is done with it (longer
+  /// when it failed in flight).
   std::shared_ptr<const void> keep_alive = {};
-  /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On a GPU the result is there for
-  /// whoever waits for `output_ready` on the device; null: it is there.
+  /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On
+  /// a GPU the result is there for whoever waits for `output_ready` on the device; null: it is
+  /// there.
   std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
 };
 
@@ -71,8 +82,9 @@ class OperationState;
 void retain(OperationState*, std::uint64_t unit) noexcept;
 void release(OperationState*, std::uint64_t unit) noexcept;
 
-/// Shares the state of an operation; the last to go destroys it. As std::shared_ptr, but the count is in the state, which can then be used
-/// again without allocating anything; and handles of the program are counted apart from what the runtime holds.
+/// Shares the state of an operation; the last to go destroys it. As std::shared_ptr, but the count
+/// is in the state, which can then be used again without allocating anything; and handles of the
+/// program are counted apart from what the runtime holds.
 template <std::uint64_t Unit>
 class OperationHolder {
  public:
@@ -81,7 +93,8 @@ class OperationHolder {
     if (state_ != nullptr) retain(state_, Unit);
   }
   OperationHolder(const OperationHolder& other) noexcept : OperationHolder(other.state_) {}
-  OperationHolder(OperationHolder&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  OperationHolder(OperationHolder&& other) noexcept
+      : state_(std::exchange(other.state_, nullptr)) {}
   OperationHolder& operator=(OperationHolder other) noexcept {
     std::swap(state_, other.state_);
     return *this;
@@ -103,8 +116,8 @@ inline constexpr std::uint64_t kInternal = std::uint64_t{1} << 32;
 using OperationPtr = OperationHolder<kInternal>;
 }  // namespace runtime
 
-/// How many of `rows` rows the member at `position` gets from a reducescatter: an equal share, the remainder going to the first
-/// members, one each.
+/// How many of `rows` rows the member at `position` gets from a reducescatter: an equal share, the
+/// remainder going to the first members, one each.
 constexpr std::int64_t rows_of_member(std::int64_t rows, int members, int position) noexcept {
   return rows / members + (position < rows % members ? 1 : 0);
 }
@@ -122,9 +135,11 @@ class Operation {
   void wait() const;
   /// How it ended. Valid once done().
   const Status& status() const;
-  /// On a GPU the result is there for whoever waits for this event (see hvd::wait_for_event()); null: it is there. Valid once done().
+  /// On a GPU the result is there for whoever waits for this event (see hvd::wait_for_event());
+  /// null: it is there. Valid once done().
   EventPtr output_ready() const;
-  /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and status().ok().
+  /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and
+  /// status().ok().
   std::int64_t result() const;
 
  private:
@@ -134,7 +149,8 @@ class Operation {
 /// Who moves the operation on.
 enum class Progress {
   kBackground,  ///< the runtime's own thread, woken for it
-  kCaller,      ///< the caller, who is about to wait() for it: nobody else is woken, which saves two thread switches
+  kCaller,  ///< the caller, who is about to wait() for it: nobody else is woken, which saves two
+            ///< thread switches
 };
 
 /// Starts a collective. Never blocks on other ranks.
@@ -144,12 +160,14 @@ enum class Progress {
 /// Thread-safe.
 Operation submit(Submission, Progress = Progress::kBackground);
 
-/// Starts several at once, with one wake-up: they are negotiated in the same message. Either all are
-/// accepted or the first error is thrown and none is.
+/// Starts several at once, with one wake-up: they are negotiated in the same message. Either all
+/// are accepted or the first error is thrown and none is.
 std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::kBackground);
 
-/// The same, for operations that are submitted again and again: of one that the rank has submitted before under this name, with the same
-/// parameters, nothing is allocated. @param handles as many as submissions; what they held is let go of first, which is what makes it so
-void submit_all(std::span<const Submission>, std::span<Operation> handles, Progress = Progress::kBackground);
+/// The same, for operations that are submitted again and again: of one that the rank has submitted
+/// before under this name, with the same parameters, nothing is allocated. @param handles as many
+/// as submissions; what they held is let go of first, which is what makes it so
+void submit_all(std::span<const Submission>, std::span<Operation> handles,
+                Progress = Progress::kBackground);
 
 }  // namespace hvd

@@ -30,8 +30,8 @@ class MismatchError : public Error {
   using Error::Error;
 };
 
-/// Some ranks did not submit an operation inside `Options::stall_shutdown`. Raised on the ranks that
-/// wait, and on each missing rank at its next submission of that name; the runtime goes on.
+/// Some ranks did not submit an operation inside `Options::stall_shutdown`. Raised on the ranks
+/// that wait, and on each missing rank at its next submission of that name; the runtime goes on.
 class StalledError : public Error {
  public:
   using Error::Error;

@@ -16,11 +16,13 @@ namespace hvd {
 
 /// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1).
 /// Collective over all ranks. May follow a shutdown(). The program may have called MPI_Init itself.
-/// @throws UsageError when called twice, when an option or variable is malformed, or when the process is one of several started
+/// @throws UsageError when called twice, when an option or variable is malformed, or when the
+/// process is one of several started
 ///         without an MPI job (torchrun); PeerLostError when a rank does not arrive.
 void init(const Options& = {});
 
-/// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations still outstanding end with ShutdownError.
+/// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations
+/// still outstanding end with ShutdownError.
 void shutdown();
 
 bool is_initialized() noexcept;
@@ -44,17 +46,19 @@ bool shm_built() noexcept;
 bool mpi_threads_supported();
 /// NCCL is built in and a usable GPU is present.
 bool nccl_available() noexcept;
-/// One "name: value" line per component: what is built in, which version, what was left out and why.
+/// One "name: value" line per component: what is built in, which version, what was left out and
+/// why.
 std::string build_info();
 
 /// Returns when every rank of the set has entered.
 /// @throws PeerLostError, StalledError, ShutdownError.
 void barrier(const ProcessSet& = {});
 
-/// This rank has no more data. Blocks until every rank of the job has called it; until then this rank takes part in the operations of
-/// the others with a contribution that changes nothing (zeros to a sum, no rows to an allgather), and an average divides by the ranks
-/// that contribute. Operations without a meaning then (a broadcast from this rank, a gather to it, alltoall, changes of process sets)
-/// are a MismatchError on the ranks that ask for them.
+/// This rank has no more data. Blocks until every rank of the job has called it; until then this
+/// rank takes part in the operations of the others with a contribution that changes nothing (zeros
+/// to a sum, no rows to an allgather), and an average divides by the ranks that contribute.
+/// Operations without a meaning then (a broadcast from this rank, a gather to it, alltoall, changes
+/// of process sets) are a MismatchError on the ranks that ask for them.
 /// @return the last rank to join.
 /// @throws PeerLostError, StalledError, ShutdownError.
 int join();
@@ -64,8 +68,8 @@ struct Metrics {
   std::uint64_t control_messages_sent = 0;
   std::uint64_t control_messages_received = 0;
   std::uint64_t control_bytes_sent = 0;
-  /// Operations that went through the coordinator; of these, the ones that took a cache hit instead of a full request; and operations
-  /// that ran without the coordinator.
+  /// Operations that went through the coordinator; of these, the ones that took a cache hit instead
+  /// of a full request; and operations that ran without the coordinator.
   std::uint64_t negotiated_operations = 0;
   std::uint64_t cached_operations = 0;
   std::uint64_t locked_operations = 0;

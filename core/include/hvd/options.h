@@ -9,39 +9,48 @@ namespace hvd {
 
 /// Who moves operations on between submission and wait().
 enum class ProgressMode {
-  kAuto,        ///< inline when this rank has less than two cores, background otherwise
-  kInline,      ///< the submitting thread does at once what can be done at once, and wakes nobody for it
+  kAuto,    ///< inline when this rank has less than two cores, background otherwise
+  kInline,  ///< the submitting thread does at once what can be done at once, and wakes nobody for
+            ///< it
   kBackground,  ///< the runtime's own thread, woken for it
 };
 
-/// What `init()` can be told. A field left unset comes from the environment variable named beside it,
-/// then from the default. docs/configuration.md describes each.
+/// What `init()` can be told. A field left unset comes from the environment variable named beside
+/// it, then from the default. docs/configuration.md describes each.
 struct Options {
-  /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 fuses nothing.
+  /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 fuses
+  /// nothing.
   std::optional<std::int64_t> fusion_threshold_bytes = {};
-  /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it off.
+  /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it
+  /// off.
   std::optional<std::int64_t> cache_capacity = {};
   /// Steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
   std::optional<bool> schedule_lock = {};
-  /// Who moves operations on while the program computes. HVD_PROGRESS (auto, inline, background); default auto: see ProgressMode.
+  /// Who moves operations on while the program computes. HVD_PROGRESS (auto, inline, background);
+  /// default auto: see ProgressMode.
   std::optional<ProgressMode> progress = {};
   /// An operation that some ranks have not submitted is reported after this long.
   /// HVD_STALL_WARNING (seconds); default 30 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_warning = {};
-  /// ... and ended with StalledError after this long. HVD_STALL_SHUTDOWN (seconds); default 600 s; 0 = never.
+  /// ... and ended with StalledError after this long. HVD_STALL_SHUTDOWN (seconds); default 600 s;
+  /// 0 = never.
   std::optional<std::chrono::milliseconds> stall_shutdown = {};
-  /// When a thread of every rank waits, and no rank has submitted anything for this long, all that waits ends with StalledError.
-  /// HVD_DEADLOCK_TIMEOUT (seconds); default 10 s; 0 = never.
+  /// When a thread of every rank waits, and no rank has submitted anything for this long, all that
+  /// waits ends with StalledError. HVD_DEADLOCK_TIMEOUT (seconds); default 10 s; 0 = never.
   std::optional<std::chrono::milliseconds> deadlock_timeout = {};
-  /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default 30 s.
+  /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default
+  /// 30 s.
   std::optional<std::chrono::milliseconds> peer_timeout = {};
-  /// An explicit choice of backend: "shm", "mpi", "hierarchical", "local". HVD_BACKEND; default: the best that all ranks can use.
+  /// An explicit choice of backend: "shm", "mpi", "hierarchical", "local". HVD_BACKEND; default:
+  /// the best that all ranks can use.
   std::optional<std::string> backend = {};
-  /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE; default none.
+  /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE;
+  /// default none.
   std::optional<std::string> timeline_path = {};
 };
 
-/// HVD_CHECK_EVERY, for adapters to frameworks; nothing where it is unset. Throws UsageError where it is no such number. Thread-safe.
+/// HVD_CHECK_EVERY, for adapters to frameworks; nothing where it is unset. Throws UsageError where
+/// it is no such number. Thread-safe.
 std::optional<int> requested_check_interval();
 
 }  // namespace hvd

@@ -31,8 +31,8 @@ inline constexpr int kDataTypeCount = 10;
 /// Reductions. The numbers travel on the wire: append only.
 ///
 /// Average divides by the number of ranks that contribute; on integers it truncates toward zero. On
-/// `kBool` a sum or maximum is a logical or, a product or minimum a logical and, and an average is a
-/// UsageError.
+/// `kBool` a sum or maximum is a logical or, a product or minimum a logical and, and an average is
+/// a UsageError.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,
   kSum = 1,
@@ -81,16 +81,21 @@ std::string_view to_string(Compression) noexcept;
 std::string_view to_string(DeviceType) noexcept;
 /// A shape as it appears in error messages: "[128,64]".
 std::string shape_to_string(std::span<const std::int64_t> shape);
-inline std::string shape_to_string(std::initializer_list<std::int64_t> shape) { return shape_to_string(std::span(shape.begin(), shape.size())); }
+inline std::string shape_to_string(std::initializer_list<std::int64_t> shape) {
+  return shape_to_string(std::span(shape.begin(), shape.size()));
+}
 
-/// The sizes of a tensor's dimensions. Needs no memory of its own for up to six, so that a submission needs none.
+/// The sizes of a tensor's dimensions. Needs no memory of its own for up to six, so that a
+/// submission needs none.
 class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> sizes) : Shape(sizes.begin(), sizes.end()) {}
   Shape(const std::vector<std::int64_t>& sizes) : Shape(sizes.begin(), sizes.end()) {}
   template <std::forward_iterator Iterator>
-  Shape(Iterator first, Iterator last) { assign(first, last); }
+  Shape(Iterator first, Iterator last) {
+    assign(first, last);
+  }
 
   template <std::forward_iterator Iterator>
   void assign(Iterator first, Iterator last) {
@@ -102,14 +107,18 @@ class Shape {
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
   std::int64_t* data() noexcept { return size_ > few_.size() ? many_.data() : few_.data(); }
-  const std::int64_t* data() const noexcept { return size_ > few_.size() ? many_.data() : few_.data(); }
+  const std::int64_t* data() const noexcept {
+    return size_ > few_.size() ? many_.data() : few_.data();
+  }
   std::int64_t& operator[](std::size_t dimension) noexcept { return data()[dimension]; }
   std::int64_t operator[](std::size_t dimension) const noexcept { return data()[dimension]; }
   std::int64_t* begin() noexcept { return data(); }
   std::int64_t* end() noexcept { return data() + size_; }
   const std::int64_t* begin() const noexcept { return data(); }
   const std::int64_t* end() const noexcept { return data() + size_; }
-  friend bool operator==(const Shape& a, const Shape& b) noexcept { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+  friend bool operator==(const Shape& a, const Shape& b) noexcept {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
 
  private:
   std::size_t size_ = 0;

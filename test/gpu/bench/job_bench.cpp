@@ -1,6 +1,7 @@
-// What an allreduce of GPU tensors takes: on the host until it is queued, and until the result is there. Where ranks share a GPU it goes through the
-// host's memory, and is measured beside the parts of that: a copy to the host, one back, and an allreduce of the host's memory. Rank 0
-// writes a line of JSON per measurement. Usage: mpirun -np N gpu_job_bench [SECONDS]
+// What an allreduce of GPU tensors takes: on the host until it is queued, and until the result is
+// there. Where ranks share a GPU it goes through the host's memory, and is measured beside the
+// parts of that: a copy to the host, one back, and an allreduce of the host's memory. Rank 0 writes
+// a line of JSON per measurement. Usage: mpirun -np N gpu_job_bench [SECONDS]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -29,10 +30,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUp = 10;
-constexpr int kLead = 2;  ///< untimed, before each timed one: the schedule has been disturbed by others
+constexpr int kLead =
+    2;  ///< untimed, before each timed one: the schedule has been disturbed by others
 
 void require(cudaError_t result, const char* what) {
-  if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
+  if (result != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
 }
 
 /// Memory of the GPU, of the host for the GPU's copies, or of the host that its ranks share.
@@ -53,18 +56,21 @@ class Bench {
  public:
   Bench(const Session& session, double seconds) : session_(session), seconds_(seconds) {
     require(cudaSetDevice(*gpu_index()), "cudaSetDevice");
-    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+            "cudaStreamCreateWithFlags");
   }
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   ~Bench() { cudaStreamDestroy(stream_); }
 
-  /// From submission until everything is queued, per bucket, in steps that repeat; as an optimizer does it, and nothing waits for the GPU.
+  /// From submission until everything is queued, per bucket, in steps that repeat; as an optimizer
+  /// does it, and nothing waits for the GPU.
   void host_time() {
     constexpr std::size_t kBuckets = 5;
     constexpr std::size_t kBytes = 20 << 20;
     std::vector<Submission> submissions;
-    for (std::size_t i = 0; i < kBuckets; ++i) submissions.push_back(describe("bucket " + std::to_string(i), kBytes, Where::kGpu));
+    for (std::size_t i = 0; i < kBuckets; ++i)
+      submissions.push_back(describe("bucket " + std::to_string(i), kBytes, Where::kGpu));
     std::vector<Operation> operations(kBuckets);
     const auto step = [&] {
       const EventPtr filled = record_event(stream_);
@@ -75,7 +81,8 @@ class Bench {
     std::vector<double> samples;
     for (int i = 0; i < kWarmUp; ++i) step();
     for (int i = 0; i < 500; ++i) {
-      require(cudaStreamSynchronize(stream_), "a step");  // or the queue would grow, and launching would wait for room
+      require(cudaStreamSynchronize(stream_),
+              "a step");  // or the queue would grow, and launching would wait for room
       session_.align();
       const auto begin = Clock::now();
       step();
@@ -84,7 +91,11 @@ class Bench {
     const Summary own = summarize(samples);
     session_.slowest(samples);
     const Summary slowest = summarize(samples);
-    report({{"what", "host time per bucket"}, {"buckets", kBuckets}, {"bytes", kBytes}, {"p50_us", own.p50}, {"p95_us", own.p95},
+    report({{"what", "host time per bucket"},
+            {"buckets", kBuckets},
+            {"bytes", kBytes},
+            {"p50_us", own.p50},
+            {"p95_us", own.p95},
             {"slowest_rank_p50_us", slowest.p50}});
   }
 
@@ -93,19 +104,29 @@ class Bench {
     contenders.push_back({"hvd", reduce("gpu", bytes, Where::kGpu), {}});
     const auto host = memory(Where::kPinned, bytes);
     const auto device = memory(Where::kGpu, bytes);
-    contenders.push_back({"copy to the host", copy(host, device, bytes, cudaMemcpyDeviceToHost), {}});
-    contenders.push_back({"copy to the device", copy(device, host, bytes, cudaMemcpyHostToDevice), {}});
-    if (session_.size() > 1) contenders.push_back({"hvd, shared host memory", reduce("shared", bytes, Where::kShared), {}});
+    contenders.push_back(
+        {"copy to the host", copy(host, device, bytes, cudaMemcpyDeviceToHost), {}});
+    contenders.push_back(
+        {"copy to the device", copy(device, host, bytes, cudaMemcpyHostToDevice), {}});
+    if (session_.size() > 1)
+      contenders.push_back(
+          {"hvd, shared host memory", reduce("shared", bytes, Where::kShared), {}});
     measure(contenders);
     const std::vector<double>& ours = contenders.front().samples;
     std::vector<double> slowest_part(ours.size(), 0.0);
     for (auto one = contenders.begin() + 1; one != contenders.end(); ++one) {
-      for (std::size_t i = 0; i < ours.size(); ++i) slowest_part[i] = std::max(slowest_part[i], one->samples[i]);
+      for (std::size_t i = 0; i < ours.size(); ++i)
+        slowest_part[i] = std::max(slowest_part[i], one->samples[i]);
     }
     for (const Contender& one : contenders) {
       const Summary summary = summarize(one.samples);
-      Json line = {{"what", one.name}, {"bytes", bytes}, {"times", summary.samples}, {"p50_us", summary.p50}, {"p95_us", summary.p95}};
-      if (&one == &contenders.front()) line["of_the_slowest_part"] = median_ratio(ours, slowest_part);
+      Json line = {{"what", one.name},
+                   {"bytes", bytes},
+                   {"times", summary.samples},
+                   {"p50_us", summary.p50},
+                   {"p95_us", summary.p95}};
+      if (&one == &contenders.front())
+        line["of_the_slowest_part"] = median_ratio(ours, slowest_part);
       report(std::move(line));
     }
   }
@@ -154,7 +175,9 @@ class Bench {
     };
   }
 
-  std::function<void()> copy(const std::shared_ptr<std::byte>& to, const std::shared_ptr<std::byte>& from, std::size_t bytes, cudaMemcpyKind kind) {
+  std::function<void()> copy(const std::shared_ptr<std::byte>& to,
+                             const std::shared_ptr<std::byte>& from, std::size_t bytes,
+                             cudaMemcpyKind kind) {
     return [this, to, from, bytes, kind] {
       require(cudaMemcpyAsync(to.get(), from.get(), bytes, kind, stream_), "cudaMemcpyAsync");
       require(cudaStreamSynchronize(stream_), "a copy");
@@ -177,7 +200,8 @@ class Bench {
       for (const Contender& contender : contenders) time(contender);
       round = session_.slowest(microseconds_since(begin) / 1e6);
     }
-    const int repetitions = repetitions_for(round, {.budget_seconds = seconds_, .least = 20, .most = 1000});
+    const int repetitions =
+        repetitions_for(round, {.budget_seconds = seconds_, .least = 20, .most = 1000});
     std::mt19937 random(1);  // the same on every rank
     std::vector<Contender*> order;
     for (Contender& contender : contenders) order.push_back(&contender);

@@ -1,4 +1,5 @@
-// Compiled where LibTorch has CUDA and every header was found that ProcessGroupNCCL.hpp includes (test/gpu/CMakeLists.txt).
+// Compiled where LibTorch has CUDA and every header was found that ProcessGroupNCCL.hpp includes
+// (test/gpu/CMakeLists.txt).
 #include "gpu/bench/nccl_group.h"
 
 #include <nccl.h>
@@ -13,16 +14,20 @@
 namespace hvd::bench {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_group() {
-  // Options holds an ncclConfig_t, which grows from one minor version to the next: with another header it has another layout here.
+  // Options holds an ncclConfig_t, which grows from one minor version to the next: with another
+  // header it has another layout here.
   const std::uint64_t theirs = torch::cuda::nccl::version();
   const auto major = static_cast<int>(theirs >> 32);
   const auto minor = static_cast<int>((theirs >> 16) & 0xffff);
   if (major != NCCL_MAJOR || minor != NCCL_MINOR) {
-    throw std::runtime_error("LibTorch was built with NCCL " + std::to_string(major) + "." + std::to_string(minor) +
-                             ", this program with the header of " + std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) +
-                             "; configure with -DHVD_BENCH_NCCL_INCLUDE_DIR=, the folder of the nccl.h that belongs to LibTorch");
+    throw std::runtime_error("LibTorch was built with NCCL " + std::to_string(major) + "." +
+                             std::to_string(minor) + ", this program with the header of " +
+                             std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) +
+                             "; configure with -DHVD_BENCH_NCCL_INCLUDE_DIR=, the folder of the "
+                             "nccl.h that belongs to LibTorch");
   }
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/1);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::HashStore>(),
+                                                     /*rank=*/0, /*size=*/1);
 }
 
 }  // namespace hvd::bench

@@ -1,5 +1,6 @@
-// How fast one launch packs and unpacks the gradients of a model, beside a copy of as many bytes within the device, and beside one
-// copy per tensor. Writes a line of JSON per measurement. Usage: gpu_pack_bench [MODEL] [SECONDS]
+// How fast one launch packs and unpacks the gradients of a model, beside a copy of as many bytes
+// within the device, and beside one copy per tensor. Writes a line of JSON per measurement. Usage:
+// gpu_pack_bench [MODEL] [SECONDS]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -36,7 +37,8 @@ void require(cudaError_t result, const char* what) {
 }
 
 double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -54,7 +56,9 @@ Times measure(cudaStream_t stream, double seconds, const std::function<void()>& 
     require(cudaEventRecord(begin, stream), "cudaEventRecord");
     const auto from = std::chrono::steady_clock::now();
     for (int i = 0; i < kRepeats; ++i) call();
-    host.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count() / kRepeats);
+    host.push_back(
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count() /
+        kRepeats);
     require(cudaEventRecord(end, stream), "cudaEventRecord");
     require(cudaEventSynchronize(end), "measuring");
     float milliseconds = 0;
@@ -64,9 +68,13 @@ Times measure(cudaStream_t stream, double seconds, const std::function<void()>& 
   return {median(device), median(host)};
 }
 
-void report(const std::string& model, const char* what, double bytes, const Times& times, double copy_device) {
-  std::printf("{\"model\": \"%s\", \"what\": \"%s\", \"device_us\": %.2f, \"host_us\": %.2f, \"read_and_written_gb_s\": %.1f, \"of_copy\": %.3f}\n",
-              model.c_str(), what, times.device, times.host, bytes / times.device / 1000, copy_device / times.device);
+void report(const std::string& model, const char* what, double bytes, const Times& times,
+            double copy_device) {
+  std::printf(
+      "{\"model\": \"%s\", \"what\": \"%s\", \"device_us\": %.2f, \"host_us\": %.2f, "
+      "\"read_and_written_gb_s\": %.1f, \"of_copy\": %.3f}\n",
+      model.c_str(), what, times.device, times.host, bytes / times.device / 1000,
+      copy_device / times.device);
   std::fflush(stdout);
 }
 
@@ -98,10 +106,13 @@ int main(int argc, char** argv) {
   api->fill(other, bytes, 1, 0, owned.get());
 
   const auto traffic = 2 * static_cast<double>(bytes);
-  const Times copy = measure(stream, seconds, [&] { api->copy(buffer, other, bytes, hvd::device::Direction::kOnDevice, owned.get()); });
+  const Times copy = measure(stream, seconds, [&] {
+    api->copy(buffer, other, bytes, hvd::device::Direction::kOnDevice, owned.get());
+  });
   report(model, "one copy of all bytes", traffic, copy, copy.device);
   const auto pack = [&](const CopyForm& form, bool to_buffer) {
-    return measure(stream, seconds, [&] { context.plans().run(pieces, form, buffer, to_buffer, 0.5, owned.get()); });
+    return measure(stream, seconds,
+                   [&] { context.plans().run(pieces, form, buffer, to_buffer, 0.5, owned.get()); });
   };
   const CopyForm plain{};
   const CopyForm scaled{DataType::kFloat32, DataType::kFloat32, true};
@@ -113,7 +124,8 @@ int main(int argc, char** argv) {
   report(model, "pack, scale and cast to bf16", traffic * 3 / 4, pack(cast, true), copy.device);
   const Times each = measure(stream, seconds, [&] {
     for (const Piece& piece : pieces) {
-      api->copy(buffer + piece.offset, piece.tensor, piece.count * sizeof(float), hvd::device::Direction::kOnDevice, owned.get());
+      api->copy(buffer + piece.offset, piece.tensor, piece.count * sizeof(float),
+                hvd::device::Direction::kOnDevice, owned.get());
     }
   });
   report(model, "a copy per tensor", traffic, each, copy.device);

@@ -15,12 +15,15 @@ namespace {
 constexpr std::uint64_t kAlignment = 4;  ///< elements; 16 bytes, as in the runtime's buffer
 
 void require(cudaError_t result, const char* what) {
-  if (result != cudaSuccess) throw std::runtime_error(std::string("gpu_step_bench: ") + what + ": " + cudaGetErrorString(result));
+  if (result != cudaSuccess)
+    throw std::runtime_error(std::string("gpu_step_bench: ") + what + ": " +
+                             cudaGetErrorString(result));
 }
 
 std::shared_ptr<device::Api> cuda() {
   auto api = device::make_cuda_api();
-  if (api->device_count() == 0) throw std::runtime_error("gpu_step_bench: hvd finds no GPU: " + device::describe_cuda());
+  if (api->device_count() == 0)
+    throw std::runtime_error("gpu_step_bench: hvd finds no GPU: " + device::describe_cuda());
   return api;
 }
 
@@ -28,12 +31,17 @@ std::shared_ptr<device::Api> cuda() {
 
 struct PackCall::State {
   State(int device, const std::vector<Tensor>& tensors, void* into, void* on)
-      : api(cuda()), context(api, device), guard(*api, device), buffer(static_cast<std::byte*>(into)), stream{on} {
+      : api(cuda()),
+        context(api, device),
+        guard(*api, device),
+        buffer(static_cast<std::byte*>(into)),
+        stream{on} {
     std::vector<std::uint64_t> counts;
     for (const Tensor& tensor : tensors) counts.push_back(tensor.count);
     const std::vector<std::uint64_t> places = offsets(counts);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      pieces.push_back({static_cast<std::byte*>(tensors[i].data), places[i] * sizeof(float), tensors[i].count});
+      pieces.push_back(
+          {static_cast<std::byte*>(tensors[i].data), places[i] * sizeof(float), tensors[i].count});
     }
     require(cudaEventCreate(&begin), "cudaEventCreate");
     require(cudaEventCreate(&end), "cudaEventCreate");
@@ -57,7 +65,8 @@ struct PackCall::State {
 
 std::vector<std::uint64_t> PackCall::offsets(const std::vector<std::uint64_t>& counts) {
   std::vector<std::uint64_t> places = {0};
-  for (const std::uint64_t count : counts) places.push_back(places.back() + (count + kAlignment - 1) / kAlignment * kAlignment);
+  for (const std::uint64_t count : counts)
+    places.push_back(places.back() + (count + kAlignment - 1) / kAlignment * kAlignment);
   return places;
 }
 
@@ -67,7 +76,8 @@ PackCall::~PackCall() = default;
 
 void PackCall::run(double factor) {
   const device::CopyForm scaled{DataType::kFloat32, DataType::kFloat32, true};
-  state_->context.plans().run(state_->pieces, scaled, state_->buffer, /*to_buffer=*/true, factor, state_->stream);
+  state_->context.plans().run(state_->pieces, scaled, state_->buffer, /*to_buffer=*/true, factor,
+                              state_->stream);
 }
 
 PackCall::Times PackCall::time(int repeats, const std::function<void()>& call) {
@@ -76,7 +86,8 @@ PackCall::Times PackCall::time(int repeats, const std::function<void()>& call) {
   require(cudaEventRecord(state_->begin, stream), "cudaEventRecord");
   const auto from = std::chrono::steady_clock::now();
   for (int i = 0; i < repeats; ++i) call();
-  const double host = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
+  const double host =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
   require(cudaEventRecord(state_->end, stream), "cudaEventRecord");
   require(cudaEventSynchronize(state_->end), "cudaEventSynchronize");
   float milliseconds = 0;

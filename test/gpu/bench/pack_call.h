@@ -8,8 +8,9 @@
 
 namespace hvd::bench {
 
-/// hvd's batched copy and the clock of the device, for a program that uses LibTorch's CUDA too: this header and its source include neither
-/// LibTorch nor, respectively, CUDA, so that the two never meet in one file. The contexts of both are the device's primary one.
+/// hvd's batched copy and the clock of the device, for a program that uses LibTorch's CUDA too:
+/// this header and its source include neither LibTorch nor, respectively, CUDA, so that the two
+/// never meet in one file. The contexts of both are the device's primary one.
 class PackCall {
  public:
   struct Tensor {

@@ -58,12 +58,15 @@ bool run_pack_match(torch::Device device, double seconds) {
     tensors.push_back({gradients.back().mutable_data_ptr(), counts.back()});
   }
   const std::vector<std::uint64_t> offsets = PackCall::offsets(counts);
-  const auto zeros = [&] { return torch::zeros({static_cast<std::int64_t>(offsets.back())}, device); };
+  const auto zeros = [&] {
+    return torch::zeros({static_cast<std::int64_t>(offsets.back())}, device);
+  };
   const torch::Tensor theirs = zeros();
   const torch::Tensor ours = zeros();
   std::vector<torch::Tensor> views;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    views.push_back(theirs.narrow(0, static_cast<std::int64_t>(offsets[i]), gradients[i].numel()).view(gradients[i].sizes()));
+    views.push_back(theirs.narrow(0, static_cast<std::int64_t>(offsets[i]), gradients[i].numel())
+                        .view(gradients[i].sizes()));
   }
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device);
   PackCall pack(device.index(), tensors, ours.mutable_data_ptr(), stream.native_handle());

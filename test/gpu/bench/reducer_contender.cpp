@@ -15,24 +15,33 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using BackendType = c10d::ProcessGroup::BackendType;
 
-/// What a job of one rank has to add: nothing. The result is in order on the current stream as it is.
+/// What a job of one rank has to add: nothing. The result is in order on the current stream as it
+/// is.
 class NoExchange final : public c10d::Backend {
  public:
   NoExchange() : Backend(/*rank=*/0, /*size=*/1) {}
   const std::string getBackendName() const override { return "no-exchange"; }
 
-  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override { return done(tensors); }
-  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override { return done(tensors); }
+  c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors,
+                                           const c10d::AllreduceOptions&) override {
+    return done(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
+                                           const c10d::BroadcastOptions&) override {
+    return done(tensors);
+  }
 
  private:
   static c10::intrusive_ptr<c10d::Work> done(const Tensors& tensors) {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(c10::IValue(tensors));
     return c10d::Work::create_from_future(future);
   }
 };
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Backend>& backend, BackendType type, at::Device device) {
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                  BackendType type, at::Device device) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/1);
   group->setBackend(device.type(), type, backend);
   group->setDefaultBackend(type);
@@ -41,7 +50,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d:
 
 class ReducerTraining final : public TrainingContender {
  public:
-  ReducerTraining(const std::string& name, const TrainingData& data, c10::intrusive_ptr<c10d::Backend> backend, BackendType type)
+  ReducerTraining(const std::string& name, const TrainingData& data,
+                  c10::intrusive_ptr<c10d::Backend> backend, BackendType type)
       : TrainingContender(name, data),
         backend_(std::move(backend)),
         parameters_(model()->parameters()),
@@ -56,7 +66,8 @@ class ReducerTraining final : public TrainingContender {
   void clear() override {
     for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   }
-  // What DistributedDataParallel's forward does, but for the broadcast of buffers, which hvd does not do either.
+  // What DistributedDataParallel's forward does, but for the broadcast of buffers, which hvd does
+  // not do either.
   void before_backward() override {
     reducer_->rebuild_buckets();
     reducer_->prepare_for_backward({});
@@ -70,12 +81,18 @@ class ReducerTraining final : public TrainingContender {
 
 }  // namespace
 
-std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name, const TrainingData& data) {
-  if (hvd::size() != 1) throw std::runtime_error("it is measured with one rank only, and this job has " + std::to_string(hvd::size()));
+std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name,
+                                                          const TrainingData& data) {
+  if (hvd::size() != 1)
+    throw std::runtime_error("it is measured with one rank only, and this job has " +
+                             std::to_string(hvd::size()));
   if (name == "reducer-no-exchange") {
-    return std::make_unique<ReducerTraining>(name, data, c10::make_intrusive<NoExchange>(), BackendType::CUSTOM);
+    return std::make_unique<ReducerTraining>(name, data, c10::make_intrusive<NoExchange>(),
+                                             BackendType::CUSTOM);
   }
-  if (name != "ddp") throw std::invalid_argument("gpu_step_bench: there is no contender '" + name + "'; expected ddp or reducer-no-exchange");
+  if (name != "ddp")
+    throw std::invalid_argument("gpu_step_bench: there is no contender '" + name +
+                                "'; expected ddp or reducer-no-exchange");
   if (!data.images.is_cuda()) throw std::runtime_error("NCCL works on GPUs only");
   return std::make_unique<ReducerTraining>(name, data, make_nccl_group(), BackendType::NCCL);
 }

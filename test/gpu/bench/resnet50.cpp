@@ -10,8 +10,10 @@ namespace {
 
 namespace nn = torch::nn;
 
-nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
-  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel,
+                       std::int64_t stride) {
+  return nn::Conv2d(
+      nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
 class BottleneckImpl : public nn::Module {
@@ -24,9 +26,11 @@ class BottleneckImpl : public nn::Module {
     middle_norm_ = register_module("middle_norm", nn::BatchNorm2d(width));
     widen_ = register_module("widen", convolution(width, out, 1, 1));
     widen_norm_ = register_module("widen_norm", nn::BatchNorm2d(out));
-    nn::init::zeros_(widen_norm_->weight);  // a block begins as the identity, so that the first steps are tame
+    nn::init::zeros_(
+        widen_norm_->weight);  // a block begins as the identity, so that the first steps are tame
     if (stride == 1 && in == out) return;
-    project_ = register_module("project", nn::Sequential(convolution(in, out, 1, stride), nn::BatchNorm2d(out)));
+    project_ = register_module(
+        "project", nn::Sequential(convolution(in, out, 1, stride), nn::BatchNorm2d(out)));
   }
 
   torch::Tensor forward(const torch::Tensor& x) {
@@ -62,12 +66,14 @@ nn::Sequential make_stages() {
 }  // namespace
 
 ResNet50Impl::ResNet50Impl()
-    : conv_(register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false)))),
+    : conv_(register_module(
+          "conv", nn::Conv2d(nn::Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false)))),
       norm_(register_module("norm", nn::BatchNorm2d(64))),
       stages_(register_module("stages", make_stages())),
       classify_(register_module("classify", nn::Linear(2048, 1000))) {
   for (const auto& module : modules(/*include_self=*/false)) {
-    if (auto* const found = module->as<nn::Conv2d>()) nn::init::kaiming_normal_(found->weight, 0, torch::kFanOut, torch::kReLU);
+    if (auto* const found = module->as<nn::Conv2d>())
+      nn::init::kaiming_normal_(found->weight, 0, torch::kFanOut, torch::kReLU);
   }
 }
 

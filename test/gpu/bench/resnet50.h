@@ -8,7 +8,8 @@
 
 namespace hvd::bench {
 
-/// ResNet-50 (He et al. 2015), with the stride in the 3x3 convolution as torchvision has it: 161 parameter tensors, 25.6 million elements.
+/// ResNet-50 (He et al. 2015), with the stride in the 3x3 convolution as torchvision has it: 161
+/// parameter tensors, 25.6 million elements.
 class ResNet50Impl : public torch::nn::Module {
  public:
   ResNet50Impl();

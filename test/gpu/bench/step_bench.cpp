@@ -1,5 +1,6 @@
-// What wrapping an optimizer costs a training step: ResNet-50 in bfloat16 with bare LibTorch, with hvd, and with the engine of
-// DistributedDataParallel, in turns within one run; and hvd's pack against LibTorch's. Writes a line of JSON per measurement.
+// What wrapping an optimizer costs a training step: ResNet-50 in bfloat16 with bare LibTorch, with
+// hvd, and with the engine of DistributedDataParallel, in turns within one run; and hvd's pack
+// against LibTorch's. Writes a line of JSON per measurement.
 //   mpirun -np 1 gpu_step_bench [--batch 64] [--seconds 60]
 // Ends with 1 when contenders that begin with the same values do not end with the same loss.
 #include <ATen/Context.h>
@@ -44,7 +45,9 @@ constexpr double kSampleSeconds = 0.3;
 constexpr double kTargetPercent = 0.3;
 constexpr double kTargetMicroseconds = 50;
 
-double microseconds_since(Clock::time_point from) { return std::chrono::duration<double, std::micro>(Clock::now() - from).count(); }
+double microseconds_since(Clock::time_point from) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
+}
 
 void print(const Json& line) {
   if (hvd::rank() != 0) return;
@@ -60,10 +63,12 @@ void finish(torch::Device device) {
 
 Contenders make_contenders(const TrainingData& data) {
   Contenders made;
-  for (const char* const name : {"bare", "hvd", "hvd-copy", "hvd-bf16"}) made.push_back(make_training_contender(name, data));
+  for (const char* const name : {"bare", "hvd", "hvd-copy", "hvd-bf16"})
+    made.push_back(make_training_contender(name, data));
   for (const char* const name : {"ddp", "reducer-no-exchange"}) {
     try {
-      // One that only shows whether it works here, so that the one that is measured begins with the same values as the others.
+      // One that only shows whether it works here, so that the one that is measured begins with the
+      // same values as the others.
       make_reducer_contender(name, data)->step().item();
       made.push_back(make_reducer_contender(name, data));
     } catch (const std::exception& error) {
@@ -74,8 +79,10 @@ Contenders make_contenders(const TrainingData& data) {
   return made;
 }
 
-/// How far the parameter that is furthest off is from where it should be, as a fraction of the way there. 1: it was not trained.
-double worst_parameter(const std::vector<torch::Tensor>& start, const std::vector<torch::Tensor>& expected,
+/// How far the parameter that is furthest off is from where it should be, as a fraction of the way
+/// there. 1: it was not trained.
+double worst_parameter(const std::vector<torch::Tensor>& start,
+                       const std::vector<torch::Tensor>& expected,
                        const std::vector<torch::Tensor>& found) {
   double worst = 0;
   for (std::size_t i = 0; i < start.size(); ++i) {
@@ -86,8 +93,9 @@ double worst_parameter(const std::vector<torch::Tensor>& start, const std::vecto
   return worst;
 }
 
-/// Whether the contenders, which begin with the same values, come to where the first one comes: with the loss, within a fraction of what it
-/// has changed, and with every parameter, unless gradients were rounded.
+/// Whether the contenders, which begin with the same values, come to where the first one comes:
+/// with the loss, within a fraction of what it has changed, and with every parameter, unless
+/// gradients were rounded.
 bool verify(const Contenders& contenders) {
   // So that only the exchange can make a difference.
   at::globalContext().setBenchmarkCuDNN(false);
@@ -105,12 +113,14 @@ bool verify(const Contenders& contenders) {
       expected = contender->values();
     }
     const double change = std::abs(first - expected_loss);
-    // Gradients of 8 bits take another way through a landscape as rough as that of a small batch, to about the same height.
+    // Gradients of 8 bits take another way through a landscape as rough as that of a small batch,
+    // to about the same height.
     const bool rounded = contender->name() == "hvd-bf16";
     const double allowed = (rounded ? 0.2 : 0.05) * change;
     const double worst = worst_parameter(start, expected, contender->values());
     // Without a change there would be nothing to compare.
-    const bool same = change >= kLeastChange && std::abs(last - expected_loss) <= allowed && (rounded || worst <= kWorstParameter);
+    const bool same = change >= kLeastChange && std::abs(last - expected_loss) <= allowed &&
+                      (rounded || worst <= kWorstParameter);
     all_same = all_same && same;
     print({{"part", "verify"},
            {"contender", contender->name()},
@@ -124,7 +134,8 @@ bool verify(const Contenders& contenders) {
   }
   at::globalContext().setDeterministicCuDNN(false);
   at::globalContext().setBenchmarkCuDNN(true);
-  return hvd::allreduce(torch::tensor(all_same ? 1 : 0), {.name = "same", .op = ReduceOp::kMin}).item<int>() == 1;
+  return hvd::allreduce(torch::tensor(all_same ? 1 : 0), {.name = "same", .op = ReduceOp::kMin})
+             .item<int>() == 1;
 }
 
 // --- Measuring ---
@@ -140,7 +151,8 @@ struct Plan {
   int rounds = 1;
 };
 
-void take_sample(TrainingContender& contender, const Settings& settings, int steps, torch::Device device, Samples& into) {
+void take_sample(TrainingContender& contender, const Settings& settings, int steps,
+                 torch::Device device, Samples& into) {
   // hvd learns what a step consists of; after another contender's steps it learns anew.
   for (int i = 0; i < settings.settle; ++i) contender.step();
   finish(device);
@@ -163,29 +175,35 @@ Plan make_plan(const Contenders& contenders, const Settings& settings, torch::De
   const double step = samples.step.front() / 1e6;
   Plan plan;
   plan.steps = static_cast<int>(std::clamp(kSampleSeconds / step, 1.0, 1000.0));
-  const double round = step * (plan.steps + settings.settle) * static_cast<double>(contenders.size());
+  const double round =
+      step * (plan.steps + settings.settle) * static_cast<double>(contenders.size());
   plan.rounds = static_cast<int>(std::clamp(settings.seconds / round, 2.0, 10000.0));
   return {hvd::broadcast_object(plan.steps), hvd::broadcast_object(plan.rounds)};
 }
 
-std::vector<Samples> measure(const Contenders& contenders, const Plan& plan, const Settings& settings, torch::Device device) {
+std::vector<Samples> measure(const Contenders& contenders, const Plan& plan,
+                             const Settings& settings, torch::Device device) {
   std::vector<Samples> samples(contenders.size());
   std::vector<std::size_t> order(contenders.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937 random(1);  // the same order on every rank
   for (int round = 0; round < plan.rounds; ++round) {
     std::shuffle(order.begin(), order.end(), random);
-    for (const std::size_t which : order) take_sample(*contenders[which], settings, plan.steps, device, samples[which]);
+    for (const std::size_t which : order)
+      take_sample(*contenders[which], settings, plan.steps, device, samples[which]);
   }
   return samples;
 }
 
 // --- Report ---
 
-Json describe(const std::string& name, const Samples& samples, const Samples& bare, const Plan& plan, const Settings& settings) {
-  // A round's samples were taken one after the other, so what slows the machine down for a while is in both and cancels out.
+Json describe(const std::string& name, const Samples& samples, const Samples& bare,
+              const Plan& plan, const Settings& settings) {
+  // A round's samples were taken one after the other, so what slows the machine down for a while is
+  // in both and cancels out.
   std::vector<double> added;
-  for (std::size_t i = 0; i < samples.step.size(); ++i) added.push_back(samples.step[i] - bare.step[i]);
+  for (std::size_t i = 0; i < samples.step.size(); ++i)
+    added.push_back(samples.step[i] - bare.step[i]);
   const double percent = 100 / percentile(bare.step, 0.5);
   Json line = {{"part", "step"},
                {"model", "resnet50"},
@@ -203,7 +221,8 @@ Json describe(const std::string& name, const Samples& samples, const Samples& ba
   line["added_us"] = median;
   line["added_us_quartiles"] = {percentile(added, 0.25), percentile(added, 0.75)};
   line["added_percent"] = median * percent;
-  line["added_percent_quartiles"] = {percentile(added, 0.25) * percent, percentile(added, 0.75) * percent};
+  line["added_percent_quartiles"] = {percentile(added, 0.25) * percent,
+                                     percentile(added, 0.75) * percent};
   if (name == "hvd") {
     line["target"] = "0.3 % or 50 us";
     line["reached"] = median <= kTargetMicroseconds || median * percent <= kTargetPercent;
@@ -228,7 +247,8 @@ int run(const Settings& settings) {
   same = verify(contenders) && same;
   const Plan plan = make_plan(contenders, settings, device);
   const std::vector<Samples> samples = measure(contenders, plan, settings, device);
-  for (std::size_t i = 0; i < contenders.size(); ++i) print(describe(contenders[i]->name(), samples[i], samples.front(), plan, settings));
+  for (std::size_t i = 0; i < contenders.size(); ++i)
+    print(describe(contenders[i]->name(), samples[i], samples.front(), plan, settings));
   return same ? 0 : 1;
 }
 
@@ -239,15 +259,23 @@ int main(int argc, char** argv) {
   hvd::bench::Settings settings;
   CLI::App app("Measures what hvd adds to a step of ResNet-50.");
   app.add_option("--device", settings.device, "cuda, or cpu to see the program work")
-      ->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  app.add_option("--batch", settings.batch, "Images per step and rank")->check(CLI::Range(2, 4096))->capture_default_str();
-  app.add_option("--images", settings.side, "Height and width of an image")->check(CLI::Range(32, 1024))->capture_default_str();
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--batch", settings.batch, "Images per step and rank")
+      ->check(CLI::Range(2, 4096))
+      ->capture_default_str();
+  app.add_option("--images", settings.side, "Height and width of an image")
+      ->check(CLI::Range(32, 1024))
+      ->capture_default_str();
   app.add_option("--seconds", settings.seconds, "How long all contenders together are measured")
-      ->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
   app.add_option("--pack-seconds", settings.pack_seconds, "How long packing is measured")
-      ->check(CLI::Range(0.0, 600.0))->capture_default_str();
+      ->check(CLI::Range(0.0, 600.0))
+      ->capture_default_str();
   app.add_option("--settle", settings.settle, "Steps before each sample that are not measured")
-      ->check(CLI::Range(1, 100))->capture_default_str();
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   int result = 1;
   try {

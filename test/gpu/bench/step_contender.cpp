@@ -12,7 +12,8 @@ namespace hvd::bench {
 namespace {
 
 constexpr std::uint64_t kSeed = 1;
-constexpr double kLearningRate = 0.001;  // so small that the loss of the first steps depends on each of them
+constexpr double kLearningRate =
+    0.001;  // so small that the loss of the first steps depends on each of them
 constexpr std::int64_t kClasses = 1000;
 constexpr std::size_t kParameters = 161;
 
@@ -43,23 +44,27 @@ ResNet50 make_model(torch::Device device) {
   model->to(device);
   for (torch::Tensor& parameter : model->parameters()) {
     if (parameter.dim() == 4) {
-      // contiguous() would leave the strides of 1x1 kernels as they are, and gradients would come with others.
+      // contiguous() would leave the strides of 1x1 kernels as they are, and gradients would come
+      // with others.
       const auto options = parameter.options().memory_format(torch::MemoryFormat::ChannelsLast);
-      parameter.set_data(torch::empty(parameter.sizes(), options.requires_grad(false)).copy_(parameter.detach()));
+      parameter.set_data(
+          torch::empty(parameter.sizes(), options.requires_grad(false)).copy_(parameter.detach()));
     }
     ++parameters;
   }
   if (parameters != kParameters) {
-    throw std::logic_error("gpu_step_bench: ResNet-50 has " + std::to_string(kParameters) + " parameters, this model " +
-                           std::to_string(parameters));
+    throw std::logic_error("gpu_step_bench: ResNet-50 has " + std::to_string(kParameters) +
+                           " parameters, this model " + std::to_string(parameters));
   }
   return model;
 }
 
 class HvdTraining final : public TrainingContender {
  public:
-  HvdTraining(const std::string& name, const TrainingData& data, DistributedOptimizerOptions options)
-      : TrainingContender(name, data), distributed_(sgd(), model()->named_parameters(), std::move(options)) {}
+  HvdTraining(const std::string& name, const TrainingData& data,
+              DistributedOptimizerOptions options)
+      : TrainingContender(name, data),
+        distributed_(sgd(), model()->named_parameters(), std::move(options)) {}
 
  protected:
   void clear() override { distributed_.zero_grad(); }
@@ -73,7 +78,8 @@ class HvdTraining final : public TrainingContender {
 
 TrainingData::TrainingData(torch::Device device, std::int64_t batch, std::int64_t side) {
   torch::manual_seed(kSeed);
-  images = torch::randn({batch, 3, side, side}).contiguous(torch::MemoryFormat::ChannelsLast).to(device);
+  images =
+      torch::randn({batch, 3, side, side}).contiguous(torch::MemoryFormat::ChannelsLast).to(device);
   labels = torch::randint(kClasses, {batch}).to(device);
 }
 
@@ -81,13 +87,15 @@ TrainingContender::TrainingContender(std::string name, const TrainingData& data)
     : name_(std::move(name)),
       data_(data),
       model_(make_model(data.images.device())),
-      sgd_(std::make_unique<torch::optim::SGD>(model_->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(0.9))) {
+      sgd_(std::make_unique<torch::optim::SGD>(
+          model_->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(0.9))) {
   model_->train();
 }
 
 std::vector<torch::Tensor> TrainingContender::values() const {
   std::vector<torch::Tensor> copies;
-  for (const torch::Tensor& parameter : model_->parameters()) copies.push_back(parameter.detach().clone());
+  for (const torch::Tensor& parameter : model_->parameters())
+    copies.push_back(parameter.detach().clone());
   return copies;
 }
 
@@ -104,12 +112,19 @@ torch::Tensor TrainingContender::step() {
   return loss.detach();
 }
 
-std::unique_ptr<TrainingContender> make_training_contender(const std::string& name, const TrainingData& data) {
+std::unique_ptr<TrainingContender> make_training_contender(const std::string& name,
+                                                           const TrainingData& data) {
   if (name == "bare") return std::make_unique<TrainingContender>(name, data);
-  if (name == "hvd") return std::make_unique<HvdTraining>(name, data, DistributedOptimizerOptions{});
-  if (name == "hvd-copy") return std::make_unique<HvdTraining>(name, data, DistributedOptimizerOptions{.gradient_as_bucket_view = false});
-  if (name == "hvd-bf16") return std::make_unique<HvdTraining>(name, data, DistributedOptimizerOptions{.compression = Compression::kBFloat16});
-  throw std::invalid_argument("gpu_step_bench: there is no contender '" + name + "'; expected bare, hvd, hvd-copy or hvd-bf16");
+  if (name == "hvd")
+    return std::make_unique<HvdTraining>(name, data, DistributedOptimizerOptions{});
+  if (name == "hvd-copy")
+    return std::make_unique<HvdTraining>(
+        name, data, DistributedOptimizerOptions{.gradient_as_bucket_view = false});
+  if (name == "hvd-bf16")
+    return std::make_unique<HvdTraining>(
+        name, data, DistributedOptimizerOptions{.compression = Compression::kBFloat16});
+  throw std::invalid_argument("gpu_step_bench: there is no contender '" + name +
+                              "'; expected bare, hvd, hvd-copy or hvd-bf16");
 }
 
 }  // namespace hvd::bench

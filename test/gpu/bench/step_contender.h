@@ -12,7 +12,8 @@
 
 namespace hvd::bench {
 
-/// What every contender trains on: images that are drawn once, the same on every rank, so that a mean over ranks is the gradient of one.
+/// What every contender trains on: images that are drawn once, the same on every rank, so that a
+/// mean over ranks is the gradient of one.
 struct TrainingData {
   torch::Tensor images;  ///< [N, 3, side, side], float32, channels-last
   torch::Tensor labels;  ///< [N]
@@ -20,8 +21,8 @@ struct TrainingData {
   TrainingData(torch::Device device, std::int64_t batch, std::int64_t side);
 };
 
-/// Trains a ResNet-50 of its own in bfloat16 (autocast), channels-last, by SGD with momentum; and the places where others differ from
-/// bare LibTorch. All begin with the same values.
+/// Trains a ResNet-50 of its own in bfloat16 (autocast), channels-last, by SGD with momentum; and
+/// the places where others differ from bare LibTorch. All begin with the same values.
 class TrainingContender {
  public:
   /// @param data must outlive it
@@ -53,11 +54,14 @@ class TrainingContender {
 
 /// "bare", "hvd", "hvd-copy" (gradients are not views into buckets) or "hvd-bf16" (compressed).
 /// @throws std::invalid_argument for another name
-std::unique_ptr<TrainingContender> make_training_contender(const std::string& name, const TrainingData& data);
+std::unique_ptr<TrainingContender> make_training_contender(const std::string& name,
+                                                           const TrainingData& data);
 
-/// c10d::Reducer, the engine of DistributedDataParallel: over NCCL ("ddp"), or, in a job of one rank, where there is nothing to add, over a
-/// backend whose allreduce does nothing at all ("reducer-no-exchange"), which is the least that DistributedDataParallel could cost.
-/// One rank only. @throws std::runtime_error that says why there is none
-std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name, const TrainingData& data);
+/// c10d::Reducer, the engine of DistributedDataParallel: over NCCL ("ddp"), or, in a job of one
+/// rank, where there is nothing to add, over a backend whose allreduce does nothing at all
+/// ("reducer-no-exchange"), which is the least that DistributedDataParallel could cost. One rank
+/// only. @throws std::runtime_error that says why there is none
+std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name,
+                                                          const TrainingData& data);
 
 }  // namespace hvd::bench

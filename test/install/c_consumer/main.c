@@ -24,7 +24,8 @@ int main(void) {
   average.output_bytes = sizeof gradient;
   if (hvd_run(&average, NULL) != HVD_OK) return failed("average");
 
-  /* Rank r has r + 1 samples; everybody gets all of them, in rank order, in memory of the library. */
+  /* Rank r has r + 1 samples; everybody gets all of them, in rank order, in memory of the library.
+   */
   double samples[64];
   const int64_t mine[1] = {rank % 64 + 1};
   for (int i = 0; i < (int)mine[0]; ++i) samples[i] = rank + 0.1 * i;
@@ -39,11 +40,12 @@ int main(void) {
   hvd_result_t all = HVD_RESULT_INIT;
   if (hvd_submit(&gather, &operation) != HVD_OK) return failed("submit samples");
   /* ... other work ... */
-  if (hvd_wait(operation) != HVD_OK || hvd_operation_result(operation, &all) != HVD_OK) return failed("samples");
+  if (hvd_wait(operation) != HVD_OK || hvd_operation_result(operation, &all) != HVD_OK)
+    return failed("samples");
 
   if (rank == 0) {
-    printf("%d ranks: average %.2f %.2f %.2f, %d samples\n", size, gradient[0], gradient[1], gradient[2],
-           (int)(all.bytes / sizeof(double)));
+    printf("%d ranks: average %.2f %.2f %.2f, %d samples\n", size, gradient[0], gradient[1],
+           gradient[2], (int)(all.bytes / sizeof(double)));
   }
   hvd_operation_free(operation);
   return hvd_shutdown() == HVD_OK ? 0 : failed("hvd_shutdown");

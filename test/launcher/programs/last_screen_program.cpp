@@ -1,5 +1,5 @@
-// last_screen_program SEED: one rank of a job of the campaign of last screens. A training-like loop in which one rank goes wrong as the
-// seed says, and the others meet whatever follows.
+// last_screen_program SEED: one rank of a job of the campaign of last screens. A training-like loop
+// in which one rank goes wrong as the seed says, and the others meet whatever follows.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <mpi.h>
@@ -33,15 +33,26 @@ int rank_by_launcher() {
 
 void strike(const Plan& plan) {
   switch (plan.fault) {
-    case Fault::kThrow: throw std::runtime_error(what_of(plan));
-    case Fault::kBadAlloc: throw std::bad_alloc();
-    case Fault::kExit: std::exit(plan.code);
-    case Fault::kExitZero: std::exit(0);
-    case Fault::kSignal: ::raise(plan.signal); break;
-    case Fault::kAbort: std::abort();
-    case Fault::kMpiAbort: MPI_Abort(MPI_COMM_WORLD, plan.code); break;
-    case Fault::kStall: stall();
-    case Fault::kMismatch: break;
+    case Fault::kThrow:
+      throw std::runtime_error(what_of(plan));
+    case Fault::kBadAlloc:
+      throw std::bad_alloc();
+    case Fault::kExit:
+      std::exit(plan.code);
+    case Fault::kExitZero:
+      std::exit(0);
+    case Fault::kSignal:
+      ::raise(plan.signal);
+      break;
+    case Fault::kAbort:
+      std::abort();
+    case Fault::kMpiAbort:
+      MPI_Abort(MPI_COMM_WORLD, plan.code);
+      break;
+    case Fault::kStall:
+      stall();
+    case Fault::kMismatch:
+      break;
   }
 }
 
@@ -58,7 +69,8 @@ Submission allreduce(std::vector<float>& memory, const std::string& name) {
   Submission submission;
   submission.name = name;
   const auto count = static_cast<std::int64_t>(memory.size());
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()), count, DataType::kFloat32, {}, {count}};
+  submission.input = {
+      reinterpret_cast<std::byte*>(memory.data()), count, DataType::kFloat32, {}, {count}};
   submission.output = submission.input;
   return submission;
 }
@@ -67,9 +79,12 @@ void run_step(const Plan& plan, int step) {
   strike_at(Moment::kInStep, plan, step);
   strike_at(Moment::kInThread, plan, step);
   // hvd may be at work on them when an exception has left this function.
-  static std::deque<std::vector<std::vector<float>>>& kept = *new std::deque<std::vector<std::vector<float>>>;
-  std::vector<std::vector<float>>& gradients = kept.emplace_back(3, std::vector<float>(20'000, 1.0F));
-  if (plan.fault == Fault::kMismatch && rank_by_launcher() == plan.victim && step == plan.step) gradients[1].resize(7);
+  static std::deque<std::vector<std::vector<float>>>& kept =
+      *new std::deque<std::vector<std::vector<float>>>;
+  std::vector<std::vector<float>>& gradients =
+      kept.emplace_back(3, std::vector<float>(20'000, 1.0F));
+  if (plan.fault == Fault::kMismatch && rank_by_launcher() == plan.victim && step == plan.step)
+    gradients[1].resize(7);
   std::vector<Operation> operations;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (i == 1) strike_at(Moment::kAmongSubmits, plan, step);

@@ -15,7 +15,8 @@ struct Watch {
   std::mutex mutex;
   CudaSupport support = CudaSupport::kAsItIs;
   FakeGpu* gpu = nullptr;
-  std::multimap<MPI_Request, int> accesses;  // under way; messages that end at once may share a request
+  std::multimap<MPI_Request, int>
+      accesses;  // under way; messages that end at once may share a request
   int started = 0;
 };
 
@@ -27,7 +28,8 @@ Watch& watch() {
 void check_device(const Watch& state, const char* call) {
   if (state.gpu == nullptr || state.accesses.empty() || FakeGpu::device_is_current()) return;
   const std::lock_guard lock(state.gpu->mutex());
-  state.gpu->fault(std::string(call) + " without the device made current, while MPI moves its memory");
+  state.gpu->fault(std::string(call) +
+                   " without the device made current, while MPI moves its memory");
 }
 
 void looks(const char* call) {
@@ -49,19 +51,25 @@ int begins(const void* data, int count, bool writes) {
     state.gpu->fault("a message of the device's memory without the device made current");
   }
   ++state.started;
-  return state.gpu->host_begins(0, {static_cast<const std::byte*>(data), static_cast<std::size_t>(count), writes});
+  return state.gpu->host_begins(
+      0, {static_cast<const std::byte*>(data), static_cast<std::size_t>(count), writes});
 }
 
 /// The requests that are null afterwards have ended.
 class Ending {
  public:
-  Ending(const char* call, int count, const MPI_Request* requests) : requests_(requests), before_(requests, requests + count) { looks(call); }
+  Ending(const char* call, int count, const MPI_Request* requests)
+      : requests_(requests), before_(requests, requests + count) {
+    looks(call);
+  }
   void look() const {
     Watch& state = watch();
     const std::lock_guard lock(state.mutex);
     for (std::size_t i = 0; i < before_.size(); ++i) {
       const auto access = state.accesses.find(before_[i]);
-      if (before_[i] == MPI_REQUEST_NULL || requests_[i] != MPI_REQUEST_NULL || access == state.accesses.end()) continue;
+      if (before_[i] == MPI_REQUEST_NULL || requests_[i] != MPI_REQUEST_NULL ||
+          access == state.accesses.end())
+        continue;
       if (state.gpu != nullptr) state.gpu->host_ends(0, access->second);
       state.accesses.erase(access);
     }
@@ -73,7 +81,8 @@ class Ending {
 };
 
 template <class Start>
-int start(const char* call, const void* data, int count, bool writes, MPI_Request* request, const Start& start_message) {
+int start(const char* call, const void* data, int count, bool writes, MPI_Request* request,
+          const Start& start_message) {
   Watch& state = watch();
   const std::lock_guard lock(state.mutex);
   check_device(state, call);
@@ -120,19 +129,25 @@ int MPIX_Query_cuda_support() {
   return support == CudaSupport::kYes ? 1 : 0;
 }
 
-int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm communicator, MPI_Request* request) {
-  return hvd::testing::start("MPI_Isend", data, count, false, request,
-                             [&] { return PMPI_Isend(data, count, type, to, tag, communicator, request); });
+int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag,
+              MPI_Comm communicator, MPI_Request* request) {
+  return hvd::testing::start("MPI_Isend", data, count, false, request, [&] {
+    return PMPI_Isend(data, count, type, to, tag, communicator, request);
+  });
 }
-int MPI_Irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm communicator, MPI_Request* request) {
-  return hvd::testing::start("MPI_Irecv", data, count, true, request,
-                             [&] { return PMPI_Irecv(data, count, type, from, tag, communicator, request); });
+int MPI_Irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm communicator,
+              MPI_Request* request) {
+  return hvd::testing::start("MPI_Irecv", data, count, true, request, [&] {
+    return PMPI_Irecv(data, count, type, from, tag, communicator, request);
+  });
 }
-int MPI_Imrecv(void* data, int count, MPI_Datatype type, MPI_Message* message, MPI_Request* request) {
+int MPI_Imrecv(void* data, int count, MPI_Datatype type, MPI_Message* message,
+               MPI_Request* request) {
   hvd::testing::looks("MPI_Imrecv");
   return PMPI_Imrecv(data, count, type, message, request);
 }
-int MPI_Improbe(int from, int tag, MPI_Comm communicator, int* found, MPI_Message* message, MPI_Status* status) {
+int MPI_Improbe(int from, int tag, MPI_Comm communicator, int* found, MPI_Message* message,
+                MPI_Status* status) {
   hvd::testing::looks("MPI_Improbe");
   return PMPI_Improbe(from, tag, communicator, found, message, status);
 }
@@ -148,7 +163,8 @@ int MPI_Testall(int count, MPI_Request requests[], int* done, MPI_Status statuse
   ending.look();
   return code;
 }
-int MPI_Testsome(int count, MPI_Request requests[], int* done, int indices[], MPI_Status statuses[]) {
+int MPI_Testsome(int count, MPI_Request requests[], int* done, int indices[],
+                 MPI_Status statuses[]) {
   const hvd::testing::Ending ending("MPI_Testsome", count, requests);
   const int code = PMPI_Testsome(count, requests, done, indices, statuses);
   ending.look();

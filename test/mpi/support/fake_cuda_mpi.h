@@ -2,8 +2,9 @@
 
 #include "support/fake_gpu.h"
 
-/// An MPI that takes pointers to the memory of a simulated GPU: the real MPI, which can read and write it because it is the host's, with
-/// functions in front of MPI's that watch what is asked of it.
+/// An MPI that takes pointers to the memory of a simulated GPU: the real MPI, which can read and
+/// write it because it is the host's, with functions in front of MPI's that watch what is asked of
+/// it.
 ///
 /// One per process, as MPI. Thread-safe.
 namespace hvd::testing {
@@ -14,8 +15,9 @@ void pretend_cuda_support(CudaSupport);
 /// What the MPI at hand says.
 bool real_cuda_support();
 
-/// Each message from or to the GPU's memory is an access by the host from its start to its end, in the name of the Api's rank 0; a call that
-/// may get such a message on without the device made current is a fault. Null: nobody watches any more.
+/// Each message from or to the GPU's memory is an access by the host from its start to its end, in
+/// the name of the Api's rank 0; a call that may get such a message on without the device made
+/// current is a fault. Null: nobody watches any more.
 void watch_messages(FakeGpu*);
 /// Messages from or to the GPU's memory that were started since the last call.
 int take_device_messages();

@@ -5,7 +5,8 @@
 
 namespace hvd::testing {
 
-/// While it lives, ranks that join a world pretend to be on these hosts: one letter per rank, "aabb".
+/// While it lives, ranks that join a world pretend to be on these hosts: one letter per rank,
+/// "aabb".
 class PretendHosts {
  public:
   explicit PretendHosts(const std::string& letters) {

@@ -9,12 +9,15 @@
 
 namespace hvd::conformance {
 
-/// A channel of an MPI world of its own, for all ranks or all but rank 0. `Backend` is made of a world and a tuning.
+/// A channel of an MPI world of its own, for all ranks or all but rank 0. `Backend` is made of a
+/// world and a tuning.
 template <class Backend, class Tuning>
 class MpiHarness final : public Harness {
  public:
   MpiHarness(const Tuning& tuning, bool without_rank_0)
-      : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})), plane_(mpi::make_mpi_control_plane(world_)), backend_(world_, tuning) {
+      : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})),
+        plane_(mpi::make_mpi_control_plane(world_)),
+        backend_(world_, tuning) {
     ChannelSpec spec{.process_set = without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
     if (without_rank_0) spec.ranks.erase(spec.ranks.begin());
     const auto own = std::find(spec.ranks.begin(), spec.ranks.end(), testing::mpi_rank());

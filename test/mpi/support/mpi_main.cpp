@@ -36,7 +36,8 @@ class FailurePrinter final : public ::testing::EmptyTestEventListener {
 
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_, result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
+    std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_,
+                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
                  result.message());
   }
 
@@ -55,7 +56,8 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  // OnTestEnd is called in reverse order, so the printer, which comes first, sees the failures that are added here.
+  // OnTestEnd is called in reverse order, so the printer, which comes first, sees the failures that
+  // are added here.
   if (rank != 0) {
     delete listeners.Release(listeners.default_result_printer());
     listeners.Append(std::make_unique<FailurePrinter>(rank).release());

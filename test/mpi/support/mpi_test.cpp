@@ -16,7 +16,8 @@ void wait_until(Duration timeout, const char* what, const std::function<bool()>&
   const SteadyClock clock;
   const TimePoint end = clock.now() + timeout;
   while (!done()) {
-    if (clock.now() > end) throw Error("rank " + std::to_string(mpi_rank()) + " waited in vain for " + what);
+    if (clock.now() > end)
+      throw Error("rank " + std::to_string(mpi_rank()) + " waited in vain for " + what);
     sched_yield();
   }
 }
@@ -51,7 +52,8 @@ bool complete_all(std::vector<Work*> works, Duration timeout) {
   const SteadyClock clock;
   const TimePoint end = clock.now() + timeout;
   std::erase(works, nullptr);
-  while (!works.empty() && clock.now() < end) std::erase_if(works, [](Work* work) { return work->progress(); });
+  while (!works.empty() && clock.now() < end)
+    std::erase_if(works, [](Work* work) { return work->progress(); });
   return works.empty();
 }
 
@@ -65,7 +67,8 @@ std::vector<std::string> shared_memory_left_behind() {
   const auto exists = [](const std::string& path) { return std::filesystem::exists(path); };
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().starts_with("hvd-")) names.push_back(entry.path().string());
+    if (entry.path().filename().string().starts_with("hvd-"))
+      names.push_back(entry.path().string());
   }
   const SteadyClock clock;
   const TimePoint end = clock.now() + std::chrono::seconds(5);

@@ -7,8 +7,8 @@
 #include "control/control_plane.h"
 #include "hvd/backend.h"
 
-/// Helpers for tests that run as several ranks. A test runs on every rank at once; use EXPECT_ between collectives, so that a
-/// failure on one rank does not leave the others waiting.
+/// Helpers for tests that run as several ranks. A test runs on every rank at once; use EXPECT_
+/// between collectives, so that a failure on one rank does not leave the others waiting.
 namespace hvd::testing {
 
 int mpi_rank();
@@ -24,7 +24,8 @@ void complete(Work&, Duration timeout = std::chrono::seconds(60));
 bool complete_all(std::vector<Work*>, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
-/// Names that begin with "hvd-" in /dev/shm and stay there. Another job on this machine has such a name for a moment while it starts.
+/// Names that begin with "hvd-" in /dev/shm and stay there. Another job on this machine has such a
+/// name for a moment while it starts.
 std::vector<std::string> shared_memory_left_behind();
 
 }  // namespace hvd::testing

@@ -10,7 +10,8 @@ namespace hvd::testing {
 
 int cuda_devices();
 
-/// What was not in order on the device since the last call, where somebody looks: on the simulated one.
+/// What was not in order on the device since the last call, where somebody looks: on the simulated
+/// one.
 std::vector<std::string> take_cuda_faults();
 
 /// Another stream of the device.

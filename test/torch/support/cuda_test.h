@@ -26,7 +26,9 @@ class CudaTest : public ::testing::Test {
   }
   static c10::Stream side_stream() { return other_cuda_stream(device().index()); }
 
-  static c10::Stream current_stream() { return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device()); }
+  static c10::Stream current_stream() {
+    return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device());
+  }
   /// What is put into `to` from now on comes after what is in `from`.
   static void order(const c10::Stream& from, const c10::Stream& to) {
     const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
@@ -37,10 +39,12 @@ class CudaTest : public ::testing::Test {
   }
 
   /// Equal, and on this rank's GPU.
-  static ::testing::AssertionResult on_gpu(const torch::Tensor& actual, const torch::Tensor& expected) {
+  static ::testing::AssertionResult on_gpu(const torch::Tensor& actual,
+                                           const torch::Tensor& expected) {
     if (!actual.defined() || actual.device() != device()) {
-      return ::testing::AssertionFailure() << "expected a tensor on " << device() << ", got one on "
-                                           << (actual.defined() ? actual.device().str() : "nothing");
+      return ::testing::AssertionFailure()
+             << "expected a tensor on " << device() << ", got one on "
+             << (actual.defined() ? actual.device().str() : "nothing");
     }
     return near(actual.cpu(), expected);
   }

@@ -24,12 +24,17 @@ torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceO
   for (std::size_t r = 1; r < inputs.size(); ++r) {
     const torch::Tensor next = inputs[r].to(wide);
     switch (op) {
-      case ReduceOp::kMin: result = torch::minimum(result, next); break;
-      case ReduceOp::kMax: result = torch::maximum(result, next); break;
+      case ReduceOp::kMin:
+        result = torch::minimum(result, next);
+        break;
+      case ReduceOp::kMax:
+        result = torch::maximum(result, next);
+        break;
       case ReduceOp::kProduct:
         result = type == torch::kBool ? torch::logical_and(result, next) : result * next;
         break;
-      default: result = type == torch::kBool ? torch::logical_or(result, next) : result + next;
+      default:
+        result = type == torch::kBool ? torch::logical_or(result, next) : result + next;
     }
   }
   const auto count = static_cast<std::int64_t>(inputs.size());

@@ -84,6 +84,8 @@ Net same_net(torch::ScalarType type = torch::kFloat32);
 /// The gradients of this rank's batch of a step, in the net's type.
 void backward(Net& net, int step = 0);
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace hvd::testing

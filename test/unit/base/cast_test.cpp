@@ -18,16 +18,37 @@ namespace {
 
 using kernels::InstructionSet;
 
-std::uint16_t narrow_one(float value, DataType type) { return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value); }
-float widen_one(std::uint16_t bits, DataType type) { return type == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits); }
+std::uint16_t narrow_one(float value, DataType type) {
+  return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
+}
+float widen_one(std::uint16_t bits, DataType type) {
+  return type == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
+}
 
 /// All that is special about either type, among ordinary numbers of every size.
 std::vector<float> awkward_numbers(std::size_t count) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const std::vector<float> special = {0.0F,     -0.0F,   kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(),
-                                      65504.0F, 65519.0F, 65520.0F, -65520.0F,  70000.0F,
-                                      0x1p-14F, 0x1.ffcp-15F, 0x1p-24F, 0x1p-25F, 0x1.000002p-25F, 1e-40F,
-                                      3.4e38F,  2049.0F, 2051.0F,  0x1.01p0F,  0x1.03p0F,
+  const std::vector<float> special = {0.0F,
+                                      -0.0F,
+                                      kInfinity,
+                                      -kInfinity,
+                                      std::numeric_limits<float>::quiet_NaN(),
+                                      65504.0F,
+                                      65519.0F,
+                                      65520.0F,
+                                      -65520.0F,
+                                      70000.0F,
+                                      0x1p-14F,
+                                      0x1.ffcp-15F,
+                                      0x1p-24F,
+                                      0x1p-25F,
+                                      0x1.000002p-25F,
+                                      1e-40F,
+                                      3.4e38F,
+                                      2049.0F,
+                                      2051.0F,
+                                      0x1.01p0F,
+                                      0x1.03p0F,
                                       std::numeric_limits<float>::denorm_min()};
   std::mt19937 random(11);
   std::vector<float> numbers;
@@ -35,13 +56,16 @@ std::vector<float> awkward_numbers(std::size_t count) {
     if (i % 3 == 0) {
       numbers.push_back(special[i / 3 % special.size()]);
     } else {
-      numbers.push_back(std::ldexp(static_cast<float>(static_cast<int>(random() % 20001) - 10000), static_cast<int>(random() % 60) - 45));
+      numbers.push_back(std::ldexp(static_cast<float>(static_cast<int>(random() % 20001) - 10000),
+                                   static_cast<int>(random() % 60) - 45));
     }
   }
   return numbers;
 }
 
-bool same(float a, float b) { return std::isnan(a) ? std::isnan(b) : std::memcmp(&a, &b, sizeof(float)) == 0; }
+bool same(float a, float b) {
+  return std::isnan(a) ? std::isnan(b) : std::memcmp(&a, &b, sizeof(float)) == 0;
+}
 
 class Cast : public ::testing::TestWithParam<DataType> {};
 INSTANTIATE_TEST_SUITE_P(Types, Cast, ::testing::Values(DataType::kFloat16, DataType::kBFloat16),
@@ -53,22 +77,28 @@ TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
     for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
       for (const double factor : {1.0, 0.25, -3.1, 1e6}) {
         for (const std::size_t shift : {0U, 1U, 2U, 5U}) {
-          std::vector<std::byte> wide(count * 4 + shift), narrowed(count * 2 + shift + 1), back(count * 4 + shift + 1);
+          std::vector<std::byte> wide(count * 4 + shift), narrowed(count * 2 + shift + 1),
+              back(count * 4 + shift + 1);
           if (count > 0) std::memcpy(wide.data() + shift, numbers.data(), count * 4);
           narrowed.back() = back.back() = std::byte{0x5a};  // must not be written
-          kernels::narrow_with(instructions, wide.data() + shift, narrowed.data() + shift, static_cast<std::int64_t>(count), GetParam(), factor);
-          kernels::widen_with(instructions, narrowed.data() + shift, back.data() + shift, static_cast<std::int64_t>(count), GetParam(), factor);
+          kernels::narrow_with(instructions, wide.data() + shift, narrowed.data() + shift,
+                               static_cast<std::int64_t>(count), GetParam(), factor);
+          kernels::widen_with(instructions, narrowed.data() + shift, back.data() + shift,
+                              static_cast<std::int64_t>(count), GetParam(), factor);
           ASSERT_EQ(narrowed.back(), std::byte{0x5a});
           ASSERT_EQ(back.back(), std::byte{0x5a});
           for (std::size_t i = 0; i < count; ++i) {
             std::uint16_t bits = 0;
             std::memcpy(&bits, narrowed.data() + shift + 2 * i, 2);
-            const std::uint16_t expected = narrow_one(numbers[i] * static_cast<float>(factor), GetParam());
-            ASSERT_TRUE(bits == expected || (std::isnan(widen_one(bits, GetParam())) && std::isnan(widen_one(expected, GetParam()))))
+            const std::uint16_t expected =
+                narrow_one(numbers[i] * static_cast<float>(factor), GetParam());
+            ASSERT_TRUE(bits == expected || (std::isnan(widen_one(bits, GetParam())) &&
+                                             std::isnan(widen_one(expected, GetParam()))))
                 << numbers[i] << " by " << factor << ": " << bits << ", expected " << expected;
             float result = 0;
             std::memcpy(&result, back.data() + shift + 4 * i, 4);
-            ASSERT_TRUE(same(result, widen_one(bits, GetParam()) * static_cast<float>(factor))) << bits << " by " << factor << ": " << result;
+            ASSERT_TRUE(same(result, widen_one(bits, GetParam()) * static_cast<float>(factor)))
+                << bits << " by " << factor << ": " << result;
           }
         }
       }
@@ -80,8 +110,10 @@ TEST_P(Cast, ANumberOf16BitsComesBackAsItWas) {
   std::vector<std::uint16_t> all, again(65536);
   for (unsigned bits = 0; bits < 65536; ++bits) all.push_back(static_cast<std::uint16_t>(bits));
   std::vector<float> wide(65536);
-  widen(reinterpret_cast<const std::byte*>(all.data()), reinterpret_cast<std::byte*>(wide.data()), 65536, GetParam(), 1);
-  narrow(reinterpret_cast<const std::byte*>(wide.data()), reinterpret_cast<std::byte*>(again.data()), 65536, GetParam(), 1);
+  widen(reinterpret_cast<const std::byte*>(all.data()), reinterpret_cast<std::byte*>(wide.data()),
+        65536, GetParam(), 1);
+  narrow(reinterpret_cast<const std::byte*>(wide.data()),
+         reinterpret_cast<std::byte*>(again.data()), 65536, GetParam(), 1);
   for (unsigned bits = 0; bits < 65536; ++bits) {
     if (!std::isnan(wide[bits])) {
       ASSERT_EQ(again[bits], bits);

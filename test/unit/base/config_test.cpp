@@ -54,7 +54,8 @@ TEST_F(ConfigTest, SwitchesTakeTheUsualWordsInAnyCase) {
   }
   set("HVD_SHM_ALLOCATOR", "banana");
   EXPECT_EQ(refusal([] { env_switch("SHM_ALLOCATOR"); }),
-            "environment variable HVD_SHM_ALLOCATOR: expected 1, yes, true or on, or 0, no, false or off, got 'banana'");
+            "environment variable HVD_SHM_ALLOCATOR: expected 1, yes, true or on, or 0, no, false "
+            "or off, got 'banana'");
 }
 
 TEST_F(ConfigTest, HorovodsNamesAreReadAndComeSecond) {
@@ -70,14 +71,16 @@ TEST_F(ConfigTest, ChoicesAreTakenInAnyCase) {
   configure_log_from_environment();
   EXPECT_EQ(log_level(), LogLevel::kInfo);
   set("HVD_LOG_LEVEL", "foo");
-  EXPECT_THAT(refusal([] { env_choice("LOG_LEVEL"); }), AllOf(HasSubstr("HVD_LOG_LEVEL"), HasSubstr("'fatal' or 'off'"), HasSubstr("'foo'")));
+  EXPECT_THAT(refusal([] { env_choice("LOG_LEVEL"); }),
+              AllOf(HasSubstr("HVD_LOG_LEVEL"), HasSubstr("'fatal' or 'off'"), HasSubstr("'foo'")));
   configure_log_from_environment();
   EXPECT_EQ(log_level(), LogLevel::kWarning) << "until init() refuses it";
 }
 
 TEST_F(ConfigTest, NumbersAndTimesHaveARange) {
   set("HVD_DEVICE", "1025");
-  EXPECT_THAT(refusal([] { env_int("DEVICE"); }), HasSubstr("a whole number from 0 to 1024, got '1025'"));
+  EXPECT_THAT(refusal([] { env_int("DEVICE"); }),
+              HasSubstr("a whole number from 0 to 1024, got '1025'"));
   set("HVD_PEER_TIMEOUT", "0");
   EXPECT_THAT(refusal([] { env_seconds("PEER_TIMEOUT"); }), HasSubstr("seconds, more than 0"));
   set("HVD_PEER_TIMEOUT", "0.5");
@@ -89,14 +92,16 @@ TEST_F(ConfigTest, NumbersAndTimesHaveARange) {
 TEST_F(ConfigTest, OneLookFindsABadValueThatNobodyHasReadYet) {
   EXPECT_NO_THROW(check_environment());
   set("HOROVOD_CACHE_CAPACITY", "many");
-  EXPECT_THAT(refusal([] { check_environment(); }), AllOf(HasSubstr("HOROVOD_CACHE_CAPACITY"), HasSubstr("'many'")));
+  EXPECT_THAT(refusal([] { check_environment(); }),
+              AllOf(HasSubstr("HOROVOD_CACHE_CAPACITY"), HasSubstr("'many'")));
 }
 
 TEST_F(ConfigTest, SaysWhatIsInForce) {
   set("HVD_PEER_TIMEOUT", "3");
   set("HVD_PROGRESS", "AUTO");  // the default
   set("HOROVOD_CACHE_CAPACITY", "7");
-  EXPECT_THAT(variables_in_force(VariableUse::kRuntime), ElementsAre("HOROVOD_CACHE_CAPACITY=7", "HVD_PEER_TIMEOUT=3"));
+  EXPECT_THAT(variables_in_force(VariableUse::kRuntime),
+              ElementsAre("HOROVOD_CACHE_CAPACITY=7", "HVD_PEER_TIMEOUT=3"));
 }
 
 TEST_F(ConfigTest, NamesTheVariableThatAnUnknownOneIsLike) {
@@ -107,19 +112,26 @@ TEST_F(ConfigTest, NamesTheVariableThatAnUnknownOneIsLike) {
   set("HVD_TEST_SOMETHING", "1");
   EXPECT_THAT(unknown_variables(),
               ElementsAre("HVD_COMPLETELY_DIFFERENT is no variable of hvd and has no effect",
-                          "HVD_FUSION_TRESHOLD is no variable of hvd and has no effect; did you mean HVD_FUSION_THRESHOLD?"));
+                          "HVD_FUSION_TRESHOLD is no variable of hvd and has no effect; did you "
+                          "mean HVD_FUSION_THRESHOLD?"));
 }
 
-TEST_F(ConfigTest, ANameThatIsNotInTheTableIsADefect) { EXPECT_THROW(env_string("NO_SUCH"), Error); }
+TEST_F(ConfigTest, ANameThatIsNotInTheTableIsADefect) {
+  EXPECT_THROW(env_string("NO_SUCH"), Error);
+}
 
 /// A row of docs/configuration.md.
 std::string row(const Variable& variable) {
   const std::string name = "| `HVD_" + std::string(variable.name) + "` | ";
   if (variable.use != VariableUse::kRuntime) return name + std::string(variable.meaning) + " |";
-  const std::string option = variable.option.empty() ? "" : "`" + std::string(variable.option) + "` ";
+  const std::string option =
+      variable.option.empty() ? "" : "`" + std::string(variable.option) + "` ";
   const std::string values = expected_values(variable, '`');
-  const std::string fallback = variable.fallback.empty() ? std::string(variable.otherwise) : "`" + std::string(variable.fallback) + "`";
-  return name + option + "| " + (values.empty() ? "" : values + " ") + "| " + fallback + " | " + std::string(variable.meaning) + " |";
+  const std::string fallback = variable.fallback.empty()
+                                   ? std::string(variable.otherwise)
+                                   : "`" + std::string(variable.fallback) + "`";
+  return name + option + "| " + (values.empty() ? "" : values + " ") + "| " + fallback + " | " +
+         std::string(variable.meaning) + " |";
 }
 
 // The document has the table's rows, in the table's order, and no other variable of hvd.

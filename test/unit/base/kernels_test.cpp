@@ -234,10 +234,13 @@ TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
   const auto [dtype, op] = GetParam();
   std::vector<ReduceScale> scales = {{}};
   if (dtype != DataType::kBool) {
-    for (const ReduceScale& scale : {ReduceScale{1.25, 0.3, 1}, ReduceScale{1.0, 0.75, 1}, ReduceScale{0.5, 1.0, 1}}) scales.push_back(scale);
+    for (const ReduceScale& scale :
+         {ReduceScale{1.25, 0.3, 1}, ReduceScale{1.0, 0.75, 1}, ReduceScale{0.5, 1.0, 1}})
+      scales.push_back(scale);
   }
   if (dtype != DataType::kBool && op == ReduceOp::kSum) {
-    for (const ReduceScale& scale : {ReduceScale{1.0, 1.0, 5}, ReduceScale{1.0, 0.75, 5}}) scales.push_back(scale);
+    for (const ReduceScale& scale : {ReduceScale{1.0, 1.0, 5}, ReduceScale{1.0, 0.75, 5}})
+      scales.push_back(scale);
   }
   constexpr int kSources = 5;
   constexpr std::int64_t kCount = 2051;  // some blocks and a rest
@@ -282,9 +285,15 @@ TEST(KernelStages, EveryInstructionSetGivesTheSamePartialResult) {
     for (const InstructionSet set : kernels::supported_instruction_sets()) {
       partials.emplace_back(1500 * partial_size(dtype, scale));
       std::byte* const to = partials.back().data();
-      kernels::reduce_with(set, {.sources = sources, .destinations = {&to, 1}, .count = 1500,
-                                 .dtype = dtype, .op = ReduceOp::kSum, .scale = scale,
-                                 .staged = true, .before = nullptr, .partial = true});
+      kernels::reduce_with(set, {.sources = sources,
+                                 .destinations = {&to, 1},
+                                 .count = 1500,
+                                 .dtype = dtype,
+                                 .op = ReduceOp::kSum,
+                                 .scale = scale,
+                                 .staged = true,
+                                 .before = nullptr,
+                                 .partial = true});
       EXPECT_TRUE(partials.back() == partials.front()) << to_string(dtype);
     }
   }

@@ -79,7 +79,8 @@ TEST(RankMap, DoesWhatAVectorDoes) {
     for (const int rank : ranks) expected[static_cast<std::size_t>(rank)] = value;
     std::size_t seen = 0;
     map.for_each(RankSet(0, kRanks - 1), [&](RankRange range, int is) {
-      for (int rank = range.first; rank <= range.last; ++rank, ++seen) ASSERT_EQ(is, expected[static_cast<std::size_t>(rank)]);
+      for (int rank = range.first; rank <= range.last; ++rank, ++seen)
+        ASSERT_EQ(is, expected[static_cast<std::size_t>(rank)]);
     });
     ASSERT_EQ(seen, kRanks);
     for (std::size_t entry = 1; entry < map.entries().size(); ++entry) {

@@ -36,7 +36,8 @@ TEST(SharedArena, GivesAlignedMemoryThatDoesNotOverlap) {
   for (int i = 0; i < 2000; ++i) {
     if (blocks.size() > 20 && random() % 2 == 0) {
       const std::size_t victim = random() % blocks.size();
-      for (std::size_t b = 0; b < blocks[victim].bytes; ++b) ASSERT_EQ(blocks[victim].memory[b], blocks[victim].mark);
+      for (std::size_t b = 0; b < blocks[victim].bytes; ++b)
+        ASSERT_EQ(blocks[victim].memory[b], blocks[victim].mark);
       arena->deallocate(blocks[victim].memory, i % 3 == 0);
       blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(victim));
       continue;
@@ -124,7 +125,8 @@ TEST(SharedArena, TakesPagesWhenItIsTold) {
   EXPECT_GE(taken(*eager), kMiB);
 }
 
-/// Blocks go from threads that fill them to threads that check and free them, as a data loader's do.
+/// Blocks go from threads that fill them to threads that check and free them, as a data loader's
+/// do.
 TEST(SharedArena, ThreadsHandBlocksToEachOther) {
   const auto arena = SharedArena::create(256 * kMiB);
   struct Block {
@@ -167,7 +169,8 @@ TEST(SharedArena, ThreadsHandBlocksToEachOther) {
         const Block block = queue.front();
         queue.pop_front();
         lock.unlock();
-        for (std::size_t b = 0; b < block.bytes; ++b) wrong += block.memory[b] == block.mark ? 0 : 1;
+        for (std::size_t b = 0; b < block.bytes; ++b)
+          wrong += block.memory[b] == block.mark ? 0 : 1;
         arena->deallocate(block.memory, (i + user) % 4 == 0);
       }
     });
@@ -249,7 +252,8 @@ TEST(SharedArena, KeepsWithinTheLimitsOfTheProcess) {
   };
   EXPECT_EQ(with_limit(RLIMIT_FSIZE, 64 * kMiB), 0);
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_FSIZE, 1024)), 10) << "there is none";
-  // A sanitizer has much address space of its own, and UBSan's look at an object takes a descriptor.
+  // A sanitizer has much address space of its own, and UBSan's look at an object takes a
+  // descriptor.
 #if !defined(HVD_SANITIZED)
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_NOFILE, 3)), 10) << "there is none";
   EXPECT_EQ(with_limit(RLIMIT_AS, rlim_t{4} << 30), 0);

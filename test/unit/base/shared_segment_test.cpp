@@ -21,10 +21,10 @@ namespace {
 
 /// What happens to reservations of this program: see posix_fallocate() below.
 struct Reservations {
-  int interrupted = 0;    ///< so many of the next ones are
-  off_t room = 1L << 40;  ///< bytes after which there is none in /dev/shm
+  int interrupted = 0;      ///< so many of the next ones are
+  off_t room = 1L << 40;    ///< bytes after which there is none in /dev/shm
   off_t memory = 1L << 40;  ///< ... and none anywhere
-  off_t largest = 0;      ///< asked for at once
+  off_t largest = 0;        ///< asked for at once
 };
 Reservations reservations;
 
@@ -39,7 +39,8 @@ extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
   }
   char path[64] = {};
   const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
-  const bool nameless = ::readlink(link.c_str(), path, sizeof path - 1) > 0 && std::string(path).starts_with("/memfd:");
+  const bool nameless = ::readlink(link.c_str(), path, sizeof path - 1) > 0 &&
+                        std::string(path).starts_with("/memfd:");
   off_t& room = nameless ? reservations.memory : reservations.room;
   if (size > room) return ENOSPC;
   room -= size;
@@ -68,11 +69,15 @@ TEST_F(SharedSegmentTest, IsReservedAlthoughSignalsInterruptIt) {
   ASSERT_NE(segment, nullptr);
   EXPECT_EQ(reservations.interrupted, 0);
   segment->data()[5 * kMebibyte + 99] = std::byte{1};
-  EXPECT_LE(reservations.largest, static_cast<off_t>(kMebibyte)) << "small enough to be done between two signals";
+  EXPECT_LE(reservations.largest, static_cast<off_t>(kMebibyte))
+      << "small enough to be done between two signals";
 }
 
 /// Also a link that leads nowhere.
-bool name_exists(const std::string& name) { return std::filesystem::symlink_status("/dev/shm" + name).type() != std::filesystem::file_type::not_found; }
+bool name_exists(const std::string& name) {
+  return std::filesystem::symlink_status("/dev/shm" + name).type() !=
+         std::filesystem::file_type::not_found;
+}
 
 TEST_F(SharedSegmentTest, SaysSoWhenThereIsNoMemoryAndLeavesNothing) {
   const std::string name = unique_name();

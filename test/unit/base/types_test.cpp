@@ -36,8 +36,8 @@ TEST(Types, NamesOfOperations) {
   }
   EXPECT_EQ(to_string(static_cast<ReduceOp>(kReduceOpCount)), "unknown");
 
-  const char* const kinds[] = {"allreduce", "allgather", "broadcast", "reducescatter",
-                               "alltoall",  "barrier",   "join",      "gather",
+  const char* const kinds[] = {"allreduce",       "allgather",         "broadcast", "reducescatter",
+                               "alltoall",        "barrier",           "join",      "gather",
                                "add_process_set", "remove_process_set"};
   ASSERT_EQ(std::size(kinds), static_cast<std::size_t>(kOpKindCount));
   for (int i = 0; i < kOpKindCount; ++i) {

@@ -18,7 +18,8 @@ using ::testing::SizeIs;
 
 constexpr Duration kHold = milliseconds(100);
 
-/// Ranks 4 to 7 of eight, below rank 4, which has agreed with all on "a", "b" and "g" and shares a set with 2, 5 and 6.
+/// Ranks 4 to 7 of eight, below rank 4, which has agreed with all on "a", "b" and "g" and shares a
+/// set with 2, 5 and 6.
 class AggregatorTest : public ::testing::Test {
  protected:
   AggregatorTest() : cluster_(8) {
@@ -59,7 +60,8 @@ class AggregatorTest : public ::testing::Test {
     EXPECT_EQ(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), *merged);
     return merged;
   }
-  static const wire::MergedReport::Group& only_group(const std::optional<wire::MergedReport>& merged) {
+  static const wire::MergedReport::Group& only_group(
+      const std::optional<wire::MergedReport>& merged) {
     EXPECT_TRUE(merged && merged->sections.size() == 1 && merged->sections[0].groups.size() == 1);
     return merged->sections.at(0).groups.at(0);
   }
@@ -87,11 +89,13 @@ TEST_F(AggregatorTest, SplitsWhatComesInDifferentParts) {
   EXPECT_FALSE(say(4, {allreduce("a"), allreduce("b"), allreduce("new")}));
   EXPECT_FALSE(say(5, {allreduce("b")}));
   EXPECT_FALSE(say(6, {allreduce("b"), allreduce("new")}));
-  EXPECT_THAT(only_group(say(7, {allreduce("b")})).hits, ElementsAre(wire::StampedHits{1, wire::SlotSet({1})}));
+  EXPECT_THAT(only_group(say(7, {allreduce("b")})).hits,
+              ElementsAre(wire::StampedHits{1, wire::SlotSet({1})}));
   EXPECT_FALSE(say(5, {allreduce("a"), allreduce("new")}));
   EXPECT_THAT(only_group(say(7, {allreduce("new")})).requests, SizeIs(1));
   EXPECT_FALSE(say(6, {allreduce("a")}));
-  EXPECT_THAT(only_group(say(7, {allreduce("a")})).hits, ElementsAre(wire::StampedHits{1, wire::SlotSet({0})}));
+  EXPECT_THAT(only_group(say(7, {allreduce("a")})).hits,
+              ElementsAre(wire::StampedHits{1, wire::SlotSet({0})}));
 }
 
 TEST_F(AggregatorTest, WaitsOnlyForMembersOfTheSet) {
@@ -104,7 +108,8 @@ TEST_F(AggregatorTest, WaitsOnlyForMembersOfTheSet) {
 }
 
 TEST_F(AggregatorTest, UnnamedHitsAndDisagreementsAreCountedByName) {
-  for (const int rank : {4, 5, 6}) EXPECT_FALSE(say(rank, {unnamed(OpKind::kAllreduce, 1), allreduce("new", {rank})}));
+  for (const int rank : {4, 5, 6})
+    EXPECT_FALSE(say(rank, {unnamed(OpKind::kAllreduce, 1), allreduce("new", {rank})}));
   const auto merged = say(7, {unnamed(OpKind::kAllreduce, 1, {9}), allreduce("new", {7})});
   ASSERT_TRUE(merged);
   std::size_t requests = 0;
@@ -148,7 +153,8 @@ TEST_F(AggregatorTest, IsClosedAgainWhenPlansHaveEndedWhatWentOnInParts) {
   now_ += kHold;
   const auto merged = take();
   cluster_.coordinator().accept(*merged, now_);
-  for (const int rank : {4, 5, 7}) cluster_.coordinator().accept(*say(rank, {allreduce("a"), allreduce("new")}), now_);
+  for (const int rank : {4, 5, 7})
+    cluster_.coordinator().accept(*say(rank, {allreduce("a"), allreduce("new")}), now_);
   for (int rank = 0; rank < 4; ++rank) {
     cluster_.submit(rank, allreduce("a"));
     cluster_.submit(rank, allreduce("new"));
@@ -177,11 +183,12 @@ TEST_F(AggregatorTest, AJoinALeaverAndAnAcknowledgementGoOnAtOnce) {
   const auto acknowledged = take();
   ASSERT_TRUE(acknowledged);
   EXPECT_TRUE(acknowledged->sections.empty());
-  EXPECT_THAT(acknowledged->applied, ElementsAre(wire::MergedReport::Applied{2, [] {
-                RankSet ranks(5);
-                ranks.add(RankSet(7));
-                return ranks;
-              }()}));
+  EXPECT_THAT(acknowledged->applied,
+              ElementsAre(wire::MergedReport::Applied{2, [] {
+                                                        RankSet ranks(5);
+                                                        ranks.add(RankSet(7));
+                                                        return ranks;
+                                                      }()}));
   wire::Request join;
   join.name = "join";
   join.kind = OpKind::kJoin;
@@ -215,18 +222,21 @@ TEST_F(AggregatorTest, ReportsOfBeforeTheEpochKeepTheirMeaning) {
   EXPECT_EQ(only_group(merged).ranks, RankSet(5));
 }
 
-// The star and a deep tree decide the same plans: random requests of every kind, disagreements included, all reported before the
-// coordinator decides.
+// The star and a deep tree decide the same plans: random requests of every kind, disagreements
+// included, all reported before the coordinator decides.
 class World {
  public:
   World(int ranks, int radix) : star_(ranks), sets_(ranks), coordinator_(options(ranks), sets_) {
     std::vector<std::string> hosts;
-    for (int rank = 0; rank < ranks; ++rank) hosts.push_back(numbered("host", static_cast<std::uint64_t>(rank / 3)));
+    for (int rank = 0; rank < ranks; ++rank)
+      hosts.push_back(numbered("host", static_cast<std::uint64_t>(rank / 3)));
     const Topology topology = make_topology(0, hosts);
     for (int rank = 0; rank < ranks; ++rank) {
       places_.push_back(place_in_tree(topology, rank, radix));
-      negotiators_.push_back(std::make_unique<Negotiator>(rank, sets_, options(ranks).cache_capacity));
-      aggregators_.push_back(std::make_unique<Aggregator>(places_.back().subtree, *negotiators_.back(), kHold));
+      negotiators_.push_back(
+          std::make_unique<Negotiator>(rank, sets_, options(ranks).cache_capacity));
+      aggregators_.push_back(
+          std::make_unique<Aggregator>(places_.back().subtree, *negotiators_.back(), kHold));
     }
   }
 
@@ -243,7 +253,8 @@ class World {
   }
   void decide_and_compare(std::size_t in_flight = 0) {
     const auto bytes = coordinator_.decide_encoded({}, in_flight);
-    const auto plan = bytes ? std::optional(std::get<wire::Plan>(wire::decode(*bytes))) : std::nullopt;
+    const auto plan =
+        bytes ? std::optional(std::get<wire::Plan>(wire::decode(*bytes))) : std::nullopt;
     ASSERT_EQ(plan, star_.decide(in_flight));
     if (!plan) return;
     star_.apply_everywhere();
@@ -258,7 +269,8 @@ class World {
   static CoordinatorOptions options(int ranks) {
     CoordinatorOptions options;
     options.host_of_rank.clear();
-    for (int rank = 0; rank < ranks; ++rank) options.host_of_rank.push_back(numbered("host", static_cast<std::uint64_t>(rank)));
+    for (int rank = 0; rank < ranks; ++rank)
+      options.host_of_rank.push_back(numbered("host", static_cast<std::uint64_t>(rank)));
     return options;
   }
   void pass_on(int rank) {
@@ -266,7 +278,8 @@ class World {
     if (!merged) return;
     if (rank == 0) return coordinator_.accept(*merged, {});
     const int parent = places_[at(rank)].parent;
-    aggregators_[at(parent)]->accept(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), {});
+    aggregators_[at(parent)]->accept(
+        std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), {});
     pass_on(parent);
   }
 
@@ -282,7 +295,8 @@ wire::Request random_request(std::mt19937_64& random, int number, int tensors) {
   const auto dim = static_cast<std::int64_t>(1 + random() % 4);
   wire::Request request = allreduce(numbered("t", static_cast<std::uint64_t>(number)), {dim, 8});
   if (number % 4 == 1) request.kind = OpKind::kAllgather;
-  if (number / 2 % 4 == 3 && (number | 1) < tensors) request = in_group(request, "group", 2, number % 2);
+  if (number / 2 % 4 == 3 && (number | 1) < tensors)
+    request = in_group(request, "group", 2, number % 2);
   if (number % 7 == 3) request = unnamed(OpKind::kAllreduce, 0, {dim});
   return request;
 }
@@ -307,9 +321,11 @@ TEST(AggregatorAgainstTheStar, ThePlansAreTheSame) {
         std::shuffle(numbers.begin(), numbers.end(), random);
         for (const int number : numbers) {
           wire::Request request = forms[static_cast<std::size_t>(number)];
-          if (request.unnamed) request = unnamed(request.kind, number == 3 ? step : 100 + step, request.shape);
+          if (request.unnamed)
+            request = unnamed(request.kind, number == 3 ? step : 100 + step, request.shape);
           const bool odd = random() % 40 == 0;
-          if ((odd && !agree) || (wire::gathers(request.kind) && random() % 10 == 0)) ++request.shape[0];
+          if ((odd && !agree) || (wire::gathers(request.kind) && random() % 10 == 0))
+            ++request.shape[0];
           world.submit(rank, request);
           if (random() % 3 == 0) world.report(rank);
         }

@@ -53,13 +53,15 @@ TEST(CoordinatorFailures, WhatGoesOnAfterAWarningIsToldOnce) {
   cluster.submit(0, allreduce("b"));
   cluster.exchange();
   cluster.now = seconds(40);
-  EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now), ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 40.0 s")));
+  EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now),
+              ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 40.0 s")));
   EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
   cluster.now = seconds(45);
   cluster.submit(1, allreduce("a"));
   cluster.submit(1, allreduce("b"));
   cluster.exchange();
-  EXPECT_THAT(cluster.coordinator().resumptions(), ElementsAre(HasSubstr("allreduce 'a' and 1 more go on after 45.0 s")));
+  EXPECT_THAT(cluster.coordinator().resumptions(),
+              ElementsAre(HasSubstr("allreduce 'a' and 1 more go on after 45.0 s")));
   EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
 }
 
@@ -77,7 +79,8 @@ class EveryRankWaits : public ::testing::Test {
     return options;
   }
   void say_blocked(std::initializer_list<int> ranks) {
-    for (const int rank : ranks) cluster_.coordinator().note_blocked(rank, cluster_.rank(rank).last_applied());
+    for (const int rank : ranks)
+      cluster_.coordinator().note_blocked(rank, cluster_.rank(rank).last_applied());
   }
   std::optional<wire::Plan> decide_at(int second) {
     cluster_.now = seconds(second);
@@ -97,8 +100,10 @@ TEST_F(EveryRankWaits, AndIsToldWhatEachWaitsFor) {
   EXPECT_EQ(plan->errors[0].code, StatusCode::kStalled);
   const auto applied = cluster_.apply_everywhere();
   EXPECT_EQ(told(applied[0], "x"),
-            "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 s (deadlock_timeout): rank 0 (host0): waits for "
-            "allreduce 'x'; ranks 1-2: waits for allreduce 'y'; every rank must submit the same operations before it waits");
+            "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 "
+            "s (deadlock_timeout): rank 0 (host0): waits for "
+            "allreduce 'x'; ranks 1-2: waits for allreduce 'y'; every rank must submit the same "
+            "operations before it waits");
   EXPECT_THAT(told(applied[2], "y"), HasSubstr("allreduce 'y': every rank waits"));
 }
 
@@ -224,7 +229,8 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_EQ(told(applied[1], "a"),
             "allreduce 'a': rank 2 (host2) has called shutdown() without submitting it; every rank "
             "must submit the same operations "
-            "before it leaves: one that has fewer batches than the others calls hvd::join() after its last");
+            "before it leaves: one that has fewer batches than the others calls hvd::join() after "
+            "its last");
   EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
   EXPECT_FALSE(applied[1].shutdown);
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
@@ -238,7 +244,8 @@ TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsNotSaidToHaveCalledIt) {
   cluster.submit(0, allreduce("a"));
   cluster.rank(2).request_shutdown(/*ended=*/true);
   EXPECT_EQ(told(cluster.exchange()[0], "a"),
-            "allreduce 'a': rank 2 (host2) ended without shutdown() and without submitting it; see why, in its output and its exit code");
+            "allreduce 'a': rank 2 (host2) ended without shutdown() and without submitting it; see "
+            "why, in its output and its exit code");
 }
 
 TEST(CoordinatorFailures, WhatWasSubmittedBeforeShutdownIsStillRun) {

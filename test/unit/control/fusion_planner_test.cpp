@@ -56,7 +56,8 @@ TEST(FusionPlanner, ATensorAboveTheThresholdGoesAlone) {
 TEST(FusionPlanner, WhatRunsAloneIsNotFused) {
   wire::Request bucket = allreduce("bucket");
   bucket.alone = true;
-  EXPECT_EQ(Tensors().add(allreduce("a"), 10).add(bucket, 10).add(allreduce("b"), 10).plan(100), (Batches{{0, 2}, {1}}));
+  EXPECT_EQ(Tensors().add(allreduce("a"), 10).add(bucket, 10).add(allreduce("b"), 10).plan(100),
+            (Batches{{0, 2}, {1}}));
 }
 
 TEST(FusionPlanner, AThresholdOfZeroFusesNothingNotEvenNothing) {
@@ -95,8 +96,7 @@ TEST(FusionPlanner, OnlyWhatIsAlikeSharesABatch) {
 }
 
 TEST(FusionPlanner, SomeKindsAlwaysGoAlone) {
-  for (const auto kind :
-       {OpKind::kGather, OpKind::kAlltoall, OpKind::kBarrier, OpKind::kJoin}) {
+  for (const auto kind : {OpKind::kGather, OpKind::kAlltoall, OpKind::kBarrier, OpKind::kJoin}) {
     wire::Request request = allreduce("a");
     request.kind = kind;
     EXPECT_FALSE(may_share_batch(request, request));

@@ -14,7 +14,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-wire::Request join_request(std::uint64_t ordinal = 0) { return unnamed(OpKind::kJoin, ordinal, {0}); }
+wire::Request join_request(std::uint64_t ordinal = 0) {
+  return unnamed(OpKind::kJoin, ordinal, {0});
+}
 
 TEST(Join, OthersGoOnWithoutTheRankThatHasJoined) {
   Cluster cluster(3);
@@ -138,7 +140,8 @@ TEST(Join, WhatHasNoMeaningWithoutItFails) {
   const auto applied = cluster.exchange();
   ASSERT_THAT(applied[0].errors, SizeIs(2));
   EXPECT_EQ(applied[0].errors[0].message, "broadcast 'b': rank 1, its root, has called join()");
-  EXPECT_THAT(applied[0].errors[1].message, HasSubstr("rank 1 has called join(), and alltoall has no meaning without it"));
+  EXPECT_THAT(applied[0].errors[1].message,
+              HasSubstr("rank 1 has called join(), and alltoall has no meaning without it"));
   EXPECT_EQ(applied[0].errors[0].code, StatusCode::kMismatch);
   EXPECT_THAT(applied[1].errors, IsEmpty());
   // The next operation works.

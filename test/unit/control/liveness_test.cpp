@@ -63,7 +63,8 @@ TEST_F(LivenessTest, AnAnswerClearsTheQuestion) {
   liveness_.heard(4, at(119));
   EXPECT_FALSE(liveness_.check(at(125), true).lost);
   EXPECT_FALSE(liveness_.check(at(138), true).lost);
-  EXPECT_EQ(liveness_.check(at(139), true).lost, 1) << "a timeout after it was last heard, neither earlier nor later";
+  EXPECT_EQ(liveness_.check(at(139), true).lost, 1)
+      << "a timeout after it was last heard, neither earlier nor later";
 }
 
 TEST_F(LivenessTest, SilenceBeforeAWaitIsNotHeldAgainstAPeer) {

@@ -1,10 +1,11 @@
-// How negotiators and a coordinator come to lock a schedule. ScheduleLock itself: schedule_lock_test.cpp.
+// How negotiators and a coordinator come to lock a schedule. ScheduleLock itself:
+// schedule_lock_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "control/aggregator.h"
-#include "unit/control/cluster.h"
 #include "hvd/error.h"
+#include "unit/control/cluster.h"
 
 namespace hvd::control {
 namespace {
@@ -20,7 +21,8 @@ CoordinatorOptions locking() {
 std::vector<std::string> names_of(const std::vector<AgreedBatch>& schedule) {
   std::vector<std::string> names;
   for (const AgreedBatch& batch : schedule) {
-    for (const AgreedOperation& operation : batch.operations) names.push_back(operation.request.name);
+    for (const AgreedOperation& operation : batch.operations)
+      names.push_back(operation.request.name);
   }
   return names;
 }
@@ -59,7 +61,8 @@ TEST(LockEntry, WhatWasAskedForEarlyCountsForTheLockOnly) {
   learn(cluster);
   for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
   cluster.report_all();
-  // The first rank cannot have got its results yet; but another name of the schedule may be reused early.
+  // The first rank cannot have got its results yet; but another name of the schedule may be reused
+  // early.
   ASSERT_TRUE(cluster.decide().has_value());
   cluster.apply(0);
   const Applied second = cluster.apply(1);
@@ -83,7 +86,8 @@ TEST(LockEntry, AReportFromBeforeTheLockIsIgnored) {
   cluster.coordinator().note_lock_left(0);
   cluster.submit_everywhere(allreduce("extra"));
   const auto applied = cluster.exchange();
-  for (const Applied& one : applied) EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+  for (const Applied& one : applied)
+    EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
 }
 
 // In a merged report as in a plain one.
@@ -107,7 +111,8 @@ TEST(LockEntry, ALeaveFromBeforeTheLockIsIgnored) {
   cluster.report_all();
   EXPECT_FALSE(cluster.decide()) << "rank 1 may still come";
   cluster.submit(1, allreduce("extra"));
-  for (const Applied& one : cluster.exchange()) EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+  for (const Applied& one : cluster.exchange())
+    EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
   EXPECT_EQ(leaving_since(leaves(plan->sequence - 1), plan->sequence), RankSet());
   EXPECT_EQ(leaving_since(leaves(plan->sequence), plan->sequence), RankSet(1));
 }

@@ -21,16 +21,20 @@ AgreedBatch batch(const std::string& name) {
   return agreed;
 }
 
-/// Hosts with some ranks each, and the news that is on its way between them, in order between two hosts.
+/// Hosts with some ranks each, and the news that is on its way between them, in order between two
+/// hosts.
 class Hosts {
  public:
-  Hosts(int hosts, int ranks) : under_way_(static_cast<std::size_t>(hosts), std::vector<std::deque<wire::LockNews>>(static_cast<std::size_t>(hosts))) {
+  Hosts(int hosts, int ranks)
+      : under_way_(static_cast<std::size_t>(hosts),
+                   std::vector<std::deque<wire::LockNews>>(static_cast<std::size_t>(hosts))) {
     for (int host = 0; host < hosts; ++host) {
       auto made = std::make_unique<Host>();
       made->words = std::vector<LockWords>(static_cast<std::size_t>(ranks));
       std::vector<LockWords*> words;
       for (LockWords& word : made->words) words.push_back(&word);
-      for (int rank = 0; rank < ranks; ++rank) made->locks.emplace_back(words, static_cast<std::size_t>(rank), &made->outside);
+      for (int rank = 0; rank < ranks; ++rank)
+        made->locks.emplace_back(words, static_cast<std::size_t>(rank), &made->outside);
       made->relay = std::make_unique<LockRelay>(words, made->outside, host, hosts);
       hosts_.push_back(std::move(made));
     }
@@ -52,7 +56,8 @@ class Hosts {
   void relay(std::size_t host) {
     std::vector<LockRelay::Send> sent;
     hosts_[host]->relay->advance(sent);
-    for (const auto& send : sent) under_way_[host][static_cast<std::size_t>(send.host)].push_back(send.news);
+    for (const auto& send : sent)
+      under_way_[host][static_cast<std::size_t>(send.host)].push_back(send.news);
     messages_ += sent.size();
   }
   /// One message arrives. @return whether there was one
@@ -91,14 +96,16 @@ TEST(LockRelay, ABatchRunsOnceEveryRankOfEveryHostHasIt) {
   hosts.enter({batch("a")});
   for (std::size_t host = 0; host < 3; ++host) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
-      for (std::size_t other = 0; other < 3; ++other) EXPECT_EQ(hosts.lock(other, 0).advance().outcome, Outcome::kNothing);
+      for (std::size_t other = 0; other < 3; ++other)
+        EXPECT_EQ(hosts.lock(other, 0).advance().outcome, Outcome::kNothing);
       hosts.offer(host, rank, "a");
       hosts.lock(host, rank).advance();
       hosts.settle();
     }
   }
   for (std::size_t host = 0; host < 3; ++host) {
-    for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(hosts.lock(host, rank).advance().outcome, Outcome::kRun);
+    for (std::size_t rank = 0; rank < 2; ++rank)
+      EXPECT_EQ(hosts.lock(host, rank).advance().outcome, Outcome::kRun);
   }
   EXPECT_EQ(hosts.messages(), 3U * 2U) << "as many rounds as it takes to hear from three hosts";
 }
@@ -118,7 +125,8 @@ TEST(LockRelay, OneThatLeavesTakesAllWithIt) {
   for (std::size_t host = 0; host < 4; ++host) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       if (host == 3 && rank == 1) continue;
-      EXPECT_EQ(hosts.lock(host, rank).advance().outcome, Outcome::kLeft) << "host " << host << ", rank " << rank;
+      EXPECT_EQ(hosts.lock(host, rank).advance().outcome, Outcome::kLeft)
+          << "host " << host << ", rank " << rank;
     }
   }
 }
@@ -136,7 +144,8 @@ TEST(LockRelay, ARankThatWaitsInVainIsHeardOnOtherHosts) {
   hosts.settle();
   EXPECT_EQ(hosts.lock(4, 0).advance().outcome, Outcome::kLeft);
   hosts.settle();
-  for (std::size_t host = 0; host < 4; ++host) EXPECT_EQ(hosts.lock(host, 0).advance().outcome, Outcome::kLeft);
+  for (std::size_t host = 0; host < 4; ++host)
+    EXPECT_EQ(hosts.lock(host, 0).advance().outcome, Outcome::kLeft);
 }
 
 TEST(LockRelay, NewsThatNoHostCanHaveAreRefused) {
@@ -148,7 +157,8 @@ TEST(LockRelay, NewsThatNoHostCanHaveAreRefused) {
   EXPECT_FALSE(relay.accept({.position = 0, .leaves = true})) << "old news";
 }
 
-// Ranks act, and news arrives, in any order; once in a while a rank leaves. Everybody must run the same batches and leave at the same position.
+// Ranks act, and news arrives, in any order; once in a while a rank leaves. Everybody must run the
+// same batches and leave at the same position.
 TEST(LockRelay, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     std::mt19937_64 random(seed);
@@ -161,7 +171,9 @@ TEST(LockRelay, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
       std::vector<bool> left(count * ranks);
       const auto leaver = static_cast<std::size_t>(random() % (count * ranks));
       const std::uint64_t leaves_at = random() % 6;
-      const auto all_left = [&] { return std::all_of(left.begin(), left.end(), [](bool gone) { return gone; }); };
+      const auto all_left = [&] {
+        return std::all_of(left.begin(), left.end(), [](bool gone) { return gone; });
+      };
       for (int turn = 0; turn < 200'000 && !all_left(); ++turn) {
         const auto who = static_cast<std::size_t>(random() % (count * ranks));
         const std::size_t host = who / ranks;
@@ -176,7 +188,8 @@ TEST(LockRelay, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
             break;
         }
         if (left[who]) continue;
-        if (offers[who] == runs[who]) hosts.offer(host, who % ranks, offers[who]++ % 2 == 0 ? "a" : "b");
+        if (offers[who] == runs[who])
+          hosts.offer(host, who % ranks, offers[who]++ % 2 == 0 ? "a" : "b");
         if (who == leaver && runs[who] >= leaves_at) hosts.lock(host, who % ranks).leave_soon();
         const auto advance = hosts.lock(host, who % ranks).advance();
         if (advance.outcome == Outcome::kRun) ++runs[who];
@@ -184,7 +197,8 @@ TEST(LockRelay, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
       }
       ASSERT_TRUE(all_left()) << "seed " << seed << ": somebody waits for ever";
       for (const std::uint64_t own : runs) ASSERT_EQ(own, runs.front()) << "seed " << seed;
-      // The next lock begins only after all have negotiated a step, for which the first rank of each host has had to see that it left.
+      // The next lock begins only after all have negotiated a step, for which the first rank of
+      // each host has had to see that it left.
       for (std::size_t host = 0; host < count; ++host) hosts.relay(host);
     }
   }

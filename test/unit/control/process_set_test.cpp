@@ -45,7 +45,8 @@ TEST(ProcessSetTable, NumbersAreNotUsedAgain) {
 TEST(ProcessSets, AnOperationOfASetNeedsItsMembersOnly) {
   Cluster cluster(3);
   cluster.submit_everywhere(add(0, {0, 2}));
-  for (const Applied& applied : cluster.exchange()) EXPECT_EQ(applied.batches.at(0).operations.at(0).result, 1);
+  for (const Applied& applied : cluster.exchange())
+    EXPECT_EQ(applied.batches.at(0).operations.at(0).result, 1);
   cluster.submit(0, of_set(allreduce("a"), 1));
   cluster.submit(2, of_set(allreduce("a"), 1));
   const auto applied = cluster.exchange();
@@ -58,7 +59,8 @@ TEST(ProcessSets, RanksThatAskForDifferentSetsAreTold) {
   cluster.submit(0, add(0, {0}));
   cluster.submit(1, add(0, {0, 1}));
   const auto applied = cluster.exchange();
-  EXPECT_THAT(applied[0].errors.at(0).message, HasSubstr("list of ranks differs: rank 0 [0], rank 1 [0,1]"));
+  EXPECT_THAT(applied[0].errors.at(0).message,
+              HasSubstr("list of ranks differs: rank 0 [0], rank 1 [0,1]"));
   EXPECT_THAT(applied[1].errors, SizeIs(1));
 }
 

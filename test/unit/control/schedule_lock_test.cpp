@@ -30,7 +30,8 @@ class Ranks {
   explicit Ranks(int size) : words_(static_cast<std::size_t>(size)) {
     std::vector<LockWords*> pointers;
     for (LockWords& words : words_) pointers.push_back(&words);
-    for (int rank = 0; rank < size; ++rank) locks_.push_back(std::make_unique<ScheduleLock>(pointers, rank));
+    for (int rank = 0; rank < size; ++rank)
+      locks_.push_back(std::make_unique<ScheduleLock>(pointers, rank));
   }
   ScheduleLock& operator[](std::size_t rank) { return *locks_[rank]; }
   void enter(const std::vector<AgreedBatch>& schedule) {
@@ -49,7 +50,9 @@ bool offer(ScheduleLock& lock, const wire::Request& request) {
 
 /// The first operation of the batch that it now runs, or nothing.
 std::string ran(const ScheduleLock& lock, const ScheduleLock::Advance& advance) {
-  return advance.outcome == Outcome::kRun ? lock.batch(advance.batch).operations.front().request.name : "";
+  return advance.outcome == Outcome::kRun
+             ? lock.batch(advance.batch).operations.front().request.name
+             : "";
 }
 std::string runs(ScheduleLock& lock) {
   const ScheduleLock::Advance next = lock.advance();
@@ -104,7 +107,9 @@ TEST(ScheduleLock, GoesRoundAndRound) {
       for (std::size_t rank = 0; rank < 3; ++rank) offer(ranks[rank], request(name));
       for (const std::size_t rank : {0, 1, 2, 0, 1}) {
         const auto advance = ranks[rank].advance();
-        if (advance.outcome == Outcome::kRun) { EXPECT_EQ(ran(ranks[rank], advance), name); }
+        if (advance.outcome == Outcome::kRun) {
+          EXPECT_EQ(ran(ranks[rank], advance), name);
+        }
       }
     }
   }
@@ -113,7 +118,8 @@ TEST(ScheduleLock, GoesRoundAndRound) {
 
 TEST(ScheduleLock, AllLeaveWhereOneDoes) {
   for (const auto& deviate : std::vector<void (*)(ScheduleLock&)>{
-           [](ScheduleLock& lock) { offer(lock, request("extra")); }, [](ScheduleLock& lock) { offer(lock, request("a", 5)); },
+           [](ScheduleLock& lock) { offer(lock, request("extra")); },
+           [](ScheduleLock& lock) { offer(lock, request("a", 5)); },
            [](ScheduleLock& lock) { lock.leave_soon(); }}) {
     Ranks ranks(3);
     ranks.enter({batch({"a"})});
@@ -168,7 +174,8 @@ TEST(ScheduleLock, ASecondLockDoesNotTakeTheFirstOnesWordsForItsOwn) {
   EXPECT_EQ(runs(ranks[0]), "a");
 }
 
-// Random interleavings and deviations: every rank runs the same number of batches, and leaves there.
+// Random interleavings and deviations: every rank runs the same number of batches, and leaves
+// there.
 TEST(ScheduleLock, RanksAgreeInEveryInterleaving) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
@@ -186,7 +193,8 @@ TEST(ScheduleLock, RanksAgreeInEveryInterleaving) {
       const std::size_t rank = random() % 3;
       if (random() % 60 == 0) ranks[rank].leave_soon();
       // A name is offered again only once its last use has run.
-      if (!left[rank] && offered[rank] < to_offer[rank].size() && open[rank] < 4 && random() % 2 == 0) {
+      if (!left[rank] && offered[rank] < to_offer[rank].size() && open[rank] < 4 &&
+          random() % 2 == 0) {
         offer(ranks[rank], request(to_offer[rank][offered[rank]++]));
         ++open[rank];
       }
@@ -206,7 +214,8 @@ TEST(ScheduleLock, RanksAgreeInEveryInterleaving) {
     }
     if (!left[0] && !left[1] && !left[2]) continue;
     EXPECT_TRUE(left[0] && left[1] && left[2]) << "seed " << seed;
-    EXPECT_TRUE(done[0] == done[1] && done[1] == done[2]) << "seed " << seed << ": " << done[0] << " " << done[1] << " " << done[2];
+    EXPECT_TRUE(done[0] == done[1] && done[1] == done[2])
+        << "seed " << seed << ": " << done[0] << " " << done[1] << " " << done[2];
   }
 }
 
@@ -228,7 +237,9 @@ class Learner : public ::testing::Test {
     }
     return made;
   }
-  bool observe(const std::vector<std::vector<std::uint32_t>>& batches) { return learner_.observe(plan(batches), cache_); }
+  bool observe(const std::vector<std::vector<std::uint32_t>>& batches) {
+    return learner_.observe(plan(batches), cache_);
+  }
 
   ResponseCache cache_{16};
   StepLearner learner_;

@@ -94,7 +94,9 @@ TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
   ask(0, allreduce("a"), 10);
   ask(0, allreduce("b"), 20);
   EXPECT_EQ(stalls_.next_deadline(table_), at(40));
-  EXPECT_THAT(stalls_.warnings(table_, at(40)), ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 30.0 s for 2 of 3 ranks")))
+  EXPECT_THAT(
+      stalls_.warnings(table_, at(40)),
+      ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 30.0 s for 2 of 3 ranks")))
       << "one line for the same ranks";
   EXPECT_EQ(stalls_.next_deadline(table_), at(610));
   ask(1, allreduce("c"), 45);

@@ -56,9 +56,12 @@ int check_tree(const Topology& topology, int radix) {
     if (topology.same_host(rank, parent)) continue;
     const auto leader = [&](int of) {
       const auto& host = topology.host_of_rank;
-      return std::find(host.begin(), host.end(), host[static_cast<std::size_t>(of)]) - host.begin() == of;
+      return std::find(host.begin(), host.end(), host[static_cast<std::size_t>(of)]) -
+                 host.begin() ==
+             of;
     };
-    EXPECT_TRUE(leader(rank) && leader(parent)) << rank << " below " << parent << " of another host";
+    EXPECT_TRUE(leader(rank) && leader(parent))
+        << rank << " below " << parent << " of another host";
   }
   EXPECT_LE(*std::max_element(children.begin(), children.end()), radix);
   return deepest;

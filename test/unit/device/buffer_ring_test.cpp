@@ -14,7 +14,12 @@ class BufferRingTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = 1000;
 
-  BufferRingTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0), ring_(context_.api()) {}
+  BufferRingTest()
+      : context_(gpu_.api(0), 0),
+        in_(context_),
+        out_(context_),
+        guard_(context_.api(), 0),
+        ring_(context_.api()) {}
 
   FakeGpu gpu_;
   device::Context context_;
@@ -22,7 +27,8 @@ class BufferRingTest : public ::testing::Test {
   device::OwnedStream out_;
   device::DeviceGuard guard_;
   device::BufferRing ring_;
-  const std::vector<std::span<std::byte>> buffers_{{gpu_.allocate(kBytes), kBytes}, {gpu_.allocate(kBytes), kBytes}};
+  const std::vector<std::span<std::byte>> buffers_{{gpu_.allocate(kBytes), kBytes},
+                                                   {gpu_.allocate(kBytes), kBytes}};
   std::byte* const result_ = gpu_.allocate(kBytes);
 };
 
@@ -33,7 +39,8 @@ TEST_F(BufferRingTest, TakesTurnsByCountWithoutWaitingOnTheHost) {
     ASSERT_EQ(buffer.size(), kBytes - step);
     context_.api().fill(buffer.data(), buffer.size(), 1, 3, in_.get());
     context_.wait(out_.get(), context_.marks()->record(in_.get()));
-    context_.api().copy(result_, buffer.data(), buffer.size(), device::Direction::kOnDevice, out_.get());
+    context_.api().copy(result_, buffer.data(), buffer.size(), device::Direction::kOnDevice,
+                        out_.get());
     ring_.release(context_.marks()->record(out_.get()));
   }
   EXPECT_EQ(gpu_.counts(0).synchronize, 0);

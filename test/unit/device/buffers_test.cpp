@@ -10,7 +10,12 @@ namespace {
 
 class BuffersTest : public ::testing::Test {
  protected:
-  BuffersTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0), pool_(context_.api(), 0, context_.plain_memory()) {}
+  BuffersTest()
+      : context_(gpu_.api(0), 0),
+        in_(context_),
+        out_(context_),
+        guard_(context_.api(), 0),
+        pool_(context_.api(), 0, context_.plain_memory()) {}
 
   /// A batch that writes the buffer on one queue and reads it on another.
   void run_batch(std::size_t bytes) {
@@ -18,7 +23,8 @@ class BuffersTest : public ::testing::Test {
     ASSERT_EQ(lease.bytes().size(), bytes);
     context_.api().fill(lease.bytes().data(), bytes, 1, 3, in_.get());
     context_.wait(out_.get(), context_.marks()->record(in_.get()));
-    context_.api().copy(result_, lease.bytes().data(), bytes, device::Direction::kOnDevice, out_.get());
+    context_.api().copy(result_, lease.bytes().data(), bytes, device::Direction::kOnDevice,
+                        out_.get());
     lease.release(context_.marks()->record(out_.get()));
   }
 
@@ -33,7 +39,8 @@ class BuffersTest : public ::testing::Test {
 
 TEST_F(BuffersTest, BuffersAreUsedAgainWithoutWaitingOnTheHost) {
   for (int step = 0; step < 50; ++step) run_batch(1000 + static_cast<std::size_t>(step));
-  EXPECT_EQ(pool_.allocations(), 1U) << "one is enough as long as it is given back before the next is asked for";
+  EXPECT_EQ(pool_.allocations(), 1U)
+      << "one is enough as long as it is given back before the next is asked for";
   EXPECT_EQ(gpu_.counts(0).synchronize, 0);
   EXPECT_TRUE(gpu_.run_all());
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();

@@ -27,26 +27,37 @@ double read_element(const std::byte* at, DataType type) {
     return value;
   };
   switch (type) {
-    case DataType::kFloat16: return half_to_float(load(std::uint16_t{}));
-    case DataType::kBFloat16: return bfloat16_to_float(load(std::uint16_t{}));
-    case DataType::kFloat32: return load(float{});
-    case DataType::kFloat64: return load(double{});
-    default: ADD_FAILURE() << "not a floating type"; return 0;
+    case DataType::kFloat16:
+      return half_to_float(load(std::uint16_t{}));
+    case DataType::kBFloat16:
+      return bfloat16_to_float(load(std::uint16_t{}));
+    case DataType::kFloat32:
+      return load(float{});
+    case DataType::kFloat64:
+      return load(double{});
+    default:
+      ADD_FAILURE() << "not a floating type";
+      return 0;
   }
 }
 
 void write_element(std::byte* at, DataType type, double value) {
   const auto store = [at](auto stored) { std::memcpy(at, &stored, sizeof stored); };
   switch (type) {
-    case DataType::kFloat16: return store(float_to_half(static_cast<float>(value)));
-    case DataType::kBFloat16: return store(float_to_bfloat16(static_cast<float>(value)));
-    case DataType::kFloat32: return store(static_cast<float>(value));
-    default: return store(value);
+    case DataType::kFloat16:
+      return store(float_to_half(static_cast<float>(value)));
+    case DataType::kBFloat16:
+      return store(float_to_bfloat16(static_cast<float>(value)));
+    case DataType::kFloat32:
+      return store(static_cast<float>(value));
+    default:
+      return store(value);
   }
 }
 
 /// What should become of one element.
-void reference(std::byte* to, const std::byte* from, const CopyForm& form, DataType from_type, DataType to_type, double factor) {
+void reference(std::byte* to, const std::byte* from, const CopyForm& form, DataType from_type,
+               DataType to_type, double factor) {
   if (!form.casts() && !form.scales) {
     std::memcpy(to, from, size_of(to_type));
   } else if (from_type == DataType::kFloat64) {
@@ -63,10 +74,12 @@ struct Layout {
   std::size_t buffer_shift = 0;
 };
 
-/// Copies tensors to a buffer and back by tiles; both ways must do what the reference does, and touch nothing else.
+/// Copies tensors to a buffer and back by tiles; both ways must do what the reference does, and
+/// touch nothing else.
 class Copying {
  public:
-  Copying(const Layout& layout, const CopyForm& form, std::uint32_t seed) : form_(form), random_(seed) {
+  Copying(const Layout& layout, const CopyForm& form, std::uint32_t seed)
+      : form_(form), random_(seed) {
     const std::size_t tensor_element = size_of(form.tensor);
     std::size_t tensor_bytes = 64;
     std::size_t buffer_bytes = layout.buffer_shift;
@@ -78,7 +91,8 @@ class Copying {
     }
     tensors_.assign(tensor_bytes + 64, kGuard);
     buffer_.assign(buffer_bytes + 64, kGuard);
-    for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].tensor = aligned(tensors_) + offsets_[i];
+    for (std::size_t i = 0; i < pieces_.size(); ++i)
+      pieces_[i].tensor = aligned(tensors_) + offsets_[i];
     tiles_ = device::cut_into_tiles(pieces_, form);
   }
 
@@ -101,9 +115,11 @@ class Copying {
       for (std::uint64_t i = 0; i < piece.count; ++i, at += size_of(type)) {
         const bool floating = form_.casts() || form_.scales;
         if (floating) {
-          write_element(at, type, std::ldexp(static_cast<double>(static_cast<std::int32_t>(random_())), -28));
+          write_element(at, type,
+                        std::ldexp(static_cast<double>(static_cast<std::int32_t>(random_())), -28));
         } else {
-          for (std::size_t byte = 0; byte < size_of(type); ++byte) at[byte] = static_cast<std::byte>(random_());
+          for (std::size_t byte = 0; byte < size_of(type); ++byte)
+            at[byte] = static_cast<std::byte>(random_());
         }
       }
     }
@@ -124,10 +140,13 @@ class Copying {
         reference(at, from + i * size_of(from_type), form_, from_type, to_type, factor);
       }
     }
-    run_copy_on_host({tiles_.data(), static_cast<std::uint32_t>(tiles_.size()), aligned(buffer_), form_, to_buffer, factor}, threads);
+    run_copy_on_host({tiles_.data(), static_cast<std::uint32_t>(tiles_.size()), aligned(buffer_),
+                      form_, to_buffer, factor},
+                     threads);
     const auto difference = std::mismatch(target.begin(), target.end(), expected.begin());
     EXPECT_TRUE(difference.first == target.end())
-        << (to_buffer ? "to" : "from") << " the buffer, byte " << difference.first - target.begin() << " of " << target.size();
+        << (to_buffer ? "to" : "from") << " the buffer, byte " << difference.first - target.begin()
+        << " of " << target.size();
   }
 
   const CopyForm form_;
@@ -159,8 +178,10 @@ TEST(CopyPlanTest, EveryFormCopiesOddSizesAtAnyAlignment) {
   const Layout base{{1, 0, 7, 8, 63, 1025, 4096, 9001, 3}, 0, 0};
   std::uint32_t seed = 0;
   for (const CopyForm& form : all_forms()) {
-    SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " + std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : ""));
-    // Bytes may lie anywhere, elements that are computed with are aligned to themselves, as a tensor's are.
+    SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " +
+                 std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : ""));
+    // Bytes may lie anywhere, elements that are computed with are aligned to themselves, as a
+    // tensor's are.
     const bool bytes = !form.scales && !form.casts();
     const std::size_t tensor_step = bytes ? 1 : size_of(form.tensor);
     const std::size_t buffer_step = bytes ? 1 : size_of(form.buffer);
@@ -177,7 +198,8 @@ TEST(CopyPlanTest, EveryAlignmentOfBytes) {
   for (std::size_t from = 0; from < 17; ++from) {
     for (std::size_t to = 0; to < 17; ++to) {
       SCOPED_TRACE(std::to_string(from) + " to " + std::to_string(to));
-      Copying({{1, 15, 16, 17, 300}, from, to}, {DataType::kInt8, DataType::kInt8, false}, 5).check(1, 32);
+      Copying({{1, 15, 16, 17, 300}, from, to}, {DataType::kInt8, DataType::kInt8, false}, 5)
+          .check(1, 32);
     }
   }
 }
@@ -194,7 +216,8 @@ TEST(CopyPlanTest, TenThousandTensors) {
 TEST(CopyPlanTest, OneLargeTensorIsSharedOutByBytes) {
   constexpr std::uint64_t kElements = (100 << 20) / 4;
   std::byte memory[1] = {};
-  const std::vector<Piece> pieces = {{memory, 0, 10}, {memory, 40, kElements}, {memory, 40 + kElements * 4, 1}};
+  const std::vector<Piece> pieces = {
+      {memory, 0, 10}, {memory, 40, kElements}, {memory, 40 + kElements * 4, 1}};
   const auto tiles = device::cut_into_tiles(pieces, {});
   EXPECT_EQ(tiles.size(), 1 + 3200 + 1);
   std::uint64_t elements = 0;
@@ -218,7 +241,8 @@ TEST(CopyPlanTest, IntegersKeepEveryBit) {
   run_copy_on_host({tiles.data(), 1, reinterpret_cast<std::byte*>(&copied), form, true, 1.0});
   EXPECT_EQ(copied, value);
   EXPECT_THROW(device::cut_into_tiles(pieces, {DataType::kInt64, DataType::kInt64, true}), Error);
-  EXPECT_THROW(device::cut_into_tiles(pieces, {DataType::kFloat64, DataType::kFloat16, false}), Error);
+  EXPECT_THROW(device::cut_into_tiles(pieces, {DataType::kFloat64, DataType::kFloat16, false}),
+               Error);
 }
 
 TEST(CopyPlanTest, HalfIsScaledInSinglePrecision) {

@@ -10,7 +10,12 @@ namespace {
 
 class FakeGpuTest : public ::testing::Test {
  protected:
-  FakeGpuTest() : api_(gpu_.api(0)), guard_(*api_, 0), a_(api_->create_stream()), b_(api_->create_stream()), memory_(gpu_.allocate(1024)) {}
+  FakeGpuTest()
+      : api_(gpu_.api(0)),
+        guard_(*api_, 0),
+        a_(api_->create_stream()),
+        b_(api_->create_stream()),
+        memory_(gpu_.allocate(1024)) {}
 
   FakeGpu gpu_;
   std::shared_ptr<device::Api> api_;
@@ -38,7 +43,8 @@ TEST_F(FakeGpuTest, AMissingWaitIsARace) {
   api_->fill(memory_, 256, 4, 7, a_);
   api_->copy(memory_ + 512, memory_ + 256, 16, device::Direction::kOnDevice, b_);
   ASSERT_FALSE(gpu_.faults().empty());
-  EXPECT_NE(gpu_.faults().front().find("reads what 'fill' on queue 0 writes"), std::string::npos) << gpu_.faults().front();
+  EXPECT_NE(gpu_.faults().front().find("reads what 'fill' on queue 0 writes"), std::string::npos)
+      << gpu_.faults().front();
 }
 
 TEST_F(FakeGpuTest, AMarkRecordedTooEarlyDoesNotHelp) {

@@ -17,7 +17,9 @@ class PinnedPoolTest : public ::testing::Test {
     EXPECT_TRUE(gpu_.run_all());
     EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   }
-  bool in_arena(const device::PinnedPool::Buffer& buffer) const { return arena_->offset_of(buffer.memory, buffer.capacity).has_value(); }
+  bool in_arena(const device::PinnedPool::Buffer& buffer) const {
+    return arena_->offset_of(buffer.memory, buffer.capacity).has_value();
+  }
 
   FakeGpu gpu_;
   device::Context context_{gpu_.api(0), 0};

@@ -12,7 +12,8 @@ namespace {
 
 class PlanCacheTest : public ::testing::Test {
  protected:
-  PlanCacheTest() : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0) {}
+  PlanCacheTest()
+      : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0) {}
 
   std::vector<device::Piece> make_pieces(int count) {
     std::vector<device::Piece> pieces;
@@ -78,9 +79,12 @@ TEST_F(PlanCacheTest, ALayoutThatChangesEveryStepMakesNoMoreAndMoreTables) {
 TEST_F(PlanCacheTest, TheSameTensorsInAnotherFormAreAnotherTable) {
   const auto pieces = make_pieces(3);
   std::byte* const buffer = gpu_.allocate(bytes_);
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat32, false}, buffer, true, 1.0, in_.get());
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, false}, buffer, true, 1.0, in_.get());
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, true}, buffer, true, 3.0, in_.get());
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat32, false}, buffer, true, 1.0,
+                       in_.get());
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, false}, buffer, true, 1.0,
+                       in_.get());
+  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, true}, buffer, true, 3.0,
+                       in_.get());
   EXPECT_EQ(context_.plans().uploads(), 3U);
 }
 

@@ -77,7 +77,8 @@ TEST(ShareOf, WithinOneNodeWhereItFits) {
   const auto six = machine("numa:2 core:3 pu:1");
   EXPECT_EQ(share_of(six, 0, 2, {}).cpus, (Cpus{0, 1, 2}));
   EXPECT_EQ(share_of(six, 1, 2, {}).cpus, (Cpus{3, 4, 5}));
-  EXPECT_EQ(share_of(six, 1, 3, {}).cpus, (Cpus{2, 3})) << "it does not fit: whole cores, but across";
+  EXPECT_EQ(share_of(six, 1, 3, {}).cpus, (Cpus{2, 3}))
+      << "it does not fit: whole cores, but across";
   const auto ten = machine("numa:2 core:5 pu:1");
   EXPECT_EQ(share_of(ten, 1, 4, {}).cpus, (Cpus{2, 3}));
   EXPECT_EQ(share_of(ten, 2, 4, {}).cpus, (Cpus{5, 6})) << "core 4 stays free";

@@ -16,10 +16,10 @@
 namespace hvd::launcher {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using std::chrono::milliseconds;
 
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path);

@@ -51,7 +51,8 @@ TEST_F(JobFolderTest, TheLastHolderRemovesIt) {
 }
 
 TEST_F(JobFolderTest, WhatAKilledHolderLeavesIsRemovedLater) {
-  const std::filesystem::path left = root_.path() / "hvdrun-left", held = root_.path() / "hvdrun-held";
+  const std::filesystem::path left = root_.path() / "hvdrun-left",
+                              held = root_.path() / "hvdrun-held";
   const pid_t killed = ::fork();
   if (killed == 0) {
     const auto folder = JobFolder::join(left);

@@ -119,8 +119,10 @@ TEST(MpirunCommand, PlannedHosts) {
 
 TEST(MpirunCommand, Binding) {
   LaunchSpec spec = local_spec();
-  for (const auto& [bind, word] :
-       {std::pair{Bind::kCore, "core"}, {Bind::kNuma, "numa"}, {Bind::kNone, "none"}, {Bind::kAuto, "none"}}) {
+  for (const auto& [bind, word] : {std::pair{Bind::kCore, "core"},
+                                   {Bind::kNuma, "numa"},
+                                   {Bind::kNone, "none"},
+                                   {Bind::kAuto, "none"}}) {
     spec.bind = bind;
     EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--bind-to", word}));
   }

@@ -83,7 +83,8 @@ TEST(MpirunLog, AnUnfinishedParagraphIsStillClassified) {
 
 TEST(MpirunLog, ItsOwnBacktraceIsHeldBack) {
   MpirunLog log;
-  EXPECT_EQ(log.feed("[h:12] *** Process received signal ***\n[h:12] [ 0] /lib/x\nuseful\n"), "useful\n");
+  EXPECT_EQ(log.feed("[h:12] *** Process received signal ***\n[h:12] [ 0] /lib/x\nuseful\n"),
+            "useful\n");
   EXPECT_NE(log.held().find("Process received signal"), std::string::npos);
   EXPECT_TRUE(log.spoke());
 }

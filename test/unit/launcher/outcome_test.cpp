@@ -180,7 +180,8 @@ TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
   JobRecord job = job_of({told, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
   EXPECT_EQ(early_leaver(job), 1);
   EXPECT_EQ(exit_code(job), 1);
-  EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
+  EXPECT_THAT(final_message(job),
+              HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
   Notice later;
   later.kind = "loss";
   later.time_ns = static_cast<long long>(1.2 * kSecond);
@@ -201,14 +202,15 @@ TEST(FinalMessage, QuotesWhatTheRankSaid) {
   JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, "uncaught: no\nmemory"),
                           with_notice(ended(134, 1.2), "loss", 1.1, 4), ended(143, 2, true)});
   EXPECT_THAT(final_message(job), HasSubstr("        uncaught: no\n        memory\n"));
-  EXPECT_THAT(final_message(job), HasSubstr("hvdrun: 1 rank (1) ended after it; stopped the other 1 "
-                                            "rank (2), gone "));
+  EXPECT_THAT(final_message(job),
+              HasSubstr("hvdrun: 1 rank (1) ended after it; stopped the other 1 "
+                        "rank (2), gone "));
 }
 
 TEST(FinalMessage, OfAnUnevenNumberOfBatches) {
-  const JobRecord job = job_of(
-      {with_notice(ended(134, 1), "loss", 0.9, 5, "'w': rank 1 (h) has called shutdown()"),
-       with_notice(ended(0, 2), "left", 0.8)});
+  const JobRecord job =
+      job_of({with_notice(ended(134, 1), "loss", 0.9, 5, "'w': rank 1 (h) has called shutdown()"),
+              with_notice(ended(0, 2), "left", 0.8)});
   EXPECT_THAT(final_message(job), HasSubstr("'w': rank 1 (h) has called shutdown()"));
   EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
 }
@@ -218,9 +220,10 @@ TEST(FinalMessage, OfAKilledMpirun) {
   job.cause = StopCause::kMpirunEnded;
   job.mpirun_code = 137;
   job.mpirun_signal = SIGKILL;
-  EXPECT_EQ(final_message(job),
-            "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
-            "70\n")
+  EXPECT_EQ(
+      final_message(job),
+      "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
+      "70\n")
       << "what a rank makes of mpirun's end is not its failure";
   EXPECT_EQ(exit_code(job), 70);
 }
@@ -291,8 +294,10 @@ TEST(FinalMessage, OfALinkThatWasCut) {
       job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
   EXPECT_EQ(exit_code(job), 69);
   EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
-  EXPECT_THAT(final_message(job), ::testing::EndsWith("hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
-                                                      "the network between is cut; exit code 69\n"));
+  EXPECT_THAT(final_message(job),
+              ::testing::EndsWith(
+                  "hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
+                  "the network between is cut; exit code 69\n"));
 }
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {

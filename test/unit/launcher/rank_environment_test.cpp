@@ -42,13 +42,13 @@ TEST(OmpThreads, ShareTheCores) {
 }
 
 TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
-  EXPECT_THAT(rank_environment({"A=1", "HVD_RANK=9", "HVD_LAUNCHER_TOKEN=abc", "HVD_TIMELINE=t",
-                                "OMP_X=1", "OMPI_MCA_orte_local_tmpdir_base=/tmp/x",
-                                "OMPI_MCA_opal_signal=6"},
-                               {1, 4, 1, 2}, 3),
-              UnorderedElementsAre("A=1", "HVD_TIMELINE=t", "OMP_X=1", "HVD_RANK=1", "HVD_SIZE=4",
-                                   "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2", "OMP_NUM_THREADS=3",
-                                   "OMPI_MCA_opal_signal=6"));
+  EXPECT_THAT(
+      rank_environment({"A=1", "HVD_RANK=9", "HVD_LAUNCHER_TOKEN=abc", "HVD_TIMELINE=t", "OMP_X=1",
+                        "OMPI_MCA_orte_local_tmpdir_base=/tmp/x", "OMPI_MCA_opal_signal=6"},
+                       {1, 4, 1, 2}, 3),
+      UnorderedElementsAre("A=1", "HVD_TIMELINE=t", "OMP_X=1", "HVD_RANK=1", "HVD_SIZE=4",
+                           "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2", "OMP_NUM_THREADS=3",
+                           "OMPI_MCA_opal_signal=6"));
   EXPECT_THAT(rank_environment({}, {0, 1, 0, 1}, 0),
               UnorderedElementsAre("HVD_RANK=0", "HVD_SIZE=1", "HVD_LOCAL_RANK=0",
                                    "HVD_LOCAL_SIZE=1", "OMPI_MCA_opal_signal="))

@@ -38,7 +38,9 @@ struct Observed final : RankObserver {
 /// hvdrun's side, driven by the test's thread, and a supervisor's, in another.
 class ReportServerTest : public ::testing::Test {
  protected:
-  UniqueFd connect() const { return std::move(connect_any({"127.0.0.1"}, server_.port(), 2000).at(0)); }
+  UniqueFd connect() const {
+    return std::move(connect_any({"127.0.0.1"}, server_.port(), 2000).at(0));
+  }
   static Hello hello_of(int rank) {
     Hello hello;
     hello.rank = rank;
@@ -54,7 +56,8 @@ class ReportServerTest : public ::testing::Test {
     poller.wait(timeout_ms);
     server_.on_time();
   }
-  std::optional<Connection> introduced(const std::string& token, int rank = 1, bool same_clock = true, int server_delay_ms = 0) {
+  std::optional<Connection> introduced(const std::string& token, int rank = 1,
+                                       bool same_clock = true, int server_delay_ms = 0) {
     std::optional<Connection> connection;
     std::atomic<bool> done{false};
     std::thread supervisor([&] {
@@ -68,7 +71,8 @@ class ReportServerTest : public ::testing::Test {
   }
 
   Observed observed_;
-  ReportServer server_{2, "the token", {.columns = 80, .rows = 25}, true, 30'000, observed_, milliseconds(300)};
+  ReportServer server_{2,         "the token",      {.columns = 80, .rows = 25}, true, 30'000,
+                       observed_, milliseconds(300)};
 };
 
 TEST_F(ReportServerTest, WelcomesWhoHasTheToken) {
@@ -92,7 +96,8 @@ TEST_F(ReportServerTest, AStrangerDoesNotSeeTheToken) {
   std::atomic<bool> accepted{true};
   std::thread supervisor([&] {
     auto sockets = connect_any({"127.0.0.1"}, stranger.port, 2000);
-    accepted = introduce(std::move(sockets.at(0)), hello_of(0), "the token", true, 2000).has_value();
+    accepted =
+        introduce(std::move(sockets.at(0)), hello_of(0), "the token", true, 2000).has_value();
   });
   UniqueFd fd;
   for (int i = 0; i < 200 && !fd; ++i) {
@@ -101,10 +106,12 @@ TEST_F(ReportServerTest, AStrangerDoesNotSeeTheToken) {
   }
   ASSERT_TRUE(fd);
   std::string answer, seen;
-  append_frame(answer, FrameType::kChallenge, encode(Challenge{.nonce = "n", .proof = launcher_proof("a guess", "n", "n")}));
+  append_frame(answer, FrameType::kChallenge,
+               encode(Challenge{.nonce = "n", .proof = launcher_proof("a guess", "n", "n")}));
   ASSERT_EQ(::send(fd.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
   char buffer[4096];
-  for (ssize_t count = 0; (count = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;) seen.append(buffer, static_cast<std::size_t>(count));
+  for (ssize_t count = 0; (count = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;)
+    seen.append(buffer, static_cast<std::size_t>(count));
   supervisor.join();
   EXPECT_FALSE(accepted);
   EXPECT_NE(seen.find("nonce"), std::string::npos);
@@ -155,7 +162,8 @@ TEST_F(ReportServerTest, OutputIsCreditedAgainAndAnEndNeedsNoCredit) {
   std::string bytes;
   append_frame(bytes, FrameType::kStdout, std::string(ReportServer::kCredit, 'x'));
   append_frame(bytes, FrameType::kEnded, encode(Ended{}));
-  ASSERT_EQ(::send(connection->fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  ASSERT_EQ(::send(connection->fd.get(), bytes.data(), bytes.size(), 0),
+            static_cast<ssize_t>(bytes.size()));
   for (int i = 0; i < 50 && !observed_.ended; ++i) serve(20);
   EXPECT_TRUE(observed_.ended);
   EXPECT_FALSE(observed_.drained);
@@ -184,9 +192,11 @@ TEST(Proof, KnownDigests) {
   EXPECT_EQ(hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")),
             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  EXPECT_EQ(hmac_hex("Jefe", "what do ya want for nothing?"), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_EQ(hmac_hex(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
-            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  EXPECT_EQ(hmac_hex("Jefe", "what do ya want for nothing?"),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(
+      hmac_hex(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
 TEST(Proof, EverySideAndRankHasItsOwn) {

@@ -105,7 +105,8 @@ TEST(Records, RoundTrip) {
   EXPECT_TRUE(order.stop);
   EXPECT_EQ(order.kill_after_ms, 200);
   EXPECT_EQ(decode_started(encode(Started{.pid = 3})).pid, 3);
-  const Welcome welcome = decode_welcome(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
+  const Welcome welcome =
+      decode_welcome(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
   EXPECT_EQ(welcome.columns, 80);
   EXPECT_EQ(welcome.time_ns, 5);
   EXPECT_EQ(welcome.credit, 6);

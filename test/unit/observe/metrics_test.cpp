@@ -17,7 +17,8 @@ TEST(Metrics, JsonHoldsEveryCounter) {
   const auto json = nlohmann::json::parse(counters.snapshot().to_json());
   EXPECT_EQ(json.at("bytes"), 7);
   EXPECT_EQ(json.at("backend_calls"), 3);
-  EXPECT_EQ(json.size() * sizeof(std::uint64_t), sizeof(Metrics)) << "a field of Metrics is missing in to_json()";
+  EXPECT_EQ(json.size() * sizeof(std::uint64_t), sizeof(Metrics))
+      << "a field of Metrics is missing in to_json()";
 }
 
 TEST(Metrics, PrometheusTextHasHelpTypeAndValue) {

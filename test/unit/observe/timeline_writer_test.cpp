@@ -16,7 +16,9 @@ using std::chrono::microseconds;
 
 class TimelineWriterTest : public ::testing::Test {
  protected:
-  TimelineWriterTest() : path_(std::filesystem::temp_directory_path() / ("hvd_timeline_test_" + std::to_string(::getpid()) + ".json")) {}
+  TimelineWriterTest()
+      : path_(std::filesystem::temp_directory_path() /
+              ("hvd_timeline_test_" + std::to_string(::getpid()) + ".json")) {}
   ~TimelineWriterTest() override { std::filesystem::remove(path_); }
   nlohmann::json read() const { return nlohmann::json::parse(std::ifstream(path_)); }
   const std::filesystem::path path_;
@@ -52,14 +54,17 @@ TEST_F(TimelineWriterTest, RemembersNoMoreRowsThanAModelHasTensors) {
   {
     TimelineWriter writer(path_, 3, "node");
     writer.span("w", "ALLREDUCE", microseconds(12), microseconds(20));
-    for (int i = 0; i < (1 << 14); ++i) writer.span("allreduce.unnamed." + std::to_string(i), "ALLREDUCE", microseconds(21), microseconds(22));
+    for (int i = 0; i < (1 << 14); ++i)
+      writer.span("allreduce.unnamed." + std::to_string(i), "ALLREDUCE", microseconds(21),
+                  microseconds(22));
     writer.span("w", "ALLREDUCE", microseconds(30), microseconds(31));
   }
   std::map<int, std::string> name_of_row;
   std::vector<int> rows_of_w;
   for (const auto& event : read()) {
     if (event.at("ph") == "M" && event.at("name") == "thread_name") {
-      const bool is_new = name_of_row.emplace(event.at("tid").get<int>(), event.at("args").at("name")).second;
+      const bool is_new =
+          name_of_row.emplace(event.at("tid").get<int>(), event.at("args").at("name")).second;
       ASSERT_TRUE(is_new) << "a row has two names";
     } else if (event.at("ph") == "X" && name_of_row.at(event.at("tid").get<int>()) == "w") {
       rows_of_w.push_back(event.at("tid").get<int>());
@@ -73,7 +78,8 @@ TEST_F(TimelineWriterTest, TheFileIsValidWhileItGrows) {
   TimelineWriter writer(path_, 0, "node");
   EXPECT_EQ(read().size(), 1U);
   writer.span("w", "NEGOTIATE", microseconds(1), microseconds(2));
-  for (int i = 0; i < 100 && read().size() < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int i = 0; i < 100 && read().size() < 3; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(read().size(), 3U);
 }
 

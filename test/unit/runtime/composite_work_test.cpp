@@ -21,7 +21,8 @@ class MovingWork final : public Work {
 
 class CompositeWorkTest : public ::testing::Test {
  protected:
-  // The engine sleeps when nothing moves: a composite that does not pass this on sleeps between any two rounds of its parts.
+  // The engine sleeps when nothing moves: a composite that does not pass this on sleeps between any
+  // two rounds of its parts.
   void expect_passes_on_what_moves(Work& work) {
     for (const bool moves : {false, true, false}) {
       moved_ = moves;
@@ -31,7 +32,8 @@ class CompositeWorkTest : public ::testing::Test {
   }
 
   bool moved_ = false;
-  const runtime::Launch launch_ = [this](const Collective&, std::span<const std::byte>, std::span<std::byte>) {
+  const runtime::Launch launch_ = [this](const Collective&, std::span<const std::byte>,
+                                         std::span<std::byte>) {
     return std::make_unique<MovingWork>(moved_);
   };
 };

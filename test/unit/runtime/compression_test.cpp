@@ -21,7 +21,8 @@ using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Submission compressed(std::vector<float>& memory, const std::string& name, Compression compression) {
+Submission compressed(std::vector<float>& memory, const std::string& name,
+                      Compression compression) {
   Submission submission = float_operation(memory, name);
   submission.compression = compression;
   return submission;
@@ -32,17 +33,21 @@ class Job {
   explicit Job(int size) : job_(stepped(size), clock_) {}
   runtime::Runtime& rank(int number) { return job_.rank(number); }
   void submit(int number, std::vector<Submission> submissions) {
-    for (Operation& operation : job_.rank(number).submit(std::move(submissions), Progress::kBackground)) operations_.push_back(std::move(operation));
+    for (Operation& operation :
+         job_.rank(number).submit(std::move(submissions), Progress::kBackground))
+      operations_.push_back(std::move(operation));
   }
   /// Runs until all that was submitted has ended, and forgets it. @return the operations
   std::vector<Operation> run() {
     EXPECT_TRUE(job_.run_until(clock_, seconds(10), [this] {
-      return std::all_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.done(); });
+      return std::all_of(operations_.begin(), operations_.end(),
+                         [](const Operation& operation) { return operation.done(); });
     })) << "an operation hangs";
     return std::exchange(operations_, {});
   }
   void expect_all_ok() {
-    for (const Operation& operation : run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    for (const Operation& operation : run())
+      EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   }
   /// The rank has joined as far as the others are concerned.
   void join(int number) {
@@ -69,15 +74,19 @@ std::vector<float> floats(const Bytes& bytes) {
   return values;
 }
 
-class CompressedAllreduce : public ::testing::TestWithParam<std::tuple<Compression, ReduceOp, int>> {};
-INSTANTIATE_TEST_SUITE_P(Forms, CompressedAllreduce,
-                         ::testing::Combine(::testing::Values(Compression::kFloat16, Compression::kBFloat16),
-                                            ::testing::Values(ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct),
-                                            ::testing::Values(1, 2, 3, 4)),
-                         [](const auto& form) {
-                           return std::string(to_string(std::get<0>(form.param))) + "_" + std::string(to_string(std::get<1>(form.param))) +
-                                  std::to_string(std::get<2>(form.param));
-                         });
+class CompressedAllreduce
+    : public ::testing::TestWithParam<std::tuple<Compression, ReduceOp, int>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Forms, CompressedAllreduce,
+    ::testing::Combine(::testing::Values(Compression::kFloat16, Compression::kBFloat16),
+                       ::testing::Values(ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
+                                         ReduceOp::kMax, ReduceOp::kProduct),
+                       ::testing::Values(1, 2, 3, 4)),
+    [](const auto& form) {
+      return std::string(to_string(std::get<0>(form.param))) + "_" +
+             std::string(to_string(std::get<1>(form.param))) +
+             std::to_string(std::get<2>(form.param));
+    });
 
 TEST_P(CompressedAllreduce, IsTheReferenceBitForBitFusedAndAlone) {
   const auto [compression, op, size] = GetParam();
@@ -109,10 +118,13 @@ TEST_P(CompressedAllreduce, IsTheReferenceBitForBitFusedAndAlone) {
       for (int rank = 0; rank < size; ++rank) {
         const auto number = static_cast<std::size_t>(rank);
         const auto& result = tensor % 2 == 0 ? received[tensor][number] : sent[tensor][number];
-        EXPECT_EQ(first_difference(reinterpret_cast<const std::byte*>(result.data()), expected, DataType::kFloat32), -1)
+        EXPECT_EQ(first_difference(reinterpret_cast<const std::byte*>(result.data()), expected,
+                                   DataType::kFloat32),
+                  -1)
             << "rank " << rank << ", tensor " << tensor << ", postscale " << postscale;
         const bool in_place = tensor % 2 != 0;
-        EXPECT_TRUE(in_place || sent[tensor][number] == floats(inputs[tensor][number])) << "the input stays";
+        EXPECT_TRUE(in_place || sent[tensor][number] == floats(inputs[tensor][number]))
+            << "the input stays";
       }
     }
   }
@@ -120,11 +132,13 @@ TEST_P(CompressedAllreduce, IsTheReferenceBitForBitFusedAndAlone) {
 
 TEST(Compressed, NothingLeavesTheRangeThatNeedNot) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const auto reduce = [](std::vector<float> values, ReduceOp op, double prescale, double postscale) {
+  const auto reduce = [](std::vector<float> values, ReduceOp op, double prescale,
+                         double postscale) {
     Job job(2);
     std::vector<std::vector<float>> data = {values, values};
     for (int rank = 0; rank < 2; ++rank) {
-      Submission submission = compressed(data[static_cast<std::size_t>(rank)], "x", Compression::kFloat16);
+      Submission submission =
+          compressed(data[static_cast<std::size_t>(rank)], "x", Compression::kFloat16);
       submission.op = op;
       submission.prescale = prescale;
       submission.postscale = postscale;
@@ -133,22 +147,28 @@ TEST(Compressed, NothingLeavesTheRangeThatNeedNot) {
     job.expect_all_ok();
     return data[1];
   };
-  EXPECT_THAT(reduce({60000, 1e6F, -1e6F}, ReduceOp::kSum, 1, 1), ElementsAre(kInfinity, kInfinity, -kInfinity));
-  EXPECT_THAT(reduce({60000}, ReduceOp::kAverage, 1, 1), ElementsAre(60000)) << "the sum is never of 16 bits";
+  EXPECT_THAT(reduce({60000, 1e6F, -1e6F}, ReduceOp::kSum, 1, 1),
+              ElementsAre(kInfinity, kInfinity, -kInfinity));
+  EXPECT_THAT(reduce({60000}, ReduceOp::kAverage, 1, 1), ElementsAre(60000))
+      << "the sum is never of 16 bits";
   EXPECT_THAT(reduce({60000}, ReduceOp::kSum, 1, 0.5), ElementsAre(60000));
-  EXPECT_THAT(reduce({131072}, ReduceOp::kAverage, 0.25, 4), ElementsAre(131072)) << "neither on the way in nor on the way out";
+  EXPECT_THAT(reduce({131072}, ReduceOp::kAverage, 0.25, 4), ElementsAre(131072))
+      << "neither on the way in nor on the way out";
   EXPECT_TRUE(std::isnan(reduce({std::nanf("")}, ReduceOp::kSum, 1, 1)[0]));
-  EXPECT_THAT(reduce({0x1p-24F, 0x1p-26F}, ReduceOp::kMax, 1, 1), ElementsAre(0x1p-24F, 0)) << "subnormals of the 16-bit type";
+  EXPECT_THAT(reduce({0x1p-24F, 0x1p-26F}, ReduceOp::kMax, 1, 1), ElementsAre(0x1p-24F, 0))
+      << "subnormals of the 16-bit type";
 }
 
 TEST(Compressed, ARankThatHasJoinedChangesNothing) {
-  for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kAdasum}) {
+  for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum,
+                            ReduceOp::kAverage, ReduceOp::kAdasum}) {
     Job job(2);
     job.join(0);
     std::vector<float> data = {8, -2}, other = {4};
     std::vector<Submission> submissions;
     for (auto* memory : {&data, &other}) {
-      Submission submission = compressed(*memory, memory == &data ? "x" : "y", Compression::kFloat16);
+      Submission submission =
+          compressed(*memory, memory == &data ? "x" : "y", Compression::kFloat16);
       submission.op = op;
       submission.prescale = -0.25;
       submission.postscale = 3;
@@ -163,11 +183,13 @@ TEST(Compressed, ARankThatHasJoinedChangesNothing) {
 
 TEST(Compressed, AdasumIsThatOfTheRoundedVectors) {
   Job job(2);
-  std::vector<std::vector<float>> data = {{3, 0, 1.0001F}, {0, 4, 0}}, equal = {{3, 5.0001F}, {3, 5.0001F}};
+  std::vector<std::vector<float>> data = {{3, 0, 1.0001F}, {0, 4, 0}},
+                                  equal = {{3, 5.0001F}, {3, 5.0001F}};
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<Submission> submissions;
     for (auto* each : {&data, &equal}) {
-      submissions.push_back(compressed((*each)[static_cast<std::size_t>(rank)], each == &data ? "a" : "b", Compression::kBFloat16));
+      submissions.push_back(compressed((*each)[static_cast<std::size_t>(rank)],
+                                       each == &data ? "a" : "b", Compression::kBFloat16));
       submissions.back().op = ReduceOp::kAdasum;
     }
     job.submit(rank, submissions);
@@ -184,7 +206,8 @@ TEST(Compressed, RanksThatDisagreeAreTold) {
   job.submit(1, {compressed(two, "w", Compression::kNone)});
   for (const Operation& operation : job.run()) {
     EXPECT_EQ(operation.status().code, StatusCode::kMismatch);
-    EXPECT_THAT(operation.status().message, HasSubstr("compression differs: rank 0 float16, rank 1 none"));
+    EXPECT_THAT(operation.status().message,
+                HasSubstr("compression differs: rank 0 float16, rank 1 none"));
   }
 }
 
@@ -197,7 +220,8 @@ TEST(Compressed, OnlyOneCompressionSharesABatchAndANameMayChangeIt) {
       std::vector<Submission> submissions;
       for (std::size_t tensor = 0; tensor < 6; ++tensor) {
         auto& memory = tensors[static_cast<std::size_t>(rank)][tensor] = {1.001F};
-        submissions.push_back(compressed(memory, "t" + std::to_string(tensor), tensor % 2 == 0 ? Compression::kFloat16 : second));
+        submissions.push_back(compressed(memory, "t" + std::to_string(tensor),
+                                         tensor % 2 == 0 ? Compression::kFloat16 : second));
       }
       job.submit(rank, submissions);
     }
@@ -205,7 +229,8 @@ TEST(Compressed, OnlyOneCompressionSharesABatchAndANameMayChangeIt) {
     job.expect_all_ok();
     EXPECT_EQ(job.rank(0).metrics().backend_calls - before, 2U);
     EXPECT_EQ(tensors[1][0], (std::vector<float>{0x1.004p1F}));
-    EXPECT_EQ(tensors[1][1], (std::vector<float>{second == Compression::kNone ? 1.001F + 1.001F : 2.0F}));
+    EXPECT_EQ(tensors[1][1],
+              (std::vector<float>{second == Compression::kNone ? 1.001F + 1.001F : 2.0F}));
   }
 }
 

@@ -1,4 +1,5 @@
-// Allreduces of fp32 on a GPU that travel as 16 bits: cast by the launch that packs them and by the one that unpacks them.
+// Allreduces of fp32 on a GPU that travel as 16 bits: cast by the launch that packs them and by the
+// one that unpacks them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,11 +16,15 @@ using FloatOperation = DeviceOperation<float>;
 
 class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, int>> {
  protected:
-  DeviceCompressionTest() : size_(std::get<1>(GetParam())), job_(size_, path(), {}, {}, static_cast<std::uint64_t>(size_)) {}
+  DeviceCompressionTest()
+      : size_(std::get<1>(GetParam())),
+        job_(size_, path(), {}, {}, static_cast<std::uint64_t>(size_)) {}
   static Path path() { return std::get<0>(GetParam()); }
 
-  FloatOperation operation(int rank, const std::string& name, const Floats& values, Compression compression) {
-    FloatOperation made = FloatOperation::in_place(job_, rank, name, OpKind::kAllreduce, DataType::kFloat32, values);
+  FloatOperation operation(int rank, const std::string& name, const Floats& values,
+                           Compression compression) {
+    FloatOperation made =
+        FloatOperation::in_place(job_, rank, name, OpKind::kAllreduce, DataType::kFloat32, values);
     made.submission.compression = compression;
     return made;
   }
@@ -28,35 +33,47 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       std::vector<Submission> submissions;
       for (const auto& one : ranks[rank]) submissions.push_back(one.submission);
-      for (auto& handle : job_.runtime(static_cast<int>(rank)).submit(std::move(submissions), Progress::kBackground)) handles.push_back(handle);
+      for (auto& handle : job_.runtime(static_cast<int>(rank))
+                              .submit(std::move(submissions), Progress::kBackground))
+        handles.push_back(handle);
     }
     ASSERT_TRUE(job_.run(handles));
-    for (const Operation& handle : handles) EXPECT_TRUE(handle.status().ok()) << handle.status().message;
+    for (const Operation& handle : handles)
+      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
   }
-  Floats result(int rank, const FloatOperation& one) { return job_.read<float>(rank, *one.output, *one.ready); }
+  Floats result(int rank, const FloatOperation& one) {
+    return job_.read<float>(rank, *one.output, *one.ready);
+  }
   static Floats numbers(std::int64_t count, int rank, std::uint64_t seed) {
     const Bytes bytes = make_input(count, DataType::kFloat32, ReduceOp::kSum, rank, seed);
     Floats values(static_cast<std::size_t>(count));
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(values)).data());
     return values;
   }
-  /// As the host would reduce it: what the staged path gives to the bit, and NCCL, which rounds each sum, nearly.
+  /// As the host would reduce it: what the staged path gives to the bit, and NCCL, which rounds
+  /// each sum, nearly.
   static Floats expected(const std::vector<Floats>& inputs, const Submission& how) {
     std::vector<Bytes> bytes;
     for (const Floats& input : inputs) {
       const auto view = std::as_bytes(std::span(input));
       bytes.emplace_back(view.begin(), view.end());
     }
-    const Bytes reduced = reference_compressed(bytes, how.compression, how.op, how.prescale, how.postscale);
+    const Bytes reduced =
+        reference_compressed(bytes, how.compression, how.op, how.prescale, how.postscale);
     Floats values(inputs.front().size());
     std::ranges::copy(reduced, std::as_writable_bytes(std::span(values)).data());
     return values;
   }
   /// @param largest of the sums on the way
-  static void expect_same(const Floats& actual, const Floats& wanted, Compression compression, double largest) {
+  static void expect_same(const Floats& actual, const Floats& wanted, Compression compression,
+                          double largest) {
     ASSERT_EQ(actual.size(), wanted.size());
-    const double rounding = path() == Path::kStaged ? 0 : largest * (compression == Compression::kFloat16 ? 0x1p-9 : 0x1p-6);
-    for (std::size_t i = 0; i < actual.size(); ++i) ASSERT_NEAR(actual[i], wanted[i], rounding) << "element " << i;
+    const double rounding =
+        path() == Path::kStaged
+            ? 0
+            : largest * (compression == Compression::kFloat16 ? 0x1p-9 : 0x1p-6);
+    for (std::size_t i = 0; i < actual.size(); ++i)
+      ASSERT_NEAR(actual[i], wanted[i], rounding) << "element " << i;
   }
 
   const int size_;
@@ -74,7 +91,8 @@ TEST_P(DeviceCompressionTest, ABatchIsCastScaledAndReducedInOneCall) {
         auto& own = ranks.emplace_back();
         for (std::size_t tensor = 0; tensor < counts.size(); ++tensor) {
           inputs[tensor].push_back(numbers(counts[tensor], rank, tensor));
-          own.push_back(operation(rank, "t" + std::to_string(tensor), inputs[tensor].back(), compression));
+          own.push_back(
+              operation(rank, "t" + std::to_string(tensor), inputs[tensor].back(), compression));
           own.back().submission.op = ReduceOp::kAverage;
           own.back().submission.prescale = 0.7;
           own.back().submission.postscale = postscale;
@@ -85,7 +103,8 @@ TEST_P(DeviceCompressionTest, ABatchIsCastScaledAndReducedInOneCall) {
       for (int rank = 0; rank < size_; ++rank) {
         for (std::size_t tensor = 0; tensor < counts.size(); ++tensor) {
           const FloatOperation& one = ranks[static_cast<std::size_t>(rank)][tensor];
-          expect_same(result(rank, one), expected(inputs[tensor], one.submission), compression, 3.0 * 16 * size_);
+          expect_same(result(rank, one), expected(inputs[tensor], one.submission), compression,
+                      3.0 * 16 * size_);
         }
       }
     }
@@ -109,8 +128,11 @@ TEST_P(DeviceCompressionTest, OneTensorIntoAnotherLeavesTheInput) {
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
     const FloatOperation& one = ranks[static_cast<std::size_t>(rank)][0];
-    expect_same(result(rank, one), expected(inputs, one.submission), Compression::kFloat16, 16.0 * size_);
-    EXPECT_EQ(job_.read<float>(rank, sent[static_cast<std::size_t>(rank)].view(DataType::kFloat32), nullptr), inputs[static_cast<std::size_t>(rank)]);
+    expect_same(result(rank, one), expected(inputs, one.submission), Compression::kFloat16,
+                16.0 * size_);
+    EXPECT_EQ(job_.read<float>(rank, sent[static_cast<std::size_t>(rank)].view(DataType::kFloat32),
+                               nullptr),
+              inputs[static_cast<std::size_t>(rank)]);
   }
   job_.expect_no_faults();
 }
@@ -122,7 +144,8 @@ TEST_P(DeviceCompressionTest, AdasumTakesNoPaddingIntoTheVector) {
     ranks.back().front().submission.op = ReduceOp::kAdasum;
   }
   run(ranks);
-  for (int rank = 0; rank < size_; ++rank) EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0]), (Floats{1, 2, 3, 4, 5}));
+  for (int rank = 0; rank < size_; ++rank)
+    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0]), (Floats{1, 2, 3, 4, 5}));
   job_.expect_no_faults();
 }
 
@@ -134,9 +157,12 @@ TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
   for (int rank = 0; rank < joined; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 3; ++tensor) {
-      own.push_back(operation(rank, "t" + std::to_string(tensor), Floats(static_cast<std::size_t>(9 + tensor), static_cast<float>((rank + 1) * (tensor + 1))),
+      own.push_back(operation(rank, "t" + std::to_string(tensor),
+                              Floats(static_cast<std::size_t>(9 + tensor),
+                                     static_cast<float>((rank + 1) * (tensor + 1))),
                               Compression::kFloat16));
-      own.back().submission.op = tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;  // two fused, and one by itself
+      own.back().submission.op =
+          tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;  // two fused, and one by itself
       own.back().submission.prescale = 2;
     }
   }
@@ -144,20 +170,27 @@ TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
   for (int rank = 0; rank < joined; ++rank) {
     const auto& own = ranks[static_cast<std::size_t>(rank)];
     for (int tensor = 0; tensor < 2; ++tensor) {
-      const float average = static_cast<float>(joined * (joined + 1) * (tensor + 1)) / static_cast<float>(joined);
-      EXPECT_NEAR(result(rank, own[static_cast<std::size_t>(tensor)])[0], average, average * 0x1p-10);
+      const float average =
+          static_cast<float>(joined * (joined + 1) * (tensor + 1)) / static_cast<float>(joined);
+      EXPECT_NEAR(result(rank, own[static_cast<std::size_t>(tensor)])[0], average,
+                  average * 0x1p-10);
     }
     EXPECT_EQ(result(rank, own[2]), Floats(11, 2 * 3.0F));
   }
   std::vector<Operation> joins = {waiting};
-  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join_operation()));
+  for (int rank = 0; rank < joined; ++rank)
+    joins.push_back(submit_one(job_.runtime(rank), join_operation()));
   EXPECT_TRUE(job_.run(joins));
   job_.expect_no_faults();
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DeviceCompressionTest,
-                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged), ::testing::Values(1, 2, 3, 4)), [](const auto& form) {
-                           return std::string(std::get<0>(form.param) == Path::kNccl ? "Nccl" : "Staged") + std::to_string(std::get<1>(form.param));
+                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged),
+                                            ::testing::Values(1, 2, 3, 4)),
+                         [](const auto& form) {
+                           return std::string(std::get<0>(form.param) == Path::kNccl ? "Nccl"
+                                                                                     : "Staged") +
+                                  std::to_string(std::get<1>(form.param));
                          });
 
 }  // namespace

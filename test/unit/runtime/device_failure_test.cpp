@@ -17,28 +17,35 @@ Submission unwatched(Submission submission) {
 }
 
 Submission gpu_sum(DeviceJob& job, int rank, const std::string& name) {
-  return unwatched(FloatOperation::in_place(job, rank, name, OpKind::kAllreduce, DataType::kFloat32, Floats(8, 1.0F)).submission);
+  return unwatched(FloatOperation::in_place(job, rank, name, OpKind::kAllreduce, DataType::kFloat32,
+                                            Floats(8, 1.0F))
+                       .submission);
 }
 
 TEST(DeviceFailureTest, CpuAndGpuTensorsUnderOneNameDisagree) {
   DeviceJob job(3, Path::kNccl);
   Floats on_host(8);
-  std::vector<Operation> handles = {submit_one(job.runtime(0), gpu_sum(job, 0, "w")), submit_one(job.runtime(1), float_operation(on_host, "w")),
+  std::vector<Operation> handles = {submit_one(job.runtime(0), gpu_sum(job, 0, "w")),
+                                    submit_one(job.runtime(1), float_operation(on_host, "w")),
                                     submit_one(job.runtime(2), gpu_sum(job, 2, "w"))};
   ASSERT_TRUE(job.run(handles));
   for (const Operation& handle : handles) {
     EXPECT_THROW(handle.status().raise_if_error(), MismatchError);
-    EXPECT_NE(handle.status().message.find("device differs: rank 0 cuda, rank 1 cpu"), std::string::npos) << handle.status().message;
+    EXPECT_NE(handle.status().message.find("device differs: rank 0 cuda, rank 1 cpu"),
+              std::string::npos)
+        << handle.status().message;
   }
   // The runtime goes on, with both kinds side by side.
   std::vector<Floats> memory(3, Floats(4, 2.0F));
   handles.clear();
   for (int rank = 0; rank < 3; ++rank) {
     handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "x")));
-    handles.push_back(submit_one(job.runtime(rank), float_operation(memory[static_cast<std::size_t>(rank)], "y")));
+    handles.push_back(submit_one(job.runtime(rank),
+                                 float_operation(memory[static_cast<std::size_t>(rank)], "y")));
   }
   ASSERT_TRUE(job.run(handles));
-  for (const Operation& handle : handles) EXPECT_TRUE(handle.status().ok()) << handle.status().message;
+  for (const Operation& handle : handles)
+    EXPECT_TRUE(handle.status().ok()) << handle.status().message;
   EXPECT_EQ(memory[1], Floats(4, 6.0F));
   EXPECT_TRUE(job.gpu().run_all());
   job.expect_no_faults();
@@ -52,26 +59,35 @@ TEST(DeviceFailureTest, AnotherGpuThanTheRanksOwnIsRefused) {
     submit_one(job.runtime(0), submission);
     ADD_FAILURE() << "expected a UsageError";
   } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("the tensor is on cuda:3; expected cuda:0"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("the tensor is on cuda:3; expected cuda:0"),
+              std::string::npos)
+        << error.what();
   }
   submission.input.device = {};
-  EXPECT_THROW(submit_one(job.runtime(0), submission), UsageError) << "input and output on different devices";
+  EXPECT_THROW(submit_one(job.runtime(0), submission), UsageError)
+      << "input and output on different devices";
 }
 
 TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
   DeviceJob job(3, Path::kNccl);
   std::vector<Operation> first;
-  for (int rank = 0; rank < 3; ++rank) first.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  for (int rank = 0; rank < 3; ++rank)
+    first.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
   ASSERT_TRUE(job.run(first));
   // Rank 1's connection breaks while its next operation is on the device.
   std::vector<Operation> second;
-  for (int rank = 0; rank < 2; ++rank) second.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "v")));
+  for (int rank = 0; rank < 2; ++rank)
+    second.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "v")));
   job.nccl().break_rank(1, true, "the connection was closed by the remote host");
   second.push_back(submit_one(job.runtime(2), gpu_sum(job, 2, "v")));
-  ASSERT_TRUE(job.run_until([&] { return job.runtime(0).failed() && job.runtime(1).failed() && job.runtime(2).failed(); }));
+  ASSERT_TRUE(job.run_until([&] {
+    return job.runtime(0).failed() && job.runtime(1).failed() && job.runtime(2).failed();
+  }));
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(job.runtime(rank).failure().code, StatusCode::kPeerLost);
-    EXPECT_NE(job.runtime(rank).failure().message.find("the connection was closed by the remote host"), std::string::npos);
+    EXPECT_NE(
+        job.runtime(rank).failure().message.find("the connection was closed by the remote host"),
+        std::string::npos);
     EXPECT_EQ(job.nccl().counts(rank).aborted, 1) << "or the others' GPUs would hang";
     EXPECT_THROW(submit_one(job.runtime(rank), gpu_sum(job, rank, "u")), PeerLostError);
   }
@@ -83,8 +99,11 @@ TEST(DeviceFailureTest, AnInitThatFailsOnOneRankEndsTheJobOnAll) {
   nccl.init_fails_at = 2;
   DeviceJob job(3, Path::kNccl, {}, nccl);
   for (int rank = 0; rank < 3; ++rank) submit_one(job.runtime(rank), gpu_sum(job, rank, "w"));
-  ASSERT_TRUE(job.run_until([&] { return job.runtime(0).failed() && job.runtime(1).failed() && job.runtime(2).failed(); }));
-  EXPECT_NE(job.runtime(0).failure().message.find("out of device memory"), std::string::npos) << job.runtime(0).failure().message;
+  ASSERT_TRUE(job.run_until([&] {
+    return job.runtime(0).failed() && job.runtime(1).failed() && job.runtime(2).failed();
+  }));
+  EXPECT_NE(job.runtime(0).failure().message.find("out of device memory"), std::string::npos)
+      << job.runtime(0).failure().message;
 }
 
 TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
@@ -106,18 +125,23 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   }();
   EXPECT_NE(never.handle, nullptr);
   std::vector<Operation> handles;
-  for (int rank = 0; rank < 2; ++rank) handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  for (int rank = 0; rank < 2; ++rank)
+    handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
   ASSERT_TRUE(job.run(handles)) << "for the host it is done";
-  ASSERT_TRUE(job.run_until([&] { return job.runtime(0).failed() && job.runtime(1).failed(); }, seconds(60)));
+  ASSERT_TRUE(job.run_until([&] { return job.runtime(0).failed() && job.runtime(1).failed(); },
+                            seconds(60)));
   EXPECT_EQ(job.runtime(0).failure().code, StatusCode::kPeerLost);
-  EXPECT_NE(job.runtime(0).failure().message.find("allreduce 'w' has been in the device's queue for 50 s"), std::string::npos)
+  EXPECT_NE(job.runtime(0).failure().message.find(
+                "allreduce 'w' has been in the device's queue for 50 s"),
+            std::string::npos)
       << job.runtime(0).failure().message;
 }
 
 TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {
   DeviceJob job(4, Path::kNccl, {}, {}, 7);
   std::vector<int> sets;
-  for (const std::vector<std::int64_t>& ranks : std::vector<std::vector<std::int64_t>>{{0, 1, 2}, {1, 2, 3}}) {
+  for (const std::vector<std::int64_t>& ranks :
+       std::vector<std::vector<std::int64_t>>{{0, 1, 2}, {1, 2, 3}}) {
     Submission add;
     add.kind = OpKind::kAddProcessSet;
     add.splits = ranks;
@@ -138,10 +162,12 @@ TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {
       }
     }
     ASSERT_TRUE(job.run(handles));
-    for (const Operation& handle : handles) EXPECT_TRUE(handle.status().ok()) << handle.status().message;
+    for (const Operation& handle : handles)
+      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
   }
   EXPECT_TRUE(job.gpu().run_all());
-  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(job.nccl().counts(rank).inits, rank == 0 || rank == 3 ? 2 : 3);
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(job.nccl().counts(rank).inits, rank == 0 || rank == 3 ? 2 : 3);
   job.expect_no_faults();
 }
 
@@ -150,7 +176,8 @@ TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   Submission add;
   add.kind = OpKind::kAddProcessSet;
   add.splits = {0, 1};
-  std::vector<Operation> handles = {submit_one(job.runtime(0), add), submit_one(job.runtime(1), add)};
+  std::vector<Operation> handles = {submit_one(job.runtime(0), add),
+                                    submit_one(job.runtime(1), add)};
   ASSERT_TRUE(job.run(handles));
   const int set = static_cast<int>(handles[0].result());
   handles.clear();
@@ -168,7 +195,8 @@ TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   ASSERT_TRUE(job.run(handles));
   EXPECT_TRUE(job.gpu().run_all());
   // The communicator is closed once somebody has seen that the device is done with it.
-  EXPECT_TRUE(job.run_until([&] { return job.nccl().counts(0).destroyed == 1 && job.nccl().counts(1).destroyed == 1; }));
+  EXPECT_TRUE(job.run_until(
+      [&] { return job.nccl().counts(0).destroyed == 1 && job.nccl().counts(1).destroyed == 1; }));
   job.expect_no_faults();
 }
 

@@ -1,5 +1,5 @@
-// Every operation on tensors of a GPU, through NCCL and staged through the host: right numbers, and an order on the device that does
-// not depend on luck.
+// Every operation on tensors of a GPU, through NCCL and staged through the host: right numbers, and
+// an order on the device that does not depend on luck.
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -16,7 +16,9 @@ using FloatOperation = DeviceOperation<float>;
 
 class DeviceOperationsTest : public ::testing::TestWithParam<std::tuple<Path, int>> {
  protected:
-  DeviceOperationsTest() : size_(std::get<1>(GetParam())), job_(size_, std::get<0>(GetParam()), {}, {}, static_cast<std::uint64_t>(size_)) {}
+  DeviceOperationsTest()
+      : size_(std::get<1>(GetParam())),
+        job_(size_, std::get<0>(GetParam()), {}, {}, static_cast<std::uint64_t>(size_)) {}
 
   /// Submits the operations of each rank together and waits for them.
   template <class Element>
@@ -24,11 +26,14 @@ class DeviceOperationsTest : public ::testing::TestWithParam<std::tuple<Path, in
     std::vector<Operation> handles;
     for (int rank = 0; rank < size_; ++rank) {
       std::vector<Submission> submissions;
-      for (auto& operation : ranks[static_cast<std::size_t>(rank)]) submissions.push_back(operation.submission);
-      for (auto& handle : job_.runtime(rank).submit(std::move(submissions), Progress::kBackground)) handles.push_back(handle);
+      for (auto& operation : ranks[static_cast<std::size_t>(rank)])
+        submissions.push_back(operation.submission);
+      for (auto& handle : job_.runtime(rank).submit(std::move(submissions), Progress::kBackground))
+        handles.push_back(handle);
     }
     ASSERT_TRUE(job_.run(handles));
-    for (const Operation& handle : handles) EXPECT_TRUE(handle.status().ok()) << handle.status().message;
+    for (const Operation& handle : handles)
+      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
   }
   template <class Element>
   std::vector<Element> result(int rank, const DeviceOperation<Element>& operation) {
@@ -36,7 +41,8 @@ class DeviceOperationsTest : public ::testing::TestWithParam<std::tuple<Path, in
   }
   static Floats numbers(std::int64_t count, int rank, int tensor) {
     Floats values;
-    for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>((rank + 1) * (tensor + 1)) + static_cast<float>(i));
+    for (std::int64_t i = 0; i < count; ++i)
+      values.push_back(static_cast<float>((rank + 1) * (tensor + 1)) + static_cast<float>(i));
     return values;
   }
   int sum_of_ranks() const { return size_ * (size_ + 1) / 2; }
@@ -51,7 +57,8 @@ TEST_P(DeviceOperationsTest, FusedAllreduceWithFactors) {
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 6; ++tensor) {
-      own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
+      own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor),
+                                             OpKind::kAllreduce, DataType::kFloat32,
                                              numbers(counts[tensor], rank, tensor)));
       own.back().submission.op = ReduceOp::kAverage;
       own.back().submission.prescale = 4;
@@ -61,10 +68,14 @@ TEST_P(DeviceOperationsTest, FusedAllreduceWithFactors) {
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
     for (int tensor = 0; tensor < 6; ++tensor) {
-      const Floats values = result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]);
+      const Floats values =
+          result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        const float average = static_cast<float>(sum_of_ranks() * (tensor + 1)) / static_cast<float>(size_) + static_cast<float>(i);
-        ASSERT_FLOAT_EQ(values[i], 2 * average) << "rank " << rank << ", tensor " << tensor << ", element " << i;
+        const float average =
+            static_cast<float>(sum_of_ranks() * (tensor + 1)) / static_cast<float>(size_) +
+            static_cast<float>(i);
+        ASSERT_FLOAT_EQ(values[i], 2 * average)
+            << "rank " << rank << ", tensor " << tensor << ", element " << i;
       }
     }
   }
@@ -76,7 +87,8 @@ TEST_P(DeviceOperationsTest, OneTensorIntoAnotherLeavesTheInput) {
   std::vector<std::vector<FloatOperation>> ranks;
   std::vector<GpuTensor<float>> inputs;
   for (int rank = 0; rank < size_; ++rank) {
-    auto operation = FloatOperation::in_place(job_, rank, "t", OpKind::kAllreduce, DataType::kFloat32, Floats(10));
+    auto operation = FloatOperation::in_place(job_, rank, "t", OpKind::kAllreduce,
+                                              DataType::kFloat32, Floats(10));
     auto [input, event] = job_.make<float>(rank, numbers(10, rank, 0));
     operation.submission.input = input.view(DataType::kFloat32);
     operation.submission.input_ready = event;
@@ -85,8 +97,11 @@ TEST_P(DeviceOperationsTest, OneTensorIntoAnotherLeavesTheInput) {
   }
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
-    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0])[2], static_cast<float>(sum_of_ranks() + 2 * size_));
-    EXPECT_EQ(job_.read<float>(rank, inputs[static_cast<std::size_t>(rank)].view(DataType::kFloat32), nullptr), numbers(10, rank, 0));
+    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0])[2],
+              static_cast<float>(sum_of_ranks() + 2 * size_));
+    EXPECT_EQ(job_.read<float>(
+                  rank, inputs[static_cast<std::size_t>(rank)].view(DataType::kFloat32), nullptr),
+              numbers(10, rank, 0));
   }
   job_.expect_no_faults();
 }
@@ -96,7 +111,8 @@ TEST_P(DeviceOperationsTest, FusedRaggedAllgatherIsOneLaunch) {
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 5; ++tensor) {
-      own.push_back(FloatOperation::gathering(job_, rank, "g" + std::to_string(tensor), OpKind::kAllgather, DataType::kFloat32,
+      own.push_back(FloatOperation::gathering(job_, rank, "g" + std::to_string(tensor),
+                                              OpKind::kAllgather, DataType::kFloat32,
                                               numbers((rank + tensor) % 3, rank, tensor)));
     }
   }
@@ -108,7 +124,10 @@ TEST_P(DeviceOperationsTest, FusedRaggedAllgatherIsOneLaunch) {
         const Floats part = numbers((from + tensor) % 3, from, tensor);
         expected.insert(expected.end(), part.begin(), part.end());
       }
-      EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]), expected) << rank << " " << tensor;
+      EXPECT_EQ(
+          result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]),
+          expected)
+          << rank << " " << tensor;
     }
   }
   EXPECT_EQ(job_.runtime(0).metrics().backend_calls, 1U);
@@ -122,7 +141,8 @@ TEST_P(DeviceOperationsTest, FusedBroadcast) {
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 3; ++tensor) {
-      own.push_back(FloatOperation::in_place(job_, rank, "b" + std::to_string(tensor), OpKind::kBroadcast, DataType::kFloat32,
+      own.push_back(FloatOperation::in_place(job_, rank, "b" + std::to_string(tensor),
+                                             OpKind::kBroadcast, DataType::kFloat32,
                                              numbers(5 + tensor, rank, tensor)));
       own.back().submission.root = root;
     }
@@ -130,7 +150,9 @@ TEST_P(DeviceOperationsTest, FusedBroadcast) {
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
     for (int tensor = 0; tensor < 3; ++tensor) {
-      EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]), numbers(5 + tensor, root, tensor));
+      EXPECT_EQ(
+          result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]),
+          numbers(5 + tensor, root, tensor));
     }
   }
   job_.expect_no_faults();
@@ -142,9 +164,11 @@ TEST_P(DeviceOperationsTest, FusedReducescatter) {
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 3; ++tensor) {
-      auto operation = FloatOperation::in_place(job_, rank, "s" + std::to_string(tensor), OpKind::kReducescatter, DataType::kFloat32,
-                                                numbers(rows[tensor], rank, tensor));
-      auto [output, event] = job_.make<float>(rank, Floats(static_cast<std::size_t>(rows_of_member(rows[tensor], size_, rank))));
+      auto operation =
+          FloatOperation::in_place(job_, rank, "s" + std::to_string(tensor), OpKind::kReducescatter,
+                                   DataType::kFloat32, numbers(rows[tensor], rank, tensor));
+      auto [output, event] = job_.make<float>(
+          rank, Floats(static_cast<std::size_t>(rows_of_member(rows[tensor], size_, rank))));
       operation.submission.output = *operation.output = output.view(DataType::kFloat32);
       operation.submission.input_ready = event;  // of the same queue as the input's, and later
       operation.submission.postscale = 3;
@@ -155,9 +179,13 @@ TEST_P(DeviceOperationsTest, FusedReducescatter) {
   for (int tensor = 0; tensor < 3; ++tensor) {
     std::int64_t first = 0;
     for (int rank = 0; rank < size_; ++rank) {
-      const Floats values = result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]);
+      const Floats values =
+          result(rank, ranks[static_cast<std::size_t>(rank)][static_cast<std::size_t>(tensor)]);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        EXPECT_FLOAT_EQ(values[i], 3 * static_cast<float>(sum_of_ranks() * (tensor + 1) + size_ * static_cast<int>(first + static_cast<std::int64_t>(i))));
+        EXPECT_FLOAT_EQ(
+            values[i],
+            3 * static_cast<float>(sum_of_ranks() * (tensor + 1) +
+                                   size_ * static_cast<int>(first + static_cast<std::int64_t>(i))));
       }
       first += static_cast<std::int64_t>(values.size());
     }
@@ -167,8 +195,12 @@ TEST_P(DeviceOperationsTest, FusedReducescatter) {
 
 TEST_P(DeviceOperationsTest, AlltoallWithSplitsThatOnlyTheSenderKnows) {
   std::vector<std::vector<FloatOperation>> ranks;
-  const auto split = [](int from, int to) { return static_cast<std::int64_t>((from + 2 * to) % 4); };
-  const auto value = [](int from, int to, std::int64_t i) { return static_cast<float>(100 * from + 10 * to) + static_cast<float>(i); };
+  const auto split = [](int from, int to) {
+    return static_cast<std::int64_t>((from + 2 * to) % 4);
+  };
+  const auto value = [](int from, int to, std::int64_t i) {
+    return static_cast<float>(100 * from + 10 * to) + static_cast<float>(i);
+  };
   for (int rank = 0; rank < size_; ++rank) {
     Floats sent;
     std::vector<std::int64_t> splits;
@@ -176,7 +208,8 @@ TEST_P(DeviceOperationsTest, AlltoallWithSplitsThatOnlyTheSenderKnows) {
       splits.push_back(split(rank, to));
       for (std::int64_t i = 0; i < splits.back(); ++i) sent.push_back(value(rank, to, i));
     }
-    auto operation = FloatOperation::gathering(job_, rank, "a", OpKind::kAlltoall, DataType::kFloat32, sent);
+    auto operation =
+        FloatOperation::gathering(job_, rank, "a", OpKind::kAlltoall, DataType::kFloat32, sent);
     operation.submission.splits = splits;
     ranks.push_back({operation});
   }
@@ -194,7 +227,8 @@ TEST_P(DeviceOperationsTest, AlltoallWithSplitsThatOnlyTheSenderKnows) {
 TEST_P(DeviceOperationsTest, Gather) {
   std::vector<std::vector<FloatOperation>> ranks;
   for (int rank = 0; rank < size_; ++rank) {
-    ranks.push_back({FloatOperation::gathering(job_, rank, "g", OpKind::kGather, DataType::kFloat32, numbers(rank + 1, rank, 0))});
+    ranks.push_back({FloatOperation::gathering(job_, rank, "g", OpKind::kGather, DataType::kFloat32,
+                                               numbers(rank + 1, rank, 0))});
   }
   run(ranks);
   Floats expected;
@@ -210,7 +244,8 @@ TEST_P(DeviceOperationsTest, AnAverageOfIntegersIsExact) {
   // Sums that overflow 32 bits, and numbers that no double holds.
   std::vector<std::vector<DeviceOperation<std::int32_t>>> small;
   for (int rank = 0; rank < size_; ++rank) {
-    small.push_back({DeviceOperation<std::int32_t>::in_place(job_, rank, "i", OpKind::kAllreduce, DataType::kInt32, {2000000000, -7, 5})});
+    small.push_back({DeviceOperation<std::int32_t>::in_place(
+        job_, rank, "i", OpKind::kAllreduce, DataType::kInt32, {2000000000, -7, 5})});
     small.back().front().submission.op = ReduceOp::kAverage;
   }
   run(small);
@@ -219,7 +254,9 @@ TEST_P(DeviceOperationsTest, AnAverageOfIntegersIsExact) {
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = large.emplace_back();
     for (int tensor = 0; tensor < 2; ++tensor) {
-      own.push_back(DeviceOperation<std::int64_t>::in_place(job_, rank, "l" + std::to_string(tensor), OpKind::kAllreduce, DataType::kInt64, {odd + tensor}));
+      own.push_back(DeviceOperation<std::int64_t>::in_place(
+          job_, rank, "l" + std::to_string(tensor), OpKind::kAllreduce, DataType::kInt64,
+          {odd + tensor}));
     }
   }
   run(large);
@@ -235,7 +272,8 @@ TEST_P(DeviceOperationsTest, AnAverageOfIntegersIsExact) {
 TEST_P(DeviceOperationsTest, AdasumOfEqualVectorsIsTheVector) {
   std::vector<std::vector<FloatOperation>> ranks;
   for (int rank = 0; rank < size_; ++rank) {
-    ranks.push_back({FloatOperation::in_place(job_, rank, "a", OpKind::kAllreduce, DataType::kFloat32, {1, 2, 3, 4, 5})});
+    ranks.push_back({FloatOperation::in_place(job_, rank, "a", OpKind::kAllreduce,
+                                              DataType::kFloat32, {1, 2, 3, 4, 5})});
     ranks.back().front().submission.op = ReduceOp::kAdasum;
   }
   run(ranks);
@@ -250,11 +288,14 @@ TEST_P(DeviceOperationsTest, ALargeTensorInManyPieces) {
   constexpr std::int64_t kElements = (9 << 20) / 4 + 3;
   std::vector<std::vector<FloatOperation>> ranks;
   for (int rank = 0; rank < size_; ++rank) {
-    ranks.push_back({FloatOperation::in_place(job_, rank, "large", OpKind::kAllreduce, DataType::kFloat32, Floats(kElements, static_cast<float>(rank + 1)))});
+    ranks.push_back(
+        {FloatOperation::in_place(job_, rank, "large", OpKind::kAllreduce, DataType::kFloat32,
+                                  Floats(kElements, static_cast<float>(rank + 1)))});
   }
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
-    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0]), Floats(kElements, static_cast<float>(sum_of_ranks())));
+    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0]),
+              Floats(kElements, static_cast<float>(sum_of_ranks())));
   }
   job_.expect_no_faults();
 }
@@ -268,7 +309,9 @@ TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
   for (int rank = 0; rank < joined; ++rank) {
     auto& own = ranks.emplace_back();
     for (int tensor = 0; tensor < 3; ++tensor) {
-      own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32, numbers(9 + tensor, rank, tensor)));
+      own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor),
+                                             OpKind::kAllreduce, DataType::kFloat32,
+                                             numbers(9 + tensor, rank, tensor)));
       own.back().submission.op = tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;
       if (tensor == 2) own.back().submission.prescale = 2;
       handles.push_back(submit_one(job_.runtime(rank), own.back().submission));
@@ -278,13 +321,15 @@ TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
   for (int rank = 0; rank < joined; ++rank) {
     const auto& own = ranks[static_cast<std::size_t>(rank)];
     for (int tensor = 0; tensor < 2; ++tensor) {
-      const float average = static_cast<float>(joined * (joined + 1) / 2 * (tensor + 1)) / static_cast<float>(joined);
+      const float average =
+          static_cast<float>(joined * (joined + 1) / 2 * (tensor + 1)) / static_cast<float>(joined);
       EXPECT_FLOAT_EQ(result(rank, own[static_cast<std::size_t>(tensor)])[0], average);
     }
     EXPECT_FLOAT_EQ(result(rank, own[2])[0], 2 * 3.0F);
   }
   std::vector<Operation> joins = {waiting};
-  for (int rank = 0; rank < joined; ++rank) joins.push_back(submit_one(job_.runtime(rank), join_operation()));
+  for (int rank = 0; rank < joined; ++rank)
+    joins.push_back(submit_one(job_.runtime(rank), join_operation()));
   EXPECT_TRUE(job_.run(joins));
   job_.expect_no_faults();
 }
@@ -294,12 +339,14 @@ TEST_P(DeviceOperationsTest, HalfPrecisionAndBoolsAndBytes) {
   std::vector<std::vector<DeviceOperation<std::uint8_t>>> bools;
   for (int rank = 0; rank < size_; ++rank) {
     auto& own = halves.emplace_back();
-    own.push_back(DeviceOperation<std::uint16_t>::in_place(job_, rank, "h", OpKind::kAllreduce, DataType::kFloat16,
-                                                           std::vector<std::uint16_t>(9, float_to_half(static_cast<float>(rank + 1)))));
-    own.push_back(DeviceOperation<std::uint16_t>::in_place(job_, rank, "i", OpKind::kBroadcast, DataType::kInt16,
-                                                           std::vector<std::uint16_t>(3, static_cast<std::uint16_t>(300 + rank))));
-    bools.push_back({DeviceOperation<std::uint8_t>::in_place(job_, rank, "o", OpKind::kAllreduce, DataType::kBool,
-                                                             {rank == 0, 0, 1})});
+    own.push_back(DeviceOperation<std::uint16_t>::in_place(
+        job_, rank, "h", OpKind::kAllreduce, DataType::kFloat16,
+        std::vector<std::uint16_t>(9, float_to_half(static_cast<float>(rank + 1)))));
+    own.push_back(DeviceOperation<std::uint16_t>::in_place(
+        job_, rank, "i", OpKind::kBroadcast, DataType::kInt16,
+        std::vector<std::uint16_t>(3, static_cast<std::uint16_t>(300 + rank))));
+    bools.push_back({DeviceOperation<std::uint8_t>::in_place(job_, rank, "o", OpKind::kAllreduce,
+                                                             DataType::kBool, {rank == 0, 0, 1})});
   }
   run(halves);
   run(bools);
@@ -313,8 +360,12 @@ TEST_P(DeviceOperationsTest, HalfPrecisionAndBoolsAndBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DeviceOperationsTest,
-                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged), ::testing::Values(1, 2, 3, 4)), [](const auto& test) {
-                           return std::string(std::get<0>(test.param) == Path::kNccl ? "Nccl" : "Staged") + std::to_string(std::get<1>(test.param));
+                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged),
+                                            ::testing::Values(1, 2, 3, 4)),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param) == Path::kNccl ? "Nccl"
+                                                                                     : "Staged") +
+                                  std::to_string(std::get<1>(test.param));
                          });
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Batches in memory that NCCL has registered: the same ones on every rank, and nothing registered in a step that repeats.
+// Batches in memory that NCCL has registered: the same ones on every rank, and nothing registered
+// in a step that repeats.
 #include <gtest/gtest.h>
 
 #include "hvd/error.h"
@@ -17,31 +18,38 @@ constexpr nccl::NcclOptions kRegisters{.registered_bytes = 4096};
 
 class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
  protected:
-  std::unique_ptr<DeviceJob> start(const FakeNcclOptions& fake = {}, const nccl::NcclOptions& backend = kRegisters) {
-    return std::make_unique<DeviceJob>(kRanks, Path::kNccl, runtime::RuntimeOptions{}, fake, GetParam(), backend);
+  std::unique_ptr<DeviceJob> start(const FakeNcclOptions& fake = {},
+                                   const nccl::NcclOptions& backend = kRegisters) {
+    return std::make_unique<DeviceJob>(kRanks, Path::kNccl, runtime::RuntimeOptions{}, fake,
+                                       GetParam(), backend);
   }
 
   /// A group of tensors that are reduced in one call, and what became of them.
-  static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count, int ranks = kRanks,
-                   Compression compression = Compression::kNone) {
+  static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count,
+                   int ranks = kRanks, Compression compression = Compression::kNone) {
     std::vector<Operation> handles;
     std::vector<FloatOperation> operations;
     for (int rank = 0; rank < ranks; ++rank) {
       std::vector<Submission> group;
       for (int tensor = 0; tensor < tensors; ++tensor) {
-        operations.push_back(FloatOperation::in_place(job, rank, name + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
-                                                      Floats(count, static_cast<float>(rank + tensor))));
+        operations.push_back(FloatOperation::in_place(
+            job, rank, name + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
+            Floats(count, static_cast<float>(rank + tensor))));
         group.push_back(operations.back().submission);
         group.back().compression = compression;
       }
-      for (auto& handle : job.runtime(rank).submit(std::move(group), Progress::kBackground)) handles.push_back(handle);
+      for (auto& handle : job.runtime(rank).submit(std::move(group), Progress::kBackground))
+        handles.push_back(handle);
     }
     ASSERT_TRUE(job.run(handles));
-    for (const Operation& handle : handles) ASSERT_TRUE(handle.status().ok()) << handle.status().message;
+    for (const Operation& handle : handles)
+      ASSERT_TRUE(handle.status().ok()) << handle.status().message;
     for (std::size_t i = 0; i < operations.size(); ++i) {
       const int tensor = static_cast<int>(i) % tensors;
       const float expected = static_cast<float>(ranks * (ranks - 1) / 2 + ranks * tensor);
-      EXPECT_EQ(job.read<float>(static_cast<int>(i) / tensors, *operations[i].output, *operations[i].ready), Floats(count, expected));
+      EXPECT_EQ(job.read<float>(static_cast<int>(i) / tensors, *operations[i].output,
+                                *operations[i].ready),
+                Floats(count, expected));
     }
   }
 };
@@ -63,7 +71,8 @@ TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNothi
 }
 
 TEST_P(DeviceRegistrationTest, BatchesLieInWindowsWhereThatIsAskedFor) {
-  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{{}, {.busy_answers = 4}, {.no_windows_at = 2}, {.null_windows_from = 0}}) {
+  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
+           {}, {.busy_answers = 4}, {.no_windows_at = 2}, {.null_windows_from = 0}}) {
     const auto job = start(fake, {.registered_bytes = 4096, .windows = true});
     constexpr int kSteps = 5;
     for (int number = 0; number < kSteps; ++number) step(*job, "w", kTensors, 5);
@@ -84,14 +93,16 @@ TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobAndSaysWhatToDo) {
   const auto job = start({.window_fails_at = 1}, {.registered_bytes = 4096, .windows = true});
   std::vector<Operation> handles;
   for (int rank = 0; rank < kRanks; ++rank) {
-    FloatOperation operation = FloatOperation::in_place(*job, rank, "x", OpKind::kAllreduce, DataType::kFloat32, Floats(5));
+    FloatOperation operation = FloatOperation::in_place(*job, rank, "x", OpKind::kAllreduce,
+                                                        DataType::kFloat32, Floats(5));
     operation.submission.on_done = nullptr;
     handles.push_back(submit_one(job->runtime(rank), operation.submission));
   }
   ASSERT_TRUE(job->run(handles));
   for (const Operation& handle : handles) {
     EXPECT_FALSE(handle.status().ok());
-    EXPECT_NE(handle.status().message.find("HVD_NCCL_REGISTER=auto"), std::string::npos) << handle.status().message;
+    EXPECT_NE(handle.status().message.find("HVD_NCCL_REGISTER=auto"), std::string::npos)
+        << handle.status().message;
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(job->nccl().counts(rank).aborted, 1);
@@ -115,9 +126,11 @@ TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOth
   step(*job, "w", kTensors, 5, kRanks - 1);
   step(*job, "alone", 1, 5, kRanks - 1);
   step(*job, "w", kTensors, 5, kRanks - 1);
-  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join_operation()));
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    joins.push_back(submit_one(job->runtime(rank), join_operation()));
   ASSERT_TRUE(job->run(joins));
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
   job->expect_no_faults();
 }
 
@@ -126,14 +139,17 @@ TEST_P(DeviceRegistrationTest, ATensorByItselfThatIsCastLiesInRegisteredMemoryOn
   step(*job, "alone", 1, 5, kRanks, Compression::kFloat16);
   std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
   step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16);
-  for (int rank = 0; rank < kRanks - 1; ++rank) joins.push_back(submit_one(job->runtime(rank), join_operation()));
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    joins.push_back(submit_one(job->runtime(rank), join_operation()));
   ASSERT_TRUE(job->run(joins));
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
   job->expect_no_faults();
 }
 
 TEST_P(DeviceRegistrationTest, WithoutRegistrationAllWorksAsBefore) {
-  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{{.version = 21805}, {.register_throws_at = 1}, {.allocate_throws_at = 0}}) {
+  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
+           {.version = 21805}, {.register_throws_at = 1}, {.allocate_throws_at = 0}}) {
     const auto job = start(fake);
     for (int number = 0; number < 3; ++number) step(*job, "w", kTensors, 5);
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -162,18 +178,22 @@ TEST_P(DeviceRegistrationTest, ARemovedProcessSetGivesItsBuffersBack) {
   for (int rank = 0; rank < kRanks; ++rank) {
     std::vector<Submission> group;
     for (int tensor = 0; tensor < kTensors; ++tensor) {
-      group.push_back(FloatOperation::in_place(*job, rank, std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32, Floats(5)).submission);
+      group.push_back(FloatOperation::in_place(*job, rank, std::to_string(tensor),
+                                               OpKind::kAllreduce, DataType::kFloat32, Floats(5))
+                          .submission);
       group.back().process_set = set;
       group.back().on_done = nullptr;
     }
-    for (auto& handle : job->runtime(rank).submit(std::move(group), Progress::kBackground)) handles.push_back(handle);
+    for (auto& handle : job->runtime(rank).submit(std::move(group), Progress::kBackground))
+      handles.push_back(handle);
   }
   ASSERT_TRUE(job->run(handles));
   Submission remove;
   remove.kind = OpKind::kRemoveProcessSet;
   remove.root = set;
   handles.clear();
-  for (int rank = 0; rank < kRanks; ++rank) handles.push_back(submit_one(job->runtime(rank), remove));
+  for (int rank = 0; rank < kRanks; ++rank)
+    handles.push_back(submit_one(job->runtime(rank), remove));
   ASSERT_TRUE(job->run(handles));
   EXPECT_TRUE(job->gpu().run_all());
   EXPECT_TRUE(job->run_until([&] {
@@ -199,12 +219,16 @@ TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
     std::vector<Submission> group;
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const std::string name = "w" + std::to_string(tensor);
-      group.push_back(FloatOperation::in_place(*job, rank, name, OpKind::kAllreduce, DataType::kFloat32, Floats(5)).submission);
+      group.push_back(FloatOperation::in_place(*job, rank, name, OpKind::kAllreduce,
+                                               DataType::kFloat32, Floats(5))
+                          .submission);
       group.back().on_done = nullptr;
     }
     job->runtime(rank).submit(std::move(group), Progress::kBackground);
   }
-  ASSERT_TRUE(job->run_until([&] { return job->runtime(0).failed() && job->runtime(1).failed() && job->runtime(2).failed(); }));
+  ASSERT_TRUE(job->run_until([&] {
+    return job->runtime(0).failed() && job->runtime(1).failed() && job->runtime(2).failed();
+  }));
   EXPECT_TRUE(job->gpu().run_all()) << "nothing hangs on the device";
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(job->nccl().counts(rank).aborted, 1);
@@ -215,9 +239,14 @@ TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
 class TwoBuffers final : public Channel {
  public:
   explicit TwoBuffers(FakeGpu& gpu) : buffers_{{gpu.allocate(64), 64}, {gpu.allocate(64), 64}} {}
-  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>, std::span<std::byte>) override { throw Error("nothing is launched here"); }
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>,
+                               std::span<std::byte>) override {
+    throw Error("nothing is launched here");
+  }
   void abort() noexcept override {}
-  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override { return buffers_; }
+  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
+    return buffers_;
+  }
   void give_back_fusion_buffers() noexcept override { ++given_back; }
   int given_back = 0;
 
@@ -245,7 +274,8 @@ TEST(DeviceLaneTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
     }
     return channel.given_back;
   };
-  EXPECT_EQ(given_back(false, nullptr), 0) << "it has failed: nobody knows what is still in a queue";
+  EXPECT_EQ(given_back(false, nullptr), 0)
+      << "it has failed: nobody knows what is still in a queue";
   EXPECT_EQ(given_back(true, behind), 0);
   go = true;
   EXPECT_TRUE(gpu.run_all());

@@ -18,12 +18,14 @@ class DeviceSteadyTest : public ::testing::Test {
   explicit DeviceSteadyTest(Path path = Path::kNccl) : job_(kRanks, path) {
     for (int rank = 0; rank < kRanks; ++rank) {
       for (int tensor = 0; tensor < kTensors; ++tensor) {
-        gradients_.push_back(job_.make<float>(rank, Floats(static_cast<std::size_t>(17 * tensor + 1), 1.0F)).first);
+        gradients_.push_back(
+            job_.make<float>(rank, Floats(static_cast<std::size_t>(17 * tensor + 1), 1.0F)).first);
       }
     }
   }
 
-  /// Backward writes the gradients on the program's queue, they are averaged, and the optimizer reads them there.
+  /// Backward writes the gradients on the program's queue, they are averaged, and the optimizer
+  /// reads them there.
   void step(int number) {
     std::vector<Operation> handles;
     std::vector<std::shared_ptr<EventPtr>> ready;
@@ -36,28 +38,35 @@ class DeviceSteadyTest : public ::testing::Test {
         const float value = static_cast<float>(number + rank * 2);
         std::uint32_t bits = 0;
         std::memcpy(&bits, &value, sizeof bits);
-        one.device->api().fill(gradient.memory, static_cast<std::size_t>(gradient.count), 4, bits, one.app->get());
+        one.device->api().fill(gradient.memory, static_cast<std::size_t>(gradient.count), 4, bits,
+                               one.app->get());
       }
       const EventPtr written = one.device->marks()->record(one.app->get());
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         Submission submission;
         submission.name = "gradient " + std::to_string(tensor);
         submission.op = ReduceOp::kAverage;
-        submission.input = submission.output = gradients_[static_cast<std::size_t>(rank * kTensors + tensor)].view(DataType::kFloat32);
+        submission.input = submission.output =
+            gradients_[static_cast<std::size_t>(rank * kTensors + tensor)].view(DataType::kFloat32);
         submission.input_ready = written;
         submission.compression = compression_;
         submission.alone = alone_;
         ready.push_back(std::make_shared<EventPtr>());
-        submission.on_done = [event = ready.back()](const Status&, const EventPtr& done) { *event = done; };
+        submission.on_done = [event = ready.back()](const Status&, const EventPtr& done) {
+          *event = done;
+        };
         submissions.push_back(std::move(submission));
       }
-      for (auto& handle : job_.runtime(rank).submit(std::move(submissions), Progress::kBackground)) handles.push_back(handle);
+      for (auto& handle : job_.runtime(rank).submit(std::move(submissions), Progress::kBackground))
+        handles.push_back(handle);
     }
     ASSERT_TRUE(job_.run(handles));
     for (int rank = 0; rank < kRanks; ++rank) {
       DeviceJob::Rank& one = job_.rank(rank);
       const device::DeviceGuard guard(one.device->api(), 0);
-      for (int tensor = 0; tensor < kTensors; ++tensor) one.device->wait(one.app->get(), *ready[static_cast<std::size_t>(rank * kTensors + tensor)]);
+      for (int tensor = 0; tensor < kTensors; ++tensor)
+        one.device->wait(one.app->get(),
+                         *ready[static_cast<std::size_t>(rank * kTensors + tensor)]);
     }
   }
 
@@ -83,7 +92,8 @@ void DeviceSteadyTest::expect_two_launches_per_batch(int batches_per_step) {
   EXPECT_EQ(after.allocate, before.allocate);
   EXPECT_EQ(job_.rank(0).device->plans().uploads(), uploads);
   EXPECT_EQ(after.copies, before.copies);
-  EXPECT_EQ(after.launches - before.launches - kSteps * kTensors, 2 * batches) << "besides the program's own fills";
+  EXPECT_EQ(after.launches - before.launches - kSteps * kTensors, 2 * batches)
+      << "besides the program's own fills";
   EXPECT_TRUE(job_.gpu().run_all());
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto& last = gradients_[static_cast<std::size_t>(rank * kTensors + 7)];
@@ -92,7 +102,9 @@ void DeviceSteadyTest::expect_two_launches_per_batch(int batches_per_step) {
   job_.expect_no_faults();
 }
 
-TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBatch) { expect_two_launches_per_batch(1); }
+TEST_F(DeviceSteadyTest, NoSynchronisingCallNoAllocationNoUploadTwoLaunchesPerBatch) {
+  expect_two_launches_per_batch(1);
+}
 
 TEST_F(DeviceSteadyTest, TheSameWhenTheBatchIsCastOnTheWay) {
   compression_ = Compression::kBFloat16;
@@ -107,7 +119,8 @@ TEST_F(DeviceSteadyTest, TheSameWhenEachTensorIsCastByItself) {
 
 TEST_F(DeviceSteadyTest, TheHostRunsAheadOfTheDevice) {
   step(0);
-  // The operations are done for the host, and nobody has asked the device to do anything yet but what the engine's looks did.
+  // The operations are done for the host, and nobody has asked the device to do anything yet but
+  // what the engine's looks did.
   EXPECT_EQ(job_.gpu().counts(0).synchronize, 0);
   EXPECT_TRUE(job_.gpu().run_all());
   job_.expect_no_faults();
@@ -118,14 +131,16 @@ TEST_F(DeviceSteadyTest, MemoryIsKeptUntilTheDeviceIsDone) {
   const std::weak_ptr<int> watch = owner;
   std::vector<Operation> handles;
   for (int rank = 0; rank < kRanks; ++rank) {
-    auto operation = DeviceOperation<float>::in_place(job_, rank, "kept", OpKind::kAllreduce, DataType::kFloat32, Floats(10, 1.0F));
+    auto operation = DeviceOperation<float>::in_place(job_, rank, "kept", OpKind::kAllreduce,
+                                                      DataType::kFloat32, Floats(10, 1.0F));
     operation.submission.keep_alive = owner;
     handles.push_back(submit_one(job_.runtime(rank), operation.submission));
   }
   owner.reset();
   bool all_done_before_freed = false;
   ASSERT_TRUE(job_.run_until([&] {
-    const bool done = std::all_of(handles.begin(), handles.end(), [](const Operation& o) { return o.done(); });
+    const bool done =
+        std::all_of(handles.begin(), handles.end(), [](const Operation& o) { return o.done(); });
     all_done_before_freed = all_done_before_freed || (done && !watch.expired());
     return done;
   }));

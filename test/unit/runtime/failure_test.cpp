@@ -11,10 +11,10 @@
 namespace hvd::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class FailureTest : public ::testing::Test {
  protected:
@@ -31,13 +31,17 @@ class FailureTest : public ::testing::Test {
     options.longest_delay = milliseconds(1);
     job_ = std::make_unique<LocalJob>(options, clock_);
     data_.resize(static_cast<std::size_t>(size));
-    for (int rank = 0; rank < size; ++rank) data_[static_cast<std::size_t>(rank)].assign(8, static_cast<float>(rank + 1));
+    for (int rank = 0; rank < size; ++rank)
+      data_[static_cast<std::size_t>(rank)].assign(8, static_cast<float>(rank + 1));
   }
   std::vector<float>& data(int rank) { return data_[static_cast<std::size_t>(rank)]; }
-  Operation allreduce(int rank, const std::string& name) { return submit_one(job_->rank(rank), float_operation(data(rank), name)); }
+  Operation allreduce(int rank, const std::string& name) {
+    return submit_one(job_->rank(rank), float_operation(data(rank), name));
+  }
   bool run(const std::vector<Operation>& operations, Duration patience = seconds(60)) {
     return job_->run_until(clock_, patience, [&] {
-      return std::all_of(operations.begin(), operations.end(), [](const Operation& o) { return o.done(); });
+      return std::all_of(operations.begin(), operations.end(),
+                         [](const Operation& o) { return o.done(); });
     });
   }
 
@@ -55,7 +59,8 @@ TEST_F(FailureTest, ADisagreementIsAnErrorOnEveryRankAndTheNextOperationWorks) {
   for (const auto& operation : operations) {
     EXPECT_EQ(operation.status().code, StatusCode::kMismatch);
     EXPECT_EQ(operation.status().message,
-              "allreduce 'w': shape differs: rank 0 [8], rank 2 [4]; every rank must submit the same shape");
+              "allreduce 'w': shape differs: rank 0 [8], rank 2 [4]; every rank must submit the "
+              "same shape");
     EXPECT_THROW(operation.status().raise_if_error(), MismatchError);
   }
   data(2).assign(8, 3.0F);
@@ -85,7 +90,9 @@ TEST_F(FailureTest, WhatGoesOnAfterAWarningIsSaidToDoSo) {
   EXPECT_FALSE(run({early}, seconds(6)));
   ASSERT_TRUE(run({early, allreduce(1, "w")}, seconds(1)));
   job_->run_until(clock_, seconds(1), [] { return false; });
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), AllOf(HasSubstr("allreduce 'w'"), HasSubstr("has waited"), HasSubstr("goes on after 6.")));
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      AllOf(HasSubstr("allreduce 'w'"), HasSubstr("has waited"), HasSubstr("goes on after 6.")));
 }
 
 TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
@@ -94,7 +101,8 @@ TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
   ASSERT_TRUE(run(waiting));
   for (const auto& operation : waiting) {
     EXPECT_THROW(operation.status().raise_if_error(), StalledError);
-    EXPECT_THAT(operation.status().message, AllOf(HasSubstr("allreduce 'w'"), HasSubstr("rank 1 (localhost)")));
+    EXPECT_THAT(operation.status().message,
+                AllOf(HasSubstr("allreduce 'w'"), HasSubstr("rank 1 (localhost)")));
   }
   EXPECT_EQ(job_->rank(0).metrics().stalls, 1U);
   const Operation late = allreduce(1, "w");
@@ -102,7 +110,8 @@ TEST_F(FailureTest, AStallEndsTheWaitersAndTheLateRanksNextUseOnly) {
   EXPECT_EQ(late.status().code, StatusCode::kStalled);
   const std::vector<Operation> next{allreduce(0, "w"), allreduce(1, "w"), allreduce(2, "w")};
   ASSERT_TRUE(run(next));
-  for (const auto& operation : next) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const auto& operation : next)
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST_F(FailureTest, TheSameNameTwiceInFlightIsAUsageErrorAndTheFirstUseGoesOn) {
@@ -123,7 +132,8 @@ TEST_F(FailureTest, AGroupWithAUsedNameIsRefusedAsAWhole) {
   group.push_back(float_operation(more, "a"));
   group.push_back(float_operation(more, "b"));
   EXPECT_THROW(job_->rank(0).submit(std::move(group), Progress::kBackground), UsageError);
-  ASSERT_TRUE(run({allreduce(0, "a"), allreduce(1, "a"), first, allreduce(1, "b")})) << "'a' must be free again";
+  ASSERT_TRUE(run({allreduce(0, "a"), allreduce(1, "a"), first, allreduce(1, "b")}))
+      << "'a' must be free again";
 }
 
 TEST_F(FailureTest, ADeadPeerIsNamedOnEverySurvivor) {
@@ -135,7 +145,8 @@ TEST_F(FailureTest, ADeadPeerIsNamedOnEverySurvivor) {
   for (const auto& operation : operations) {
     EXPECT_EQ(operation.status().code, StatusCode::kPeerLost);
     EXPECT_EQ(operation.status().rank, 2);
-    EXPECT_THAT(operation.status().message, AllOf(HasSubstr("rank 2 (host localhost)"), HasSubstr("allreduce 'x'")));
+    EXPECT_THAT(operation.status().message,
+                AllOf(HasSubstr("rank 2 (host localhost)"), HasSubstr("allreduce 'x'")));
   }
   EXPECT_TRUE(job_->rank(0).failed());
   EXPECT_THROW(allreduce(0, "y"), PeerLostError);
@@ -154,8 +165,12 @@ class ClosedBackend final : public Backend {
  public:
   explicit ClosedBackend(int score) : score_(score) {}
   std::string_view name() const noexcept override { return "closed"; }
-  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override { return score_; }
-  std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override { throw Error("no channel can be opened"); }
+  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override {
+    return score_;
+  }
+  std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override {
+    throw Error("no channel can be opened");
+  }
 
  private:
   const int score_;
@@ -167,11 +182,13 @@ TEST_F(FailureTest, WhatCannotBeStartedEndsWithTheCauseAndSoDoesTheRest) {
     std::vector<Operation> operations;
     for (int rank = 0; rank < 2; ++rank) {
       operations.push_back(allreduce(rank, "first"));
-      operations.push_back(submit_one(job_->rank(rank), float_operation(data(rank), "second", OpKind::kBroadcast)));
+      operations.push_back(
+          submit_one(job_->rank(rank), float_operation(data(rank), "second", OpKind::kBroadcast)));
     }
     ASSERT_TRUE(run(operations, seconds(1))) << "an operation never ended";
     const char* const cause = score > 0 ? "no channel can be opened" : "no backend can run";
-    for (const auto& operation : operations) EXPECT_THAT(operation.status().message, HasSubstr(cause));
+    for (const auto& operation : operations)
+      EXPECT_THAT(operation.status().message, HasSubstr(cause));
   }
 }
 
@@ -227,10 +244,12 @@ TEST_F(FailureTest, AnOperationThatCrossesTheRemovalOfItsSetIsAUsageErrorAndTheR
   ASSERT_TRUE(run(removed));
   clock.meddle = nullptr;
   ASSERT_TRUE(run(late));
-  for (const auto& operation : late) EXPECT_EQ(operation.status().code, StatusCode::kUsage) << operation.status().message;
+  for (const auto& operation : late)
+    EXPECT_EQ(operation.status().code, StatusCode::kUsage) << operation.status().message;
   const std::vector<Operation> next{allreduce(0, "w"), allreduce(1, "w")};
   ASSERT_TRUE(run(next));
-  for (const auto& operation : next) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const auto& operation : next)
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   job_.reset();  // before the clock
 }
 
@@ -250,10 +269,12 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
   const std::vector<Operation> operations{allreduce(0, "x"), allreduce(2, "x")};
   job_->rank(1).abort({StatusCode::kPeerLost, "rank 1 ran out of data", 1});
   ASSERT_TRUE(run(operations, seconds(1)));
-  for (const auto& operation : operations) EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
+  for (const auto& operation : operations)
+    EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
 }
 
-// A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not take that for the loss.
+// A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not
+// take that for the loss.
 TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
   for (const int hears : {1, 2}) {  // and the ranks before it do nothing
     start(5, {}, {"a", "a", "a", "b", "b"});
@@ -272,18 +293,23 @@ TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
 TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
   start(3);
   const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
-  job_->rank(2).abort({StatusCode::kPeerLost, "lost rank 1 (host localhost): no sign of life; noticed by rank 2", 1});
+  job_->rank(2).abort({StatusCode::kPeerLost,
+                       "lost rank 1 (host localhost): no sign of life; noticed by rank 2", 1});
   ASSERT_TRUE(run(operations, seconds(1)));
-  EXPECT_EQ(operations[0].status().message, "lost rank 1 (host localhost): no sign of life; noticed by rank 2");
+  EXPECT_EQ(operations[0].status().message,
+            "lost rank 1 (host localhost): no sign of life; noticed by rank 2");
   EXPECT_EQ(operations[1].status().message,
-            "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed by rank 2");
+            "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed "
+            "by rank 2");
   EXPECT_EQ(operations[1].status().rank, 1);
 }
 
-// A scheduler suspends jobs, a laptop sleeps, Ctrl-Z: nobody can be blamed for what nobody did meanwhile.
+// A scheduler suspends jobs, a laptop sleeps, Ctrl-Z: nobody can be blamed for what nobody did
+// meanwhile.
 TEST_F(FailureTest, APauseOfTheWholeJobIsHeldAgainstNobody) {
   for (const bool several_hosts : {false, true}) {
-    start(3, {}, several_hosts ? std::vector<std::string>{"a", "a", "b"} : std::vector<std::string>{});
+    start(3, {},
+          several_hosts ? std::vector<std::string>{"a", "a", "b"} : std::vector<std::string>{});
     for (int times = 0; times < 3; ++times) {
       std::vector<Operation> operations{allreduce(0, "w"), allreduce(1, "w")};
       EXPECT_FALSE(run(operations, seconds(2)));
@@ -291,14 +317,16 @@ TEST_F(FailureTest, APauseOfTheWholeJobIsHeldAgainstNobody) {
       EXPECT_FALSE(run(operations, seconds(2)));
       operations.push_back(allreduce(2, "w"));
       ASSERT_TRUE(run(operations, seconds(1)));
-      for (const auto& operation : operations) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+      for (const auto& operation : operations)
+        EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     }
   }
 }
 
 TEST_F(FailureTest, ARankThatIsStoppedIsLostAtTheTimeoutAndNotBefore) {
   for (const bool several_hosts : {false, true}) {
-    start(3, {}, several_hosts ? std::vector<std::string>{"a", "b", "c"} : std::vector<std::string>{});
+    start(3, {},
+          several_hosts ? std::vector<std::string>{"a", "b", "c"} : std::vector<std::string>{});
     ASSERT_TRUE(run({allreduce(0, "w"), allreduce(1, "w"), allreduce(2, "w")}));
     const TimePoint stopped = clock_.now();
     const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
@@ -308,7 +336,8 @@ TEST_F(FailureTest, ARankThatIsStoppedIsLostAtTheTimeoutAndNotBefore) {
     }
     EXPECT_EQ(operations[0].status().code, StatusCode::kPeerLost);
     EXPECT_EQ(operations[0].status().rank, 2);
-    EXPECT_GE(clock_.now() - stopped, milliseconds(2900)) << several_hosts;  // its last sign of life is a little older
+    EXPECT_GE(clock_.now() - stopped, milliseconds(2900))
+        << several_hosts;  // its last sign of life is a little older
     EXPECT_LE(clock_.now() - stopped, milliseconds(3200)) << several_hosts;
   }
 }

@@ -18,7 +18,9 @@ GpuReport report(const char* gpu, int version = 23203, int may_share = 0) {
 
 TEST(GpuAgreementTest, AGpuForEachRank) {
   const Topology topology = make_topology(0, {"a", "a", "b", "b"});
-  EXPECT_TRUE(agree_on_gpus(std::vector{report("0:1"), report("0:2"), report("0:1"), report("0:2")}, topology).nccl);
+  EXPECT_TRUE(agree_on_gpus(std::vector{report("0:1"), report("0:2"), report("0:1"), report("0:2")},
+                            topology)
+                  .nccl);
 }
 
 TEST(GpuAgreementTest, WhatKeepsNcclAwayIsSaid) {
@@ -48,7 +50,8 @@ TEST(GpuAgreementTest, MpiIsCudaAwareWhereEveryRankSaysSo) {
 
 TEST(GpuAgreementTest, SharedGpusWhereAllHaveAllowedIt) {
   const Topology topology = make_topology(0, {"a", "a"});
-  EXPECT_TRUE(agree_on_gpus(std::vector{report("0:1", 23203, 1), report("0:1", 23203, 1)}, topology).nccl);
+  EXPECT_TRUE(
+      agree_on_gpus(std::vector{report("0:1", 23203, 1), report("0:1", 23203, 1)}, topology).nccl);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the executor makes of several collectives, of process sets and of ranks that have joined; the plain operations are in the
-// simulation and in the conformance suite.
+// What the executor makes of several collectives, of process sets and of ranks that have joined;
+// the plain operations are in the simulation and in the conformance suite.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
-#include "hvd/error.h"
 #include "backend/local/local_backend.h"
+#include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
 
@@ -37,7 +37,8 @@ class Ranks {
   /// Runs until all that was submitted has ended, and forgets it. @return the operations
   std::vector<Operation> run() {
     EXPECT_TRUE(job_.run_until(clock_, seconds(10), [this] {
-      return std::all_of(operations_.begin(), operations_.end(), [](const Operation& operation) { return operation.done(); });
+      return std::all_of(operations_.begin(), operations_.end(),
+                         [](const Operation& operation) { return operation.done(); });
     })) << "an operation hangs";
     return std::exchange(operations_, {});
   }
@@ -76,7 +77,8 @@ std::vector<double> adasum(const std::vector<double>& a, const std::vector<doubl
   const double b2 = std::inner_product(b.begin(), b.end(), b.begin(), 0.0);
   std::vector<double> sum(a.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
-    sum[i] = (a2 == 0 ? 1 : 1 - product / (2 * a2)) * a[i] + (b2 == 0 ? 1 : 1 - product / (2 * b2)) * b[i];
+    sum[i] = (a2 == 0 ? 1 : 1 - product / (2 * a2)) * a[i] +
+             (b2 == 0 ? 1 : 1 - product / (2 * b2)) * b[i];
   }
   return sum;
 }
@@ -84,7 +86,8 @@ std::vector<double> adasum(const std::vector<double>& a, const std::vector<doubl
 std::vector<double> adasum_tree(std::vector<std::vector<double>> vectors) {
   while (vectors.size() > 1) {
     std::vector<std::vector<double>> next;
-    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2) next.push_back(adasum(vectors[i], vectors[i + 1]));
+    for (std::size_t i = 0; i + 1 < vectors.size(); i += 2)
+      next.push_back(adasum(vectors[i], vectors[i + 1]));
     if (vectors.size() % 2 == 1) next.push_back(vectors.back());
     vectors = std::move(next);
   }
@@ -92,7 +95,9 @@ std::vector<double> adasum_tree(std::vector<std::vector<double>> vectors) {
 }
 
 class Adasum : public ::testing::TestWithParam<std::tuple<int, int>> {};
-INSTANTIATE_TEST_SUITE_P(RanksAndElements, Adasum, ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 7, 8), ::testing::Values(1, 3, 100)));
+INSTANTIATE_TEST_SUITE_P(RanksAndElements, Adasum,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 7, 8),
+                                            ::testing::Values(1, 3, 100)));
 
 TEST_P(Adasum, IsTheTreeOfPairsOnEveryRank) {
   const auto [size, count] = GetParam();
@@ -102,7 +107,8 @@ TEST_P(Adasum, IsTheTreeOfPairsOnEveryRank) {
   std::vector<std::vector<double>> vectors;
   for (int rank = 0; rank < size; ++rank) {
     data.emplace_back();
-    for (int i = 0; i < count; ++i) data.back().push_back(static_cast<float>(static_cast<int>(random() % 200) - 90 + rank) / 16);
+    for (int i = 0; i < count; ++i)
+      data.back().push_back(static_cast<float>(static_cast<int>(random() % 200) - 90 + rank) / 16);
     vectors.emplace_back(data.back().begin(), data.back().end());
   }
   for (int rank = 0; rank < size; ++rank) {
@@ -111,10 +117,12 @@ TEST_P(Adasum, IsTheTreeOfPairsOnEveryRank) {
     submission.postscale = 2;
     ranks.submit(rank, std::move(submission));
   }
-  for (const Operation& operation : ranks.run()) ASSERT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const Operation& operation : ranks.run())
+    ASSERT_TRUE(operation.status().ok()) << operation.status().message;
   const std::vector<double> expected = adasum_tree(vectors);
   for (int i = 0; i < count; ++i) {
-    EXPECT_NEAR(data[0][static_cast<std::size_t>(i)], 2 * expected[static_cast<std::size_t>(i)], 1e-4);
+    EXPECT_NEAR(data[0][static_cast<std::size_t>(i)], 2 * expected[static_cast<std::size_t>(i)],
+                1e-4);
   }
   for (const auto& other : data) EXPECT_EQ(other, data[0]);
 }
@@ -126,7 +134,10 @@ TEST(AdasumSpecialCases, OrthogonalVectorsAddUpAndEqualOnesAverage) {
   std::vector<std::vector<float>> zero = {{0, 0}, {3, 5}};
   for (int rank = 0; rank < 2; ++rank) {
     for (auto* each : {&data, &equal, &zero}) {
-      Submission submission = float_operation((*each)[static_cast<std::size_t>(rank)], each == &data ? "a" : each == &equal ? "b" : "c");
+      Submission submission =
+          float_operation((*each)[static_cast<std::size_t>(rank)], each == &data    ? "a"
+                                                                   : each == &equal ? "b"
+                                                                                    : "c");
       submission.op = ReduceOp::kAdasum;
       ranks.submit(rank, std::move(submission));
     }
@@ -144,10 +155,12 @@ TEST(Sets, AStalledOneDelaysNoOther) {
   std::vector<float> waits(4, 1);
   Submission stalled = float_operation(waits, "x");
   stalled.process_set = left;
-  const Operation waiting = submit_one(ranks.rank(0), std::move(stalled));  // rank 1 never asks for it
+  const Operation waiting =
+      submit_one(ranks.rank(0), std::move(stalled));  // rank 1 never asks for it
   std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
   for (const int rank : {1, 2}) {
-    Submission submission = float_operation(data[static_cast<std::size_t>(rank - 1)], "x");  // the same name in another set
+    Submission submission = float_operation(data[static_cast<std::size_t>(rank - 1)],
+                                            "x");  // the same name in another set
     submission.process_set = right;
     ranks.submit(rank, std::move(submission));
   }
@@ -177,7 +190,8 @@ TEST(Sets, ARemovedOneIsRefusedAndWhatWaitsInItEnds) {
 
 TEST(Sets, BadListsAreRefused) {
   Ranks ranks(2);
-  for (const std::vector<std::int64_t>& members : {std::vector<std::int64_t>{}, {0, 0}, {-1}, {0, 2}}) {
+  for (const std::vector<std::int64_t>& members :
+       {std::vector<std::int64_t>{}, {0, 0}, {-1}, {0, 2}}) {
     Submission submission;
     submission.kind = OpKind::kAddProcessSet;
     submission.splits = members;
@@ -213,14 +227,17 @@ TEST(Join, UnnamedOperationsPairAgainAfterwards) {
     ranks.submit(1, join_operation());
     ranks.run();
     std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
-    for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
-    for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    for (int rank = 0; rank < 2; ++rank)
+      ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
+    for (const Operation& operation : ranks.run())
+      EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     EXPECT_THAT(data[0], ElementsAre(4, 6));
   }
 }
 
 TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
-  for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kAverage}) {
+  for (const ReduceOp op :
+       {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum, ReduceOp::kAverage}) {
     Ranks ranks(2);
     const Operation joined = submit_one(ranks.rank(0), join_operation());
     std::vector<float> data = {8, -2};
@@ -236,20 +253,27 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
 TEST(Join, WithMoreBehindItInOneCallIsRefusedAndNothingHasHappened) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data = {{1}, {2}};
-  EXPECT_THROW(ranks.rank(1).submit({join_operation(), float_operation(data[1], "x")}, Progress::kBackground), UsageError);
-  EXPECT_THROW(ranks.rank(1).submit({join_operation(), join_operation()}, Progress::kBackground), UsageError);
-  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], "x"));
-  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), float_operation(data[1], "x")},
+                                    Progress::kBackground),
+               UsageError);
+  EXPECT_THROW(ranks.rank(1).submit({join_operation(), join_operation()}, Progress::kBackground),
+               UsageError);
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], "x"));
+  for (const Operation& operation : ranks.run())
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   EXPECT_THAT(data[1], ElementsAre(3));
   for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, join_operation());
-  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const Operation& operation : ranks.run())
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 /// Counts the works of another backend that have not been destroyed.
 class CountedBackend final : public Backend {
  public:
   std::string_view name() const noexcept override { return inner_.name(); }
-  int score(const Topology& topology, const ChannelSpec& spec, const Collective& collective) const noexcept override {
+  int score(const Topology& topology, const ChannelSpec& spec,
+            const Collective& collective) const noexcept override {
     return inner_.score(topology, spec, collective);
   }
   std::unique_ptr<Channel> open(const ChannelSpec& spec, Peers& peers) override {
@@ -260,7 +284,9 @@ class CountedBackend final : public Backend {
  private:
   class CountedWork final : public Work {
    public:
-    CountedWork(std::unique_ptr<Work> inner, int& live) : inner_(std::move(inner)), live_(live) { ++live_; }
+    CountedWork(std::unique_ptr<Work> inner, int& live) : inner_(std::move(inner)), live_(live) {
+      ++live_;
+    }
     ~CountedWork() override { --live_; }
     bool progress() override { return inner_->progress(); }
 
@@ -270,8 +296,10 @@ class CountedBackend final : public Backend {
   };
   class CountedChannel final : public Channel {
    public:
-    CountedChannel(std::unique_ptr<Channel> inner, int& live) : inner_(std::move(inner)), live_(live) {}
-    std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out) override {
+    CountedChannel(std::unique_ptr<Channel> inner, int& live)
+        : inner_(std::move(inner)), live_(live) {}
+    std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                                 std::span<std::byte> out) override {
       return std::make_unique<CountedWork>(inner_->launch(collective, in, out), live_);
     }
     void abort() noexcept override { inner_->abort(); }
@@ -293,8 +321,11 @@ TEST(Locked, AWorkThatCannotBeUsedAgainIsNotKept) {
   std::vector<std::vector<float>> data(2, std::vector<float>(8, 1));
   for (int step = 0; step < 12; ++step) {
     std::vector<Operation> operations;
-    for (int rank = 0; rank < 2; ++rank) operations.push_back(submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], "w")));
-    ASSERT_TRUE(job.run_until(clock, seconds(1), [&] { return operations[0].done() && operations[1].done(); }));
+    for (int rank = 0; rank < 2; ++rank)
+      operations.push_back(
+          submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], "w")));
+    ASSERT_TRUE(job.run_until(clock, seconds(1),
+                              [&] { return operations[0].done() && operations[1].done(); }));
   }
   EXPECT_GT(job.rank(0).metrics().locked_operations, 0U);
   EXPECT_EQ(backend->live(), 0);
@@ -313,7 +344,8 @@ TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
     submission.output.data = reinterpret_cast<std::byte*>(output);
     ranks.submit(0, std::move(submission));
     ranks.submit(1, float_operation(other, "w"));
-    for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+    for (const Operation& operation : ranks.run())
+      EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   };
   use(memory.data());
   EXPECT_THROW(use(memory.data() + 1), UsageError);
@@ -331,7 +363,8 @@ TEST(Groups, AnUnnamedOneThatBeginsInTheMiddleIsRefused) {
   second.group_index = 1;
   EXPECT_THROW(submit_one(ranks.rank(1), std::move(second)), UsageError);
   for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data, ""));
-  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const Operation& operation : ranks.run())
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST(Names, AnUnnamedOperationWhoseNameIsTakenLosesNoNumber) {
@@ -341,8 +374,10 @@ TEST(Names, AnUnnamedOperationWhoseNameIsTakenLosesNoNumber) {
   EXPECT_THROW(submit_one(ranks.rank(0), float_operation(data[0], "")), UsageError);
   ranks.submit(1, float_operation(data[1], "allreduce.unnamed.0"));
   ranks.run();
-  for (int rank = 0; rank < 2; ++rank) ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
-  for (const Operation& operation : ranks.run()) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.submit(rank, float_operation(data[static_cast<std::size_t>(rank)], ""));
+  for (const Operation& operation : ranks.run())
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {
@@ -355,10 +390,13 @@ TEST(Many, TenThousandInFlightInAnotherOrderOnEachRank) {
     std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(rank)));
     auto& mine = data[static_cast<std::size_t>(rank)];
     for (int i = 0; i < kTensors; ++i) mine.push_back({static_cast<float>(i * (rank + 1))});
-    for (const int i : order) ranks.submit(rank, float_operation(mine[static_cast<std::size_t>(i)], "t" + std::to_string(i)));
+    for (const int i : order)
+      ranks.submit(rank,
+                   float_operation(mine[static_cast<std::size_t>(i)], "t" + std::to_string(i)));
   }
   for (const Operation& operation : ranks.run()) ASSERT_TRUE(operation.status().ok());
-  for (int i = 0; i < kTensors; ++i) ASSERT_EQ(data[1][static_cast<std::size_t>(i)][0], static_cast<float>(3 * i));
+  for (int i = 0; i < kTensors; ++i)
+    ASSERT_EQ(data[1][static_cast<std::size_t>(i)][0], static_cast<float>(3 * i));
 }
 
 }  // namespace

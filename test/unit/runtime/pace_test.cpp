@@ -15,15 +15,19 @@ TEST(Pace, AutomaticallyInlineWhenARankHasLessThanTwoCores) {
   EXPECT_TRUE(runtime::choose_pace(ProgressMode::kInline, 1).inline_progress);
   EXPECT_FALSE(runtime::choose_pace(ProgressMode::kBackground, 1000).inline_progress);
   EXPECT_TRUE(runtime::choose_pace(ProgressMode::kAuto, 1'000'000).inline_progress);
-  EXPECT_FALSE(runtime::choose_pace(ProgressMode::kAuto, 1'000'000).spins) << "the others need the core";
-  EXPECT_EQ(runtime::describe({true, false}, 1'000'000), "inline progress, less than one core per rank");
+  EXPECT_FALSE(runtime::choose_pace(ProgressMode::kAuto, 1'000'000).spins)
+      << "the others need the core";
+  EXPECT_EQ(runtime::describe({true, false}, 1'000'000),
+            "inline progress, less than one core per rank");
 }
 
 TEST(Pace, AQuotaOfCgroupsIsSharedByTheRanks) {
   EXPECT_TRUE(runtime::choose_pace(ProgressMode::kAuto, 1, 1.5).inline_progress);
   EXPECT_TRUE(runtime::choose_pace(ProgressMode::kAuto, 1, 1.5).spins);
-  EXPECT_FALSE(runtime::choose_pace(ProgressMode::kAuto, 1, 0.5).spins) << "the kernel would take the time away from the step";
-  EXPECT_EQ(runtime::describe({true, false}, 2, 1.0), "inline progress, less than one core per rank");
+  EXPECT_FALSE(runtime::choose_pace(ProgressMode::kAuto, 1, 0.5).spins)
+      << "the kernel would take the time away from the step";
+  EXPECT_EQ(runtime::describe({true, false}, 2, 1.0),
+            "inline progress, less than one core per rank");
 }
 
 TEST(Pace, ARankThatIsBoundToACoreHasThatCore) {
@@ -73,7 +77,9 @@ TEST_F(InlineProgress, ACallbackIsNotMadeFromInsideSubmit) {
   for (int i = 0; i < 100; ++i) {
     std::thread::id called_by;
     Submission submission = float_operation(memory_, "x");
-    submission.on_done = [&called_by](const Status&, const EventPtr&) { called_by = std::this_thread::get_id(); };
+    submission.on_done = [&called_by](const Status&, const EventPtr&) {
+      called_by = std::this_thread::get_id();
+    };
     const Operation operation = submit_one(job.rank(0), std::move(submission));
     while (!operation.done()) std::this_thread::yield();
     EXPECT_NE(called_by, std::thread::id());

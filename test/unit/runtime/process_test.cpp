@@ -86,12 +86,15 @@ Start start_with(const std::string& name, const std::string& value) {
   const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   std::filesystem::remove(path);
   const auto refused = text.find("\nREFUSED ");
-  return {refused == std::string::npos ? "accepted" : text.substr(refused + 9), text.substr(0, refused)};
+  return {refused == std::string::npos ? "accepted" : text.substr(refused + 9),
+          text.substr(0, refused)};
 }
 
 TEST(Process, InitRefusesAnyVariableThatItCannotUnderstand) {
-  EXPECT_THAT(start_with("HVD_LOG_LEVEL", "foo").refusal, HasSubstr("HVD_LOG_LEVEL: expected 'trace', 'debug'"));
-  EXPECT_THAT(start_with("HVD_SHM_ALLOCATOR", "banana").refusal, HasSubstr("HVD_SHM_ALLOCATOR: expected 1, yes, true or on"));
+  EXPECT_THAT(start_with("HVD_LOG_LEVEL", "foo").refusal,
+              HasSubstr("HVD_LOG_LEVEL: expected 'trace', 'debug'"));
+  EXPECT_THAT(start_with("HVD_SHM_ALLOCATOR", "banana").refusal,
+              HasSubstr("HVD_SHM_ALLOCATOR: expected 1, yes, true or on"));
   EXPECT_EQ(start_with("HVD_SHM_ALLOCATOR", "Yes").refusal, "accepted");
 }
 
@@ -107,9 +110,11 @@ TEST(Process, InitSaysAtInfoWhatIsInForce) {
 }
 
 TEST(Process, ADeviceThatIsNotThereIsRefused) {
-  EXPECT_THAT(start_with("HVD_DEVICE", "1000").refusal,
-              ::testing::AnyOf(HasSubstr("HVD_DEVICE=1000: expected a GPU, but this process sees none; unset it"),
-                               HasSubstr("the number that this process sees")));
+  EXPECT_THAT(
+      start_with("HVD_DEVICE", "1000").refusal,
+      ::testing::AnyOf(
+          HasSubstr("HVD_DEVICE=1000: expected a GPU, but this process sees none; unset it"),
+          HasSubstr("the number that this process sees")));
 }
 
 }  // namespace

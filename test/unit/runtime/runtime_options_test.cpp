@@ -10,13 +10,16 @@
 namespace hvd::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT", "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS", "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"}) ::unsetenv(name);
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT",
+                             "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS",
+                             "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"})
+      ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
     try {
@@ -49,7 +52,8 @@ TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
   EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kAuto);
   ::setenv("HVD_PROGRESS", "inline", 1);
   EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kInline);
-  EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress, ProgressMode::kBackground);
+  EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress,
+            ProgressMode::kBackground);
   ::setenv("HVD_PROGRESS", "sometimes", 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
 }
@@ -63,7 +67,8 @@ TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
   ::setenv("HVD_NCCL_REGISTER", "auto", 1);
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
   ::setenv("HVD_NCCL_REGISTER", "1", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"),
+                               HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
 }
 
 TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {
@@ -71,17 +76,20 @@ TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {
   ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
   EXPECT_FALSE(runtime::resolve({}).cuda_aware_mpi);
   ::setenv("HVD_CUDA_AWARE_MPI", "on", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("'auto' or 'off'"), HasSubstr("'on'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("'auto' or 'off'"),
+                               HasSubstr("'on'")));
 }
 
 TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
   ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"), HasSubstr("'64MB'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"),
+                               HasSubstr("'64MB'")));
   ::unsetenv("HVD_FUSION_THRESHOLD");
   ::setenv("HVD_PEER_TIMEOUT", "0", 1);
   EXPECT_THAT(refusal(), HasSubstr("HVD_PEER_TIMEOUT: expected seconds, more than 0"));
   ::unsetenv("HVD_PEER_TIMEOUT");
-  EXPECT_THAT(refusal({.peer_timeout = milliseconds(0)}), HasSubstr("hvd::Options::peer_timeout: expected seconds, more than 0"));
+  EXPECT_THAT(refusal({.peer_timeout = milliseconds(0)}),
+              HasSubstr("hvd::Options::peer_timeout: expected seconds, more than 0"));
   EXPECT_THAT(refusal({.cache_capacity = -1}), HasSubstr("cache_capacity"));
   EXPECT_THAT(refusal({.stall_warning = milliseconds(-5)}), HasSubstr("-5 ms"));
 }
@@ -101,8 +109,9 @@ TEST_F(RuntimeOptionsTest, WordsAreTakenInAnyCase) {
 TEST_F(RuntimeOptionsTest, SaysWhatIsNotTheDefault) {
   EXPECT_EQ(runtime::describe_settings({}), "all settings are the defaults");
   ::setenv("HVD_STALL_WARNING", "1.5", 1);
-  EXPECT_EQ(runtime::describe_settings({.peer_timeout = milliseconds(2500), .backend = "shm"}),
-            "settings: hvd::Options::peer_timeout=2.5, hvd::Options::backend=shm, HVD_STALL_WARNING=1.5");
+  EXPECT_EQ(
+      runtime::describe_settings({.peer_timeout = milliseconds(2500), .backend = "shm"}),
+      "settings: hvd::Options::peer_timeout=2.5, hvd::Options::backend=shm, HVD_STALL_WARNING=1.5");
 }
 
 }  // namespace

@@ -52,7 +52,9 @@ TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
   ::testing::internal::CaptureStderr();
   job.rank(1).note_ending();
   std::jthread leaving([&job] { job.rank(1).shutdown(); });
-  job.rank(0).abort({StatusCode::kPeerLost, "lost rank 0 (host localhost): it ended with an uncaught exception: rank 1 ended", 0});
+  job.rank(0).abort(
+      {StatusCode::kPeerLost,
+       "lost rank 0 (host localhost): it ended with an uncaught exception: rank 1 ended", 0});
   leaving.join();
   const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(text, HasSubstr("the other ranks have lost this one, rank 0"));
@@ -64,7 +66,9 @@ TEST(Shutdown, OperationsInFlightAreFinishedFirst) {
   LocalJob job({.size = 2}, clock);
   std::vector<std::vector<float>> data(2, std::vector<float>(1 << 16, 2.0F));
   std::vector<Operation> operations;
-  for (int rank = 0; rank < 2; ++rank) operations.push_back(submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], "w")));
+  for (int rank = 0; rank < 2; ++rank)
+    operations.push_back(
+        submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], "w")));
   job.shut_down();
   for (const auto& operation : operations) {
     ASSERT_TRUE(operation.done());

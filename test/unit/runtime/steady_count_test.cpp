@@ -1,4 +1,5 @@
-// What a step costs in the steady state, in things that can be counted: nothing is allocated, the kernel is not called, and the log is not asked.
+// What a step costs in the steady state, in things that can be counted: nothing is allocated, the
+// kernel is not called, and the log is not asked.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -21,8 +22,8 @@ std::atomic<std::uint64_t> log_checks{0};
 
 }  // namespace
 
-// All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting rounds through sched_yield().
-// It hands on six arguments, however many there are.
+// All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting
+// rounds through sched_yield(). It hands on six arguments, however many there are.
 extern "C" [[gnu::no_sanitize_address]] long syscall(long number, ...) noexcept {
   system_calls.fetch_add(1);
   va_list list;
@@ -31,7 +32,8 @@ extern "C" [[gnu::no_sanitize_address]] long syscall(long number, ...) noexcept 
   for (long& argument : arguments) argument = va_arg(list, long);
   va_end(list);
   static const auto next = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
-  return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+  return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+              arguments[5]);
 }
 extern "C" int sched_yield() noexcept {
   system_calls.fetch_add(1);
@@ -39,7 +41,8 @@ extern "C" int sched_yield() noexcept {
   return next();
 }
 
-// In place of hvd::log_level(), which every HVD_LOG asks first (see the CMakeLists.txt beside this file).
+// In place of hvd::log_level(), which every HVD_LOG asks first (see the CMakeLists.txt beside this
+// file).
 extern "C" hvd::LogLevel __real__ZN3hvd9log_levelEv() noexcept;
 extern "C" hvd::LogLevel __wrap__ZN3hvd9log_levelEv() noexcept {
   log_checks.fetch_add(1);
@@ -55,15 +58,19 @@ constexpr int kRanks = 2;
 struct Rank {
   std::shared_ptr<SharedArena> arena = SharedArena::create();
   std::shared_ptr<runtime::Runtime> runtime = {};
-  std::vector<std::vector<float>> memory = {std::vector<float>(10), std::vector<float>(3000), std::vector<float>(400'001)};
-  std::vector<std::vector<float>> cast = {std::vector<float>(11), std::vector<float>(2000), std::vector<float>(300'001)};
+  std::vector<std::vector<float>> memory = {std::vector<float>(10), std::vector<float>(3000),
+                                            std::vector<float>(400'001)};
+  std::vector<std::vector<float>> cast = {std::vector<float>(11), std::vector<float>(2000),
+                                          std::vector<float>(300'001)};
   std::shared_ptr<std::byte> shared = {};
   std::vector<Submission> submissions = {};
   std::vector<Operation> handles = {};
 
   void make_submissions() {
     for (std::size_t i = 0; i < memory.size(); ++i) {
-      submissions.push_back(float_operation(memory[i], "a name that is too long to be kept without memory of its own, " + std::to_string(i)));
+      submissions.push_back(float_operation(
+          memory[i],
+          "a name that is too long to be kept without memory of its own, " + std::to_string(i)));
     }
     constexpr std::int64_t kElements = 500'000;
     shared = allocate_shared(arena, kElements * sizeof(float), false);
@@ -89,7 +96,8 @@ struct Rank {
   }
   float last(std::size_t tensor) const {
     if (tensor < memory.size()) return memory[tensor].back();
-    return tensor == memory.size() ? reinterpret_cast<const float*>(shared.get())[499'999] : cast[tensor - memory.size() - 1].back();
+    return tensor == memory.size() ? reinterpret_cast<const float*>(shared.get())[499'999]
+                                   : cast[tensor - memory.size() - 1].back();
   }
 };
 
@@ -102,14 +110,17 @@ class SteadyCount : public ::testing::Test {
     const std::string name = "/hvd-steady-count-" + std::to_string(getpid());
     for (int number = 0; number < kRanks; ++number) {
       Rank& rank = ranks_[number];
-      rank.runtime = runtime::Runtime::create(options, network_->plane(number), {std::make_shared<ShmBackend>(name, rank.arena)}, clock_, rank.arena);
+      rank.runtime = runtime::Runtime::create(options, network_->plane(number),
+                                              {std::make_shared<ShmBackend>(name, rank.arena)},
+                                              clock_, rank.arena);
       rank.make_submissions();
     }
   }
 
   /// Every rank submits all, and the ranks' engines take turns until all is done.
   void step() {
-    for (Rank& rank : ranks_) rank.runtime->submit(rank.submissions, rank.handles, Progress::kCaller);
+    for (Rank& rank : ranks_)
+      rank.runtime->submit(rank.submissions, rank.handles, Progress::kCaller);
     for (bool done = false; !done;) {
       done = true;
       for (Rank& rank : ranks_) {
@@ -119,10 +130,12 @@ class SteadyCount : public ::testing::Test {
     }
   }
   void set_and_step() {
-    for (int number = 0; number < kRanks; ++number) ranks_[number].set(static_cast<float>(number + 1));
+    for (int number = 0; number < kRanks; ++number)
+      ranks_[number].set(static_cast<float>(number + 1));
     step();
     for (const Rank& rank : ranks_) {
-      for (std::size_t tensor = 0; tensor < rank.submissions.size(); ++tensor) ASSERT_EQ(rank.last(tensor), 3.0F) << "tensor " << tensor;
+      for (std::size_t tensor = 0; tensor < rank.submissions.size(); ++tensor)
+        ASSERT_EQ(rank.last(tensor), 3.0F) << "tensor " << tensor;
     }
   }
 
@@ -143,14 +156,16 @@ TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) {
   EXPECT_EQ(allocations() - allocated, 0U);
   EXPECT_EQ(system_calls.load() - called, 0U);
   EXPECT_EQ(log_checks.load() - asked, 0U) << "log statements on the way";
-  EXPECT_EQ(ranks_[0].runtime->metrics().locked_operations - locked, kSteps * ranks_[0].submissions.size());
+  EXPECT_EQ(ranks_[0].runtime->metrics().locked_operations - locked,
+            kSteps * ranks_[0].submissions.size());
 }
 
 TEST_F(SteadyCount, TheCountersCount) {
   const std::uint64_t allocated = allocations();
   const std::uint64_t called = system_calls.load();
   const std::uint64_t asked = log_checks.load();
-  for (int i = 0; i < 12; ++i) step();  // the first is negotiated, and some step is the first that is locked, which is logged
+  for (int i = 0; i < 12; ++i)
+    step();  // the first is negotiated, and some step is the first that is locked, which is logged
   EXPECT_GT(log_checks.load(), asked);
   EXPECT_GT(allocations(), allocated);
   Doorbell bell;

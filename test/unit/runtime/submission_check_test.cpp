@@ -58,7 +58,8 @@ TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32AndNothingElse) {
 // What goes on to the coordinator unchecked ends the job there, as a message that cannot be.
 TEST_F(SubmissionCheckTest, RefusesCompressionAndBadGroupsOfJoinAndOfSetsToo) {
   submission_.splits = {0, 1};
-  for (const OpKind kind : {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
+  for (const OpKind kind :
+       {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
     submission_.kind = kind;
     submission_.compression = Compression::kBFloat16;
     expect_refused("compression (bfloat16) is for allreduce");

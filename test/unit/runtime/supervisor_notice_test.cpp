@@ -16,7 +16,9 @@ namespace {
 TEST(WithoutBacktrace, KeepsWhatIsSaid) {
   EXPECT_EQ(without_backtrace("no memory"), "no memory");
   EXPECT_EQ(without_backtrace("two\nlines\n"), "two\nlines");
-  EXPECT_EQ(without_backtrace("no memory\nException raised from f at ../a.cpp:3 (most recent call first):\nframe #0: g\n"), "no memory");
+  EXPECT_EQ(without_backtrace("no memory\nException raised from f at ../a.cpp:3 (most recent call "
+                              "first):\nframe #0: g\n"),
+            "no memory");
   EXPECT_EQ(without_backtrace("no memory\nC++ CapturedTraceback:\n#4 f"), "no memory");
   EXPECT_EQ(without_backtrace("no memory\nframe #0: f"), "no memory");
   EXPECT_EQ(without_backtrace(std::string(100'000, 'x')).size(), 1500U);

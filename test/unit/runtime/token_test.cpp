@@ -1,5 +1,5 @@
-// Who drives an engine, who is woken for what, and what ends when: the parts of it that need threads. The order of events is in
-// test/models/token.pml.
+// Who drives an engine, who is woken for what, and what ends when: the parts of it that need
+// threads. The order of events is in test/models/token.pml.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -15,9 +15,9 @@
 namespace hvd::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 /// Every thread that is started meanwhile has one core together with this one.
 class OneCore {
@@ -47,12 +47,14 @@ Duration time_of(const std::function<void()>& act) {
 
 bool done_within(const Operation& operation, Duration patience) {
   const auto limit = std::chrono::steady_clock::now() + patience;
-  while (!operation.done() && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  while (!operation.done() && std::chrono::steady_clock::now() < limit)
+    std::this_thread::sleep_for(milliseconds(1));
   return operation.done();
 }
 
-// A rank has asked for A and B, waits for A, and then computes. What it hears of B only its coordinator thread can take up, and from another
-// host nobody rings. On one core the coordinator thread runs as soon as the waiter has woken it.
+// A rank has asked for A and B, waits for A, and then computes. What it hears of B only its
+// coordinator thread can take up, and from another host nobody rings. On one core the coordinator
+// thread runs as soon as the waiter has woken it.
 TEST(Token, AfterAWaiterHasLeftTheCoordinatorThreadListens) {
   const OneCore core;
   const SteadyClock clock;
@@ -68,7 +70,8 @@ TEST(Token, AfterAWaiterHasLeftTheCoordinatorThreadListens) {
     std::vector<std::vector<float>> b(2, std::vector<float>(64, 1));
     for (int i = 0; i < 30; ++i) {
       const Operation later = submit_one(job.rank(0), float_operation(b[0], "B"));
-      std::jthread other([&] { submit_one(job.rank(1), float_operation(a[1], "A"), Progress::kCaller).wait(); });
+      std::jthread other(
+          [&] { submit_one(job.rank(1), float_operation(a[1], "A"), Progress::kCaller).wait(); });
       submit_one(job.rank(0), float_operation(a[0], "A"), Progress::kCaller).wait();
       other.join();
       const Operation others = submit_one(job.rank(1), float_operation(b[1], "B"));
@@ -91,18 +94,21 @@ TEST(Token, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   std::vector<std::vector<float>> data(2 * kThreads, std::vector<float>(4, 1));
   const auto run = [&](int rank, std::size_t i) {
     std::vector<float>& memory = data[static_cast<std::size_t>(rank) * kThreads + i];
-    submit_one(job.rank(rank), float_operation(memory, "w" + std::to_string(i)), Progress::kCaller).wait();
+    submit_one(job.rank(rank), float_operation(memory, "w" + std::to_string(i)), Progress::kCaller)
+        .wait();
   };
   std::vector<std::jthread> waiting;
   std::size_t begun = 0;
   const auto one_more_waits = [&] { waiting.emplace_back([&run, i = begun++] { run(1, i); }); };
   one_more_waits();
   while (!job.rank(1).has_waiters()) std::this_thread::sleep_for(milliseconds(1));
-  // Rank 0 says nothing meanwhile. That the next one comes at a moment in which nobody drives is rare.
+  // Rank 0 says nothing meanwhile. That the next one comes at a moment in which nobody drives is
+  // rare.
   const std::uint32_t before = bell.ticket();
   while (bell.ticket() == before && begun < kThreads) {
     one_more_waits();
-    for (int i = 0; i < 300 && bell.ticket() == before; ++i) std::this_thread::sleep_for(milliseconds(1));
+    for (int i = 0; i < 300 && bell.ticket() == before; ++i)
+      std::this_thread::sleep_for(milliseconds(1));
   }
   EXPECT_NE(bell.ticket(), before);
   for (std::size_t i = 0; i < begun; ++i) run(0, i);
@@ -165,7 +171,9 @@ TEST(Token, InlineProgressLeavesCallbacksOfOthersToTheCoordinatorThread) {
   clock.arm([&] {
     std::jthread([&] {
       Submission submission = float_operation(others, "theirs");
-      submission.on_done = [&](const Status&, const EventPtr&) { called_on.set_value(std::this_thread::get_id()); };
+      submission.on_done = [&](const Status&, const EventPtr&) {
+        called_on.set_value(std::this_thread::get_id());
+      };
       theirs = submit_one(job.rank(0), std::move(submission));
     });
   });
@@ -195,7 +203,9 @@ TEST(Token, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
       for (int rank = 0; rank < 3; ++rank) {
         threads.emplace_back([&, rank] {
           Operation& operation = operations[static_cast<std::size_t>(rank)];
-          operation = submit_one(job.rank(rank), float_operation(data[static_cast<std::size_t>(rank)], rank == 0 ? "x" : "y"));
+          operation = submit_one(
+              job.rank(rank),
+              float_operation(data[static_cast<std::size_t>(rank)], rank == 0 ? "x" : "y"));
           operation.wait();
         });
       }
@@ -203,7 +213,8 @@ TEST(Token, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
     for (const Operation& operation : operations) {
       EXPECT_EQ(operation.status().code, StatusCode::kStalled);
       EXPECT_THAT(operation.status().message, HasSubstr("every rank waits for another"));
-      EXPECT_THAT(operation.status().message, HasSubstr("waits for allreduce 'x'; ranks 1-2: waits for allreduce 'y'"));
+      EXPECT_THAT(operation.status().message,
+                  HasSubstr("waits for allreduce 'x'; ranks 1-2: waits for allreduce 'y'"));
     }
     job.shut_down();
   }

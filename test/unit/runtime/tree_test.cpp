@@ -11,11 +11,11 @@
 namespace hvd::testing {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr int kRanks = 14;
 constexpr int kRadix = 2;
@@ -32,12 +32,14 @@ class RuntimeTreeTest : public ::testing::Test {
     options.runtime.stall_warning = seconds(4);
     options.runtime.stall_shutdown = seconds(8);
     options.longest_delay = milliseconds(1);
-    for (int rank = 0; rank < kRanks; ++rank) options.hosts.push_back("host" + std::to_string(rank / 2));
+    for (int rank = 0; rank < kRanks; ++rank)
+      options.hosts.push_back("host" + std::to_string(rank / 2));
     topology_ = make_topology(0, options.hosts);
     job_ = std::make_unique<LocalJob>(options, clock_);
   }
   Operation allreduce(int rank, const std::string& name) {
-    return submit_one(job_->rank(rank), float_operation(data_[static_cast<std::size_t>(rank)], name));
+    return submit_one(job_->rank(rank),
+                      float_operation(data_[static_cast<std::size_t>(rank)], name));
   }
   std::vector<Operation> allreduce_all(const std::string& name, int but = -1) {
     std::vector<Operation> operations;
@@ -48,11 +50,14 @@ class RuntimeTreeTest : public ::testing::Test {
   }
   bool run(const std::vector<Operation>& operations, Duration patience = seconds(60)) {
     return job_->run_until(clock_, patience, [&] {
-      return std::all_of(operations.begin(), operations.end(), [](const Operation& o) { return o.done(); });
+      return std::all_of(operations.begin(), operations.end(),
+                         [](const Operation& o) { return o.done(); });
     });
   }
   std::uint64_t sent(int rank) { return job_->rank(rank).metrics().control_messages_sent; }
-  int children(int rank) const { return static_cast<int>(control::place_in_tree(topology_, rank, kRadix).children.size()); }
+  int children(int rank) const {
+    return static_cast<int>(control::place_in_tree(topology_, rank, kRadix).children.size());
+  }
 
   VirtualClock clock_;
   Topology topology_;
@@ -67,7 +72,9 @@ TEST_F(RuntimeTreeTest, AnOrdinaryRoundIsOneMessageUpAndOnePlanToEachChild) {
     for (int rank = 0; rank < kRanks; ++rank) before.push_back(sent(rank));
     ASSERT_TRUE(run(allreduce_all("w"), milliseconds(100)));
     for (int rank = 0; rank < kRanks; ++rank) {
-      EXPECT_EQ(sent(rank) - before[static_cast<std::size_t>(rank)], 1u + static_cast<std::uint64_t>(children(rank))) << "rank " << rank;
+      EXPECT_EQ(sent(rank) - before[static_cast<std::size_t>(rank)],
+                1u + static_cast<std::uint64_t>(children(rank)))
+          << "rank " << rank;
     }
   }
 }
@@ -81,14 +88,16 @@ TEST_F(RuntimeTreeTest, AStallIsToldAndEndsWithTheMissingRankAndItCanGoOn) {
   ASSERT_TRUE(run(waiting, seconds(3)));
   for (const auto& operation : waiting) {
     EXPECT_EQ(operation.status().code, StatusCode::kStalled);
-    EXPECT_THAT(operation.status().message, AllOf(HasSubstr("missing: rank 9 (host4)"), Not(HasSubstr("rank 8 "))));
+    EXPECT_THAT(operation.status().message,
+                AllOf(HasSubstr("missing: rank 9 (host4)"), Not(HasSubstr("rank 8 "))));
   }
   const Operation too_late = allreduce(late, "w");
   ASSERT_TRUE(run({too_late}, seconds(1)));
   EXPECT_EQ(too_late.status().code, StatusCode::kStalled);
   const auto next = allreduce_all("w");
   ASSERT_TRUE(run(next, seconds(1)));
-  for (const auto& operation : next) EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  for (const auto& operation : next)
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
 TEST_F(RuntimeTreeTest, WhatOneRankIsLateForDelaysNothingElse) {

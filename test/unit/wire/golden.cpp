@@ -99,7 +99,8 @@ MergedReport merged_report_of_everything() {
   all.hits = {{7, SlotSet({0, 2, 9})}};
   all.unnamed_hits = {{stamp_of_unnamed_hit(7, 0), {4, 7}}};
   MergedReport::Group some{RankSet(4, 6)};
-  some.requests = {{stamp_of_request(8, 1), unnamed_gather(), {{2, 1}, {0, 2}}}, {stamp_of_request(8, 0), everything()}};
+  some.requests = {{stamp_of_request(8, 1), unnamed_gather(), {{2, 1}, {0, 2}}},
+                   {stamp_of_request(8, 0), everything()}};
   report.sections = {{298, {all}}, {300, {some}}};
   return report;
 }
@@ -192,7 +193,8 @@ std::vector<Golden> messages() {
        "00000000000000c0"
        "05626c6f636b 03 01 03 01 02 03"
        "10 05 01 01 04 00 00 02 02 03"},
-      {"report_compressed", report_compressed, "680101 00 00 00 00 01 60 086663312e62696173 00 00 08 00 00 01 8001 02"},
+      {"report_compressed", report_compressed,
+       "680101 00 00 00 00 01 60 086663312e62696173 00 00 08 00 00 01 8001 02"},
       {"plan_everything", plan_of_everything(),
        "680102 8101 01 02"
        "01 00 10 05 01 01 04 00 00 02 02 03 03 02 00 8201"
@@ -202,7 +204,8 @@ std::vector<Golden> messages() {
        "02 0178 05 046c656674 0a 00"},
       {"abort", Abort{3, {StatusCode::kPeerLost, "lost rank 2", 2}},
        "680103 03 04 0b6c6f73742072616e6b2032 04"},
-      {"merged_report_cached", cached_merged_report(), "680106 00 01 01 01 08 07 00 01 01 01 01 08 07 01 02 01 03 00 00"},
+      {"merged_report_cached", cached_merged_report(),
+       "680106 00 01 01 01 08 07 00 01 01 01 01 08 07 01 02 01 03 00 00"},
       {"merged_report_everything", merged_report_of_everything(),
        "680106 01 02 ac02 01 04 05 ab02 01 c801 00 01 05 00 02"
        "aa02 01 02 04 05 bd01 00 01 07 02 0502 01 8080c00e 04 07 00"
@@ -213,7 +216,8 @@ std::vector<Golden> messages() {
       {"ping", Ping{}, "680104"},
       {"pong", Pong{}, "680105"},
       {"blocked", Blocked{300}, "680108 ac02"},
-      {"lock_news_leaves", LockNews{.position = 300, .round = 3, .leaves = true}, "680107 ac02 03 01"},
+      {"lock_news_leaves", LockNews{.position = 300, .round = 3, .leaves = true},
+       "680107 ac02 03 01"},
       {"lock_news_asks", LockNews{.position = 1, .asks = true}, "680107 01 00 02"},
   };
 }

@@ -1,18 +1,20 @@
 #pragma once
 
-/// The C interface of hvd: the torch-free part of the C++ one, for C programs (C99 or later) and for bindings of other
-/// languages. docs/c_api.md is the guide; docs/errors.md says what each kind of error leaves behind.
+/// The C interface of hvd: the torch-free part of the C++ one, for C programs (C99 or later) and
+/// for bindings of other languages. docs/c_api.md is the guide; docs/errors.md says what each kind
+/// of error leaves behind.
 ///
-/// Errors. A function that can fail returns hvd_status_t; what it would have stored through its arguments is then left
-/// alone or NULL. hvd_last_error() has the text. A required pointer that is NULL is HVD_ERROR_USAGE.
+/// Errors. A function that can fail returns hvd_status_t; what it would have stored through its
+/// arguments is then left alone or NULL. hvd_last_error() has the text. A required pointer that is
+/// NULL is HVD_ERROR_USAGE.
 ///
-/// Threads. Every function may be called from any thread, unless it says otherwise. A handle may be used by several threads
-/// at once, but the call that frees it must be the last.
+/// Threads. Every function may be called from any thread, unless it says otherwise. A handle may be
+/// used by several threads at once, but the call that frees it must be the last.
 ///
-/// Versions. Structs begin with their size, which the ..._INIT macros fill in. Fields are only ever appended, and zero in
-/// an appended one means "as before", so that a program built against an older header works with a newer library. The
-/// reverse holds as long as the program leaves the fields that the library does not know at zero; anything else there is
-/// HVD_ERROR_USAGE.
+/// Versions. Structs begin with their size, which the ..._INIT macros fill in. Fields are only ever
+/// appended, and zero in an appended one means "as before", so that a program built against an
+/// older header works with a newer library. The reverse holds as long as the program leaves the
+/// fields that the library does not know at zero; anything else there is HVD_ERROR_USAGE.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,19 +28,22 @@ extern "C" {
 /// The numbers are part of the ABI, here and below: append only.
 typedef enum hvd_status {
   HVD_OK = 0,
-  HVD_ERROR_USAGE = 1,            ///< the call was wrong; nothing was sent and nothing happened
-  HVD_ERROR_MISMATCH = 2,         ///< ranks disagree about an operation; every rank of the set is told, and the runtime goes on
-  HVD_ERROR_STALLED = 3,          ///< some ranks never submitted the operation; the runtime goes on
-  HVD_ERROR_PEER_LOST = 4,        ///< a peer died, stopped or left: the runtime has failed; see hvd_last_error_rank()
-  HVD_ERROR_SHUTDOWN = 5,         ///< the operation was cut off by a shutdown
-  HVD_ERROR_INTERNAL = 6,         ///< out of memory, a broken message or transport, a bug
-  HVD_ERROR_NOT_INITIALIZED = 7   ///< before hvd_init() or after hvd_shutdown()
+  HVD_ERROR_USAGE = 1,     ///< the call was wrong; nothing was sent and nothing happened
+  HVD_ERROR_MISMATCH = 2,  ///< ranks disagree about an operation; every rank of the set is told,
+                           ///< and the runtime goes on
+  HVD_ERROR_STALLED = 3,   ///< some ranks never submitted the operation; the runtime goes on
+  HVD_ERROR_PEER_LOST =
+      4,  ///< a peer died, stopped or left: the runtime has failed; see hvd_last_error_rank()
+  HVD_ERROR_SHUTDOWN = 5,        ///< the operation was cut off by a shutdown
+  HVD_ERROR_INTERNAL = 6,        ///< out of memory, a broken message or transport, a bug
+  HVD_ERROR_NOT_INITIALIZED = 7  ///< before hvd_init() or after hvd_shutdown()
 } hvd_status_t;
 
-/// What the last call of this thread that failed has to say; empty when none has. Valid until the next call that fails on
-/// this thread; the library's.
+/// What the last call of this thread that failed has to say; empty when none has. Valid until the
+/// next call that fails on this thread; the library's.
 const char* hvd_last_error(void);
-/// The lost rank when that call returned HVD_ERROR_PEER_LOST and the loss could be pinned to one; otherwise -1.
+/// The lost rank when that call returned HVD_ERROR_PEER_LOST and the loss could be pinned to one;
+/// otherwise -1.
 int hvd_last_error_rank(void);
 /// "ok", "usage", "mismatch", ...; "unknown" for a number that is none. A constant.
 const char* hvd_status_name(hvd_status_t status);
@@ -48,8 +53,9 @@ const char* hvd_status_name(hvd_status_t status);
 /// Marks a number of hvd_options_t that the caller does not set.
 #define HVD_UNSET (-1)
 
-/// What hvd_init() can be told. A field left at HVD_UNSET or NULL comes from the environment, then from the default:
-/// docs/configuration.md. Initialise it with HVD_OPTIONS_INIT: zero is a value of its own in the numbers.
+/// What hvd_init() can be told. A field left at HVD_UNSET or NULL comes from the environment, then
+/// from the default: docs/configuration.md. Initialise it with HVD_OPTIONS_INIT: zero is a value of
+/// its own in the numbers.
 typedef struct hvd_options {
   size_t struct_size;
   int64_t fusion_threshold_bytes;
@@ -61,15 +67,17 @@ typedef struct hvd_options {
   const char* timeline_path;
 } hvd_options_t;
 
-#define HVD_OPTIONS_INIT {sizeof(hvd_options_t), HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, NULL, NULL}
+#define HVD_OPTIONS_INIT \
+  {sizeof(hvd_options_t), HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, NULL, NULL}
 
-/// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1). Collective over all
-/// ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. Nothing of it is kept. HVD_ERROR_USAGE when called
-/// twice or when an option or variable is malformed, HVD_ERROR_PEER_LOST when a rank does not arrive.
+/// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1).
+/// Collective over all ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. Nothing
+/// of it is kept. HVD_ERROR_USAGE when called twice or when an option or variable is malformed,
+/// HVD_ERROR_PEER_LOST when a rank does not arrive.
 hvd_status_t hvd_init(const hvd_options_t* options);
 
-/// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations still outstanding end with
-/// HVD_ERROR_SHUTDOWN; handles stay valid until they are freed.
+/// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations
+/// still outstanding end with HVD_ERROR_SHUTDOWN; handles stay valid until they are freed.
 hvd_status_t hvd_shutdown(void);
 
 /// 1 between hvd_init() and hvd_shutdown(), otherwise 0.
@@ -99,25 +107,30 @@ int hvd_nccl_available(void);
 /// MPI runs with MPI_THREAD_MULTIPLE (or is not used by this job).
 hvd_status_t hvd_mpi_threads_supported(int* supported);
 
-/// One "name: value" line per component: what is built in, which version, what was left out and why.
+/// One "name: value" line per component: what is built in, which version, what was left out and
+/// why.
 ///
-/// As every function that gives a text: `needed` (may be NULL) becomes the bytes it takes with its closing zero. `buffer`
-/// may be NULL when `capacity` is 0: then that is all. A capacity that is too small is HVD_ERROR_USAGE; `needed` is set and
-/// the buffer left alone.
+/// As every function that gives a text: `needed` (may be NULL) becomes the bytes it takes with its
+/// closing zero. `buffer` may be NULL when `capacity` is 0: then that is all. A capacity that is
+/// too small is HVD_ERROR_USAGE; `needed` is set and the buffer left alone.
 hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed);
 
 // ---- Process sets
 
-/// A group of ranks that communicate among themselves. Wherever one is asked for, NULL means all ranks.
+/// A group of ranks that communicate among themselves. Wherever one is asked for, NULL means all
+/// ranks.
 typedef struct hvd_process_set hvd_process_set_t;
 
-/// Makes a set of these world ranks, in any order. Collective over all ranks of the job, members or not, with equal arguments.
-/// The handle is the caller's, who ends it with hvd_process_set_free().
-/// HVD_ERROR_USAGE for no ranks, a rank twice or one that does not exist; HVD_ERROR_MISMATCH when ranks ask for different sets.
+/// Makes a set of these world ranks, in any order. Collective over all ranks of the job, members or
+/// not, with equal arguments. The handle is the caller's, who ends it with hvd_process_set_free().
+/// HVD_ERROR_USAGE for no ranks, a rank twice or one that does not exist; HVD_ERROR_MISMATCH when
+/// ranks ask for different sets.
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set);
-/// Ends a set. Collective over all ranks of the job. The handle still has to be freed; operations with it are HVD_ERROR_USAGE.
+/// Ends a set. Collective over all ranks of the job. The handle still has to be freed; operations
+/// with it are HVD_ERROR_USAGE.
 hvd_status_t hvd_process_set_remove(const hvd_process_set_t* process_set);
-/// Frees this process's handle, not the set: local, and possible with operations of the set in flight. NULL: nothing.
+/// Frees this process's handle, not the set: local, and possible with operations of the set in
+/// flight. NULL: nothing.
 void hvd_process_set_free(hvd_process_set_t* process_set);
 
 /// 0 for all ranks; otherwise the number that every rank knows the set by.
@@ -125,8 +138,10 @@ hvd_status_t hvd_process_set_id(const hvd_process_set_t* process_set, int* id);
 /// This process's position in the set, -1 outside it.
 hvd_status_t hvd_process_set_rank(const hvd_process_set_t* process_set, int* rank);
 hvd_status_t hvd_process_set_size(const hvd_process_set_t* process_set, int* size);
-/// World ranks, ascending, into the caller's `ranks`. HVD_ERROR_USAGE when `capacity` is below the size of the set.
-hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ranks, size_t capacity);
+/// World ranks, ascending, into the caller's `ranks`. HVD_ERROR_USAGE when `capacity` is below the
+/// size of the set.
+hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ranks,
+                                   size_t capacity);
 
 // ---- Collective operations
 
@@ -143,9 +158,9 @@ typedef enum hvd_dtype {
   HVD_DTYPE_FLOAT64 = 9
 } hvd_dtype_t;
 
-/// An average divides by the number of ranks that contribute; on integers it truncates toward zero. On bool a sum or
-/// maximum is a logical or, a product or minimum a logical and, and an average is HVD_ERROR_USAGE. Adasum: allreduce of
-/// floating types.
+/// An average divides by the number of ranks that contribute; on integers it truncates toward zero.
+/// On bool a sum or maximum is a logical or, a product or minimum a logical and, and an average is
+/// HVD_ERROR_USAGE. Adasum: allreduce of floating types.
 typedef enum hvd_reduce_op {
   HVD_OP_AVERAGE = 0,
   HVD_OP_SUM = 1,
@@ -156,110 +171,145 @@ typedef enum hvd_reduce_op {
 } hvd_reduce_op_t;
 
 /// The 16-bit type as which float32 travels.
-typedef enum hvd_compression { HVD_COMPRESSION_NONE = 0, HVD_COMPRESSION_FLOAT16 = 1, HVD_COMPRESSION_BFLOAT16 = 2 } hvd_compression_t;
+typedef enum hvd_compression {
+  HVD_COMPRESSION_NONE = 0,
+  HVD_COMPRESSION_FLOAT16 = 1,
+  HVD_COMPRESSION_BFLOAT16 = 2
+} hvd_compression_t;
 
 /// 8 and 9 are the process sets', which have functions of their own.
 typedef enum hvd_kind {
   HVD_KIND_ALLREDUCE = 0,
-  HVD_KIND_ALLGATHER = 1,      ///< concatenates along the first dimension, which may differ between ranks
-  HVD_KIND_BROADCAST = 2,      ///< from `root`
-  HVD_KIND_REDUCESCATTER = 3,  ///< member p of n gets rows / n rows of the result, and one more if p < rows % n
-  HVD_KIND_ALLTOALL = 4,       ///< `splits` says how many rows go to each member
+  HVD_KIND_ALLGATHER =
+      1,  ///< concatenates along the first dimension, which may differ between ranks
+  HVD_KIND_BROADCAST = 2,  ///< from `root`
+  HVD_KIND_REDUCESCATTER =
+      3,  ///< member p of n gets rows / n rows of the result, and one more if p < rows % n
+  HVD_KIND_ALLTOALL = 4,  ///< `splits` says how many rows go to each member
   HVD_KIND_BARRIER = 5,
   HVD_KIND_JOIN = 6,
-  HVD_KIND_GATHER = 7          ///< an allgather whose result only `root` gets
+  HVD_KIND_GATHER = 7  ///< an allgather whose result only `root` gets
 } hvd_kind_t;
 
-/// Provides the memory of a result whose size only negotiation can tell: at least `bytes` (0 when there are no rows; then
-/// the return value does not matter), aligned for the dtype. `first_dims`, `count` of them, are those of hvd_result_t,
-/// valid during the call. Called once, on any thread, at most; it must not block, call into hvd, or leave by a jump or an
-/// exception. NULL is HVD_ERROR_USAGE on this rank from hvd_wait(); the other ranks do not notice.
-typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t count, void* user_data);
+/// Provides the memory of a result whose size only negotiation can tell: at least `bytes` (0 when
+/// there are no rows; then the return value does not matter), aligned for the dtype. `first_dims`,
+/// `count` of them, are those of hvd_result_t, valid during the call. Called once, on any thread,
+/// at most; it must not block, call into hvd, or leave by a jump or an exception. NULL is
+/// HVD_ERROR_USAGE on this rank from hvd_wait(); the other ranks do not notice.
+typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t count,
+                                void* user_data);
 
-/// One operation of one rank; one struct for all kinds. Initialise it with HVD_SUBMISSION_INIT and set what the kind needs.
-/// What pointers refer to is copied by the call, but for `input`, `output` and `user_data`: see hvd_submit().
+/// One operation of one rank; one struct for all kinds. Initialise it with HVD_SUBMISSION_INIT and
+/// set what the kind needs. What pointers refer to is copied by the call, but for `input`, `output`
+/// and `user_data`: see hvd_submit().
 typedef struct hvd_submission {
   size_t struct_size;
-  /// Identifies the operation across ranks, within its process set. NULL or empty: numbered per set and kind, so that all
-  /// ranks must make unnamed calls in the same order.
+  /// Identifies the operation across ranks, within its process set. NULL or empty: numbered per set
+  /// and kind, so that all ranks must make unnamed calls in the same order.
   const char* name;
   int32_t kind;   ///< hvd_kind_t. Barrier and join look at nothing but name and process_set.
   int32_t op;     ///< hvd_reduce_op_t: allreduce, reducescatter
   int32_t dtype;  ///< hvd_dtype_t
-  /// The input's shape, row-major and dense. No dimensions: one element, which has no rows to gather, scatter or exchange.
+  /// The input's shape, row-major and dense. No dimensions: one element, which has no rows to
+  /// gather, scatter or exchange.
   int32_t ndim;
   const int64_t* shape;
   /// Broadcast: may be NULL, for output's memory.
   const void* input;
-  /// Where the result of an allreduce, broadcast or reducescatter goes, and how many bytes there are, which may be more
-  /// than it takes. It may be the input's memory (reducescatter: the rows that this rank gets). NULL for the other kinds: see `allocate`.
+  /// Where the result of an allreduce, broadcast or reducescatter goes, and how many bytes there
+  /// are, which may be more than it takes. It may be the input's memory (reducescatter: the rows
+  /// that this rank gets). NULL for the other kinds: see `allocate`.
   void* output;
   size_t output_bytes;
-  /// Reductions: the result is postscale * op(prescale * x). 0 is HVD_ERROR_USAGE, as it is what forgetting
-  /// HVD_SUBMISSION_INIT leaves.
+  /// Reductions: the result is postscale * op(prescale * x). 0 is HVD_ERROR_USAGE, as it is what
+  /// forgetting HVD_SUBMISSION_INIT leaves.
   double prescale;
   double postscale;
-  int32_t root;          ///< world rank of the source (broadcast) or the destination (gather), also within a process set
+  int32_t root;  ///< world rank of the source (broadcast) or the destination (gather), also within
+                 ///< a process set
   int32_t splits_count;  ///< alltoall: the size of the process set
   const int64_t* splits;
-  const hvd_process_set_t* process_set;  ///< NULL: all ranks. The handle may be freed after the call.
-  /// Allgather, alltoall, and gather at its root: memory for the result, which is the caller's. NULL: the library's, until the
-  /// operation is freed.
+  const hvd_process_set_t*
+      process_set;  ///< NULL: all ranks. The handle may be freed after the call.
+  /// Allgather, alltoall, and gather at its root: memory for the result, which is the caller's.
+  /// NULL: the library's, until the operation is freed.
   hvd_allocate_t allocate;
   void* user_data;  ///< for `allocate`
-  /// hvd_compression_t: an allreduce of float32 is reduced in 16 bits. Each rank contributes prescale * x, rounded once, and the result is
-  /// rounded once more.
+  /// hvd_compression_t: an allreduce of float32 is reduced in 16 bits. Each rank contributes
+  /// prescale * x, rounded once, and the result is rounded once more.
   int32_t compression;
   int32_t reserved;  ///< 0
 } hvd_submission_t;
 
-#define HVD_SUBMISSION_INIT                                                                                                     \
-  {                                                                                                                             \
-    sizeof(hvd_submission_t), NULL, HVD_KIND_ALLREDUCE, HVD_OP_SUM, HVD_DTYPE_FLOAT32, 0, NULL, NULL, NULL, 0, 1.0, 1.0, 0, 0, \
-        NULL, NULL, NULL, NULL, HVD_COMPRESSION_NONE, 0                                                                         \
-  }
+#define HVD_SUBMISSION_INIT  \
+  {sizeof(hvd_submission_t), \
+   NULL,                     \
+   HVD_KIND_ALLREDUCE,       \
+   HVD_OP_SUM,               \
+   HVD_DTYPE_FLOAT32,        \
+   0,                        \
+   NULL,                     \
+   NULL,                     \
+   NULL,                     \
+   0,                        \
+   1.0,                      \
+   1.0,                      \
+   0,                        \
+   0,                        \
+   NULL,                     \
+   NULL,                     \
+   NULL,                     \
+   NULL,                     \
+   HVD_COMPRESSION_NONE,     \
+   0}
 
 /// A submitted operation.
 typedef struct hvd_operation hvd_operation_t;
 
-/// Starts an operation; never blocks on other ranks. The handle is the caller's, who ends it with hvd_operation_free().
+/// Starts an operation; never blocks on other ranks. The handle is the caller's, who ends it with
+/// hvd_operation_free().
 ///
-/// `input` and `output` must stay, and not be touched (the input not written), until the operation is done. When it ends
-/// with HVD_ERROR_PEER_LOST, HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL they must stay until the process ends: the transport
-/// cannot take back what is under way. HVD_ERROR_USAGE when this rank alone can tell that it is wrong (a name in flight
-/// twice, a bad shape, root or set), or the cause of failure when the runtime has failed.
+/// `input` and `output` must stay, and not be touched (the input not written), until the operation
+/// is done. When it ends with HVD_ERROR_PEER_LOST, HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL they
+/// must stay until the process ends: the transport cannot take back what is under way.
+/// HVD_ERROR_USAGE when this rank alone can tell that it is wrong (a name in flight twice, a bad
+/// shape, root or set), or the cause of failure when the runtime has failed.
 hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** operation);
 
-/// Starts operations that become ready together and fail together, and are fused where possible. All are accepted or none.
-/// @param name identifies the group across ranks; NULL or empty for a group without name, whose members then have none either.
-/// @param submissions an array of `count` (more than 0) with equal struct_size, which is also the distance between them.
+/// Starts operations that become ready together and fail together, and are fused where possible.
+/// All are accepted or none.
+/// @param name identifies the group across ranks; NULL or empty for a group without name, whose
+/// members then have none either.
+/// @param submissions an array of `count` (more than 0) with equal struct_size, which is also the
+/// distance between them.
 /// @param operations room for `count` handles; all become NULL on an error.
-hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count, hvd_operation_t** operations);
+hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count,
+                              hvd_operation_t** operations);
 
-/// Submits and waits: quicker than hvd_submit() and hvd_wait(), which wake another thread. `operation` may be NULL when
-/// only the status matters; otherwise it becomes a handle for hvd_operation_result(), which the caller frees, or NULL on an
-/// error.
+/// Submits and waits: quicker than hvd_submit() and hvd_wait(), which wake another thread.
+/// `operation` may be NULL when only the status matters; otherwise it becomes a handle for
+/// hvd_operation_result(), which the caller frees, or NULL on an error.
 hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** operation);
 
-/// Blocks until the operation is done and returns how it ended; may be called again, with the same answer. Ends in bounded
-/// time when a peer is lost.
+/// Blocks until the operation is done and returns how it ended; may be called again, with the same
+/// answer. Ends in bounded time when a peer is lost.
 hvd_status_t hvd_wait(hvd_operation_t* operation);
 /// Waits for all of them, also after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
 /// 1 when hvd_wait() would not block, otherwise 0. Never blocks.
 hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
-/// Frees the handle and the library's memory of the result. Dropping it cancels nothing: an operation that is not done goes
-/// on and still uses `input` and `output`. NULL: nothing.
+/// Frees the handle and the library's memory of the result. Dropping it cancels nothing: an
+/// operation that is not done goes on and still uses `input` and `output`. NULL: nothing.
 void hvd_operation_free(hvd_operation_t* operation);
 
 typedef struct hvd_result {
   size_t struct_size;
-  /// The submission's output, what `allocate` returned, or memory that the operation owns; NULL and 0 where the kind gives
-  /// this rank nothing.
+  /// The submission's output, what `allocate` returned, or memory that the operation owns; NULL and
+  /// 0 where the kind gives this rank nothing.
   void* data;
   size_t bytes;
-  /// Allgather, and gather at its root: the first dimension of every member's input, in set order. Alltoall: the rows
-  /// received from each member. Otherwise NULL. The operation's.
+  /// Allgather, and gather at its root: the first dimension of every member's input, in set order.
+  /// Alltoall: the rows received from each member. Otherwise NULL. The operation's.
   const int64_t* first_dims;
   int64_t first_dims_count;
   int64_t value;  ///< join: the last rank to join; otherwise -1
@@ -267,21 +317,24 @@ typedef struct hvd_result {
 
 #define HVD_RESULT_INIT {sizeof(hvd_result_t), NULL, 0, NULL, 0, -1}
 
-/// Fills in `result`, whose struct_size the caller has set, of an operation that is done. HVD_ERROR_USAGE while it is not;
-/// its own error when it failed. struct_size becomes the bytes that the library knows, when these are fewer.
+/// Fills in `result`, whose struct_size the caller has set, of an operation that is done.
+/// HVD_ERROR_USAGE while it is not; its own error when it failed. struct_size becomes the bytes
+/// that the library knows, when these are fewer.
 hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t* result);
 
 /// Returns when every rank of the set has entered.
 hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);
 
-/// This rank has no more data. Blocks until every rank of the job has called it; until then this rank takes part in the
-/// operations of the others with a contribution that changes nothing, and an average divides by the ranks that contribute.
-/// `last_rank` (may be NULL) becomes the last rank to join.
+/// This rank has no more data. Blocks until every rank of the job has called it; until then this
+/// rank takes part in the operations of the others with a contribution that changes nothing, and an
+/// average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank to
+/// join.
 hvd_status_t hvd_join(int* last_rank);
 
 // ---- Observation
 
-/// Counters since hvd_init(); the numbers of one rank. `hvd::Metrics` in <hvd/hvd.h> says what each counts.
+/// Counters since hvd_init(); the numbers of one rank. `hvd::Metrics` in <hvd/hvd.h> says what each
+/// counts.
 typedef struct hvd_metrics {
   size_t struct_size;
   uint64_t control_messages_sent;
@@ -302,11 +355,13 @@ typedef struct hvd_metrics {
 
 /// Fills in `metrics`, whose struct_size the caller has set; as hvd_operation_result().
 hvd_status_t hvd_get_metrics(hvd_metrics_t* metrics);
-/// The same as a JSON object; buffers as in hvd_build_info(). The numbers may grow between two calls, and the text with them.
+/// The same as a JSON object; buffers as in hvd_build_info(). The numbers may grow between two
+/// calls, and the text with them.
 hvd_status_t hvd_metrics_json(char* buffer, size_t capacity, size_t* needed);
 
-/// Starts a Chrome trace of this rank's operations. "{rank}" in the path is replaced by the rank; without it ".rankN" goes
-/// before the extension. HVD_ERROR_USAGE when one is running already or the file cannot be written.
+/// Starts a Chrome trace of this rank's operations. "{rank}" in the path is replaced by the rank;
+/// without it ".rankN" goes before the extension. HVD_ERROR_USAGE when one is running already or
+/// the file cannot be written.
 hvd_status_t hvd_start_timeline(const char* path);
 /// Completes the file. Does nothing when none is running.
 hvd_status_t hvd_stop_timeline(void);

@@ -1,8 +1,8 @@
 #pragma once
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer, GradScaler and DistributedSampler. Link `hvd::torch`. docs/torch.md is the
-/// guide.
+/// broadcast, DistributedOptimizer, GradScaler and DistributedSampler. Link `hvd::torch`.
+/// docs/torch.md is the guide.
 
 #include <torch/torch.h>
 

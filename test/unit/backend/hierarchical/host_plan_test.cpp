@@ -47,7 +47,8 @@ TEST(HostPlan, TheSmallestHostAndTheLimitSayHowManyDrive) {
 }
 
 TEST(Slices, CoverEveryByteOnceInWholeLines) {
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{64}, std::size_t{65}, std::size_t{1000}, std::size_t{262'144}}) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{64}, std::size_t{65},
+                                  std::size_t{1000}, std::size_t{262'144}}) {
     for (const int drivers : {1, 2, 3, 7}) {
       std::size_t covered = 0;
       for (int index = 0; index < drivers; ++index) {

@@ -18,7 +18,9 @@ class RecordingPeers final : public Peers {
   std::multiset<int> rung = {};
 };
 
-std::string unique_name(const char* test) { return "/hvd-test-" + std::to_string(::getpid()) + "-" + test; }
+std::string unique_name(const char* test) {
+  return "/hvd-test-" + std::to_string(::getpid()) + "-" + test;
+}
 
 constexpr std::size_t kSlot = 128;
 constexpr auto kFilled = &HostSegment::Party::filled;
@@ -34,7 +36,8 @@ TEST(HostSegment, IsReadyOnceAllMembersAreThere) {
   EXPECT_TRUE(second.ready());
   EXPECT_EQ(peers.rung, (std::multiset<int>{4, 6}));
   EXPECT_TRUE(first.ready());
-  EXPECT_EQ(SharedSegment::attach(name, HostSegment::bytes(2, kSlot)), nullptr) << "the name goes with the last that has mapped it";
+  EXPECT_EQ(SharedSegment::attach(name, HostSegment::bytes(2, kSlot)), nullptr)
+      << "the name goes with the last that has mapped it";
 }
 
 TEST(HostSegment, MembersSeeEachOthersProgressAndMemory) {
@@ -62,7 +65,8 @@ TEST(HostSegment, NoTwoBuffersOverlap) {
   for (std::uint64_t round = 0; round < HostSegment::kInputs; ++round) {
     for (int member = 0; member < 3; ++member) places.insert(segment.input(round, member));
   }
-  for (std::uint64_t round = 0; round < HostSegment::kResults; ++round) places.insert(segment.result(round));
+  for (std::uint64_t round = 0; round < HostSegment::kResults; ++round)
+    places.insert(segment.result(round));
   EXPECT_EQ(places.size(), 3 * HostSegment::kInputs + HostSegment::kResults);
   for (auto place = places.begin(); std::next(place) != places.end(); ++place) {
     EXPECT_GE(static_cast<std::size_t>(*std::next(place) - *place), kSlot);

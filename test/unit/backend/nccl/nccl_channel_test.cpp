@@ -7,7 +7,8 @@ namespace {
 
 TEST_F(NcclChannelTest, OpensWithoutBlockingWhoeverComesFirst) {
   start(3);
-  for (int round = 0; round < 20; ++round) EXPECT_FALSE(ranks_[0]->channel->ready()) << "the others have not come";
+  for (int round = 0; round < 20; ++round)
+    EXPECT_FALSE(ranks_[0]->channel->ready()) << "the others have not come";
   EXPECT_EQ(nccl_->counts(2).inits, 0);
   EXPECT_TRUE(connect(3));
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(nccl_->counts(rank).inits, 1);
@@ -22,7 +23,8 @@ TEST_F(NcclChannelTest, ARankThatDoesNotComeIsLostAfterTheDeadline) {
     ranks_[0]->channel->ready();
     ADD_FAILURE() << "expected a PeerLostError";
   } catch (const PeerLostError& error) {
-    EXPECT_NE(std::string(error.what()).find("not ready after 7 s"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("not ready after 7 s"), std::string::npos)
+        << error.what();
     EXPECT_EQ(error.rank(), -1);
   }
 }
@@ -47,7 +49,8 @@ TEST_F(NcclChannelTest, AnErrorOfTheInitIsThrownOnItsRankAndNothingIsAborted) {
     EXPECT_STREQ(error.what(), "fake NCCL: no socket interface found");
   }
   for (const auto& rank : ranks_) rank->channel->abort();
-  EXPECT_EQ(nccl_->counts(1).aborted, 0) << "there is no communicator to abort (Horovod aborts null)";
+  EXPECT_EQ(nccl_->counts(1).aborted, 0)
+      << "there is no communicator to abort (Horovod aborts null)";
 }
 
 TEST_F(NcclChannelTest, AnInitThatFailsLaterIsAnErrorThatSaysWhichCommunicator) {
@@ -57,7 +60,9 @@ TEST_F(NcclChannelTest, AnInitThatFailsLaterIsAnErrorThatSaysWhichCommunicator) 
     ADD_FAILURE() << "expected an Error";
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("process set 0 (rank 1 of 2, device 0) has failed: out of device memory"), std::string::npos) << text;
+    EXPECT_NE(text.find("process set 0 (rank 1 of 2, device 0) has failed: out of device memory"),
+              std::string::npos)
+        << text;
   }
 }
 
@@ -84,7 +89,8 @@ TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
       while (!works.back()->progress()) {
       }
       device.wait(app.get(), works.back()->output_ready());
-      device.api().copy(gpu_.allocate(400), tensors.back().data(), 400, device::Direction::kOnDevice, app.get());
+      device.api().copy(gpu_.allocate(400), tensors.back().data(), 400,
+                        device::Direction::kOnDevice, app.get());
     }
     EXPECT_TRUE(gpu_.run_all());
     EXPECT_EQ(values_of(tensors[0]), std::vector<float>(100, 3.0F));
@@ -93,7 +99,8 @@ TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
   const FakeGpuCounts after = gpu_.counts(0);
   EXPECT_EQ(after.synchronize, 0);
   EXPECT_EQ(after.allocate, before.allocate);
-  EXPECT_EQ(after.launches - before.launches, 30) << "the test's own: an unscaled sum needs no kernel of hvd's";
+  EXPECT_EQ(after.launches - before.launches, 30)
+      << "the test's own: an unscaled sum needs no kernel of hvd's";
   EXPECT_EQ(nccl_->counts(0).launches, 30);
 }
 
@@ -114,7 +121,8 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
   joined.scale.divisor = 3;
   EXPECT_EQ(allreduce(joined, {{3}, {6}}), (std::vector<float>{3}));
   EXPECT_EQ(nccl_->counts(0).reductions,
-            (std::vector<nccl::Reduction>{nccl::Reduction::kAverage, nccl::Reduction::kSum, nccl::Reduction::kSum}));
+            (std::vector<nccl::Reduction>{nccl::Reduction::kAverage, nccl::Reduction::kSum,
+                                          nccl::Reduction::kSum}));
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
@@ -129,7 +137,8 @@ TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
   std::vector<std::span<std::byte>> inputs = {tensor({1, 2, 3}), tensor({4, 5, 6})};
   std::vector<std::span<std::byte>> outputs = {tensor({0, 0}), tensor({0})};
   std::vector<std::unique_ptr<Work>> works;
-  for (std::size_t rank = 0; rank < 2; ++rank) works.push_back(ranks_[rank]->channel->launch(scatter, inputs[rank], outputs[rank]));
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    works.push_back(ranks_[rank]->channel->launch(scatter, inputs[rank], outputs[rank]));
   for (const auto& work : works) {
     while (!work->progress()) {
     }
@@ -157,7 +166,8 @@ TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
     ranks_[0]->channel->check_health();
     ADD_FAILURE() << "expected a PeerLostError";
   } catch (const PeerLostError& error) {
-    EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos)
+        << error.what();
   }
   ranks_[0]->channel->abort();
   EXPECT_TRUE(gpu_.run_all()) << "nothing is left to hang on the device";
@@ -196,7 +206,8 @@ TEST_F(NcclChannelTest, EndsInOrder) {
 
 TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
   start(1);
-  const auto score = [&](OpKind kind, DataType type, ReduceOp op, ReduceScale scale, DeviceType device) {
+  const auto score = [&](OpKind kind, DataType type, ReduceOp op, ReduceScale scale,
+                         DeviceType device) {
     Collective collective;
     collective.kind = kind;
     collective.dtype = type;
@@ -207,11 +218,15 @@ TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
   const auto sums = ReduceOp::kSum;
   EXPECT_GT(score(OpKind::kAllreduce, DataType::kFloat16, sums, {1, 1, 2}, DeviceType::kCuda), 0);
   EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat16, sums, {}, DeviceType::kCpu), 0);
-  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kInt64, sums, {1, 1, 2}, DeviceType::kCuda), 0) << "exact on the host";
+  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kInt64, sums, {1, 1, 2}, DeviceType::kCuda), 0)
+      << "exact on the host";
   EXPECT_GT(score(OpKind::kAllreduce, DataType::kInt64, sums, {}, DeviceType::kCuda), 0);
-  EXPECT_EQ(score(OpKind::kReducescatter, DataType::kInt16, sums, {}, DeviceType::kCuda), 0) << "NCCL has none";
-  EXPECT_GT(score(OpKind::kBroadcast, DataType::kInt16, sums, {}, DeviceType::kCuda), 0) << "moved as bytes";
-  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat32, ReduceOp::kAdasum, {}, DeviceType::kCuda), 0);
+  EXPECT_EQ(score(OpKind::kReducescatter, DataType::kInt16, sums, {}, DeviceType::kCuda), 0)
+      << "NCCL has none";
+  EXPECT_GT(score(OpKind::kBroadcast, DataType::kInt16, sums, {}, DeviceType::kCuda), 0)
+      << "moved as bytes";
+  EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat32, ReduceOp::kAdasum, {}, DeviceType::kCuda),
+            0);
 }
 
 }  // namespace

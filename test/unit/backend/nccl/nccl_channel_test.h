@@ -15,7 +15,8 @@
 #include "hvd/error.h"
 #include "support/fake_nccl.h"
 
-/// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped by one thread.
+/// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped
+/// by one thread.
 namespace hvd::testing {
 
 using std::chrono::seconds;
@@ -61,9 +62,11 @@ class NcclChannelTest : public ::testing::Test {
       one.device = std::make_shared<device::Context>(gpu_.api(rank), 0);
       const auto host = std::make_shared<LocalBackend>(world);
       one.backend = std::make_unique<NcclBackend>(
-          nccl_->library(rank), one.device, [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); },
+          nccl_->library(rank), one.device,
+          [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); },
           rank == size - 1 ? of_the_last.value_or(options) : options, clock_);
-      one.channel = one.backend->open({.ranks = all, .set_rank = rank, .device = {DeviceType::kCuda, 0}}, one.peers);
+      one.channel = one.backend->open(
+          {.ranks = all, .set_rank = rank, .device = {DeviceType::kCuda, 0}}, one.peers);
     }
   }
 
@@ -87,11 +90,13 @@ class NcclChannelTest : public ::testing::Test {
     return values;
   }
 
-  std::vector<float> allreduce(const Collective& collective, std::vector<std::vector<float>> inputs) {
+  std::vector<float> allreduce(const Collective& collective,
+                               std::vector<std::vector<float>> inputs) {
     std::vector<std::span<std::byte>> tensors;
     for (const auto& input : inputs) tensors.push_back(tensor(input));
     std::vector<std::unique_ptr<Work>> works;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) works.push_back(ranks_[rank]->channel->launch(collective, tensors[rank], tensors[rank]));
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+      works.push_back(ranks_[rank]->channel->launch(collective, tensors[rank], tensors[rank]));
     for (const auto& work : works) {
       int rounds = 0;
       while (!work->progress()) EXPECT_LT(++rounds, 20);

@@ -1,4 +1,5 @@
-// The channel's own fusion buffers: registered with NCCL, and symmetric windows, on all ranks or on none.
+// The channel's own fusion buffers: registered with NCCL, and symmetric windows, on all ranks or on
+// none.
 #include <string>
 
 #include "unit/backend/nccl/nccl_channel_test.h"
@@ -76,7 +77,8 @@ class NcclRegistrationTest : public NcclChannelTest {
       EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).registered, 0) << rank;
       EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).allocated, 0) << rank;
     }
-    EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})), std::vector<float>{static_cast<float>(ranks)});
+    EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})),
+              std::vector<float>{static_cast<float>(ranks)});
     for (const auto& rank : ranks_) rank->channel.reset();
     EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   }
@@ -113,7 +115,8 @@ TEST_F(NcclRegistrationTest, WhereOneRankHasNoMemoryForItNoneRegisters) {
 }
 
 TEST_F(NcclRegistrationTest, RanksThatDifferRegisterNothing) {
-  start(3, {}, {.registered_bytes = kRegistered}, nccl::NcclOptions{.registered_bytes = 2 * kRegistered});
+  start(3, {}, {.registered_bytes = kRegistered},
+        nccl::NcclOptions{.registered_bytes = 2 * kRegistered});
   expect_none(3);
   EXPECT_EQ(nccl_->counts(0).registrations, 2) << "it could have";
 }
@@ -127,7 +130,8 @@ constexpr nccl::NcclOptions kWindows{.registered_bytes = kRegistered, .windows =
 
 class NcclWindowTest : public NcclChannelTest {
  protected:
-  /// The communicator works with registered buffers, of which so many are windows, and all of it is given back.
+  /// The communicator works with registered buffers, of which so many are windows, and all of it is
+  /// given back.
   void expect_registered(std::size_t ranks, int windows) {
     ASSERT_TRUE(connect(ranks));
     for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -135,7 +139,8 @@ class NcclWindowTest : public NcclChannelTest {
       EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).registered, 2) << rank;
       EXPECT_EQ(nccl_->counts(static_cast<int>(rank)).windows, windows) << rank;
     }
-    EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})), std::vector<float>{static_cast<float>(ranks)});
+    EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})),
+              std::vector<float>{static_cast<float>(ranks)});
     for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const FakeNcclCounts counts = nccl_->counts(static_cast<int>(rank));
@@ -154,7 +159,8 @@ class NcclWindowTest : public NcclChannelTest {
       ADD_FAILURE() << "nobody is lost";
     } catch (const Error& error) {
       const std::string text = error.what();
-      for (const std::string& part : {what, std::string("HVD_NCCL_REGISTER=window"), std::string("HVD_NCCL_REGISTER=auto")}) {
+      for (const std::string& part :
+           {what, std::string("HVD_NCCL_REGISTER=window"), std::string("HVD_NCCL_REGISTER=auto")}) {
         EXPECT_NE(text.find(part), std::string::npos) << text;
       }
     }
@@ -254,7 +260,8 @@ TEST_F(NcclWindowTest, ARankThatDoesNotComeIsLostAfterTheDeadline) {
     ranks_[0]->channel->ready();
     ADD_FAILURE() << "expected a PeerLostError";
   } catch (const PeerLostError& error) {
-    EXPECT_NE(std::string(error.what()).find("HVD_NCCL_REGISTER=window"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("HVD_NCCL_REGISTER=window"), std::string::npos)
+        << error.what();
   }
   abort_all();
 }

@@ -24,18 +24,21 @@ TEST(Conversions, WideningIsExact) {
     if (std::isnan(expected)) {
       EXPECT_TRUE(std::isnan(actual)) << bits;
     } else {
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(actual), std::bit_cast<std::uint32_t>(expected)) << bits;
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(actual), std::bit_cast<std::uint32_t>(expected))
+          << bits;
     }
   }
 }
 
 TEST(Conversions, NarrowingRoundsToNearestEven) {
-  for (std::uint64_t bits = 0; bits <= 0xffffffffU; bits += 2039) {  // a prime: all low bits come up
+  for (std::uint64_t bits = 0; bits <= 0xffffffffU;
+       bits += 2039) {  // a prime: all low bits come up
     const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     const std::uint16_t half = bits_of(__float2half_rn(value));
     const std::uint16_t bfloat16 = bits_of(__float2bfloat16_rn(value));
     if (std::isnan(value)) {
-      ASSERT_TRUE(std::isnan(half_to_float(half)) && std::isnan(bfloat16_to_float(bfloat16))) << bits;
+      ASSERT_TRUE(std::isnan(half_to_float(half)) && std::isnan(bfloat16_to_float(bfloat16)))
+          << bits;
     } else {
       ASSERT_EQ(half, float_to_half(value)) << bits;
       ASSERT_EQ(bfloat16, float_to_bfloat16(value)) << bits;

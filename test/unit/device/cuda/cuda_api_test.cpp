@@ -1,4 +1,5 @@
-// What core/device/cuda calls, against the rules of CUDA that need no device; test/gpu runs it on one.
+// What core/device/cuda calls, against the rules of CUDA that need no device; test/gpu runs it on
+// one.
 #include "device/cuda/cuda_api.h"
 
 #include <cuda_runtime_api.h>
@@ -15,7 +16,9 @@ namespace hvd::device {
 
 // In place of kernels.cu, which has a test of its own: what a launch says is what went wrong last.
 cudaError_t launch_copy(const CopyLaunch&, int, cudaStream_t) { return cudaGetLastError(); }
-cudaError_t launch_fill(std::byte*, std::size_t, std::size_t, std::uint64_t, int, cudaStream_t) { return cudaGetLastError(); }
+cudaError_t launch_fill(std::byte*, std::size_t, std::size_t, std::uint64_t, int, cudaStream_t) {
+  return cudaGetLastError();
+}
 
 }  // namespace hvd::device
 

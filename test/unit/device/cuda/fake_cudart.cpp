@@ -3,8 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -14,7 +14,9 @@ namespace {
 thread_local int capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 thread_local std::vector<CUcontext> contexts;
 
-CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1); }
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
+}
 
 /// As the runtime library keeps it.
 cudaError_t say(int result) {
@@ -34,7 +36,7 @@ cudaError_t call(const char* name, bool unsafe, int result = cudaSuccess) {
   return say(result);
 }
 
-int read(int FakeCudart::* member) {
+int read(int FakeCudart::*member) {
   FakeCudart& fake = fake_cudart();
   const std::lock_guard lock(fake.mutex);
   return fake.*member;
@@ -107,7 +109,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = contexts.empty() ? 0 : static_cast<int>(reinterpret_cast<std::uintptr_t>(contexts.back()) - 1);
+  *device = contexts.empty()
+                ? 0
+                : static_cast<int>(reinterpret_cast<std::uintptr_t>(contexts.back()) - 1);
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -131,9 +135,13 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   *stream = reinterpret_cast<cudaStream_t>(0x10);
   return call("cudaStreamCreateWithPriority", false);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return call("cudaStreamDestroy", false, hvd::testing::read(&FakeCudart::free)); }
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return call("cudaStreamDestroy", false, hvd::testing::read(&FakeCudart::free));
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return call("cudaStreamSynchronize", true); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return call("cudaStreamWaitEvent", false); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return call("cudaStreamWaitEvent", false);
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   const int answer = hvd::testing::read(&FakeCudart::is_capturing);
   *status = answer == 1 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
@@ -143,9 +151,13 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(0x20);
   return call("cudaEventCreateWithFlags", false);
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return call("cudaEventDestroy", false, hvd::testing::read(&FakeCudart::free)); }
+cudaError_t cudaEventDestroy(cudaEvent_t) {
+  return call("cudaEventDestroy", false, hvd::testing::read(&FakeCudart::free));
+}
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return call("cudaEventRecord", false); }
-cudaError_t cudaEventQuery(cudaEvent_t) { return call("cudaEventQuery", true, hvd::testing::read(&FakeCudart::event_query)); }
+cudaError_t cudaEventQuery(cudaEvent_t) {
+  return call("cudaEventQuery", true, hvd::testing::read(&FakeCudart::event_query));
+}
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   *memory = std::malloc(bytes);
   return call("cudaMalloc", true);
@@ -162,8 +174,14 @@ cudaError_t cudaFreeHost(void* memory) {
   std::free(memory);
   return call("cudaFreeHost", true, hvd::testing::read(&FakeCudart::free));
 }
-cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return call("cudaHostRegister", true); }
-cudaError_t cudaHostUnregister(void*) { return call("cudaHostUnregister", true, hvd::testing::read(&FakeCudart::free)); }
-cudaError_t cudaMemcpyAsync(void*, const void*, std::size_t, cudaMemcpyKind, cudaStream_t) { return call("cudaMemcpyAsync", false); }
+cudaError_t cudaHostRegister(void*, std::size_t, unsigned) {
+  return call("cudaHostRegister", true);
+}
+cudaError_t cudaHostUnregister(void*) {
+  return call("cudaHostUnregister", true, hvd::testing::read(&FakeCudart::free));
+}
+cudaError_t cudaMemcpyAsync(void*, const void*, std::size_t, cudaMemcpyKind, cudaStream_t) {
+  return call("cudaMemcpyAsync", false);
+}
 
 }  // extern "C"

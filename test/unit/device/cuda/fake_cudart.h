@@ -5,16 +5,17 @@
 #include <string>
 #include <vector>
 
-/// The driver's and the runtime library's functions that core/device/cuda calls, in place of the real ones: they do nothing, but know rules
-/// of CUDA's that the simulated device behind device::Api cannot, as they are below it. A program that links fake_cudart.cpp has them, and
-/// its dlopen("libcuda.so.1") finds them.
+/// The driver's and the runtime library's functions that core/device/cuda calls, in place of the
+/// real ones: they do nothing, but know rules of CUDA's that the simulated device behind
+/// device::Api cannot, as they are below it. A program that links fake_cudart.cpp has them, and its
+/// dlopen("libcuda.so.1") finds them.
 namespace hvd::testing {
 
 struct FakeCudart {
   std::mutex mutex;
   // All of what follows is guarded by mutex.
-  /// Another thread is capturing a stream, in CUDA's default mode: what might disturb it is forbidden on all threads that have not said
-  /// that they know better, and spoils the capture.
+  /// Another thread is capturing a stream, in CUDA's default mode: what might disturb it is
+  /// forbidden on all threads that have not said that they know better, and spoils the capture.
   bool capture_under_way = false;
   std::vector<std::string> spoiled_by = {};
   /// Calls without a context: the runtime library would make one on GPU 0.

@@ -1,4 +1,5 @@
-// kernels.cu itself, compiled as C++ and run thread by thread (on_host/driver_types.h), against loops that do one element after the other.
+// kernels.cu itself, compiled as C++ and run thread by thread (on_host/driver_types.h), against
+// loops that do one element after the other.
 #include "device/cuda/kernels.cu"
 
 #include <gtest/gtest.h>
@@ -28,16 +29,20 @@ float widened(const std::byte* at, DataType type) {
   float value = 0;
   std::memcpy(&half, at, 2);
   if (type == DataType::kFloat32) std::memcpy(&value, at, 4);
-  return type == DataType::kFloat16 ? half_to_float(half) : type == DataType::kBFloat16 ? bfloat16_to_float(half) : value;
+  return type == DataType::kFloat16    ? half_to_float(half)
+         : type == DataType::kBFloat16 ? bfloat16_to_float(half)
+                                       : value;
 }
 
 void write_narrowed(std::byte* at, DataType type, float value) {
-  const std::uint16_t half = type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
+  const std::uint16_t half =
+      type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
   type == DataType::kFloat32 ? std::memcpy(at, &value, 4) : std::memcpy(at, &half, 2);
 }
 
 /// What becomes of one element.
-void move_element(std::byte* to, DataType to_type, const std::byte* from, DataType from_type, const CopyForm& form, double factor) {
+void move_element(std::byte* to, DataType to_type, const std::byte* from, DataType from_type,
+                  const CopyForm& form, double factor) {
   if (!form.scales && !form.casts()) {
     std::memcpy(to, from, size_of(to_type));
   } else if (from_type == DataType::kFloat64) {
@@ -51,7 +56,8 @@ void move_element(std::byte* to, DataType to_type, const std::byte* from, DataTy
   }
 }
 
-/// Memory of exactly so many bytes, so that AddressSanitizer sees an access beyond them; 16-byte aligned, and then `shift` further.
+/// Memory of exactly so many bytes, so that AddressSanitizer sees an access beyond them; 16-byte
+/// aligned, and then `shift` further.
 struct Memory {
   Memory(std::size_t count, std::size_t shift) : block(count + shift), offset(shift) {}
   std::byte* data() { return block.data() + offset; }
@@ -74,8 +80,8 @@ class KernelsTest : public ::testing::Test {
     };
   }
 
-  /// Of every byte of `written` how many threads have written it. A thread's writes do not follow from what others write, so they are found
-  /// by running it alone, on zeros and on ones.
+  /// Of every byte of `written` how many threads have written it. A thread's writes do not follow
+  /// from what others write, so they are found by running it alone, on zeros and on ones.
   void count_writers(std::byte* written, std::size_t bytes, std::vector<int>& writers) {
     writers.assign(bytes, 0);
     on_launch = [written, bytes, &writers](const KernelLaunch& launch) {
@@ -86,18 +92,22 @@ class KernelsTest : public ::testing::Test {
         std::memcpy(zeros.data(), written, bytes);
         std::memset(written, 0xff, bytes);
         launch.run(each / launch.threads, each % launch.threads);
-        for (std::size_t i = 0; i < bytes; ++i) writers[i] += zeros[i] != std::byte{0} || written[i] != std::byte{0xff} ? 1 : 0;
+        for (std::size_t i = 0; i < bytes; ++i)
+          writers[i] += zeros[i] != std::byte{0} || written[i] != std::byte{0xff} ? 1 : 0;
       }
     };
   }
 
-  /// Numbers of every kind, but NaN, whose payload processors treat differently, where there is arithmetic.
+  /// Numbers of every kind, but NaN, whose payload processors treat differently, where there is
+  /// arithmetic.
   void randomise(std::vector<std::byte>& bytes, DataType type, bool arithmetic) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
     if (!arithmetic) return;
     const std::size_t element = size_of(type);
-    const std::size_t keep = type == DataType::kFloat16 ? 0xfb : 0xbf;  // one bit of the exponent is 0
-    for (std::size_t i = element - 1; i < bytes.size(); i += element) bytes[i] &= static_cast<std::byte>(keep);
+    const std::size_t keep =
+        type == DataType::kFloat16 ? 0xfb : 0xbf;  // one bit of the exponent is 0
+    for (std::size_t i = element - 1; i < bytes.size(); i += element)
+      bytes[i] &= static_cast<std::byte>(keep);
   }
 
   struct Layout {
@@ -112,15 +122,18 @@ class KernelsTest : public ::testing::Test {
   }
 
   void check(const CopyForm& form, const Layout& layout, double factor, bool to_buffer) {
-    SCOPED_TRACE(std::string(to_string(form.tensor)) + (to_buffer ? " to " : " from ") + std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : "") +
-                 ", shifts " + std::to_string(layout.tensor_shift) + " " + std::to_string(layout.buffer_shift) + ", first count " +
+    SCOPED_TRACE(std::string(to_string(form.tensor)) + (to_buffer ? " to " : " from ") +
+                 std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : "") +
+                 ", shifts " + std::to_string(layout.tensor_shift) + " " +
+                 std::to_string(layout.buffer_shift) + ", first count " +
                  std::to_string(layout.counts.front()));
     const bool arithmetic = form.scales || form.casts();
     std::vector<std::unique_ptr<Memory>> tensors;
     std::vector<Piece> pieces;
     std::size_t end = kGuard;
     for (const std::uint64_t count : layout.counts) {
-      tensors.push_back(std::make_unique<Memory>(count * size_of(form.tensor), layout.tensor_shift));
+      tensors.push_back(
+          std::make_unique<Memory>(count * size_of(form.tensor), layout.tensor_shift));
       if (to_buffer) randomise(tensors.back()->block, form.tensor, false);
       pieces.push_back({tensors.back()->data(), end, count});
       end += count * size_of(form.buffer) + layout.gap;
@@ -134,21 +147,27 @@ class KernelsTest : public ::testing::Test {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       wanted.push_back(tensors[i]->block);
       for (std::uint64_t e = 0; e < pieces[i].count; ++e) {
-        std::byte* const in_tensor = wanted.back().data() + layout.tensor_shift + e * size_of(form.tensor);
-        std::byte* const in_buffer = wanted_buffer.data() + layout.buffer_shift + pieces[i].offset + e * size_of(form.buffer);
+        std::byte* const in_tensor =
+            wanted.back().data() + layout.tensor_shift + e * size_of(form.tensor);
+        std::byte* const in_buffer = wanted_buffer.data() + layout.buffer_shift + pieces[i].offset +
+                                     e * size_of(form.buffer);
         to_buffer ? move_element(in_buffer, form.buffer, in_tensor, form.tensor, form, factor)
                   : move_element(in_tensor, form.tensor, in_buffer, form.buffer, form, factor);
       }
     }
     const std::vector<Tile> tiles = device::cut_into_tiles(pieces, form);
-    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()), buffer.data(), form, to_buffer, factor}, kMultiprocessors, nullptr),
+    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
+                                   buffer.data(), form, to_buffer, factor},
+                                  kMultiprocessors, nullptr),
               cudaSuccess);
-    for (std::size_t i = 0; i < pieces.size(); ++i) ASSERT_EQ(tensors[i]->block, wanted[i]) << "tensor " << i;
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+      ASSERT_EQ(tensors[i]->block, wanted[i]) << "tensor " << i;
     ASSERT_EQ(buffer.block, wanted_buffer);
   }
 
   /// No NaN among what is read: their payload is the processor's affair.
-  void tame(const CopyForm& form, const std::vector<Piece>& pieces, Memory& buffer, bool to_buffer) {
+  void tame(const CopyForm& form, const std::vector<Piece>& pieces, Memory& buffer,
+            bool to_buffer) {
     for (const Piece& piece : pieces) {
       const DataType type = to_buffer ? form.tensor : form.buffer;
       std::byte* const from = to_buffer ? piece.tensor : buffer.data() + piece.offset;
@@ -167,12 +186,14 @@ TEST_F(KernelsTest, CopiesEveryTypeAtEveryMisalignment) {
     const std::size_t element = size_of(type);
     for (std::size_t shift = 0; shift < 16; shift += element) {
       check({type, type, false}, {{37, 0, 1, 16, 1000 + shift}, shift, 0, element}, 1);
-      check({type, type, false}, {{37, 0, 1, 16, 1000 + shift}, 16 - element, shift, 3 * element}, 1);
+      check({type, type, false}, {{37, 0, 1, 16, 1000 + shift}, 16 - element, shift, 3 * element},
+            1);
     }
   }
   // Bytes from and to anywhere.
   for (std::size_t tensor = 0; tensor < 16; ++tensor) {
-    for (std::size_t buffer = 0; buffer < 16; ++buffer) check({DataType::kUInt8, DataType::kUInt8, false}, {{67, 5, 1}, tensor, buffer, 1}, 1);
+    for (std::size_t buffer = 0; buffer < 16; ++buffer)
+      check({DataType::kUInt8, DataType::kUInt8, false}, {{67, 5, 1}, tensor, buffer, 1}, 1);
   }
 }
 
@@ -180,10 +201,13 @@ TEST_F(KernelsTest, ScalesAndCastsEveryTypeAtEveryMisalignment) {
   std::vector<CopyForm> forms;
   for (int from = 0; from < kDataTypeCount; ++from) {
     for (int to = 0; to < kDataTypeCount; ++to) {
-      for (const bool scales : {false, true}) forms.push_back({static_cast<DataType>(from), static_cast<DataType>(to), scales});
+      for (const bool scales : {false, true})
+        forms.push_back({static_cast<DataType>(from), static_cast<DataType>(to), scales});
     }
   }
-  std::erase_if(forms, [](const CopyForm& form) { return !device::supported(form) || !(form.casts() || form.scales); });
+  std::erase_if(forms, [](const CopyForm& form) {
+    return !device::supported(form) || !(form.casts() || form.scales);
+  });
   EXPECT_EQ(forms.size(), 4U + 2 * 4);
   for (const CopyForm& form : forms) {
     const std::size_t tensor = size_of(form.tensor);
@@ -197,7 +221,8 @@ TEST_F(KernelsTest, ScalesAndCastsEveryTypeAtEveryMisalignment) {
 }
 
 TEST_F(KernelsTest, LargeTensorsAreCutIntoTilesThatBlocksWalkOver) {
-  check({DataType::kFloat32, DataType::kFloat32, false}, {{100003, 8191, 8192, 8193, 1}, 4, 8, 4}, 1);
+  check({DataType::kFloat32, DataType::kFloat32, false}, {{100003, 8191, 8192, 8193, 1}, 4, 8, 4},
+        1);
   check({DataType::kFloat32, DataType::kFloat16, true}, {{50021, 16384, 3}, 0, 0, 0}, 0.25);
   check({DataType::kFloat64, DataType::kFloat64, true}, {{20011}, 8, 0, 8}, 0.1);
   std::vector<std::uint64_t> counts;
@@ -218,16 +243,20 @@ TEST_F(KernelsTest, ScalesInPlace) {
       move_element(at, type, at, type, form, 0.7);
     }
     const std::vector<Tile> tiles = device::cut_into_tiles({&piece, 1}, form);
-    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()), memory.data(), form, true, 0.7}, kMultiprocessors, nullptr), cudaSuccess);
+    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
+                                   memory.data(), form, true, 0.7},
+                                  kMultiprocessors, nullptr),
+              cudaSuccess);
     EXPECT_EQ(memory.block, wanted) << to_string(type);
   }
 }
 
 TEST_F(KernelsTest, EveryByteHasOneWriter) {
-  const std::pair<CopyForm, std::uint64_t> cases[] = {{{DataType::kUInt8, DataType::kUInt8, false}, 40009},  // two tiles
-                                                      {{DataType::kFloat16, DataType::kFloat16, false}, 1021},
-                                                      {{DataType::kFloat32, DataType::kFloat32, true}, 1021},
-                                                      {{DataType::kFloat32, DataType::kBFloat16, false}, 1021}};
+  const std::pair<CopyForm, std::uint64_t> cases[] = {
+      {{DataType::kUInt8, DataType::kUInt8, false}, 40009},  // two tiles
+      {{DataType::kFloat16, DataType::kFloat16, false}, 1021},
+      {{DataType::kFloat32, DataType::kFloat32, true}, 1021},
+      {{DataType::kFloat32, DataType::kBFloat16, false}, 1021}};
   for (const auto& [form, count] : cases) {
     for (const std::size_t elements : {0U, 1U, 3U}) {
       Memory tensor(count * size_of(form.tensor), elements * size_of(form.tensor));
@@ -238,7 +267,10 @@ TEST_F(KernelsTest, EveryByteHasOneWriter) {
       const Piece piece{tensor.data(), kGuard, count};
       tame(form, {piece}, buffer, true);
       const std::vector<Tile> tiles = device::cut_into_tiles({&piece, 1}, form);
-      ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()), buffer.data(), form, true, 2}, kMultiprocessors, nullptr), cudaSuccess);
+      ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
+                                     buffer.data(), form, true, 2},
+                                    kMultiprocessors, nullptr),
+                cudaSuccess);
       for (std::size_t i = 0; i < writers.size(); ++i) {
         const bool inside = i >= buffer.offset + kGuard && i < buffer.offset + kGuard + bytes;
         ASSERT_EQ(writers[i], inside ? 1 : 0) << to_string(form.tensor) << ", byte " << i;
@@ -254,8 +286,11 @@ TEST_F(KernelsTest, FillsWithEveryElement) {
       Memory memory(count * element + 2 * kGuard, 0);
       std::fill(memory.block.begin(), memory.block.end(), kUntouched);
       std::vector<std::byte> wanted(memory.block);
-      for (std::size_t i = 0; i < count; ++i) std::memcpy(wanted.data() + kGuard + i * element, &pattern, element);
-      ASSERT_EQ(device::launch_fill(memory.data() + kGuard, count, element, pattern, kMultiprocessors, nullptr), cudaSuccess);
+      for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(wanted.data() + kGuard + i * element, &pattern, element);
+      ASSERT_EQ(device::launch_fill(memory.data() + kGuard, count, element, pattern,
+                                    kMultiprocessors, nullptr),
+                cudaSuccess);
       EXPECT_EQ(memory.block, wanted) << element << " " << count;
     }
   }
@@ -269,7 +304,9 @@ TEST_F(KernelsTest, NothingToDoIsNoLaunch) {
 
 TEST_F(KernelsTest, AFormWithoutAKernelIsAnError) {
   const Tile tile{nullptr, 0, 1, 0};
-  EXPECT_THROW(device::launch_copy({&tile, 1, nullptr, {DataType::kInt32, DataType::kInt32, true}}, kMultiprocessors, nullptr), Error);
+  EXPECT_THROW(device::launch_copy({&tile, 1, nullptr, {DataType::kInt32, DataType::kInt32, true}},
+                                   kMultiprocessors, nullptr),
+               Error);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ namespace libtorch {
 class GradientReducer;
 }
 
-/// The ranks' parameters are not the same any more (or not yet), so that training would go on with as many models as ranks. Raised on every rank of
-/// the optimizer's set; the runtime goes on.
+/// The ranks' parameters are not the same any more (or not yet), so that training would go on with
+/// as many models as ranks. Raised on every rank of the optimizer's set; the runtime goes on.
 class DivergedError : public Error {
  public:
   using Error::Error;
@@ -32,8 +32,9 @@ class DivergedError : public Error {
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
-  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast on its way into the runtime's buffer,
-  /// which needs no copy per tensor (see hvd::Submission::compression).
+  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast on
+  /// its way into the runtime's buffer, which needs no copy per tensor (see
+  /// hvd::Submission::compression).
   Compression compression = Compression::kNone;
   /// Backward passes whose gradients add up before they are reduced.
   int backward_passes_per_step = 1;
@@ -53,12 +54,14 @@ struct DistributedOptimizerOptions {
   /// gradients or compressed float64 ones.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
-  /// The ranks compare their parameters before the first update (bit for bit) and every so many reductions of gradients (up to roundings): step()
-  /// throws DivergedError if they are not the same. 0: never. Not set: HVD_CHECK_EVERY, else 100.
+  /// The ranks compare their parameters before the first update (bit for bit) and every so many
+  /// reductions of gradients (up to roundings): step() throws DivergedError if they are not the
+  /// same. 0: never. Not set: HVD_CHECK_EVERY, else 100.
   std::optional<int> check_every = std::nullopt;
 };
 
-/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize(). Move-only.
+/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize().
+/// Move-only.
 class [[nodiscard]] SkipSynchronize {
  public:
   SkipSynchronize(SkipSynchronize&&) noexcept = default;
@@ -71,7 +74,8 @@ class [[nodiscard]] SkipSynchronize {
   std::shared_ptr<const void> scope_;
 };
 
-/// While it lives, backward passes accumulate without communication. See DistributedOptimizer::no_sync(). Move-only.
+/// While it lives, backward passes accumulate without communication. See
+/// DistributedOptimizer::no_sync(). Move-only.
 class [[nodiscard]] NoSync {
  public:
   NoSync(NoSync&&) noexcept = default;
@@ -97,15 +101,17 @@ class [[nodiscard]] NoSync {
 /// divided by their number.
 ///
 /// Between backward() and step() or synchronize() do not touch `.grad`: it is being reduced in
-/// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer) gets a UsageError, at once or from step(), in most cases. In the
-/// first step nothing is sent before step(), where the ranks find out whether they have the same parameters. One thread at a time, but for the hooks, which run on whatever thread backward uses. The
-/// destructor removes the hooks; it never communicates.
+/// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer) gets a
+/// UsageError, at once or from step(), in most cases. In the first step nothing is sent before
+/// step(), where the ranks find out whether they have the same parameters. One thread at a time,
+/// but for the hooks, which run on whatever thread backward uses. The destructor removes the hooks;
+/// it never communicates.
 class DistributedOptimizer {
  public:
   /// @throws UsageError when a parameter of `optimizer` is not in `parameters` (more may be in it),
   /// when a group names an unknown parameter or one twice, when an option is out of range, when
-  /// `optimizer` is wrapped already or a parameter belongs to another DistributedOptimizer, or when this rank is not in the process set;
-  /// NotInitializedError before init().
+  /// `optimizer` is wrapped already or a parameter belongs to another DistributedOptimizer, or when
+  /// this rank is not in the process set; NotInitializedError before init().
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                        DistributedOptimizerOptions options = {});
   DistributedOptimizer(const DistributedOptimizer&) = delete;
@@ -115,10 +121,12 @@ class DistributedOptimizer {
   /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
   /// then the optimizer's own step. With a closure, the gradients are reduced each time it was
   /// evaluated, and the loss it returns too (as the gradients are), so that every rank's optimizer
-  /// takes the same decisions; that loss is returned. Under skip_synchronize() a closure calls synchronize() itself, after backward().
-  /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the parameters are then
-  /// unchanged. UsageError for gradients that were written to while they were reduced, and for parameters that `optimizer` was given
-  /// since (add_param_group()): construct the DistributedOptimizer after that.
+  /// takes the same decisions; that loss is returned. Under skip_synchronize() a closure calls
+  /// synchronize() itself, after backward().
+  /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the
+  /// parameters are then unchanged. UsageError for gradients that were written to while they were
+  /// reduced, and for parameters that `optimizer` was given since (add_param_group()): construct
+  /// the DistributedOptimizer after that.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
 
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
@@ -128,8 +136,9 @@ class DistributedOptimizer {
   /// Returns when every gradient is final: clip or inspect them after this. Throws as step() does.
   void synchronize();
 
-  /// synchronize(), then torch::nn::utils::clip_grad_norm_() over all parameters of the optimizer. Gradients are the same on every rank then, and so
-  /// are norms. After GradScaler::unscale_(), if there is a scaler. @return the norm before
+  /// synchronize(), then torch::nn::utils::clip_grad_norm_() over all parameters of the optimizer.
+  /// Gradients are the same on every rank then, and so are norms. After GradScaler::unscale_(), if
+  /// there is a scaler. @return the norm before
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
   /// The same with torch::nn::utils::clip_grad_value_().
   void clip_grad_value_(double clip_value);

@@ -31,9 +31,8 @@ class Handle {
   /// @throws MismatchError, StalledError, PeerLostError, ShutdownError; UsageError on an empty
   /// handle or one that has not exactly one result (use wait_all()).
   torch::Tensor wait() const;
-  /// The results of a group, in the order of its tensors; of a single operation, a vector of one (of
-  /// alltoall_async(), of two).
-  /// Throws as wait() does.
+  /// The results of a group, in the order of its tensors; of a single operation, a vector of one
+  /// (of alltoall_async(), of two). Throws as wait() does.
   std::vector<torch::Tensor> wait_all() const;
 
  private:

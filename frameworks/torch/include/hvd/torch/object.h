@@ -267,11 +267,13 @@ T decode_object(std::string_view bytes) {
 ///
 /// T: trivially copyable without pointers; std::string (and const char*); std::vector, array, map,
 /// unordered_map, optional, pair and tuple of supported types; torch::Tensor (any dtype, detached);
-/// c10::IValue that TorchScript can pickle. Other types do not compile, but for a struct that is trivially copyable and has pointers among its
-/// members: it compiles, and its pointers mean nothing on other ranks.
+/// c10::IValue that TorchScript can pickle. Other types do not compile, but for a struct that is
+/// trivially copyable and has pointers among its members: it compiles, and its pointers mean
+/// nothing on other ranks.
 /// @throws MismatchError when ranks pass different types; Error on every rank when the root's
-/// object cannot be encoded; and as every collective. Blocks. Thread-safe for calls with names of their own; without a name it is
-/// "broadcast_object" ("allgather_object"), so of those only one may be under way at a time, the same on every rank.
+/// object cannot be encoded; and as every collective. Blocks. Thread-safe for calls with names of
+/// their own; without a name it is "broadcast_object" ("allgather_object"), so of those only one
+/// may be under way at a time, the same on every rank.
 template <class T>
 T broadcast_object(const T& object, int root_rank = 0, const CollectiveOptions& options = {}) {
   return libtorch::decode_object<T>(libtorch::broadcast_bytes(

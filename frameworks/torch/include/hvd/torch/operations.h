@@ -14,9 +14,11 @@
 ///
 /// Common to all. Every rank of the process set calls the same operation with the same name; the
 /// calls may come in any order and from any thread. An empty name is numbered, so unnamed calls
-/// must come in the same order everywhere. Tensors are dense, on the CPU or this rank's GPU, of dtype uint8, int8,
-/// int16, int32, int64, bool, float16, bfloat16, float32 or float64, of any shape and strides, zero
-/// elements included; a sum or an average also takes complex ones, and a broadcast any dtype but quantized ones; others are a UsageError. A result is a fresh contiguous tensor.
+/// must come in the same order everywhere. Tensors are dense, on the CPU or this rank's GPU, of
+/// dtype uint8, int8, int16, int32, int64, bool, float16, bfloat16, float32 or float64, of any
+/// shape and strides, zero elements included; a sum or an average also takes complex ones, and a
+/// broadcast any dtype but quantized ones; others are a UsageError. A result is a fresh contiguous
+/// tensor.
 ///
 /// @throws UsageError when this call is wrong, NotInitializedError before init(); and when waiting
 /// MismatchError (ranks disagree on shape, dtype or options), StalledError, PeerLostError,
@@ -100,8 +102,9 @@ torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options =
 torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
                          const CollectiveOptions& options = {});
 
-// Asynchronous, and not differentiable: UsageError out of place for a tensor that requires grad, while grad mode is on. In-place tensors that are not contiguous, or compressed and
-// of float64, get their result at the first wait().
+// Asynchronous, and not differentiable: UsageError out of place for a tensor that requires grad,
+// while grad mode is on. In-place tensors that are not contiguous, or compressed and of float64,
+// get their result at the first wait().
 
 Handle allreduce_async(const torch::Tensor& tensor, const AllreduceOptions& options = {});
 Handle allreduce_async_(torch::Tensor tensor, const AllreduceOptions& options = {});

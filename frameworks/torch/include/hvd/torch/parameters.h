@@ -18,8 +18,8 @@ namespace hvd {
 
 using NamedParameters = torch::OrderedDict<std::string, torch::Tensor>;
 
-/// Where this rank should compute: its GPU (hvd::gpu_index()) when hvd and LibTorch both can use it,
-/// else cpu. @throws NotInitializedError.
+/// Where this rank should compute: its GPU (hvd::gpu_index()) when hvd and LibTorch both can use
+/// it, else cpu. @throws NotInitializedError.
 torch::Device device();
 
 /// loss / size of the set, so that gradients *summed* over ranks (see all_reduce) are those of the
@@ -31,50 +31,60 @@ torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_se
 /// same order on every rank. An undefined
 /// `.grad` of a parameter that requires grad counts as zeros, and is defined afterwards if any rank
 /// had one; a parameter without grad and without requires_grad is left out.
-/// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (a loss: use allreduce()), and when no tensor requires
-/// grad or has one; MismatchError, StalledError, PeerLostError,
-/// ShutdownError.
+/// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (a
+/// loss: use allreduce()), and when no tensor requires grad or has one; MismatchError,
+/// StalledError, PeerLostError, ShutdownError.
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op = ReduceOp::kSum,
                 const ProcessSet& process_set = {});
 
-/// Overwrites the parameters and buffers of every rank of the set with the root's, all in one group, whatever their dtype.
-/// Collective over the set, blocks. `root_rank` is a world rank. @throws MismatchError naming the
-/// tensor when the models differ; and as every collective.
+/// Overwrites the parameters and buffers of every rank of the set with the root's, all in one
+/// group, whatever their dtype. Collective over the set, blocks. `root_rank` is a world rank.
+/// @throws MismatchError naming the tensor when the models differ; and as every collective.
 void broadcast_parameters(const torch::nn::Module& module, int root_rank = 0);
-void broadcast_parameters(const torch::nn::Module& module, int root_rank, const ProcessSet& process_set);
+void broadcast_parameters(const torch::nn::Module& module, int root_rank,
+                          const ProcessSet& process_set);
 /// The same for given tensors; undefined ones are left out.
 void broadcast_parameters(const NamedParameters& parameters, int root_rank = 0);
-void broadcast_parameters(const NamedParameters& parameters, int root_rank, const ProcessSet& process_set);
+void broadcast_parameters(const NamedParameters& parameters, int root_rank,
+                          const ProcessSet& process_set);
 
-/// Overwrites the buffers alone: the running statistics of BatchNorm, which each rank takes from its own batches. Before an evaluation in which
-/// all ranks take part, so that they evaluate one model; as often as DistributedDataParallel does, before every forward pass, it costs a
+/// Overwrites the buffers alone: the running statistics of BatchNorm, which each rank takes from
+/// its own batches. Before an evaluation in which all ranks take part, so that they evaluate one
+/// model; as often as DistributedDataParallel does, before every forward pass, it costs a
 /// synchronous broadcast each time. Otherwise as broadcast_parameters().
-void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0, const ProcessSet& process_set = {});
+void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0,
+                       const ProcessSet& process_set = {});
 
 /// Module holders: nn::Linear, nn::Sequential, everything from TORCH_MODULE.
 template <class Impl>
-void broadcast_parameters(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0, const ProcessSet& process_set = {}) {
+void broadcast_parameters(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0,
+                          const ProcessSet& process_set = {}) {
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
-void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank = 0, const ProcessSet& process_set = {}) {
+void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank = 0,
+                          const ProcessSet& process_set = {}) {
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 template <class Impl>
-void broadcast_buffers(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0, const ProcessSet& process_set = {}) {
+void broadcast_buffers(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0,
+                       const ProcessSet& process_set = {}) {
   broadcast_buffers(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
-void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0, const ProcessSet& process_set = {}) {
+void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
+                       const ProcessSet& process_set = {}) {
   broadcast_buffers(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
 
-/// Gives every rank of the set the root's optimizer state and options (learning rate, betas, ... of each
-/// parameter group and the defaults). For every optimizer that can be saved: SGD, Adam, AdamW,
+/// Gives every rank of the set the root's optimizer state and options (learning rate, betas, ... of
+/// each parameter group and the defaults). For every optimizer that can be saved: SGD, Adam, AdamW,
 /// Adagrad, RMSprop, LBFGS and others with save() and load(). State that only other ranks have is
-/// dropped. Collective over the set, blocks; `root_rank` is a world rank; not thread-safe with respect to the optimizer.
+/// dropped. Collective over the set, blocks; `root_rank` is a world rank; not thread-safe with
+/// respect to the optimizer.
 /// @throws MismatchError on every rank when the parameter groups differ; and as every collective.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank = 0);
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank, const ProcessSet& process_set);
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
+                               const ProcessSet& process_set);
 
 }  // namespace hvd

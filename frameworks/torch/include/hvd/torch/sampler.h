@@ -31,7 +31,8 @@ struct SamplerOptions {
 /// reset(). Thread-safe.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// @throws NotInitializedError before init(), which tells rank and size; UsageError when this rank is not in the process set.
+  /// @throws NotInitializedError before init(), which tells rank and size; UsageError when this
+  /// rank is not in the process set.
   explicit DistributedSampler(std::size_t dataset_size, SamplerOptions options = {});
 
   /// Chooses the order of the next enumeration: of the current one if nothing was drawn from it

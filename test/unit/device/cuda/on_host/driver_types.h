@@ -4,7 +4,8 @@
 #include <functional>
 #include <type_traits>
 
-// Of CUDA's headers what core/device/cuda/kernels.cu uses, for a C++ compiler: a launch runs the kernel here and now, thread by thread.
+// Of CUDA's headers what core/device/cuda/kernels.cu uses, for a C++ compiler: a launch runs the
+// kernel here and now, thread by thread.
 #define __global__
 #define __device__
 #define __launch_bounds__(threads)
@@ -40,10 +41,12 @@ inline std::function<void(const KernelLaunch&)> on_launch;
 }  // namespace hvd::testing
 
 template <class... Parameters>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const std::type_identity_t<Parameters>&... arguments) {
   const unsigned blocks = config->gridDim.x;
   const unsigned threads = config->blockDim.x;
-  if (blocks == 0 || blocks > 0x7fffffffU || threads == 0 || threads > 1024) return cudaErrorInvalidConfiguration;
+  if (blocks == 0 || blocks > 0x7fffffffU || threads == 0 || threads > 1024)
+    return cudaErrorInvalidConfiguration;
   hvd::testing::on_launch({blocks, threads, [&](unsigned block, unsigned thread) {
                              gridDim = dim3(blocks);
                              blockIdx = dim3(block);
