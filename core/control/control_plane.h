@@ -69,6 +69,9 @@ class ControlPlane : public Peers {
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
+  /// The transport has failed: the death of a rank of this host that may be the reason, which shows
+  /// a little later than its broken connections. May wait up to a second; the job is at its end.
+  virtual std::optional<PeerLoss> find_loss_behind_error() { return std::nullopt; }
   /// This rank fails because it has lost `rank`: the ranks on this host learn that from
   /// check_peers(), rather than take the end of this process for the loss, with what it says of it.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;

@@ -23,6 +23,9 @@ constexpr int kTag = 0;
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
 /// How long leaving waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
+/// A process that is killed closes its connections first; the end of a large one takes the kernel
+/// 0.2 s per GiB more.
+constexpr auto kTimeToDie = std::chrono::seconds(1);
 
 class MpiControlPlane final : public control::ControlPlane {
  public:
@@ -61,7 +64,9 @@ class MpiControlPlane final : public control::ControlPlane {
 
   void beat(TimePoint now) noexcept override { world_->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
+  std::optional<control::PeerLoss> find_loss_behind_error() override;
   void accuse(int rank, std::string_view cause) noexcept override {
+    accused_ = true;
     world_->board().accuse(rank, cause);
   }
   void farewell() noexcept override { world_->farewell(); }
@@ -84,6 +89,7 @@ class MpiControlPlane final : public control::ControlPlane {
   SendPool sends_;
   std::deque<control::Message> loopback_;
   std::unique_ptr<Receive> receiving_;
+  bool accused_ = false;
 };
 
 void require_within_limit(std::size_t bytes, const char* what, int peer) {
@@ -95,10 +101,18 @@ void require_within_limit(std::size_t bytes, const char* what, int peer) {
 
 MpiControlPlane::~MpiControlPlane() {
   try {
-    if (is_active() && !world_->failed() && !sends_.empty()) {
+    // What tells other hosts of a loss may go to ranks that this one has never talked to: MPI calls
+    // it sent before the connection is there, which needs both sides.
+    const bool lingers = accused_ && !rung_by_all();
+    if (is_active() && (lingers || (!world_->failed() && !sends_.empty()))) {
       poll_until(std::chrono::steady_clock::now() + kFlushTime, [&] {
         retire_sends();
-        return sends_.empty();
+        if (!lingers) return sends_.empty();
+        const WatchedCall watched("MPI_Iprobe");
+        int found = 0;
+        check(MPI_Iprobe(MPI_ANY_SOURCE, kTag, communicator_, &found, MPI_STATUS_IGNORE),
+              "MPI_Iprobe");
+        return false;
       });
     }
   } catch (...) {
@@ -197,6 +211,16 @@ std::optional<control::Message> MpiControlPlane::poll() {
   receiving_.reset();
   world_->note_received();
   return message;
+}
+
+std::optional<control::PeerLoss> MpiControlPlane::find_loss_behind_error() {
+  std::optional<control::PeerLoss> loss;
+  poll_until(std::chrono::steady_clock::now() + kTimeToDie, [&] {
+    loss =
+        check_peers(SteadyClock().now(), std::chrono::hours(24));  // not by beats, which take time
+    return loss.has_value();
+  });
+  return loss;
 }
 
 std::optional<control::PeerLoss> MpiControlPlane::check_peers(TimePoint now, Duration timeout) {

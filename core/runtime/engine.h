@@ -129,6 +129,7 @@ class Engine {
   /// Without the time for which this process itself was stopped: others cannot be blamed for that.
   TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   bool waiting(TimePoint now) const noexcept;
+  Status explained(const Status& cause);
   void fail(const Status&, bool tell_others) noexcept;
   [[noreturn]] void lose(int rank, const std::string& cause);
   OperationPtr take_outstanding(int process_set, const std::string& name);

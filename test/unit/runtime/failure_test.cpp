@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <utility>
 
 #include "hvd/error.h"
@@ -189,6 +190,40 @@ TEST_F(FailureTest, WhatCannotBeStartedEndsWithTheCauseAndSoDoesTheRest) {
     const char* const cause = score > 0 ? "no channel can be opened" : "no backend can run";
     for (const auto& operation : operations)
       EXPECT_THAT(operation.status().message, HasSubstr(cause));
+  }
+}
+
+/// Its connections break at the first use, because a rank dies.
+class BreakingBackend final : public Backend {
+ public:
+  explicit BreakingBackend(std::function<void()> die) : die_(std::move(die)) {}
+  std::string_view name() const noexcept override { return "breaking"; }
+  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override {
+    return 1;
+  }
+  std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override {
+    die_();
+    throw Error("MPI_Isend with rank 2 failed");
+  }
+
+ private:
+  const std::function<void()> die_;
+};
+
+TEST_F(FailureTest, AnErrorWithADeathBehindItIsThatDeath) {
+  start(3, std::make_shared<BreakingBackend>([this] { job_->kill(2); }));
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 3; ++rank) operations.push_back(allreduce(rank, "x"));
+  job_->rank(2).step();  // asks for it, and is not seen again
+  for (int round = 0; round < 20; ++round) {
+    for (int rank = 0; rank < 2; ++rank) job_->rank(rank).step();
+    clock_.advance(milliseconds(1));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    const Status status = operations[static_cast<std::size_t>(rank)].status();
+    EXPECT_EQ(status.code, StatusCode::kPeerLost) << status.message;
+    EXPECT_EQ(status.rank, 2);
+    EXPECT_THAT(status.message, HasSubstr("lost rank 2 (host localhost): it was killed"));
   }
 }
 
