@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 #include <memory>
 
 #include "error.h"
@@ -40,6 +41,21 @@ struct RawOptions {
   bool no_tag = false, dry_run = false, check_build = false, version = false;
 };
 
+/// CLI11's own checks print their limits with 300 digits.
+CLI::Validator seconds(bool zero_is_allowed) {
+  return CLI::Validator(
+      [zero_is_allowed](std::string& text) -> std::string {
+        constexpr double kMost = 1e9;
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool number = !text.empty() && *end == '\0';
+        if (number && (value > 0 || (zero_is_allowed && value == 0)) && value <= kMost) return "";
+        return "expected a number of seconds" +
+               std::string(zero_is_allowed ? ", 0 or more" : " above 0") + ", got '" + text + "'";
+      },
+      "");
+}
+
 void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N");
   auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
@@ -65,20 +81,20 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("PATH");
   app.add_option("--timeout", options.timeout_s, "Stop the job after S seconds; exit code 124")
       ->type_name("S")
-      ->check(CLI::PositiveNumber.description(""));
+      ->check(seconds(false));
   app.add_option("--start-timeout", options.start_timeout_s,
                  "Give up when ranks have not started after S seconds")
       ->type_name("S")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(seconds(false))
       ->capture_default_str();
   app.add_option("--grace", options.grace_s, "Seconds from SIGINT or SIGTERM to SIGKILL")
       ->type_name("S")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(seconds(true))
       ->capture_default_str();
   app.add_option("--fail-grace", options.fail_grace_s,
                  "Seconds that the other ranks get when one has failed")
       ->type_name("S")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(seconds(true))
       ->capture_default_str();
   app.add_option("--tail", options.tail_lines,
                  "Lines of the failing rank's stderr in the last message")
@@ -109,7 +125,8 @@ int parse_np(const std::optional<std::string>& given) {
   constexpr int kMost = 1'000'000;
   if (!given) {
     throw LaunchError(ExitCode::kUsage,
-                      "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np");
+                      "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np "
+                      "(options stand before PROGRAM; what follows it is its own)");
   }
   const std::string& text = *given;
   int np = 0;

@@ -36,11 +36,13 @@ constexpr Variable kVariables[] = {
      .option = "progress",
      .choices = "auto|inline|background",
      .fallback = "auto",
-     .meaning = "who moves operations on while the program computes: `background` the runtime's "
-                "own thread, `inline` the submitting thread as far "
-                "as is possible at once, `auto` inline where a rank has less than two cores "
-                "([decision 11](decisions/0011-what-a-steady-step-costs.md)); the choice is in the "
-                "log at level `info`"},
+     .meaning =
+         "who moves operations on while the program computes: `background` the runtime's "
+         "own thread, `inline` the submitting thread as far "
+         "as is possible at once, `auto` inline where a rank has less than two cores, of the "
+         "affinity mask and of what cgroups grant "
+         "([decision 11](decisions/0011-what-a-steady-step-costs.md)); the choice is in the "
+         "log at level `info`"},
     {.name = "STALL_WARNING",
      .kind = VariableKind::kSeconds,
      .option = "stall_warning",
@@ -139,7 +141,8 @@ constexpr Variable kVariables[] = {
      .meaning =
          "after how many reductions of gradients the ranks of a `DistributedOptimizer` compare "
          "their parameters, which they also do "
-         "before the first update ([decision 18](decisions/0018-parameters-are-compared.md)); 0: "
+         "before the first update and, if this is more than 10, after 10 ([decision "
+         "18](decisions/0018-parameters-are-compared.md)); 0: "
          "never. Read when one is constructed, "
          "which throws the error"},
     {.name = "TIMELINE",

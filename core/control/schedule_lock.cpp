@@ -134,14 +134,23 @@ void ScheduleLock::ask_others_to_leave() noexcept {
   words_[own_]->asked.store(position_, std::memory_order_release);
 }
 
+// Unnamed operations of a kind share a slot, so several that are under way at once may be fused.
+bool StepLearner::repeats_itself(const wire::Batch& batch) {
+  std::vector<std::uint32_t> slots;
+  for (const wire::PlannedTensor& tensor : batch.tensors) slots.push_back(*tensor.slot);
+  slots = sorted(std::move(slots));
+  return std::adjacent_find(slots.begin(), slots.end()) != slots.end();
+}
+
 bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;
+  const auto can_be_locked = [&cache](const wire::PlannedTensor& tensor) {
+    return tensor.slot && cache.holds(*tensor.slot) && lockable(cache.at(*tensor.slot).request);
+  };
   return std::all_of(plan.batches.begin(), plan.batches.end(), [&](const wire::Batch& batch) {
-    return batch.absent.empty() && std::all_of(batch.tensors.begin(), batch.tensors.end(),
-                                               [&](const wire::PlannedTensor& tensor) {
-                                                 return tensor.slot && cache.holds(*tensor.slot) &&
-                                                        lockable(cache.at(*tensor.slot).request);
-                                               });
+    return batch.absent.empty() &&
+           std::all_of(batch.tensors.begin(), batch.tensors.end(), can_be_locked) &&
+           !repeats_itself(batch);
   });
 }
 

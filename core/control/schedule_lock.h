@@ -58,6 +58,9 @@ class ScheduleLock {
   /// @param known what this returned for an equal request before; is brought up to date
   /// @return whether it has its place in the schedule, and waits there
   bool offer(const wire::Request&, SchedulePlace& known);
+  /// Whether the schedule has such an operation, whether it has been offered already or not;
+  /// `known` as in offer().
+  bool find(const wire::Request&, SchedulePlace& known) const;
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
   /// This rank waits for what it has not offered itself.
@@ -77,7 +80,6 @@ class ScheduleLock {
     std::vector<std::uint8_t> offered = {};
     std::size_t missing = 0;
   };
-  bool find(const wire::Request&, SchedulePlace&) const;
   bool find_unnamed(const wire::Request&, SchedulePlace&) const;
   const wire::Request& planned(const SchedulePlace&) const noexcept;
   void arrive(bool leaving) noexcept;
@@ -120,6 +122,7 @@ class StepLearner {
     std::vector<std::uint32_t> slots = {};
   };
   bool learnable(const wire::Plan&, const ResponseCache&) const;
+  static bool repeats_itself(const wire::Batch&);
   bool in_current(std::uint32_t slot) const noexcept { return slot < seen_.size() && seen_[slot]; }
   void add(const wire::Batch&);
   void begin_step();

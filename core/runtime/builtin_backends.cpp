@@ -16,6 +16,7 @@
 #include "hvd/error.h"
 #include "local/local_network.h"
 #include "runtime/gpu_agreement.h"
+#include "runtime/settings_agreement.h"
 
 #if HVD_HAVE_CUDA
 #include "device/cuda/cuda_api.h"
@@ -52,7 +53,7 @@ const char* mpi_launcher_variable() {
 // Several ranks were started, but not so that they can meet: rather an error than as many jobs of
 // one.
 void refuse_ranks_without_mpi() {
-  for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+  for (const char* name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const char* value = variable(name);
     if (value == nullptr || std::atoi(value) <= 1) continue;
     throw UsageError(std::string("hvd::init: the environment says ") + name + "=" + value +
@@ -242,6 +243,14 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   JobConnection job;
   job.world = world;
   job.control = mpi::make_mpi_control_plane(world);
+  const SettingsReport settings = report_of(options);
+  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(world->topology().size));
+  world->allgather(&settings, all_settings.data(), static_cast<int>(sizeof settings),
+                   world_options.start_timeout);
+  if (const auto difference = find_different_setting(all_settings, world->topology())) {
+    world->farewell();
+    throw UsageError("hvd::init: " + *difference);
+  }
   Gpu gpu = inspect_gpu(options, world->topology().local_rank);
   gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
   std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));

@@ -46,6 +46,7 @@ struct Context {
       arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered = false;  // guarded by lifecycle
   std::atomic<bool> full_told{false};
+  std::atomic<bool> was_initialized{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
   // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end
   // as it would.
@@ -176,6 +177,11 @@ void report_settings(const Options& options, const Topology& topology) {
 
 std::shared_ptr<Runtime> current_runtime() {
   auto runtime = runtime_or_null();
+  if (!runtime && context().was_initialized.load() && !context().job_inherited) {
+    throw NotInitializedError(
+        "hvd is not initialised any more: hvd::shutdown() has been called on this rank; call it "
+        "after the last use of hvd, also of objects that use it in their destructors");
+  }
   if (!runtime) throw NotInitializedError("hvd is not initialised; call hvd::init() first");
   return runtime;
 }
@@ -218,6 +224,7 @@ void init(const Options& options) {
   process.last_words.emplace(*created);
   const std::lock_guard publish(process.mutex);
   process.runtime = std::move(created);
+  process.was_initialized.store(true);
 }
 
 void shutdown() {

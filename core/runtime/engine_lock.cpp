@@ -93,6 +93,14 @@ void Engine::apply_deferred() {
 
 /// @return whether it now waits in its place of the schedule
 bool Engine::offer(const OperationPtr& operation) {
+  // A name is free again when its operation has ended. Unnamed operations of a kind share a place,
+  // and the last one may still run there.
+  const wire::Request& request = operation->request;
+  if (request.unnamed && lock_.find(request, operation->place) &&
+      locked_jobs_[operation->place.batch]->started) {
+    lock_.leave_soon();
+    return false;
+  }
   if (!lock_.offer(operation->request, operation->place)) return false;
   locked_jobs_[operation->place.batch]->put(operation->place.index, operation);
   ++locked_waiting_;

@@ -249,6 +249,7 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
     reducer_ = std::make_shared<GradientReducer>(live.next_scope(options_.process_set),
                                                  std::move(named), reduction_of(options_),
                                                  options_.backward_passes_per_step);
+    reducer_->compare_also(named_);
     reducer_->install_hooks();
   } catch (...) {
     if (reducer_) reducer_->remove_hooks();
@@ -258,6 +259,14 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
 }
 
 DistributedOptimizer::~DistributedOptimizer() {
+  const bool in_job = is_initialized() && options_.process_set.included();
+  if (in_job && options_.process_set.size() > 1 && !reducer_->has_reduced() &&
+      std::uncaught_exceptions() == 0) {
+    TORCH_WARN(
+        "a DistributedOptimizer is destroyed that has never reduced a gradient; if the wrapped "
+        "optimizer goes on to step(), each rank trains a model of its own: keep the "
+        "DistributedOptimizer for as long as the model is trained");
+  }
   reducer_->remove_hooks();
   LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }

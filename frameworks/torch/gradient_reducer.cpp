@@ -48,6 +48,8 @@ GradientReducer::GradientReducer(std::string scope, std::vector<Parameter> param
     slot.transfer = GradientTransfer(std::move(parameter.tensor));
     slot.group = parameter.group;
     parameters_.push_back(slot.transfer.parameter());
+    checked_.push_back(parameters_.back());
+    checked_names_.push_back(slot.name);
     known_.insert(parameters_.back().unsafeGetTensorImpl());
     slots_.push_back(std::move(slot));
   }
@@ -68,6 +70,16 @@ void GradientReducer::add_units_without_bucket() {
           {.group = alone ? "" : scope_ + ".group" + std::to_string(group), .slots = {}});
     }
     units_[slots_[i].unit].slots.push_back(i);
+  }
+}
+
+void GradientReducer::compare_also(
+    const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
+  for (const auto& item : parameters) {
+    const torch::Tensor& tensor = item.value();
+    if (!tensor.defined() || tensor.layout() != torch::kStrided || has(tensor)) continue;
+    checked_.push_back(tensor);
+    checked_names_.push_back(item.key());
   }
 }
 
@@ -278,7 +290,7 @@ void GradientReducer::submit_units(std::span<const std::size_t> units, bool with
         scope_, how_, slots_.front().transfer.parameter(), slots_.size(),
         [this](std::size_t i) { return slots_[i].transfer.has_gradient(); },
         check_.room(parameters_.front()),
-        [this](std::span<float> room) { check_.write(parameters_, room); });
+        [this](std::span<float> room) { check_.write(checked_, room); });
     if (others.empty()) {
       submit_one(flags, progress);
     } else {

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/ordered_dict.h>
 #include <torch/types.h>
 
 #include <atomic>
@@ -61,6 +62,11 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(std::string scope, std::vector<Parameter> parameters, GradientReduction how,
                   int passes_per_step);
 
+  /// Compares these, too, before the first update: frozen parameters, which the optimizer may not
+  /// have. @pre no cycle has ended
+  void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
+  /// Whether a cycle has ended.
+  bool has_reduced() const { return check_.cycles() > 0; }
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed.
   void install_hooks();
@@ -175,6 +181,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   int passes_per_step_;
   std::vector<Slot> slots_;
   std::vector<torch::Tensor> parameters_;  ///< of the slots
+  /// What ParameterCheck looks at: of the slots, then what else the model has.
+  std::vector<torch::Tensor> checked_;
+  std::vector<std::string> checked_names_;
   std::vector<Unit> units_;
   std::vector<Operation> operations_;
   std::vector<std::size_t> submitted_;  ///< slots, in order of submission

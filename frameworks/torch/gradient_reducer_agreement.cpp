@@ -1,6 +1,7 @@
 // GradientReducer: what the ranks find out about each other before they reduce, and while they do.
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -24,12 +25,22 @@ std::string text_of(const std::vector<Description>& parameters, std::size_t i) {
   return "has '" + name + "' " + shape_to_string(shape) + " " + type;
 }
 
+/// What a rank does otherwise, others wait for, or compare with nothing. What a single operation
+/// shows (op, compression, factors) the coordinator compares.
+std::map<std::string, std::int64_t> options_of(const GradientReduction& how) {
+  return {{"check_every", how.check_every},
+          {"gradient_as_bucket_view", how.bucket_views},
+          {"sparse_gradients", static_cast<std::int64_t>(how.sparse)}};
+}
+
 }  // namespace
 
 /// Whether all ranks have the same active parameters, in the same order. A rank that has joined
 /// does not answer and would not hear it, so that the ranks ask again in the next cycle.
 void GradientReducer::compare_parameters() {
   std::size_t hash = slots_.size();
+  for (const auto& [name, value] : options_of(how_))
+    mix_hash(hash, static_cast<std::size_t>(value));
   for (const Slot& slot : slots_) {
     if (!slot.active()) continue;
     const torch::Tensor& parameter = slot.transfer.parameter();
@@ -60,6 +71,21 @@ void GradientReducer::throw_first_difference() const {
     if (slot.active())
       own.emplace_back(slot.name, parameter.sizes().vec(),
                        std::string(c10::toString(parameter.scalar_type())));
+  }
+  const auto all_options =
+      allgather_object(std::pair(hvd::rank(), options_of(how_)),
+                       {.name = scope_ + ".options", .process_set = how_.process_set});
+  for (const auto& [rank, options] : all_options) {
+    for (const auto& [name, value] : options) {
+      const std::int64_t first = all_options.front().second.at(name);
+      if (value == first) continue;
+      throw MismatchError("DistributedOptimizer (" + scope_ + "): the option " + name +
+                          " differs: rank " + std::to_string(all_options.front().first) + " has " +
+                          std::to_string(first) + ", rank " + std::to_string(rank) + " has " +
+                          std::to_string(value) +
+                          "; expected the same DistributedOptimizerOptions and the same HVD_ "
+                          "variables on every rank");
+    }
   }
   const auto all = allgather_object(std::pair(hvd::rank(), own), {.name = scope_ + ".descriptions",
                                                                   .process_set = how_.process_set});
@@ -128,11 +154,9 @@ void GradientReducer::agree_on_layouts() {
 void GradientReducer::compare_checksums() {
   const std::uint64_t cycle = check_.cycles();
   if (!check_.differs(flags_.room(), slots_.size())) return;
-  std::vector<std::string> names;
-  for (const Slot& slot : slots_) names.push_back(slot.name);
   std::string difference;
   try {
-    difference = check_.first_difference(parameters_, names, scope_ + ".checksums");
+    difference = check_.first_difference(checked_, checked_names_, scope_ + ".checksums");
   } catch (const Error& error) {
     difference = std::string("which one could not be found out: ") + error.what();
   }

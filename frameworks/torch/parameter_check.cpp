@@ -14,6 +14,8 @@ namespace hvd::libtorch {
 namespace {
 
 constexpr std::size_t kSigns = 1024;
+/// A first trial may be over before the first of the regular checks.
+constexpr std::uint64_t kSoon = 10;
 // Of one tolerance, in a projection as it travels.
 constexpr double kSteps = 16;
 constexpr std::int32_t kNotFinite = std::numeric_limits<std::int32_t>::min();
@@ -155,14 +157,12 @@ bool apart(std::int64_t low, std::int64_t high, double tolerances) {
   return static_cast<double>(high - low) > tolerances * kSteps + 2;
 }
 
-/// One number for all parameters that are trained: their hashes, or their projections added with
-/// signs, so that what is off in several does not cancel out.
+/// One number for all parameters: the hashes of all, or the projections of those that are trained
+/// added with signs, so that what is off in several does not cancel out.
 std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
   if (exact) {
     std::uint64_t hash = parameters.size();
-    for (const torch::Tensor& parameter : parameters) {
-      if (parameter.requires_grad()) hash = mixed(hash ^ hash_of(parameter));
-    }
+    for (const torch::Tensor& parameter : parameters) hash = mixed(hash ^ hash_of(parameter));
     return static_cast<std::uint32_t>(hash ^ (hash >> 32U));
   }
   double sum = 0;
@@ -216,7 +216,8 @@ std::size_t ParameterCheck::room(const torch::Tensor& like) {
 }
 
 bool ParameterCheck::due() const {
-  return every_ > 0 && (cycles_ == 0 || retry_ || since_ + 1 >= every_);
+  return every_ > 0 && (cycles_ == 0 || (cycles_ == kSoon && every_ > static_cast<int>(kSoon)) ||
+                        retry_ || since_ + 1 >= every_);
 }
 
 // A rank's places: in which way it checks, whether once more, its checksum.
@@ -284,7 +285,7 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
   const bool exact = last_ == Mode::kExact;
   std::vector<std::int64_t> own;
   for (const torch::Tensor& parameter : parameters) {
-    if (!parameter.requires_grad()) {
+    if (!exact && !parameter.requires_grad()) {
       own.push_back(0);
       continue;
     }

@@ -209,10 +209,28 @@ TEST(GradientsInFlight, AnOptimizerThatIsDestroyedLeavesThemToTheProgram) {
 class CountWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
-    count += contains(warning.msg(), "dropped") ? 1 : 0;
+    count += contains(warning.msg(), wanted) ? 1 : 0;
   }
+  std::string wanted = "dropped";
   int count = 0;
 };
+
+// Its owner went out of scope, and the wrapped optimizer goes on alone.
+TEST(AnOptimizerThatIsDestroyed, WithoutHavingReducedAnythingIsWorthAWarning) {
+  Net net = same_net();
+  SGD inner(net->parameters(), 0.05);
+  CountWarnings warnings;
+  warnings.wanted = "has never reduced a gradient";
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  { DistributedOptimizer optimizer(inner, net->named_parameters()); }
+  EXPECT_EQ(warnings.count, size() == 1 ? 0 : 1);
+  {
+    DistributedOptimizer optimizer(inner, net->named_parameters());
+    backward(net, 0);
+    optimizer.step();
+  }
+  EXPECT_EQ(warnings.count, size() == 1 ? 0 : 1);
+}
 
 TEST(GradientsInFlight, DroppedManyTimesInARowTheyAreWorthAWarning) {
   Net net = same_net();

@@ -101,6 +101,36 @@ TEST_F(ParameterCheckTest, LaterRoundingsDoNotCountAndMoreDoes) {
   }
 }
 
+// A first trial is over before the hundredth reduction.
+TEST_F(ParameterCheckTest, ComesSoonAfterTheFirstToo) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  const auto step = [&](int i) {
+    if (i == 2) change(net->fc2->weight, 1e-2);
+    optimizer.zero_grad();
+    backward(net, i);
+    optimizer.step();
+  };
+  const std::string message = error_within(12, step);
+  EXPECT_TRUE(contains(message, "after 10 reductions")) << message;
+  EXPECT_TRUE(contains(message, "'fc2.weight' differs on")) << message;
+}
+
+// A pretrained part that was loaded on one rank only, and that the optimizer does not know.
+TEST_F(ParameterCheckTest, TheFirstSeesFrozenParametersToo) {
+  Net net = same_net();
+  for (torch::Tensor& parameter : net->fc1->parameters()) parameter.set_requires_grad(false);
+  change(net->fc1->bias, 1e-2);
+  std::vector<torch::Tensor> trained = net->fc2->parameters();
+  SGD inner(trained, SGDOptions(0.01));
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  backward(net, 0);
+  const std::string message = message_of<DivergedError>([&] { optimizer.step(); });
+  EXPECT_TRUE(contains(message, "'fc1.bias' differs on")) << message;
+  EXPECT_TRUE(contains(message, last_rank())) << message;
+}
+
 TEST_F(ParameterCheckTest, NotANumberOnOneRankIsADifference) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.01));
@@ -283,6 +313,23 @@ TEST(DifferentModels, TheFirstParameterThatDiffersIsNamed) {
     EXPECT_TRUE(contains(message, "'2.weight' [2,4]")) << message;
     EXPECT_TRUE(contains(message, "parameter 4")) << message;
     EXPECT_TRUE(contains(message, last_rank() + " has '2.weight'")) << message;
+  }
+}
+
+TEST(DifferentOptions, AreNamedAtTheFirstStep) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  const bool last = rank() == size() - 1;
+  const std::pair<DistributedOptimizerOptions, std::string> cases[] = {
+      {{.check_every = last ? 0 : 100}, "check_every differs: rank 0 has 100, " + last_rank()},
+      {{.gradient_as_bucket_view = !last}, "gradient_as_bucket_view differs: rank 0 has 1, "}};
+  for (const auto& [options, expected] : cases) {
+    Net net = same_net();
+    SGD inner(net->parameters(), SGDOptions(0.01));
+    DistributedOptimizer optimizer(inner, net->named_parameters(), options);
+    backward(net, 0);
+    const std::string message = message_of<MismatchError>([&] { optimizer.step(); });
+    EXPECT_TRUE(contains(message, expected)) << message;
+    optimizer.zero_grad();
   }
 }
 

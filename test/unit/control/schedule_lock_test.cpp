@@ -260,6 +260,12 @@ TEST_F(Learner, DoesNotLockStepsThatDiffer) {
   }
 }
 
+// Unnamed operations of a kind share a slot.
+TEST_F(Learner, DoesNotLockABatchThatHasASlotTwice) {
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{0, 0}}));
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{1}, {2, 0, 2}}));
+}
+
 TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {
   observe({{0, 1}});
   ASSERT_TRUE(observe({{0, 1}}));

@@ -121,6 +121,14 @@ TEST(Options, ErrorsSayWhatWasExpected) {
   }
   EXPECT_THAT(error_of({"-np", "two", "p"}).what(), HasSubstr("got 'two'"));
   EXPECT_THAT(error_of({"-np", "2", "--typo", "p"}).what(), HasSubstr("got '--typo'"));
+  EXPECT_THAT(error_of({"p", "-np", "2"}).what(), HasSubstr("options stand before PROGRAM"));
+  for (const char* seconds : {"soon", "0", "-1", "1e300", "nan", ""}) {
+    const std::string text = error_of({"-np", "2", "--timeout", seconds, "p"}).what();
+    EXPECT_THAT(text, HasSubstr("expected a number of seconds above 0, got '" +
+                                std::string(seconds) + "'"));
+    EXPECT_LT(text.size(), 200U);
+  }
+  EXPECT_THAT(error_of({"-np", "2", "--grace", "x", "p"}).what(), HasSubstr("0 or more"));
   EXPECT_THAT(error_of({"-np", "2", "--bind", "socket", "p"}).what(),
               HasSubstr("none, core or numa; got 'socket'"));
   EXPECT_THAT(error_of({"-np", "2", "-x", "1A=2", "p"}).what(), HasSubstr("got '1A=2'"));

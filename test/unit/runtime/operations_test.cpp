@@ -312,6 +312,45 @@ class CountedBackend final : public Backend {
   int live_ = 0;
 };
 
+// They share a place in the schedule: the second may come before the first has ended there.
+TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
+  for (int rounds_between = 0; rounds_between < 8; ++rounds_between) {
+    VirtualClock clock;
+    LocalJob job(stepped(2), clock);
+    std::vector<std::vector<float>> data(6, std::vector<float>(8));
+    for (int step = 0; step < 40; ++step) {
+      const std::size_t at_once = step < 20 ? 1 : 3;  // locked by then
+      std::vector<Operation> operations;
+      for (std::size_t number = 0; number < at_once; ++number) {
+        for (std::size_t rank = 0; rank < 2; ++rank) {
+          auto& memory = data[2 * number + rank];
+          memory.assign(8, static_cast<float>(step + 10 * number + rank));
+          operations.push_back(
+              submit_one(job.rank(static_cast<int>(rank)), float_operation(memory, "")));
+        }
+        for (int round = 0; round < rounds_between; ++round) {
+          job.rank(round % 2).step();
+          clock.advance(std::chrono::microseconds(1));
+        }
+      }
+      ASSERT_TRUE(job.run_until(clock, seconds(1),
+                                [&] {
+                                  return std::all_of(
+                                      operations.begin(), operations.end(),
+                                      [](const Operation& operation) { return operation.done(); });
+                                }))
+          << "one was lost in step " << step << ", " << rounds_between << " rounds apart";
+      for (std::size_t i = 0; i < operations.size(); ++i) {
+        EXPECT_TRUE(operations[i].status().ok()) << operations[i].status().message;
+        EXPECT_EQ(data[i][7], static_cast<float>(2 * step + 20 * (i / 2) + 1));
+      }
+      if (step == 19) {
+        EXPECT_GT(job.rank(0).metrics().locked_operations, 0U);
+      }
+    }
+  }
+}
+
 TEST(Locked, AWorkThatCannotBeUsedAgainIsNotKept) {
   VirtualClock clock;
   LocalJobOptions options = stepped(2);
