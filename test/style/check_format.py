@@ -122,7 +122,7 @@ def main():
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("files", nargs="*")
     parser.add_argument("--fix", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # pre-commit puts the files behind --fix
     root = arguments.root.resolve()
     files = arguments.files or list(all_files(root))
     program = find_clang_format(root)

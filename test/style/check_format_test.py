@@ -1,6 +1,8 @@
 """Each rule of check_format.py is broken once: a check that lets everything pass proves nothing."""
 
 import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -50,6 +52,13 @@ class Code(unittest.TestCase):
             self.assertEqual(list(check_format.format_code(program, root, ["a.h", "b.h"], False)), ["a.h:1: is not formatted"])
             self.assertEqual(list(check_format.format_code(program, root, ["a.h"], True)), [])
             self.assertEqual((root / "a.h").read_text(encoding="utf-8"), "int a;\n")
+
+
+class CommandLine(unittest.TestCase):
+    def test_files_may_stand_behind_options(self):
+        result = subprocess.run([sys.executable, ROOT / "test/style/check_format.py", ROOT, "--fix", "docs/README.md"],
+                                stdout=subprocess.PIPE, text=True, check=False)
+        self.assertIn(result.returncode, (0, check_format.SKIPPED), result.stdout)
 
 
 if __name__ == "__main__":
