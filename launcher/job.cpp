@@ -420,6 +420,7 @@ void Job::collect_outcome() {
   record_.mpirun_lost_host = mpirun_log_.lost_host();
   record_.mpirun_lacks_executable = mpirun_log_.lacks_executable();
   note_suspects();
+  take_losses_from_mpirun(record_);
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();

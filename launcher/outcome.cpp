@@ -297,6 +297,16 @@ void take_notice(RankRecord& rank, Notice notice) {
   }
 }
 
+void take_losses_from_mpirun(JobRecord& job) {
+  if (job.cause != StopCause::kMpirunEnded || job.mpirun_signal != 0 || !job.mpirun_lost_host)
+    return;
+  for (RankRecord& rank : job.ranks) {
+    if (!rank.connected || rank.ended) continue;
+    rank.told_to_stop = false;
+    rank.lost_ns = job.stop_ns;
+  }
+}
+
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks) {
   std::optional<int> first;
   for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -69,6 +69,10 @@ struct JobRecord {
 
 void take_notice(RankRecord& rank, Notice notice);
 
+/// When mpirun was the first to miss a host and ended for it: what never answered again was lost
+/// before hvdrun told it to stop. To be called once the record is complete.
+void take_losses_from_mpirun(JobRecord& job);
+
 /// The rank whose end came first among those that nobody had told to stop, and that did not end for
 /// the loss of another as long as there is one; none when every rank did well.
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks);

@@ -240,6 +240,30 @@ TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
               HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
 }
 
+// mpirun's own look at a silent connection and hvdrun's race; mpirun's ends the job, and the answer
+// to hvdrun's order to stop never comes.
+TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
+  JobRecord job = job_of({ended(143, 4, true), running("far", 0, 200), running("far", 1, 201)});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 1;
+  job.mpirun_lost_host = true;
+  job.stop_ns = 3 * kSecond;
+  for (RankRecord& rank : job.ranks) rank.told_to_stop = true;
+  job.ranks[2].lost_ns = 6 * kSecond;
+  JobRecord killed = job, reached = job;
+  take_losses_from_mpirun(job);
+  EXPECT_THAT(final_message(job), HasSubstr("hvdrun: rank 1 failed first: lost"));
+  EXPECT_THAT(final_message(job), HasSubstr("host far  local rank 0"));
+  EXPECT_EQ(exit_code(job), 69);
+
+  killed.mpirun_signal = SIGKILL;
+  take_losses_from_mpirun(killed);
+  EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "not the host is to blame";
+  reached.mpirun_lost_host = false;
+  take_losses_from_mpirun(reached);
+  EXPECT_EQ(first_failure(reached.ranks), std::nullopt);
+}
+
 TEST(FinalMessage, OfAKilledRank) {
   JobRecord job = job_of({ended(143, 193, true), ended(143, 193, true), running("gpu-b", 0, 28642),
                           ended(143, 193, true)});
