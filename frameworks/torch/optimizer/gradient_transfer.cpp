@@ -1,15 +1,15 @@
-#include "gradient_transfer.h"
+#include "optimizer/gradient_transfer.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
 
-#include "device_order.h"
-#include "gradient_guard.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "optimizer/gradient_guard.h"
+#include "tensors/device_order.h"
 
 namespace hvd::libtorch {
 

@@ -1,11 +1,11 @@
-#include "sparse.h"
+#include "operations/sparse.h"
 
 #include <memory>
 #include <utility>
 
-#include "differentiation.h"
 #include "hvd/error.h"
-#include "operation_tasks.h"
+#include "operations/differentiation.h"
+#include "operations/operation_tasks.h"
 
 namespace hvd {
 namespace libtorch {

@@ -1,4 +1,4 @@
-#include "gradient_bucket.h"
+#include "optimizer/gradient_bucket.h"
 
 #include <torch/types.h>
 
@@ -6,9 +6,9 @@
 #include <map>
 #include <utility>
 
-#include "gradient_guard.h"
 #include "hvd/memory.h"
-#include "tensor_adapter.h"
+#include "optimizer/gradient_guard.h"
+#include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 namespace {

@@ -11,15 +11,15 @@
 #include <typeinfo>
 #include <utility>
 
-#include "device_order.h"
-#include "gradient_transfer.h"
 #include "hvd/device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
-#include "live_optimizers.h"
-#include "operation_tasks.h"
-#include "tensor_adapter.h"
+#include "operations/operation_tasks.h"
+#include "optimizer/gradient_transfer.h"
+#include "optimizer/live_optimizers.h"
+#include "tensors/device_order.h"
+#include "tensors/tensor_adapter.h"
 
 namespace hvd {
 namespace {

@@ -1,4 +1,4 @@
-#include "gradient_reducer.h"
+#include "optimizer/gradient_reducer.h"
 
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
@@ -8,10 +8,10 @@
 #include <map>
 #include <utility>
 
-#include "gradient_guard.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
-#include "tensor_adapter.h"
+#include "optimizer/gradient_guard.h"
+#include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 namespace {

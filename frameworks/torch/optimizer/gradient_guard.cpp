@@ -1,4 +1,4 @@
-#include "gradient_guard.h"
+#include "optimizer/gradient_guard.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 

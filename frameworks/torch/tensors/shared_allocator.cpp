@@ -1,4 +1,4 @@
-#include "shared_allocator.h"
+#include "tensors/shared_allocator.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>

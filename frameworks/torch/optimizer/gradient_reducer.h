@@ -15,11 +15,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "device_order.h"
-#include "gradient_bucket.h"
-#include "gradient_transfer.h"
 #include "hvd/collectives.h"
-#include "parameter_check.h"
+#include "optimizer/gradient_bucket.h"
+#include "optimizer/gradient_transfer.h"
+#include "optimizer/parameter_check.h"
+#include "tensors/device_order.h"
 
 namespace hvd::libtorch {
 

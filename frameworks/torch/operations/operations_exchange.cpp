@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "differentiation.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
-#include "operation_tasks.h"
+#include "operations/differentiation.h"
+#include "operations/operation_tasks.h"
 
 // The collectives whose ranks end up with different tensors, and allgather along any dimension.
 

@@ -1,4 +1,4 @@
-#include "differentiation.h"
+#include "operations/differentiation.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>

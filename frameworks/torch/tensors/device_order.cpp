@@ -1,4 +1,4 @@
-#include "device_order.h"
+#include "tensors/device_order.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "hvd/torch/operations.h"
-#include "operation_tasks.h"
+#include "operations/operation_tasks.h"
 
 /// Autograd for collectives. A collective runs first, outside autograd; attach_*() then puts its
 /// result into the graph, with a backward that communicates, if grad mode is on and the input

@@ -1,14 +1,14 @@
-#include "tensor_adapter.h"
+#include "tensors/tensor_adapter.h"
 
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "device_order.h"
 #include "hvd/device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "tensors/device_order.h"
 
 namespace hvd {
 namespace libtorch {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "hvd/torch/operations.h"
-#include "tensor_adapter.h"
+#include "tensors/tensor_adapter.h"
 
 /// One submission for each collective. All check their arguments and throw UsageError; `name` is
 /// used instead of the options' where a group names its members.

@@ -1,13 +1,13 @@
-#include "operation_tasks.h"
+#include "operations/operation_tasks.h"
 
 #include <c10/core/StreamGuard.h>
 
 #include <numeric>
 #include <utility>
 
-#include "device_order.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "tensors/device_order.h"
 
 namespace hvd::libtorch {
 namespace {

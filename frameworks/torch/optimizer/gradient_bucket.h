@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "gradient_transfer.h"
 #include "hvd/collectives.h"
+#include "optimizer/gradient_transfer.h"
 
 namespace hvd::libtorch {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "differentiation.h"
-#include "operation_tasks.h"
+#include "operations/differentiation.h"
+#include "operations/operation_tasks.h"
 
 namespace hvd {
 namespace {

@@ -6,12 +6,12 @@
 #include <tuple>
 #include <utility>
 
-#include "gradient_reducer.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
+#include "optimizer/gradient_reducer.h"
 
 namespace hvd::libtorch {
 namespace {

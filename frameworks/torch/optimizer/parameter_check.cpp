@@ -1,4 +1,4 @@
-#include "parameter_check.h"
+#include "optimizer/parameter_check.h"
 
 #include <algorithm>
 #include <array>

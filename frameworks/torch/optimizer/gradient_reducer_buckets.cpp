@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "gradient_reducer.h"
 #include "hvd/torch/operations.h"
-#include "shared_allocator.h"
+#include "optimizer/gradient_reducer.h"
+#include "tensors/shared_allocator.h"
 
 namespace hvd::libtorch {
 namespace {

@@ -10,11 +10,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include "gradient_reducer.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/options.h"
 #include "hvd/torch/operations.h"
-#include "live_optimizers.h"
+#include "optimizer/gradient_reducer.h"
+#include "optimizer/live_optimizers.h"
 
 namespace hvd {
 namespace {

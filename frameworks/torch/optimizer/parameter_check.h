@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "gradient_transfer.h"
+#include "optimizer/gradient_transfer.h"
 
 namespace hvd::libtorch {
 

@@ -14,8 +14,8 @@
 #include "hvd/collectives.h"
 #include "hvd/process_set.h"
 #include "hvd/types.h"
-#include "sparse.h"
-#include "tensor_adapter.h"
+#include "operations/sparse.h"
+#include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 
