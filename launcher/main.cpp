@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "check_build.h"
-#include "error.h"
-#include "job.h"
-#include "launch_plan.h"
-#include "mpirun_command.h"
-#include "options.h"
-#include "supervisor.h"
+#include "command/check_build.h"
+#include "command/launch_plan.h"
+#include "command/mpirun_command.h"
+#include "command/options.h"
+#include "processes/job.h"
+#include "processes/supervisor.h"
+#include "system/error.h"
 
 namespace hvd::launcher {
 namespace {

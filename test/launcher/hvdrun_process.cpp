@@ -15,8 +15,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "error.h"
-#include "process.h"
+#include "system/error.h"
+#include "system/process.h"
 
 namespace hvd::launcher::test {
 namespace {

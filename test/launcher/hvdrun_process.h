@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "temporary_folder.h"
-#include "unique_fd.h"
+#include "system/temporary_folder.h"
+#include "system/unique_fd.h"
 
 namespace hvd::launcher::test {
 

@@ -10,7 +10,7 @@
 
 #include "hvdrun_process.h"
 #include "last_screen_plan.h"
-#include "text.h"
+#include "system/text.h"
 
 namespace hvd::launcher::test {
 namespace {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "hvdrun_process.h"
-#include "rank_output.h"
+#include "reports/rank_output.h"
 
 namespace hvd::launcher::test {
 namespace {

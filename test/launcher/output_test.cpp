@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/cpu_quota.h"
-#include "core_share.h"
 #include "hvdrun_process.h"
-#include "rank_output.h"
-#include "temporary_folder.h"
+#include "processes/core_share.h"
+#include "reports/rank_output.h"
+#include "system/temporary_folder.h"
 
 namespace hvd::launcher::test {
 namespace {

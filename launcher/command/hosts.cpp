@@ -1,0 +1,155 @@
+#include "command/hosts.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "system/error.h"
+#include "system/text.h"
+
+namespace hvd::launcher {
+namespace {
+
+constexpr int kMaxSlots = 1'000'000;
+
+std::optional<int> parse_slots(std::string_view text) {
+  int slots = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
+  if (error != std::errc() || end != text.data() + text.size() || slots < 1 || slots > kMaxSlots)
+    return std::nullopt;
+  return slots;
+}
+
+bool is_host_name(std::string_view text) {
+  return !text.empty() && text.front() != '-' &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
+         });
+}
+
+/// "host" or "host:N".
+std::optional<Host> parse_host(std::string_view text) {
+  Host host;
+  const std::size_t colon = text.find(':');
+  host.name = text.substr(0, colon);
+  if (!is_host_name(host.name)) return std::nullopt;
+  if (colon != std::string_view::npos) {
+    const auto slots = parse_slots(text.substr(colon + 1));
+    if (!slots) return std::nullopt;
+    host.slots = *slots;
+  }
+  return host;
+}
+
+void add_host(std::vector<Host>& hosts, const Host& host) {
+  const auto known =
+      std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == host.name; });
+  if (known == hosts.end()) {
+    hosts.push_back(host);
+  } else {
+    known->slots += host.slots;
+  }
+}
+
+std::optional<Host> parse_hostfile_line(std::string_view line) {
+  std::istringstream words{std::string(line)};
+  std::string word;
+  words >> word;
+  auto host = parse_host(word);
+  while (host && words >> word) {
+    const std::size_t equals = word.find('=');
+    if (equals == std::string::npos) return std::nullopt;
+    if (word.substr(0, equals) != "slots") continue;
+    const auto slots = parse_slots(std::string_view(word).substr(equals + 1));
+    if (!slots) return std::nullopt;
+    host->slots = *slots;
+  }
+  return host;
+}
+
+}  // namespace
+
+std::vector<Host> parse_host_list(std::string_view text) {
+  std::vector<Host> hosts;
+  for (const std::string& part : split(text, ',')) {
+    const auto host = parse_host(trim(part));
+    if (!host) {
+      throw LaunchError(
+          ExitCode::kUsage,
+          "-H: expected HOST or HOST:SLOTS separated by commas, as in h1:2,h2:2; got '" + part +
+              "' in '" + std::string(text) + "'");
+    }
+    add_host(hosts, *host);
+  }
+  return hosts;
+}
+
+std::vector<Host> parse_hostfile(std::string_view content, std::string_view file) {
+  std::vector<Host> hosts;
+  int number = 0;
+  for (const std::string& raw : split(content, '\n')) {
+    ++number;
+    const std::string_view line = trim(std::string_view(raw).substr(0, raw.find('#')));
+    if (line.empty()) continue;
+    const auto host = parse_hostfile_line(line);
+    if (!host) {
+      throw LaunchError(ExitCode::kUsage,
+                        "hostfile " + std::string(file) + ", line " + std::to_string(number) +
+                            ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '" +
+                            std::string(line) + "'");
+    }
+    add_host(hosts, *host);
+  }
+  if (hosts.empty()) {
+    throw LaunchError(
+        ExitCode::kUsage,
+        "hostfile " + std::string(file) + ": expected at least one line 'HOST slots=N'; got none");
+  }
+  return hosts;
+}
+
+std::vector<Host> read_hostfile(const std::string& file) {
+  std::ifstream stream(file);
+  if (!stream.is_open()) {
+    throw LaunchError(
+        ExitCode::kUsage,
+        "hostfile " + file +
+            ": expected a readable file with lines 'HOST slots=N'; got: " + std::strerror(errno));
+  }
+  std::ostringstream content;
+  content << stream.rdbuf();
+  return parse_hostfile(content.str(), file);
+}
+
+int total_slots(const std::vector<Host>& hosts) {
+  return std::accumulate(hosts.begin(), hosts.end(), 0,
+                         [](int sum, const Host& h) { return sum + h.slots; });
+}
+
+std::string format_hosts(const std::vector<Host>& hosts) {
+  std::vector<std::string> parts;
+  for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));
+  return join(parts, ",");
+}
+
+bool is_local_host(std::string_view name, std::string_view own_hostname) {
+  if (name == "localhost" || name == "127.0.0.1" || name == own_hostname) return true;
+  if (name.find_first_not_of("0123456789.") == std::string_view::npos) return false;
+  const bool one_is_short =
+      name.find('.') == std::string_view::npos || own_hostname.find('.') == std::string_view::npos;
+  return one_is_short &&
+         name.substr(0, name.find('.')) == own_hostname.substr(0, own_hostname.find('.'));
+}
+
+bool all_local(const std::vector<Host>& hosts, std::string_view own_hostname) {
+  return std::all_of(hosts.begin(), hosts.end(),
+                     [&](const Host& h) { return is_local_host(h.name, own_hostname); });
+}
+
+}  // namespace hvd::launcher

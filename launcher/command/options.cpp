@@ -1,0 +1,234 @@
+#include "command/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+
+#include "system/error.h"
+#include "system/text.h"
+#include "version.h"
+
+namespace hvd::launcher {
+namespace {
+
+constexpr const char* kDescription =
+    "Runs PROGRAM on N ranks under mpirun, tags their output, and says which rank failed first and "
+    "why.";
+
+constexpr const char* kFooter =
+    "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough "
+    "slots or a host out of\n"
+    "reach; 70 internal; 124 --timeout; 126, 127 the program cannot be run, is not found; 130, 143 "
+    "SIGINT, SIGTERM.\n"
+    "HVD_MPIRUN names another mpirun. See docs/launching.md.";
+
+class Formatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: hvdrun -np N [-H h1:2,h2:2 | --hostfile FILE] [OPTIONS] [--] PROGRAM "
+           "[ARGS...]\n";
+  }
+};
+
+/// What CLI11 fills in as text, before it is checked.
+struct RawOptions {
+  std::optional<std::string> np;
+  std::string host_list, hostfile, bind = "auto", mpi_args, output_folder, timeline;
+  std::vector<std::string> exports;
+  bool no_tag = false, dry_run = false, check_build = false, version = false;
+};
+
+/// CLI11's own checks print their limits with 300 digits.
+CLI::Validator seconds(bool zero_is_allowed) {
+  return CLI::Validator(
+      [zero_is_allowed](std::string& text) -> std::string {
+        constexpr double kMost = 1e9;
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool number = !text.empty() && *end == '\0';
+        if (number && (value > 0 || (zero_is_allowed && value == 0)) && value <= kMost) return "";
+        return "expected a number of seconds" +
+               std::string(zero_is_allowed ? ", 0 or more" : " above 0") + ", got '" + text + "'";
+      },
+      "");
+}
+
+void declare(CLI::App& app, Options& options, RawOptions& raw) {
+  app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N");
+  auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
+                   ->type_name("HOSTS");
+  app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")
+      ->type_name("FILE")
+      ->excludes(list);
+  app.add_option("--bind", raw.bind, "Pin ranks: auto, none, core or numa")
+      ->type_name("WHAT")
+      ->capture_default_str();
+  app.add_option("-x", raw.exports,
+                 "Give the ranks VAR, from the environment or with this value (repeat)")
+      ->type_name("VAR[=VALUE]")
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false);
+  app.add_option("--mpi-args", raw.mpi_args, "More arguments for mpirun, quoted as one")
+      ->type_name("ARGS");
+  app.add_option("--output-filename", raw.output_folder, "Also write DIR/rank.N/stdout and stderr")
+      ->type_name("DIR");
+  app.add_flag("--no-tag", raw.no_tag, "Do not put [rank] before each line");
+  app.add_option("--timeline", raw.timeline, "Write a timeline there (sets HVD_TIMELINE)")
+      ->type_name("PATH");
+  app.add_option("--timeout", options.timeout_s, "Stop the job after S seconds; exit code 124")
+      ->type_name("S")
+      ->check(seconds(false));
+  app.add_option("--start-timeout", options.start_timeout_s,
+                 "Give up when ranks have not started after S seconds")
+      ->type_name("S")
+      ->check(seconds(false))
+      ->capture_default_str();
+  app.add_option("--grace", options.grace_s, "Seconds from SIGINT or SIGTERM to SIGKILL")
+      ->type_name("S")
+      ->check(seconds(true))
+      ->capture_default_str();
+  app.add_option("--fail-grace", options.fail_grace_s,
+                 "Seconds that the other ranks get when one has failed")
+      ->type_name("S")
+      ->check(seconds(true))
+      ->capture_default_str();
+  app.add_option("--tail", options.tail_lines,
+                 "Lines of the failing rank's stderr in the last message")
+      ->type_name("LINES")
+      ->check(CLI::Range(0, 10000).description(""))
+      ->capture_default_str();
+  app.add_flag("--dry-run", raw.dry_run, "Print the mpirun command line and stop");
+  app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why");
+  app.add_flag("-v,--verbose", options.verbose,
+               "Say what is run, where each rank starts, and all that mpirun prints");
+  app.add_flag("--version", raw.version, "Print the version");
+}
+
+std::pair<std::string, std::optional<std::string>> parse_export(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  std::string name = text.substr(0, equals);
+  const bool valid = !name.empty() && std::isdigit(static_cast<unsigned char>(name[0])) == 0 &&
+                     std::all_of(name.begin(), name.end(),
+                                 [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+  if (!valid) {
+    throw LaunchError(ExitCode::kUsage, "-x: expected VAR or VAR=VALUE, got '" + text + "'");
+  }
+  if (equals == std::string::npos) return {std::move(name), std::nullopt};
+  return {std::move(name), text.substr(equals + 1)};
+}
+
+int parse_np(const std::optional<std::string>& given) {
+  constexpr int kMost = 1'000'000;
+  if (!given) {
+    throw LaunchError(ExitCode::kUsage,
+                      "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np "
+                      "(options stand before PROGRAM; what follows it is its own)");
+  }
+  const std::string& text = *given;
+  int np = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), np);
+  if (error != std::errc() || end != text.data() + text.size() || np < 1 || np > kMost) {
+    throw LaunchError(ExitCode::kUsage,
+                      "-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 ./train; "
+                      "got '" +
+                          text + "'");
+  }
+  return np;
+}
+
+void check_slots(const Options& options) {
+  if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
+    throw LaunchError(ExitCode::kUnavailable,
+                      "not enough slots: -np " + std::to_string(options.np) +
+                          " needs as many, got " + std::to_string(total_slots(options.hosts)) +
+                          " (" + format_hosts(options.hosts) +
+                          "); give the hosts more slots, as in HOST:4, or lower -np");
+  }
+}
+
+/// Prefix mode stops at the first word that is no option of ours; only a program may stand there.
+std::vector<std::string> program_words(const CLI::App& app,
+                                       const std::vector<std::string>& arguments) {
+  const std::size_t count = app.remaining(true).size();
+  std::vector<std::string> words(arguments.end() - static_cast<std::ptrdiff_t>(count),
+                                 arguments.end());
+  const bool after_separator =
+      count < arguments.size() && arguments[arguments.size() - count - 1] == "--";
+  if (!words.empty() && words.front() == "--") {
+    words.erase(words.begin());
+  } else if (!words.empty() && words.front().starts_with('-') && !after_separator) {
+    throw LaunchError(ExitCode::kUsage, "expected an option or the program, got '" + words.front() +
+                                            "'; 'hvdrun --help' lists the options");
+  }
+  return words;
+}
+
+}  // namespace
+
+Options parse_options(const std::vector<std::string>& arguments,
+                      const std::optional<std::string>& default_hostfile) {
+  Options options;
+  RawOptions raw;
+  CLI::App app(kDescription, "hvdrun");
+  app.formatter(std::make_shared<Formatter>());
+  app.footer(kFooter);
+  app.prefix_command();
+  declare(app, options, raw);
+
+  // CLI11 reads -np as -n with the value "p". The program's own words are replaced too, but taken
+  // from `arguments` again.
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  std::replace(reversed.begin(), reversed.end(), std::string("-np"), std::string("--np"));
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    options.action = Action::kPrint;
+    options.text = app.help();
+    return options;
+  } catch (const CLI::ParseError& error) {
+    throw LaunchError(ExitCode::kUsage,
+                      std::string(error.what()) + "; 'hvdrun --help' lists the options");
+  }
+  if (raw.version) {
+    options.action = Action::kPrint;
+    options.text = std::string("hvdrun (hvd) ") + kVersion + "\n";
+    return options;
+  }
+  if (raw.check_build) {
+    options.action = Action::kCheckBuild;
+    return options;
+  }
+
+  const auto bind = parse_bind(raw.bind);
+  if (!bind)
+    throw LaunchError(ExitCode::kUsage,
+                      "--bind: expected auto, none, core or numa; got '" + raw.bind + "'");
+  options.bind = *bind;
+  options.tag = !raw.no_tag;
+  if (raw.dry_run) options.action = Action::kDryRun;
+  if (!raw.output_folder.empty()) options.output_folder = raw.output_folder;
+  if (!raw.timeline.empty()) options.timeline = raw.timeline;
+  options.mpi_args = shell_split(raw.mpi_args);
+  for (const std::string& text : raw.exports) options.exports.push_back(parse_export(text));
+  if (!raw.host_list.empty()) {
+    options.hosts = parse_host_list(raw.host_list);
+  } else if (!raw.hostfile.empty()) {
+    options.hosts = read_hostfile(raw.hostfile);
+  } else if (default_hostfile && !default_hostfile->empty()) {
+    options.hosts = read_hostfile(*default_hostfile);
+  }
+  options.program = program_words(app, arguments);
+  options.np = parse_np(raw.np);
+  check_slots(options);
+  if (options.program.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "expected a program to run, as in: hvdrun -np 2 ./train; got none");
+  }
+  return options;
+}
+
+}  // namespace hvd::launcher

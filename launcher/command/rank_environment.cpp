@@ -1,0 +1,107 @@
+#include "command/rank_environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <initializer_list>
+
+#include "system/process.h"
+
+namespace hvd::launcher {
+namespace {
+
+int first_number(const Lookup& variable, std::initializer_list<const char*> names, int otherwise) {
+  for (const char* name : names) {
+    const auto text = variable(name);
+    if (!text) continue;
+    int value = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+    if (error == std::errc() && end == text->data() + text->size() && value >= 0) return value;
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+std::string_view to_string(Bind bind) {
+  switch (bind) {
+    case Bind::kAuto:
+      return "auto";
+    case Bind::kCore:
+      return "core";
+    case Bind::kNuma:
+      return "numa";
+    case Bind::kNone:
+      break;
+  }
+  return "none";
+}
+
+std::optional<Bind> parse_bind(std::string_view text) {
+  for (const Bind bind : {Bind::kAuto, Bind::kNone, Bind::kCore, Bind::kNuma}) {
+    if (text == to_string(bind)) return bind;
+  }
+  return std::nullopt;
+}
+
+int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
+  constexpr double kDefault = 30, kMost = 1e6;
+  const double seconds = peer_timeout ? std::strtod(peer_timeout->c_str(), nullptr) : kDefault;
+  return static_cast<int>(1000 * (seconds > 0 ? std::clamp(seconds, 1.0, kMost) : kDefault));
+}
+
+RankIdentity identify_rank(const Lookup& variable) {
+  RankIdentity identity;
+  identity.rank = first_number(variable, {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}, 0);
+  identity.size = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
+  identity.local_rank =
+      first_number(variable, {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, 0);
+  identity.local_size =
+      first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1);
+  return identity;
+}
+
+int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size) {
+  if (bind == Bind::kCore) return std::max(1, allowed_cores);
+  const int cores = bind == Bind::kNuma ? online_cores : allowed_cores;
+  return std::max(1, cores / std::max(1, local_size));
+}
+
+namespace {
+
+bool is_set(const std::vector<std::string>& environment, const std::string& name) {
+  return std::any_of(environment.begin(), environment.end(),
+                     [&](const std::string& variable) { return variable.starts_with(name + "="); });
+}
+
+}  // namespace
+
+void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
+  // The names of versions 4 and 5.
+  for (const char* name :
+       {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
+        "OMPI_MCA_osc_sm_backing_directory"}) {
+    if (!is_set(environment, name)) set_variable(environment, name, folder);
+  }
+}
+
+std::vector<std::string> rank_environment(std::vector<std::string> environment,
+                                          const RankIdentity& identity, int omp_threads) {
+  std::erase_if(environment,
+                [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
+  // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
+  // which MPI_Init takes for a contradiction.
+  set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
+  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last
+  // words off the screen.
+  const std::string backtrace_signals = "OMPI_MCA_opal_signal";
+  if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
+  set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
+  set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
+  set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));
+  set_variable(environment, "HVD_LOCAL_SIZE", std::to_string(identity.local_size));
+  if (omp_threads > 0) set_variable(environment, "OMP_NUM_THREADS", std::to_string(omp_threads));
+  return environment;
+}
+
+}  // namespace hvd::launcher

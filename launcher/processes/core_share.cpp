@@ -1,0 +1,123 @@
+#include "processes/core_share.h"
+
+#include <hwloc.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+
+namespace hvd::launcher {
+namespace {
+
+/// hwloc's view of a machine; null when there is none.
+class Machine {
+ public:
+  explicit Machine(const std::optional<std::string>& synthetic) {
+    if (::hwloc_topology_init(&topology_) != 0) return;
+    const bool chosen =
+        !synthetic || ::hwloc_topology_set_synthetic(topology_, synthetic->c_str()) == 0;
+    loaded_ = chosen && ::hwloc_topology_load(topology_) == 0;
+  }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  ~Machine() {
+    if (topology_ != nullptr) ::hwloc_topology_destroy(topology_);
+  }
+  hwloc_topology_t get() const { return loaded_ ? topology_ : nullptr; }
+
+ private:
+  hwloc_topology_t topology_ = nullptr;
+  bool loaded_ = false;
+};
+
+std::vector<int> cpus_of(hwloc_obj_t object, const std::vector<int>& allowed) {
+  std::vector<int> cpus;
+  for (int cpu = ::hwloc_bitmap_first(object->cpuset); cpu >= 0;
+       cpu = ::hwloc_bitmap_next(object->cpuset, cpu)) {
+    if (allowed.empty() || std::find(allowed.begin(), allowed.end(), cpu) != allowed.end())
+      cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+/// Where each rank's cores begin; nothing when whole shares do not fit into the nodes.
+std::optional<std::vector<std::size_t>> starts_within_nodes(const std::vector<Core>& cores,
+                                                            std::size_t share, std::size_t ranks) {
+  std::vector<std::size_t> starts;
+  for (std::size_t begin = 0; begin < cores.size();) {
+    std::size_t end = begin;
+    while (end < cores.size() && cores[end].numa == cores[begin].numa) ++end;
+    for (std::size_t at = begin; at + share <= end && starts.size() < ranks; at += share)
+      starts.push_back(at);
+    begin = end;
+  }
+  if (starts.size() < ranks) return std::nullopt;
+  return starts;
+}
+
+}  // namespace
+
+std::vector<Core> usable_cores(const std::vector<int>& allowed,
+                               const std::optional<std::string>& synthetic) {
+  const Machine machine(synthetic);
+  std::vector<Core> cores;
+  if (machine.get() == nullptr) {
+    for (const int cpu : allowed) cores.push_back({0, {cpu}});
+    return cores;
+  }
+  const int count = ::hwloc_get_nbobjs_by_type(machine.get(), HWLOC_OBJ_CORE);
+  for (int i = 0; i < count; ++i) {
+    const hwloc_obj_t object =
+        ::hwloc_get_obj_by_type(machine.get(), HWLOC_OBJ_CORE, static_cast<unsigned>(i));
+    Core core;
+    core.cpus = cpus_of(object, allowed);
+    core.numa = object->nodeset != nullptr ? ::hwloc_bitmap_first(object->nodeset) : 0;
+    if (!core.cpus.empty()) cores.push_back(std::move(core));
+  }
+  // Some machines number the cores of their nodes alternately.
+  std::stable_sort(cores.begin(), cores.end(),
+                   [](const Core& a, const Core& b) { return a.numa < b.numa; });
+  return cores;
+}
+
+CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_size,
+                   std::optional<double> quota) {
+  CoreShare result;
+  const auto ranks = static_cast<std::size_t>(std::max(1, local_size));
+  const std::size_t share = cores.size() / ranks;
+  double cpus = 0;
+  for (const Core& core : cores) cpus += static_cast<double>(core.cpus.size());
+  if (quota && *quota < cpus) {
+    const double granted = std::min(*quota, static_cast<double>(cores.size()));
+    result.threads = std::max(1, static_cast<int>(granted / static_cast<double>(ranks)));
+    return result;
+  }
+  result.threads = std::max<int>(1, static_cast<int>(share));
+  if (share == 0 || local_rank < 0 || local_rank >= local_size) return result;
+  const auto index = static_cast<std::size_t>(local_rank);
+  const auto starts = starts_within_nodes(cores, share, ranks);
+  const std::size_t begin = starts ? (*starts)[index] : index * share;
+  for (std::size_t i = begin; i < begin + share; ++i)
+    result.cpus.insert(result.cpus.end(), cores[i].cpus.begin(), cores[i].cpus.end());
+  return result;
+}
+
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  // The kernel wants room for all CPUs that it might have.
+  for (int size = 1024; size <= 1 << 20; size *= 2) {
+    cpu_set_t* const set = CPU_ALLOC(static_cast<std::size_t>(size));
+    const std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(size));
+    const bool known = set != nullptr && ::sched_getaffinity(0, bytes, set) == 0;
+    const bool too_small = !known && errno == EINVAL;
+    for (int cpu = 0; known && cpu < size; ++cpu) {
+      if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set)) cpus.push_back(cpu);
+    }
+    CPU_FREE(set);
+    if (!too_small) break;
+  }
+  return cpus;
+}
+
+}  // namespace hvd::launcher

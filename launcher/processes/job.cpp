@@ -1,0 +1,514 @@
+#include "processes/job.h"
+
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "processes/job_folder.h"
+#include "system/error.h"
+#include "system/socket.h"
+#include "system/text.h"
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Above these the ranks wait until the console, and the files, have taken some.
+constexpr std::size_t kMaxPending = 4 << 20;
+constexpr std::size_t kMaxPendingInFiles = 64 << 20;
+/// From the end of a survivor's grace to SIGKILL.
+constexpr milliseconds kKillDelay{500};
+/// After the ranks' grace: first mpirun is asked to end the job, then it is killed.
+constexpr milliseconds kMpirunPatience{1000};
+/// After mpirun's end: for the supervisors' last reports.
+constexpr milliseconds kReportPatience{1500};
+/// How long a reader that takes nothing is waited for when a job has failed, and when the user
+/// wants out.
+constexpr milliseconds kReaderPatience{10'000};
+constexpr milliseconds kHurriedPatience{1000};
+
+constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+Welcome terminal_size(int prefix) {
+  winsize size{};
+  if (::isatty(STDOUT_FILENO) != 1 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
+}
+
+/// HVD_PEER_TIMEOUT as the ranks get it.
+std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
+  const auto& variables = spec.variables;
+  const auto given = std::find_if(variables.rbegin(), variables.rend(), [](const auto& variable) {
+    return variable.first == kPeerTimeoutVariable;
+  });
+  if (given != variables.rend()) return given->second;
+  const char* value = std::getenv(kPeerTimeoutVariable);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+int to_ms(double seconds) {
+  return static_cast<int>(std::min(seconds * 1000, static_cast<double>(INT_MAX)));
+}
+
+}  // namespace
+
+Job::Job(const Options& options, LaunchPlan plan)
+    : options_(options),
+      plan_(std::move(plan)),
+      console_(STDOUT_FILENO, STDERR_FILENO),
+      server_(options.np, random_token(),
+              terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
+              plan_.spec.local_only, silence_limit_ms(value_for_ranks(plan_.spec)), *this) {
+  OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
+  if (options_.output_folder) output.folder = *options_.output_folder;
+  for (int rank = 0; rank < size(); ++rank) {
+    outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_, files_));
+  }
+  record_.ranks.resize(static_cast<std::size_t>(size()));
+  for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
+  record_.grace_s = options_.grace_s;
+  record_.tail_lines = options_.tail_lines;
+}
+
+int Job::run() {
+  block_signals();
+  record_.started_ns = realtime_ns();
+  if (options_.timeout_s > 0) timeout_at_ = Clock::now() + milliseconds(to_ms(options_.timeout_s));
+  start_timeout_at_ = Clock::now() + milliseconds(to_ms(options_.start_timeout_s));
+  start_mpirun();
+  while (!over()) {
+    wait_for_events();
+    notice_mpirun_end();
+    on_timers();
+  }
+  return finish();
+}
+
+void Job::block_signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::sigemptyset(&blocked_);
+  for (const int signal : kHandled) {
+    // nohup and a shell's '&' ask to ignore a signal; that wish holds for the job.
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&blocked_, signal);
+  }
+  ::sigprocmask(SIG_BLOCK, &blocked_, nullptr);
+  signals_ = UniqueFd(::signalfd(-1, &blocked_, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+void Job::start_mpirun() {
+  auto& variables = plan_.spec.variables;
+  variables.emplace_back(kPortVariable, std::to_string(server_.port()));
+  variables.emplace_back(kTokenVariable, server_.token());
+  remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
+  session_folder_.emplace();
+  plan_.spec.session_folder = session_folder_->path();
+  plan_.spec.silence_limit_s = silence_limit_ms(value_for_ranks(plan_.spec)) / 1000;
+  const MpirunCommand command = build_mpirun_command(plan_.spec);
+  if (options_.verbose) say(format_command(command));
+
+  Pipe output = make_pipe();
+  Pipe errors = make_pipe();
+  SpawnOptions spawn_options;
+  spawn_options.argv = command.argv;
+  spawn_options.environment = current_environment();
+  for (const auto& [name, value] : command.added_variables)
+    set_variable(spawn_options.environment, name, value);
+  spawn_options.stdout_fd = output.write_end.get();
+  spawn_options.stderr_fd = errors.write_end.get();
+  spawn_options.parent_death_signal = SIGTERM;
+  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once; they are to hear it
+  // from hvdrun, with its grace.
+  spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
+  const SpawnResult result = spawn(spawn_options);
+  if (result.error != 0) {
+    throw LaunchError(
+        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
+        "cannot run '" + command.argv[0] + "': " + std::strerror(result.error) +
+            "; expected Open MPI's mpirun in PATH: install it, or name it with HVD_MPIRUN");
+  }
+  mpirun_ = result.pid;
+  mpirun_stdout_ = std::move(output.read_end);
+  mpirun_stderr_ = std::move(errors.read_end);
+}
+
+void Job::wait_for_events() {
+  Poller poller;
+  poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
+  if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
+    server_.give_credit();
+  server_.add_to(poller);
+  for (UniqueFd* from : {&mpirun_stdout_, &mpirun_stderr_}) {
+    if (*from) poller.add(from->get(), POLLIN, [this, from](short) { on_mpirun_output(*from); });
+  }
+  console_.add_to(poller);
+  files_.add_to(poller);
+  poller.wait(next_timeout_ms());
+  server_.on_time();
+  notice_output_failures();
+}
+
+int Job::next_timeout_ms() {
+  const TimePoint now = Clock::now();
+  std::optional<TimePoint> next;
+  const auto consider = [&next](const std::optional<TimePoint>& timer) {
+    if (timer && (!next || *timer < *next)) next = timer;
+  };
+  for (const auto& timer :
+       {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_})
+    consider(timer);
+  consider(server_.next_deadline());
+  consider(files_.next_deadline());
+  for (const auto& output : outputs_) consider(output->show_partial(now));
+  if (!next) return -1;
+  const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+}
+
+void Job::on_timers() {
+  const TimePoint now = Clock::now();
+  const auto due = [now](std::optional<TimePoint>& timer) {
+    if (!timer || now < *timer) return false;
+    timer.reset();
+    return true;
+  };
+  if (due(start_timeout_at_) && !stopping() && !all_connected()) {
+    record_.timeout_s = options_.start_timeout_s;
+    begin_stop(StopCause::kStartTimeout, SIGTERM, options_.fail_grace_s);
+  }
+  if (due(timeout_at_) && !stopping()) {
+    record_.timeout_s = options_.timeout_s;
+    begin_stop(StopCause::kTimeout, SIGTERM, options_.grace_s);
+  }
+  if (due(end_mpirun_at_) && !mpirun_end_) {
+    killed_mpirun_ = true;
+    ::kill(mpirun_, SIGTERM);
+    kill_mpirun_at_ = now + kMpirunPatience;
+  }
+  if (due(kill_mpirun_at_) && !mpirun_end_) {
+    ::kill(mpirun_, SIGKILL);
+    server_.close_all();
+  }
+  if (due(give_up_at_)) {
+    server_.close_all();
+    mpirun_stdout_.reset();
+    mpirun_stderr_.reset();
+  }
+}
+
+void Job::on_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      for (int rank = 0; rank < size(); ++rank)
+        server_.send(rank, {.signal = signal, .stop = false, .kill_after_ms = -1});
+    } else if (signal != SIGCHLD) {
+      on_user_signal(signal);
+    }
+  }
+}
+
+void Job::on_user_signal(int signal) {
+  if (record_.cause == StopCause::kUserSignal) {
+    hurried_ = true;
+    return kill_now();
+  }
+  if (stopping()) return kill_now();  // a failed job's survivors have had their time
+  record_.user_signal = signal;
+  begin_stop(StopCause::kUserSignal, signal, options_.grace_s);
+}
+
+void Job::begin_stop(StopCause cause, int signal, double grace_s) {
+  if (stopping()) return;
+  record_.cause = cause;
+  record_.stop_ns = realtime_ns();
+  stop_signal_ = signal;
+  stop_grace_ms_ = to_ms(grace_s);
+  for (int rank = 0; rank < size(); ++rank) order_stop(rank);
+  // Ranks that have not come up yet hear of it from mpirun only.
+  const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
+  end_mpirun_at_ =
+      Clock::now() +
+      (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience : milliseconds(0));
+  release_if_settled();
+}
+
+void Job::order_stop(int rank) {
+  if (!rank_record(rank).connected || is_settled(rank)) return;
+  rank_record(rank).told_to_stop = true;
+  SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
+  if (record_.cause == StopCause::kRankFailed && rank_record(rank).uses_hvd) {
+    // It hears of the loss from hvd, and may want to save something before it ends.
+    order.after_ms = stop_grace_ms_;
+    order.kill_after_ms = static_cast<int>(kKillDelay.count());
+  }
+  server_.send(rank, order);
+}
+
+void Job::kill_now() {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!is_settled(rank))
+      server_.send(rank, {.signal = SIGKILL, .stop = true, .kill_after_ms = 0});
+  }
+  end_mpirun_at_ = Clock::now() + milliseconds(200);
+}
+
+void Job::on_hello(int rank, const Hello& hello) {
+  RankRecord& record = rank_record(rank);
+  const long long now = realtime_ns();
+  record.connected = true;
+  record.connected_ns = now;
+  record.host = hello.host;
+  record.local_rank = hello.local_rank;
+  record.supervisor_pid = hello.supervisor_pid;
+  if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
+    say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
+        ", the cores divided by the ranks of a host");
+  }
+  if (options_.verbose && hello.bound_cpus > 0) {
+    say("rank " + std::to_string(rank) + " is bound to " + std::to_string(hello.bound_cpus) +
+        " hardware threads of its host");
+  }
+  if (stopping()) order_stop(rank);
+}
+
+void Job::on_started(int rank, const Started& started) {
+  RankRecord& record = rank_record(rank);
+  record.pid = started.pid;
+  if (options_.verbose) {
+    say("rank " + std::to_string(rank) + " runs on " + record.host + ", local rank " +
+        std::to_string(record.local_rank) + ", pid " + std::to_string(started.pid));
+  }
+}
+
+void Job::on_notice(int rank, const Notice& notice) { take_notice(rank_record(rank), notice); }
+
+void Job::on_output(int rank, Stream stream, std::string_view bytes) {
+  outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
+}
+
+void Job::on_ended(int rank, const Ended& ended) {
+  notice_mpirun_end();  // ranks die of its death
+  RankRecord& record = rank_record(rank);
+  record.ended = ended;
+  server_.give_full_credit(rank);
+  if (ended.code != 0 && !stopping()) {
+    begin_stop(ended.stopped ? StopCause::kMpirunEnded : StopCause::kRankFailed, SIGTERM,
+               options_.fail_grace_s);
+  }
+}
+
+void Job::on_drained(int rank) {
+  rank_record(rank).drained = true;
+  outputs_[static_cast<std::size_t>(rank)]->finish();
+  if (stopping()) {
+    release_if_settled();
+  } else if (rank_record(rank).ended->code == 0) {
+    server_.release(rank);
+  }
+}
+
+void Job::on_lost(int rank) {
+  rank_record(rank).lost_ns = realtime_ns();
+  outputs_[static_cast<std::size_t>(rank)]->finish();
+  if (!stopping()) {
+    begin_stop(StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);
+  } else {
+    release_if_settled();
+  }
+}
+
+void Job::release_if_settled() {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank_record(rank).connected && !is_settled(rank)) return;
+  }
+  for (int rank = 0; rank < size(); ++rank) server_.release(rank);
+  // mpirun waits long for a host that has been lost.
+  const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
+                                [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
+  const TimePoint soon = Clock::now() + kMpirunPatience;
+  if (lost && end_mpirun_at_ && soon < *end_mpirun_at_) end_mpirun_at_ = soon;
+}
+
+void Job::on_mpirun_output(UniqueFd& from) {
+  if (!from) return;
+  std::array<char, 8192> buffer;
+  const ssize_t count = ::read(from.get(), buffer.data(), buffer.size());
+  if (count < 0 && errno == EINTR) return;
+  if (count <= 0) return from.reset();
+  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(count));
+  const std::string useful = mpirun_log_.feed(bytes);
+  console_.write(Stream::kStderr, Console::kNobody, options_.verbose ? bytes : useful);
+}
+
+void Job::notice_mpirun_end() {
+  if (mpirun_end_) return;
+  mpirun_end_ = try_wait(mpirun_);
+  if (!mpirun_end_) return;
+  end_mpirun_at_.reset();
+  kill_mpirun_at_.reset();
+  begin_stop(StopCause::kMpirunEnded, SIGTERM, options_.fail_grace_s);
+  end_mpirun_at_.reset();
+  bool settled = true;
+  for (int rank = 0; rank < size(); ++rank)
+    settled = settled && (is_settled(rank) || !rank_record(rank).connected);
+  give_up_at_ = Clock::now() + milliseconds(settled ? 0 : stop_grace_ms_) + kReportPatience;
+}
+
+bool Job::is_settled(int rank) const {
+  const RankRecord& record = record_.ranks[static_cast<std::size_t>(rank)];
+  return record.drained || record.lost_ns.has_value();
+}
+
+bool Job::all_connected() const {
+  return std::all_of(record_.ranks.begin(), record_.ranks.end(),
+                     [](const RankRecord& rank) { return rank.connected; });
+}
+
+bool Job::over() const {
+  return mpirun_end_ && !mpirun_stdout_ && !mpirun_stderr_ && server_.open_connections() == 0;
+}
+
+void Job::say(const std::string& text) {
+  console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n");
+}
+
+/// Who has gone does not come back: then the job ends, as it does under mpirun. A full disk may get
+/// room again, and must not cost the training.
+void Job::notice_output_failures() {
+  for (const std::string& failure : files_.take_failures()) note_lost_output(failure);
+  for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
+    const auto error = console_.failure(stream);
+    bool& told = told_of_failure_[static_cast<int>(stream)];
+    if (!error || told) continue;
+    told = true;
+    const std::string name = stream == Stream::kStdout ? "stdout" : "stderr";
+    if (*error == EPIPE) {
+      record_.lost_reader = name;
+      begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
+    } else {
+      note_lost_output("cannot write " + name + ": " + std::strerror(*error) +
+                       "; what the ranks print there is lost from here on");
+    }
+  }
+}
+
+void Job::note_lost_output(const std::string& text) {
+  record_.output_lost = true;
+  say(text);
+}
+
+void Job::collect_outcome() {
+  record_.ended_ns = realtime_ns();
+  record_.mpirun_code = mpirun_end_->code;
+  record_.mpirun_signal = killed_mpirun_ ? 0 : mpirun_end_->signal;
+  record_.mpirun_spoke = mpirun_log_.spoke();
+  if (mpirun_log_.abort()) record_.abort_rank = mpirun_log_.abort()->rank;
+  record_.improper_rank = mpirun_log_.improper_rank();
+  record_.mpirun_lacks_slots = mpirun_log_.lacks_slots();
+  record_.mpirun_lost_host = mpirun_log_.lost_host();
+  record_.mpirun_lacks_executable = mpirun_log_.lacks_executable();
+  note_suspects();
+  take_losses_from_mpirun(record_);
+  const auto leaver = early_leaver(record_);
+  if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
+    record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();
+  }
+}
+
+/// mpirun has the same text for any reason, which names the host or not.
+void Job::note_suspects() {
+  if (!record_.mpirun_lost_host) return;
+  std::vector<std::string> others, named;
+  for (const Host& host : plan_.spec.hosts) {
+    if (is_local_host(host.name, plan_.hostname)) continue;
+    others.push_back(host.name);
+    if (mpirun_log_.about_hosts().find(host.name) != std::string::npos) named.push_back(host.name);
+  }
+  record_.suspect_hosts = named.empty() ? others : named;
+}
+
+int Job::finish() {
+  write_files();
+  const std::string rest = mpirun_log_.finish();
+  collect_outcome();
+  if (!options_.verbose) {
+    console_.write(Stream::kStderr, Console::kNobody, rest);
+    if (exit_code(record_) != 0 && !is_explained(record_)) {
+      console_.write(Stream::kStderr, Console::kNobody, mpirun_log_.held());
+    }
+  }
+  const std::string message = final_message(record_);
+  if (options_.tag || !message.empty()) console_.finish_lines();
+  console_.write(Stream::kStderr, Console::kNobody, message);
+  write_out();
+  return exit_code(record_);
+}
+
+/// In the end: who waits too long for us learns it by signals.
+void Job::hurry_on_signals(Poller& poller) {
+  poller.add(signals_.get(), POLLIN, [this](short) {
+    signalfd_siginfo info{};
+    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGQUIT)
+        continue;
+      hurried_ = true;
+    }
+  });
+}
+
+/// Before the account, which says whether something was lost.
+void Job::write_files() {
+  for (const auto& output : outputs_) output->finish();
+  while (files_.pending() > 0) {
+    Poller poller;
+    hurry_on_signals(poller);
+    files_.add_to(poller);
+    poller.wait(100);
+    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
+    for (const std::string& failure : files_.take_failures(patience)) note_lost_output(failure);
+  }
+  notice_output_failures();
+}
+
+/// A job that did well waits for a reader as any program would. One that did not, or whose user
+/// wants out, ends though nobody reads.
+void Job::write_out() {
+  std::size_t seen = console_.progress();
+  TimePoint last = Clock::now();
+  bool leaving = exit_code(record_) != 0;
+  while (console_.pending() > 0) {
+    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
+    if (leaving && Clock::now() - last >= patience) break;
+    Poller poller;
+    hurry_on_signals(poller);
+    console_.add_to(poller);
+    poller.wait(leaving ? 100 : -1);
+    if (hurried_ && !leaving) leaving = record_.output_lost = true;
+    notice_output_failures();
+    if (console_.progress() != seen) {
+      seen = console_.progress();
+      last = Clock::now();
+    }
+  }
+  if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
+    return;
+  say("nobody reads stdout: " + std::to_string(console_.drop(Stream::kStdout)) +
+      " bytes of the ranks' output were dropped");
+  Poller poller;
+  console_.add_to(poller);
+  poller.wait(static_cast<int>(kHurriedPatience.count()));
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command/launch_plan.h"
+#include "command/options.h"
+#include "reports/console.h"
+#include "reports/file_writer.h"
+#include "reports/mpirun_log.h"
+#include "reports/outcome.h"
+#include "reports/rank_output.h"
+#include "reports/report_server.h"
+#include "system/process.h"
+#include "system/temporary_folder.h"
+
+namespace hvd::launcher {
+
+/// One run of a program under mpirun, from start to the last message. Not thread-safe: one thread,
+/// one poll loop.
+///
+///   running --rank failed, signal, timeout, mpirun ended--> stopping --all ranks settled-->
+///   released --mpirun ended--> over
+///      \------------- every rank ended well, mpirun ended
+///      ---------------------------------------------------------->  over
+///
+/// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
+/// failed ranks live until they are released, so that mpirun sees no failure, and stops nobody,
+/// before hvdrun has done so with the grace that it promises.
+class Job final : private RankObserver {
+ public:
+  /// @throws LaunchError.
+  Job(const Options& options, LaunchPlan plan);
+  /// The exit code for hvdrun. @throws LaunchError when mpirun cannot be started.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+
+  void on_hello(int rank, const Hello& hello) override;
+  void on_started(int rank, const Started& started) override;
+  void on_notice(int rank, const Notice& notice) override;
+  void on_output(int rank, Stream stream, std::string_view bytes) override;
+  void on_ended(int rank, const Ended& ended) override;
+  void on_drained(int rank) override;
+  void on_lost(int rank) override;
+
+  void block_signals();
+  void start_mpirun();
+  void wait_for_events();
+  int next_timeout_ms();
+  void on_timers();
+  void on_signals();
+  void on_user_signal(int signal);
+  void on_mpirun_output(UniqueFd& from);
+  void notice_mpirun_end();
+  void begin_stop(StopCause cause, int signal, double grace_s);
+  void order_stop(int rank);
+  void kill_now();
+  void release_if_settled();
+  bool stopping() const { return record_.cause != StopCause::kNone; }
+  bool over() const;
+  bool is_settled(int rank) const;
+  bool all_connected() const;
+  int size() const { return options_.np; }
+  RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
+  void say(const std::string& text);
+  void notice_output_failures();
+  void note_lost_output(const std::string& text);
+  void write_out();
+  void write_files();
+  void hurry_on_signals(Poller& poller);
+  void collect_outcome();
+  void note_suspects();
+  int finish();
+
+  const Options options_;
+  LaunchPlan plan_;
+  std::optional<TemporaryFolder> session_folder_;
+  Console console_;
+  FileWriter files_;
+  std::vector<std::unique_ptr<RankOutput>> outputs_;
+  ReportServer server_;
+  JobRecord record_;
+  MpirunLog mpirun_log_;
+
+  sigset_t blocked_{};
+  UniqueFd signals_;
+  pid_t mpirun_ = -1;
+  std::optional<ExitStatus> mpirun_end_;
+  UniqueFd mpirun_stdout_, mpirun_stderr_;
+
+  int stop_signal_ = 0;
+  int stop_grace_ms_ = 0;
+  bool killed_mpirun_ = false;
+  bool hurried_ = false;  ///< the user wants out, and asked twice
+  bool told_of_failure_[2] = {};
+  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_,
+      give_up_at_;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,118 @@
+#include "processes/job_folder.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace hvd::launcher {
+namespace {
+
+/// A folder is made a moment before it is locked.
+constexpr int kLockPatienceSeconds = 10;
+/// A segment has a name while ranks start, which HVD_START_TIMEOUT bounds, and whose default is
+/// half of this.
+constexpr int kStartPatienceSeconds = 600;
+
+struct Owned {
+  bool is = false;
+  bool folder = false;
+  std::time_t age = 0;
+};
+
+Owned owned(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0 || info.st_uid != ::geteuid()) return {};
+  return {true, S_ISDIR(info.st_mode), std::time(nullptr) - info.st_mtime};
+}
+
+UniqueFd open_folder(const std::filesystem::path& path) {
+  return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+/// Nobody can have it now, and nobody who comes later will find it.
+void remove_if_free(const std::filesystem::path& path, const UniqueFd& fd) {
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& parent,
+                                              std::string_view prefix) {
+  std::vector<std::filesystem::path> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+    if (entry.path().filename().string().starts_with(prefix)) found.push_back(entry.path());
+  }
+  return found;
+}
+
+/// All that processes of this user have mapped, as far as it may be seen.
+std::string own_maps() {
+  std::string maps;
+  for (const auto& process : entries_of("/proc", "")) {
+    if (process.filename().string().find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(process / "maps");
+    for (std::string line; std::getline(file, line);) {
+      if (line.find("vader_segment.") != std::string::npos) maps += line + "\n";
+    }
+  }
+  return maps;
+}
+
+}  // namespace
+
+std::optional<JobFolder> JobFolder::join(const std::filesystem::path& path) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return std::nullopt;
+    if (!owned(path).is) return std::nullopt;  // a stranger's
+    UniqueFd fd = open_folder(path);
+    if (!fd || ::flock(fd.get(), LOCK_SH) != 0) continue;
+    struct stat info {};
+    // The last holder may have removed it since.
+    if (::fstat(fd.get(), &info) == 0 && info.st_nlink > 0) return JobFolder(path, std::move(fd));
+  }
+  return std::nullopt;
+}
+
+JobFolder::~JobFolder() {
+  if (lock_) remove_if_free(path_, lock_);
+}
+
+void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix) {
+  for (const auto& path : entries_of(parent, prefix)) {
+    const Owned found = owned(path);
+    if (!found.is || !found.folder || found.age < kLockPatienceSeconds) continue;
+    const UniqueFd fd = open_folder(path);
+    if (fd) remove_if_free(path, fd);
+  }
+}
+
+void remove_stale_segments(const std::filesystem::path& shm) {
+  const auto is_old = [](const std::filesystem::path& path) {
+    const Owned found = owned(path);
+    return found.is && !found.folder && found.age >= kStartPatienceSeconds;
+  };
+  // "hvd-PID-TOKEN"
+  for (const auto& path : entries_of(shm, "hvd-")) {
+    const int pid = std::atoi(path.filename().c_str() + 4);
+    if (is_old(path) && pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH) ::unlink(path.c_str());
+  }
+  std::optional<std::string> maps;
+  for (const auto& path : entries_of(shm, "vader_segment.")) {
+    if (!is_old(path)) continue;
+    if (!maps) maps = own_maps();
+    if (maps->find(path.filename().string()) == std::string::npos) ::unlink(path.c_str());
+  }
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reports/notice_socket.h"
+#include "reports/report.h"
+#include "system/process.h"
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+
+/// A connection to hvdrun that has been welcomed.
+struct Connection {
+  UniqueFd fd;
+  FrameDecoder decoder;
+  Welcome welcome;
+  long long clock_offset_ns = 0;  ///< hvdrun's clock minus this host's
+};
+/// Proves to hvdrun that it has the token, and asks the same of it, before it says more; nothing
+/// when the other side is not this job's hvdrun. `same_clock`: both run on one host.
+std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
+                                    bool same_clock, int timeout_ms);
+
+/// The signals a supervisor and its front handle by reading them; to be blocked before either
+/// starts.
+sigset_t supervised_signals();
+
+/// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
+/// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
+///
+///   running --program ended--> reported --pipes at their end--> drained --release, or hvdrun
+///   gone--> done
+class RankSupervisor {
+ public:
+  /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
+  /// by line.
+  RankSupervisor(Connection connection, bool use_terminal);
+  /// `cpus`: what the program is bound to; empty: nothing.
+  int run(const std::vector<std::string>& program, std::vector<std::string> environment,
+          const std::vector<int>& cpus);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+
+  void start(const std::vector<std::string>& program, std::vector<std::string> environment,
+             const std::vector<int>& cpus);
+  UniqueFd open_stdout(UniqueFd& program_end) const;
+  void wait_for_events();
+  void on_timers();
+  void on_signals();
+  void on_hvdrun_readable();
+  void on_hvdrun_frame(const Frame& frame);
+  void on_hvdrun_gone();
+  /// Reads once; whether there was anything.
+  bool relay(UniqueFd& from, FrameType type);
+  void flush();
+  void relay_notices();
+  void notice_end();
+  void report_if_ended();
+  void finish_output();
+  bool may_read() const;
+  void stop(int signal, int kill_after_ms);
+  void stop_later(const SignalOrder& order);
+  void signal_program(int signal) const;
+  void pass_on(int signal) const;
+  int next_timeout_ms() const;
+  bool done() const;
+
+  Connection connection_;
+  const bool use_terminal_;
+  UniqueFd signals_;
+  NoticeSocket notices_;
+  UniqueFd stdout_, stderr_;
+  pid_t program_ = -1;
+  std::string outgoing_;
+  std::optional<Ended> ended_;
+  bool reported_ = false;
+  bool drained_ = false;
+  long long credit_ = 0;  ///< bytes of output that hvdrun can take
+  bool released_ = false;
+  bool stopped_ = false;
+  SignalOrder later_{
+      .signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_
+  std::optional<TimePoint> stop_at_, kill_at_, drain_until_;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,189 @@
+#include "processes/supervisor.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/cpu_quota.h"
+#include "command/rank_environment.h"
+#include "processes/core_share.h"
+#include "processes/job_folder.h"
+#include "processes/rank_supervisor.h"
+#include "reports/proof.h"
+#include "reports/report.h"
+#include "system/error.h"
+#include "system/process.h"
+#include "system/socket.h"
+#include "system/text.h"
+
+// Note [Two processes per rank]
+//
+// mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since
+// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed like that could not
+// tell how its program ended, and with a longer timeout mpirun sleeps through all of it. So mpirun
+// gets a front process, which only waits, and the supervisor proper is its child in a process group
+// of its own: it outlives the front, takes the front's death as "mpirun wants this rank stopped",
+// and still reports.
+//
+//   mpirun -- front -- supervisor (own group) -- program (own group)
+//
+// Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP
+// connection closing.
+
+namespace hvd::launcher {
+namespace {
+
+constexpr int kConnectTimeoutMs = 5'000;
+constexpr int kConnectAttempts = 3;
+constexpr const char* kSharedMemory = "/dev/shm";
+constexpr const char* kSharedPrefix = "hvdrun-";
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+/// What this rank gets of its host. Under Bind::kNone only the number of threads counts; where
+/// mpirun binds, its mask is the rank's own share already.
+CoreShare find_share(const RankIdentity& identity) {
+  const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
+  if (bind != Bind::kAuto && variable("OMP_NUM_THREADS")) return {};
+  const std::vector<int> allowed = allowed_cpus();
+  const std::vector<Core> cores = usable_cores(allowed);
+  const auto quota = cpu_quota();
+  CoreShare share;
+  if (bind == Bind::kAuto || bind == Bind::kNone) {
+    share = share_of(cores, identity.local_rank, identity.local_size, quota);
+    if (bind == Bind::kNone) share.cpus.clear();
+    return share;
+  }
+  share.threads =
+      default_omp_threads(bind, static_cast<int>(cores.size()),
+                          static_cast<int>(usable_cores({}).size()), identity.local_size);
+  return share;
+}
+
+std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port,
+                                      const Hello& hello) {
+  for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
+    tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
+    auto connection = introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
+                                hello.host == variable(kHostVariable), kConnectTimeoutMs);
+    if (connection) return connection;
+  }
+  return std::nullopt;
+}
+
+/// Loopback is tried only where the host's name says that hvdrun runs here: elsewhere that port may
+/// belong to a stranger.
+std::optional<Connection> connect_to_launcher(const Hello& hello) {
+  const std::string addresses = variable(kAddressesVariable).value_or("");
+  const auto port =
+      static_cast<std::uint16_t>(std::atoi(variable(kPortVariable).value_or("0").c_str()));
+  for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
+    if (hello.host == variable(kHostVariable)) {
+      if (auto connection = try_connect({"127.0.0.1"}, port, hello)) return connection;
+    }
+    if (auto connection = try_connect(split(addresses, ','), port, hello)) return connection;
+    ::usleep(200'000);
+  }
+  std::fprintf(stderr,
+               "hvdrun: rank %d on %s cannot reach hvdrun on %s, port %u; tried %s. Every host "
+               "must be able to open a TCP "
+               "connection to the one that runs hvdrun: check its firewall and routes.\n",
+               hello.rank, hello.host.c_str(), variable(kHostVariable).value_or("?").c_str(),
+               unsigned{port}, addresses.empty() ? "127.0.0.1" : addresses.c_str());
+  return std::nullopt;
+}
+
+int supervise(const std::vector<std::string>& program, const RankIdentity& identity) {
+  const CoreShare share = find_share(identity);
+  const int omp_threads = variable("OMP_NUM_THREADS") ? 0 : share.threads;
+  Hello hello;
+  hello.rank = identity.rank;
+  hello.size = identity.size;
+  hello.local_rank = identity.local_rank;
+  hello.local_size = identity.local_size;
+  hello.host = own_hostname();
+  hello.supervisor_pid = ::getpid();
+  hello.omp_threads = omp_threads;
+  hello.bound_cpus = static_cast<int>(share.cpus.size());
+  auto connection = connect_to_launcher(hello);
+  if (!connection) return static_cast<int>(ExitCode::kUnavailable);
+
+  if (identity.local_rank == 0) {
+    remove_abandoned(kSharedMemory, kSharedPrefix);
+    remove_stale_segments(kSharedMemory);
+  }
+  // The same for all ranks of the job on this host; the token itself must not show.
+  const auto shared = JobFolder::join(std::string(kSharedMemory) + "/" + kSharedPrefix +
+                                      hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16));
+  std::vector<std::string> environment =
+      rank_environment(current_environment(), identity, omp_threads);
+  if (shared) put_segments_into(environment, shared->path());
+  RankSupervisor supervisor(std::move(*connection), variable(kOutputTtyVariable) == "1");
+  return supervisor.run(program, std::move(environment), share.cpus);
+}
+
+int become_program(const std::vector<std::string>& program, const RankIdentity& identity) {
+  const CoreShare share = find_share(identity);
+  SpawnOptions options;
+  options.argv = program;
+  options.environment = rank_environment(current_environment(), identity,
+                                         variable("OMP_NUM_THREADS") ? 0 : share.threads);
+  bind_to(share.cpus);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  std::vector<char*> argv;
+  for (std::string& word : options.argv) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::vector<char*> environment;
+  for (std::string& entry : options.environment) environment.push_back(entry.data());
+  environment.push_back(nullptr);
+  ::execvpe(argv[0], argv.data(), environment.data());
+  const int error = errno;
+  std::fprintf(stderr, "hvdrun: cannot run '%s': %s\n", argv[0], std::strerror(error));
+  return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
+}
+
+/// The front process: passes on what somebody sends to mpirun's direct child and ends as the
+/// supervisor does.
+int wait_as_front(pid_t supervisor, const sigset_t& signals) {
+  while (true) {
+    const int signal = ::sigwaitinfo(&signals, nullptr);
+    if (signal > 0 && signal != SIGCHLD) ::kill(supervisor, signal);
+    if (const auto ended = try_wait(supervisor)) return ended->code;
+  }
+}
+
+}  // namespace
+
+int run_supervisor(const std::vector<std::string>& program) {
+  const RankIdentity identity = identify_rank(variable);
+  if (!variable(kTokenVariable)) return become_program(program, identity);
+
+  const sigset_t signals = supervised_signals();
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  const pid_t front = ::getpid();
+  const pid_t supervisor = ::fork();
+  if (supervisor < 0) {
+    std::fprintf(stderr, "hvdrun: rank %d: fork: %s\n", identity.rank, std::strerror(errno));
+    return static_cast<int>(ExitCode::kInternal);
+  }
+  if (supervisor > 0) return wait_as_front(supervisor, signals);
+
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != front) return static_cast<int>(ExitCode::kInternal);
+  return supervise(program, identity);
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,437 @@
+#include "reports/outcome.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "system/error.h"
+#include "system/text.h"
+
+namespace hvd::launcher {
+namespace {
+
+bool failed_alone(const RankRecord& rank) {
+  return rank.ended && rank.ended->code != 0 && !rank.ended->stopped;
+}
+
+/// It said that it was ending badly before anybody told it to.
+bool confessed(const RankRecord& rank) {
+  return rank.death && rank.death->code != 0 && !rank.death->stopped &&
+         !(rank.ended && rank.ended->code == 0);
+}
+
+long long end_time(const RankRecord& rank) {
+  return rank.ended ? rank.ended->time_ns : *rank.lost_ns;
+}
+
+/// When the rank failed of its own; none when it did not.
+std::optional<long long> fault_time(const RankRecord& rank) {
+  const bool lost = !rank.ended && rank.lost_ns && !rank.told_to_stop;
+  if (confessed(rank)) return rank.death->time_ns;
+  if (failed_alone(rank) || lost) return end_time(rank);
+  return std::nullopt;
+}
+
+/// Another rank's loss came before its own end.
+bool is_consequence(const RankRecord& rank) {
+  const auto fault = fault_time(rank);
+  return fault && rank.loss && rank.loss->time_ns <= *fault;
+}
+
+/// It ended without a fault of its own, but without hvd::shutdown().
+bool left_unannounced(const RankRecord& rank) {
+  return rank.death && rank.death->kind == "exit" && rank.death->code == 0 &&
+         !rank.death->stopped && (!rank.loss || rank.death->time_ns <= rank.loss->time_ns);
+}
+
+std::vector<int> ranks_where(const JobRecord& job, bool (*condition)(const RankRecord&)) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+    if (condition(job.ranks[i])) ranks.push_back(static_cast<int>(i));
+  }
+  return ranks;
+}
+
+std::vector<int> without(std::vector<int> ranks, int rank) {
+  std::erase(ranks, rank);
+  return ranks;
+}
+
+std::string count_ranks(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
+std::string where(const RankRecord& rank) {
+  std::string text = "host " + rank.host + "  local rank " + std::to_string(rank.local_rank);
+  if (rank.pid > 0) text += "  pid " + std::to_string(rank.pid);
+  return text;
+}
+
+/// How the blamed rank ended, in words.
+std::string describe_end(const JobRecord& job, int index) {
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+  if (!rank.ended) return "lost: its supervisor's connection broke without a report";
+  const Ended& ended = *rank.ended;
+  if (ended.start_error != 0)
+    return std::string("its program could not be started: ") + std::strerror(ended.start_error);
+  if (confessed(rank) && ended.stopped) {
+    return rank.death->kind == "exit"
+               ? "exited with code " + std::to_string(rank.death->code)
+               : "uncaught exception, then " + signal_name(ended.signal) + " from hvdrun";
+  }
+  std::string text = ended.signal != 0 ? "killed by " + signal_name(ended.signal) + " (" +
+                                             std::to_string(ended.signal) + ")"
+                                       : "exited with code " + std::to_string(ended.code);
+  if (ended.dumped_core) text += ", core dumped";
+  if (job.abort_rank == index) text += " (it called MPI_Abort)";
+  return text;
+}
+
+std::string hint(const RankRecord& rank) {
+  if (!rank.ended)
+    return "its host may have died or left the network: see whether " + rank.host +
+           " still answers";
+  if (rank.ended->signal == SIGKILL) {
+    return "SIGKILL without a message is often the out-of-memory killer: see dmesg on " + rank.host;
+  }
+  return {};
+}
+
+/// Its lines after the first are indented as the message is.
+std::string indented(std::string_view text) {
+  std::string result;
+  for (const std::string& line : split(text, '\n')) result += "        " + line + "\n";
+  return result;
+}
+
+/// What the rank itself said of its end.
+std::string own_words(const RankRecord& rank) {
+  constexpr int kShutdownStatus = 5;  // hvd::StatusCode::kShutdown
+  std::string text;
+  if (rank.death && !rank.death->stopped && rank.death->kind == "exit")
+    text += "        it ended without hvd::shutdown()\n";
+  if (rank.death && !rank.death->stopped && !rank.death->text.empty())
+    text += indented(rank.death->text);
+  if (is_consequence(rank)) {
+    text += indented(rank.loss->text);
+    if (rank.loss->code == kShutdownStatus)
+      text +=
+          "        (ranks with uneven numbers of batches call hvd::join() before "
+          "hvd::shutdown())\n";
+  }
+  return text;
+}
+
+std::string last_lines(const JobRecord& job, int rank) {
+  if (job.tail_lines == 0) return {};
+  if (job.stderr_tail.empty())
+    return "        rank " + std::to_string(rank) + " wrote nothing to stderr\n";
+  std::string text = "        last stderr lines of rank " + std::to_string(rank) + ":\n";
+  for (const std::string& line : job.stderr_tail) text += "        | " + line + "\n";
+  return text;
+}
+
+/// Its supervisor has not been heard of again: the connection broke, or was still silent at the
+/// end.
+bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
+
+bool never_started(const RankRecord& rank) { return !rank.connected; }
+
+bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->stopped; }
+
+/// Ranks whose end nobody saw, `except` the blamed one, which has a line of its own.
+std::string lost_line(const JobRecord& job, int except) {
+  const std::vector<int> lost = without(ranks_where(job, is_lost), except);
+  return lost.empty() ? ""
+                      : "        also lost without a report: " + count_ranks(lost.size()) + " (" +
+                            format_ranks(lost) + ")\n";
+}
+
+/// "host a (ranks 0, 1) or host b (ranks 2, 3)"
+std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
+  std::vector<std::pair<std::string, std::vector<int>>> hosts;
+  for (const int rank : ranks) {
+    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    if (hosts.empty() || hosts.back().first != name) hosts.emplace_back(name, std::vector<int>{});
+    hosts.back().second.push_back(rank);
+  }
+  std::vector<std::string> parts;
+  for (const auto& [name, members] : hosts)
+    parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
+                    format_ranks(members) + ")");
+  return join(parts, " or ");
+}
+
+/// Of the hosts that mpirun may have lost; empty when they are not known.
+std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
+  std::erase_if(ranks, [&](int rank) {
+    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    return std::find(job.suspect_hosts.begin(), job.suspect_hosts.end(), name) ==
+           job.suspect_hosts.end();
+  });
+  return hosts_of(job, ranks);
+}
+
+/// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of
+/// a loss: then their hosts, or the way there, are the cause.
+std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(blamed)];
+  std::vector<int> lost;
+  if (!is_consequence(rank)) return lost;
+  for (const int other : ranks_where(job, is_lost)) {
+    if (job.ranks[static_cast<std::size_t>(other)].host != rank.host) lost.push_back(other);
+  }
+  return lost;
+}
+
+std::string stopped_line(const JobRecord& job, int blamed) {
+  const std::vector<int> stopped = ranks_where(job, stopped_by_us);
+  const std::vector<int> followed = without(ranks_where(job, failed_alone), blamed);
+  const std::vector<int> absent = ranks_where(job, never_started);
+  const double took = static_cast<double>(job.ended_ns - job.stop_ns) / 1e9;
+  std::string text = "hvdrun: ";
+  if (!followed.empty())
+    text += count_ranks(followed.size()) + " (" + format_ranks(followed) + ") ended after it; ";
+  const std::vector<int> others = without(stopped, blamed);
+  if (!others.empty())
+    text += "stopped the other " + count_ranks(others.size()) + " (" + format_ranks(others) +
+            "), gone " + format_duration(took) + " later; ";
+  if (!absent.empty())
+    text += count_ranks(absent.size()) + " (" + format_ranks(absent) + ") had not started; ";
+  return text + "exit code " + std::to_string(exit_code(job)) + "\n";
+}
+
+std::string failure_message(const JobRecord& job, int index) {
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+  std::string text =
+      "hvdrun: rank " + std::to_string(index) + " failed first: " + describe_end(job, index) +
+      "  " + where(rank) + "  after " +
+      format_duration(static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9) + "\n";
+  if (const std::string advice = hint(rank); !advice.empty()) text += "        (" + advice + ")\n";
+  text += own_words(rank) + lost_line(job, index) + last_lines(job, index);
+  const std::vector<int> lost = lost_elsewhere(job, index);
+  if (lost.empty()) return text + stopped_line(job, index);
+  return text + "hvdrun: lost " + hosts_of(job, lost) +
+         ": nothing was heard of it any more; it died, or the network between is cut; exit code " +
+         std::to_string(exit_code(job)) + "\n";
+}
+
+std::string leaver_message(const JobRecord& job, int index) {
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+  return "hvdrun: rank " + std::to_string(index) +
+         (rank.left ? " ended with code 0 after hvd::shutdown() while other ranks were running  "
+          : rank.uses_hvd
+              ? " ended with code 0 but without hvd::shutdown() while other ranks were running  "
+              : " ended with code 0 but without MPI_Finalize while other ranks were running  ") +
+         where(rank) + "\n        " +
+         (rank.left ? "(the others still needed it: a rank that has no more data calls hvd::join() "
+                      "before hvd::shutdown())\n"
+          : rank.uses_hvd
+              ? "(a rank must not leave a job alone: call hvd::shutdown() on every rank)\n"
+              : "(a rank must not leave a job alone: call MPI_Finalize() on every rank)\n") +
+         last_lines(job, index) + stopped_line(job, index);
+}
+
+/// Ranks that had to be killed because the signal they were given did not end them.
+std::vector<int> killed_after_grace(const JobRecord& job) {
+  return ranks_where(job, [](const RankRecord& rank) {
+    return stopped_by_us(rank) && rank.ended && rank.ended->signal == SIGKILL;
+  });
+}
+
+std::string stop_message(const JobRecord& job, const std::string& why) {
+  const std::vector<int> stopped = ranks_where(job, stopped_by_us);
+  std::string text = "hvdrun: " + why;
+  if (!stopped.empty())
+    text += "; stopped " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + ")";
+  if (const auto killed = killed_after_grace(job); !killed.empty()) {
+    text += "; " + count_ranks(killed.size()) + " (" + format_ranks(killed) +
+            ") did not end within " + format_duration(job.grace_s) + " and " +
+            (killed.size() == 1 ? "was" : "were") + " killed";
+  }
+  return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
+}
+
+std::string unexplained_message(const JobRecord& job) {
+  const std::string code = "; exit code " + std::to_string(exit_code(job)) + "\n";
+  const std::vector<int> missing = ranks_where(job, never_started);
+  if (job.mpirun_lacks_slots)
+    return "hvdrun: the hosts have too few slots for this job (mpirun's message is above)" + code;
+  if (job.mpirun_lost_host) {
+    const std::string hosts = suspects_of(job, missing);
+    return "hvdrun: " + (hosts.empty() ? "a host" : hosts) +
+           " could not be reached or was lost (mpirun's message is above)" + code;
+  }
+  if (job.mpirun_lacks_executable) {
+    return "hvdrun: mpirun did not find hvdrun on every host; it must be installed at the same "
+           "path on all of them "
+           "(mpirun's message is above)" +
+           code;
+  }
+  if (!missing.empty()) {
+    return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) + " before " +
+           count_ranks(missing.size()) + " (" + format_ranks(missing) + ") had started" +
+           (job.mpirun_spoke ? "" : ", and without a message") + code;
+  }
+  return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) +
+         ", though no rank failed" +
+         (job.mpirun_spoke ? " (its message is above)" : ", and without a message") + code;
+}
+
+}  // namespace
+
+void take_notice(RankRecord& rank, Notice notice) {
+  if (notice.kind == "init") {
+    rank.uses_hvd = true;
+    rank.left = false;
+    rank.death.reset();
+    rank.loss.reset();
+  } else if (notice.kind == "left") {
+    rank.left = true;
+  } else if (notice.kind == "loss") {
+    if (!rank.loss) rank.loss = std::move(notice);
+  } else if (notice.kind == "throw" || notice.kind == "exit") {
+    if (!rank.death) rank.death = std::move(notice);
+  }
+}
+
+void take_losses_from_mpirun(JobRecord& job) {
+  if (job.cause != StopCause::kMpirunEnded || job.mpirun_signal != 0 || !job.mpirun_lost_host)
+    return;
+  for (RankRecord& rank : job.ranks) {
+    if (!rank.connected || rank.ended) continue;
+    rank.told_to_stop = false;
+    rank.lost_ns = job.stop_ns;
+  }
+}
+
+std::optional<int> first_failure(const std::vector<RankRecord>& ranks) {
+  std::optional<int> first;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const RankRecord& rank = ranks[i];
+    const auto time = fault_time(rank);
+    if (!time) continue;
+    if (first) {
+      const RankRecord& known = ranks[static_cast<std::size_t>(*first)];
+      if (std::pair(is_consequence(known), *fault_time(known)) <=
+          std::pair(is_consequence(rank), *time))
+        continue;
+    }
+    first = static_cast<int>(i);
+  }
+  return first;
+}
+
+namespace {
+
+/// Of those that hvd says ended without shutdown(), and without a fault of their own, when nothing
+/// else explains how the others ended.
+std::optional<int> unannounced_leaver(const JobRecord& job) {
+  const auto failed = first_failure(job.ranks);
+  if (!failed || !is_consequence(job.ranks[static_cast<std::size_t>(*failed)])) return std::nullopt;
+  std::optional<int> first;
+  for (const int index : ranks_where(job, left_unannounced)) {
+    const auto time_of = [&](int i) {
+      return job.ranks[static_cast<std::size_t>(i)].death->time_ns;
+    };
+    if (!first || time_of(index) < time_of(*first)) first = index;
+  }
+  return first;
+}
+
+}  // namespace
+
+std::optional<int> early_leaver(const JobRecord& job) {
+  if (const auto leaver = unannounced_leaver(job)) return leaver;
+  if (!job.improper_rank || *job.improper_rank < 0 ||
+      *job.improper_rank >= static_cast<int>(job.ranks.size())) {
+    return std::nullopt;
+  }
+  // mpirun's text alone is not to be believed: our own record must agree.
+  const RankRecord& rank = job.ranks[static_cast<std::size_t>(*job.improper_rank)];
+  if (!rank.ended || rank.ended->code != 0) return std::nullopt;
+  const auto failed = first_failure(job.ranks);
+  if (failed && *fault_time(job.ranks[static_cast<std::size_t>(*failed)]) < rank.ended->time_ns)
+    return std::nullopt;
+  return job.improper_rank;
+}
+
+namespace {
+
+/// Somebody killed mpirun; what the ranks made of it is not their failure.
+bool mpirun_was_killed(const JobRecord& job) {
+  return job.cause == StopCause::kMpirunEnded && job.mpirun_signal != 0;
+}
+
+}  // namespace
+
+bool is_explained(const JobRecord& job) {
+  return mpirun_was_killed(job) || job.cause == StopCause::kReaderGone ||
+         job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
+         early_leaver(job) || first_failure(job.ranks);
+}
+
+int exit_code(const JobRecord& job) {
+  if (job.cause == StopCause::kUserSignal) return 128 + job.user_signal;
+  if (job.cause == StopCause::kTimeout) return static_cast<int>(ExitCode::kTimeout);
+  if (job.cause == StopCause::kReaderGone) return static_cast<int>(ExitCode::kReaderGone);
+  if (mpirun_was_killed(job)) return static_cast<int>(ExitCode::kInternal);
+  if (early_leaver(job)) return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code : 1;
+  if (const auto failed = first_failure(job.ranks)) {
+    const RankRecord& rank = job.ranks[static_cast<std::size_t>(*failed)];
+    if (!rank.ended || !lost_elsewhere(job, *failed).empty())
+      return static_cast<int>(ExitCode::kUnavailable);
+    return confessed(rank) && rank.ended->stopped ? rank.death->code : rank.ended->code;
+  }
+  if (job.cause == StopCause::kStartTimeout) return static_cast<int>(ExitCode::kUnavailable);
+  const bool all_well = std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
+    return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
+  });
+  // Every rank said that it ended well; then mpirun's own trouble while it cleaned up does not make
+  // the job a failure.
+  if (all_well) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
+  if (job.mpirun_lacks_slots || job.mpirun_lost_host)
+    return static_cast<int>(ExitCode::kUnavailable);
+  if (job.mpirun_lacks_executable) return static_cast<int>(ExitCode::kNotFound);
+  return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code
+                                                       : static_cast<int>(ExitCode::kInternal);
+}
+
+std::string final_message(const JobRecord& job) {
+  switch (job.cause) {
+    case StopCause::kUserSignal:
+      return stop_message(job, "got " + signal_name(job.user_signal));
+    case StopCause::kTimeout:
+      return stop_message(job,
+                          "the job ran longer than --timeout " + format_duration(job.timeout_s));
+    case StopCause::kReaderGone:
+      return stop_message(job, "nobody reads " + job.lost_reader + " any more");
+    case StopCause::kStartTimeout: {
+      const std::vector<int> missing = ranks_where(job, never_started);
+      if (!first_failure(job.ranks)) {
+        return stop_message(job, count_ranks(missing.size()) + " (" + format_ranks(missing) +
+                                     ") did not start within " + format_duration(job.timeout_s) +
+                                     ": see whether every host answers to the remote shell");
+      }
+      break;
+    }
+    case StopCause::kNone:
+    case StopCause::kRankFailed:
+    case StopCause::kMpirunEnded:
+      break;
+  }
+  if (mpirun_was_killed(job)) {
+    return stop_message(job, "mpirun was killed by " + signal_name(job.mpirun_signal) + " (" +
+                                 std::to_string(job.mpirun_signal) + "), not by hvdrun");
+  }
+  if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
+  if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);
+  if (exit_code(job) == static_cast<int>(ExitCode::kOutputLost) && job.output_lost)
+    return "hvdrun: the ranks ended well, but part of what they printed was lost; exit code " +
+           std::to_string(exit_code(job)) + "\n";
+  return exit_code(job) == 0 ? "" : unexplained_message(job);
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reports/report.h"
+
+namespace hvd::launcher {
+
+/// What hvdrun knows about one rank.
+struct RankRecord {
+  bool connected = false;  ///< its supervisor said hello at some time
+  std::string host;        ///< before that: where it is to run, if hvdrun knows
+  int local_rank = 0;
+  int supervisor_pid = 0;
+  int pid = 0;                 ///< 0: the program never started
+  long long connected_ns = 0;  ///< hvdrun's clock, as are all times here
+  std::optional<Ended> ended;
+  std::optional<long long>
+      lost_ns;  ///< the connection broke before the supervisor could say how its program ended
+  bool drained = false;       ///< all its output has come
+  bool told_to_stop = false;  ///< hvdrun ordered it to end
+
+  // What the program has said of itself (runtime/supervisor_notice.h).
+  bool uses_hvd = false;
+  bool left = false;            ///< it has called hvd::shutdown()
+  std::optional<Notice> death;  ///< an exception that nobody catches, or exit() without shutdown()
+  std::optional<Notice> loss;   ///< it was told that another rank is lost or has left
+};
+
+/// Why a job ends before its ranks are all done.
+enum class StopCause {
+  kNone,
+  kRankFailed,
+  kUserSignal,
+  kTimeout,
+  kMpirunEnded,
+  kStartTimeout,
+  kReaderGone,
+};
+
+/// Everything that the last message and the exit code depend on.
+struct JobRecord {
+  std::vector<RankRecord> ranks;
+  StopCause cause = StopCause::kNone;
+  long long started_ns = 0;
+  long long stop_ns = 0;  ///< when the ranks were told to stop
+  long long ended_ns = 0;
+  int user_signal = 0;
+  double timeout_s = 0;
+  double grace_s = 0;
+
+  std::string lost_reader;   ///< for kReaderGone: of which of hvdrun's streams
+  bool output_lost = false;  ///< something that ranks printed could not be written, and was said so
+
+  int mpirun_code = 0;                     ///< exit code, or 128 + signal
+  int mpirun_signal = 0;                   ///< what killed it, unless hvdrun did
+  bool mpirun_spoke = false;               ///< it printed something
+  std::optional<int> abort_rank;           ///< mpirun: this rank called MPI_Abort
+  std::optional<int> improper_rank;        ///< mpirun: this rank left without MPI_Finalize
+  std::vector<std::string> suspect_hosts;  ///< mpirun lost or never reached one of these
+  bool mpirun_lacks_slots = false, mpirun_lost_host = false, mpirun_lacks_executable = false;
+
+  /// Of the rank that is to blame.
+  std::vector<std::string> stderr_tail;
+  int tail_lines = 20;  ///< how many of them are kept; 0: the user wants none
+};
+
+void take_notice(RankRecord& rank, Notice notice);
+
+/// When mpirun was the first to miss a host and ended for it: what never answered again was lost
+/// before hvdrun told it to stop. To be called once the record is complete.
+void take_losses_from_mpirun(JobRecord& job);
+
+/// The rank whose end came first among those that nobody had told to stop, and that did not end for
+/// the loss of another as long as there is one; none when every rank did well.
+std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
+
+/// A rank that ended with code 0 while others went on, and so ended the job: hvd tells the others
+/// when one ends without shutdown(), and mpirun stops everybody when a rank that called MPI_Init
+/// leaves without MPI_Finalize.
+std::optional<int> early_leaver(const JobRecord& job);
+
+/// A rank's own record explains the end, so mpirun's account of it can be left out.
+bool is_explained(const JobRecord& job);
+
+/// hvdrun's exit code.
+int exit_code(const JobRecord& job);
+
+/// The last message, for stderr; empty when the job went well. Ends in a newline.
+std::string final_message(const JobRecord& job);
+
+}  // namespace hvd::launcher

@@ -1,0 +1,97 @@
+#include "reports/rank_output.h"
+
+#include <algorithm>
+
+#include "system/error.h"
+
+namespace hvd::launcher {
+namespace {
+
+constexpr Stream kStreams[] = {Stream::kStdout, Stream::kStderr};
+
+std::string padded(int rank, int size, char fill) {
+  const std::string text = std::to_string(rank);
+  const std::size_t width = std::to_string(size - 1).size();
+  return std::string(width > text.size() ? width - text.size() : 0, fill) + text;
+}
+
+/// A line is shown in one piece up to this size; a job of many ranks has less for each.
+std::size_t longest_segment(int size) {
+  constexpr std::size_t kLeast = 64 * 1024, kMost = 16 << 20, kTogether = 256 << 20;
+  return std::clamp(kTogether / (2 * static_cast<std::size_t>(size)), kLeast, kMost);
+}
+
+}  // namespace
+
+std::string rank_folder(int rank, int size) { return "rank." + padded(rank, size, '0'); }
+
+std::string rank_prefix(int rank, int size) {
+  std::string prefix = padded(rank, size, ' ');
+  prefix.insert(prefix.begin(), '[');
+  return prefix += "] ";
+}
+
+RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console,
+                       FileWriter& files)
+    : rank_(rank),
+      tag_(options.tag),
+      prefix_(options.tag ? rank_prefix(rank, size) : ""),
+      console_(console),
+      files_(files),
+      channels_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}},
+                {.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}}},
+      tail_(static_cast<std::size_t>(options.tail_lines)) {
+  if (!options.folder) return;
+  const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() +
+                                            ": " + error.message());
+  }
+  for (const Stream stream : kStreams) {
+    channels_[static_cast<int>(stream)].file =
+        files_.create(folder / (stream == Stream::kStdout ? "stdout" : "stderr"));
+  }
+}
+
+void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
+  Channel& channel = channels_[static_cast<int>(stream)];
+  channel.last_fed = now;
+  if (channel.file) files_.write(*channel.file, bytes);
+  if (stream == Stream::kStderr) tail_.feed(bytes);
+  for (const std::string& segment : channel.splitter.feed(bytes)) show(stream, segment);
+}
+
+std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
+  std::optional<TimePoint> next;
+  for (const Stream stream : kStreams) {
+    Channel& channel = channels_[static_cast<int>(stream)];
+    if (!shows_partial(stream) || !channel.splitter.has_partial()) continue;
+    const TimePoint due = channel.last_fed + kPartialDelay;
+    if (now >= due) {
+      show(stream, channel.splitter.take_partial());
+    } else if (!next || due < *next) {
+      next = due;
+    }
+  }
+  return next;
+}
+
+void RankOutput::finish() {
+  for (const Stream stream : kStreams) {
+    Channel& channel = channels_[static_cast<int>(stream)];
+    show(stream, channel.splitter.take_rest());
+    if (channel.file) files_.close(*channel.file);
+  }
+}
+
+void RankOutput::show(Stream stream, const std::string& segment) {
+  if (segment.empty()) return;
+  // A bar that starts with '\r' has no line of its own to return to yet.
+  const bool continued = console_.continues(stream, owner(stream));
+  if (tag_ && !continued && segment == "\r") return;
+  console_.write(stream, owner(stream), tag_ && !continued ? prefix_ + segment : segment);
+}
+
+}  // namespace hvd::launcher

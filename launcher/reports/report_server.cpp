@@ -1,0 +1,251 @@
+#include "reports/report_server.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "reports/proof.h"
+#include "system/process.h"
+#include "system/socket.h"
+
+namespace hvd::launcher {
+namespace {
+
+/// Strangers that may hold a connection at once.
+constexpr std::size_t kMaxUnproved = 256;
+constexpr std::chrono::milliseconds kAcceptPause{100};
+
+}  // namespace
+
+ReportServer::ReportServer(int size, std::string token, Welcome welcome, bool loopback_only,
+                           int silence_limit_ms, RankObserver& observer,
+                           std::chrono::milliseconds proof_patience)
+    : size_(size),
+      token_(std::move(token)),
+      welcome_(welcome),
+      observer_(observer),
+      silence_limit_ms_(silence_limit_ms),
+      proof_patience_(proof_patience),
+      id_of_rank_(static_cast<std::size_t>(size), -1) {
+  Listener listener = listen_anywhere(loopback_only);
+  listener_ = std::move(listener.fd);
+  port_ = listener.port;
+}
+
+void ReportServer::add_to(Poller& poller) {
+  if (!accept_again_at_ && unproved_ < kMaxUnproved)
+    poller.add(listener_.get(), POLLIN, [this](short) { accept_all(); });
+  for (const auto& [id, connection] : connections_) {
+    const int events = POLLIN | (connection.outgoing.empty() ? 0 : POLLOUT);
+    poller.add(connection.fd.get(), static_cast<short>(events),
+               [this, id = id](short revents) { on_event(id, revents); });
+  }
+}
+
+void ReportServer::give_credit() {
+  for (auto& [id, connection] : connections_) {
+    if (connection.taken < kCredit / 2) continue;
+    write(connection, FrameType::kCredit, encode(Credit{.bytes = connection.taken}));
+    connection.taken = 0;
+  }
+}
+
+void ReportServer::give_full_credit(int rank) {
+  if (Connection* connection = find_rank(rank))
+    write(*connection, FrameType::kCredit, encode(Credit{.bytes = 1 << 30}));
+}
+
+std::optional<ReportServer::TimePoint> ReportServer::next_deadline() const {
+  std::optional<TimePoint> next = accept_again_at_;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.rank && (!next || connection.since + proof_patience_ < *next))
+      next = connection.since + proof_patience_;
+  }
+  return next;
+}
+
+void ReportServer::on_time() {
+  const TimePoint now = Clock::now();
+  if (accept_again_at_ && now >= *accept_again_at_) accept_again_at_.reset();
+  unproved_ -= std::erase_if(connections_, [this, now](const auto& item) {
+    return !item.second.rank && now >= item.second.since + proof_patience_;
+  });
+}
+
+void ReportServer::accept_all() {
+  while (unproved_ < kMaxUnproved) {
+    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd) {
+      // The caller still waits, and poll would report it again at once.
+      if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
+        accept_again_at_ = Clock::now() + kAcceptPause;
+      return;
+    }
+    tune_connection(fd.get(), silence_limit_ms_);
+    Connection& connection = connections_[next_id_++];
+    connection.fd = std::move(fd);
+    connection.since = Clock::now();
+    ++unproved_;
+  }
+}
+
+void ReportServer::on_event(int id, short revents) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  if ((revents & POLLOUT) != 0) flush(found->second);
+  if ((revents & (POLLIN | POLLHUP | POLLERR)) != 0) read(id);
+}
+
+void ReportServer::read(int id) {
+  static std::array<char, 256 * 1024> buffer;
+  const ssize_t count = ::recv(connections_.at(id).fd.get(), buffer.data(), buffer.size(), 0);
+  if (count < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return;
+  if (count <= 0) return drop(id);
+  try {
+    connections_.at(id).decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
+    while (true) {
+      // Looked up each time: what the observer does may have dropped it.
+      const auto found = connections_.find(id);
+      if (found == connections_.end()) return;
+      const auto frame = found->second.decoder.next();
+      if (!frame) return;
+      if (!handle(id, *frame)) return drop(id);
+    }
+  } catch (const ProtocolError&) {
+    drop(id);
+  }
+}
+
+bool ReportServer::handle(int id, const Frame& frame) {
+  Connection& connection = connections_.at(id);
+  if (!connection.rank) return connection.greeted ? admit(id, frame) : challenge(id, frame);
+  const int rank = *connection.rank;
+  switch (frame.type) {
+    case FrameType::kStarted:
+      observer_.on_started(rank, decode_started(frame.payload));
+      return true;
+    case FrameType::kNotice:
+      observer_.on_notice(rank, decode_notice(frame.payload));
+      return true;
+    case FrameType::kStdout:
+      return take_output(id, Stream::kStdout, frame);
+    case FrameType::kStderr:
+      return take_output(id, Stream::kStderr, frame);
+    case FrameType::kEnded: {
+      const Ended ended = decode_ended(frame.payload);
+      if (connection.ended) return false;
+      connection.ended = true;
+      observer_.on_ended(rank, ended);
+      return true;
+    }
+    case FrameType::kDrained:
+      if (!connection.ended || connection.drained) return false;
+      connection.drained = true;
+      observer_.on_drained(rank);
+      return true;
+    case FrameType::kGreeting:
+    case FrameType::kChallenge:
+    case FrameType::kCredit:
+    case FrameType::kHello:
+    case FrameType::kWelcome:
+    case FrameType::kSignal:
+    case FrameType::kRelease:
+      break;
+  }
+  return false;
+}
+
+bool ReportServer::take_output(int id, Stream stream, const Frame& frame) {
+  Connection& connection = connections_.at(id);
+  connection.taken += static_cast<int>(frame.payload.size());
+  observer_.on_output(*connection.rank, stream, frame.payload);
+  return true;
+}
+
+bool ReportServer::challenge(int id, const Frame& frame) {
+  if (frame.type != FrameType::kGreeting) return false;
+  const Greeting greeting = decode_greeting(frame.payload);
+  Connection& connection = connections_.at(id);
+  connection.greeted = greeting.rank;
+  connection.supervisor_nonce = greeting.nonce;
+  connection.nonce = random_token();
+  write(connection, FrameType::kChallenge,
+        encode(Challenge{.nonce = connection.nonce,
+                         .proof = launcher_proof(token_, greeting.nonce, connection.nonce)}));
+  return true;
+}
+
+bool ReportServer::admit(int id, const Frame& frame) {
+  if (frame.type != FrameType::kHello) return false;
+  const Hello hello = decode_hello(frame.payload);
+  Connection& connection = connections_.at(id);
+  if (hello.rank != *connection.greeted || hello.rank < 0 || hello.rank >= size_) return false;
+  const std::string expected =
+      supervisor_proof(token_, connection.supervisor_nonce, connection.nonce, hello.rank);
+  if (!same_secret(hello.proof, expected)) return false;
+  int& known = id_of_rank_[static_cast<std::size_t>(hello.rank)];
+  if (known >= 0) return false;
+  known = id;
+  connection.rank = hello.rank;
+  --unproved_;
+  Welcome welcome = welcome_;
+  welcome.time_ns = realtime_ns();
+  welcome.credit = kCredit;
+  write(connection, FrameType::kWelcome, encode(welcome));
+  observer_.on_hello(hello.rank, hello);
+  return true;
+}
+
+void ReportServer::send(int rank, const SignalOrder& order) {
+  if (Connection* connection = find_rank(rank))
+    write(*connection, FrameType::kSignal, encode(order));
+}
+
+void ReportServer::release(int rank) {
+  if (Connection* connection = find_rank(rank)) write(*connection, FrameType::kRelease, "{}");
+}
+
+void ReportServer::close_all() {
+  connections_.clear();
+  unproved_ = 0;
+}
+
+void ReportServer::write(Connection& connection, FrameType type, std::string_view payload) {
+  append_frame(connection.outgoing, type, payload);
+  flush(connection);
+}
+
+void ReportServer::flush(Connection& connection) {
+  while (!connection.outgoing.empty()) {
+    const ssize_t count = ::send(connection.fd.get(), connection.outgoing.data(),
+                                 connection.outgoing.size(), MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (count <= 0) {
+      connection.outgoing.clear();  // reading will see that the peer has gone
+      return;
+    }
+    connection.outgoing.erase(0, static_cast<std::size_t>(count));
+  }
+}
+
+void ReportServer::drop(int id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  const std::optional<int> rank = found->second.rank;
+  const bool ended = found->second.ended;
+  const bool drained = found->second.drained;
+  connections_.erase(found);
+  if (!rank) --unproved_;
+  if (rank && !ended) observer_.on_lost(*rank);
+  if (rank && ended && !drained) observer_.on_drained(*rank);
+}
+
+ReportServer::Connection* ReportServer::find_rank(int rank) {
+  const auto found = connections_.find(id_of_rank_[static_cast<std::size_t>(rank)]);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+}  // namespace hvd::launcher

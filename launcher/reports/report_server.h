@@ -1,0 +1,107 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reports/console.h"
+#include "reports/report.h"
+#include "system/poller.h"
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+
+/// What the supervisors have to say. Called from ReportServer's handlers; may call back into the
+/// server.
+class RankObserver {
+ public:
+  virtual ~RankObserver() = default;
+  virtual void on_hello(int rank, const Hello& hello) = 0;
+  virtual void on_started(int rank, const Started& started) = 0;
+  virtual void on_notice(int rank, const Notice& notice) = 0;
+  virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
+  virtual void on_ended(int rank, const Ended& ended) = 0;
+  /// No output of this rank follows. After `ended`.
+  virtual void on_drained(int rank) = 0;
+  /// The connection broke, or spoke nonsense, before `ended`.
+  virtual void on_lost(int rank) = 0;
+};
+
+/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only who
+/// proves in time that it has the job's token. Not thread-safe.
+class ReportServer {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+  /// Output of a rank on its way. Less than what a TCP connection takes in while hvdrun is
+  /// suspended: then it does not look dead to the other side.
+  static constexpr int kCredit = 48 * 1024;
+
+  /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
+  ReportServer(int size, std::string token, Welcome welcome, bool loopback_only,
+               int silence_limit_ms, RankObserver& observer,
+               std::chrono::milliseconds proof_patience = std::chrono::seconds(10));
+
+  std::uint16_t port() const noexcept { return port_; }
+  const std::string& token() const noexcept { return token_; }
+  void add_to(Poller& poller);
+  /// Lets supervisors send as much output again as has been taken in. Not called while the console
+  /// has more than it can write; then they wait.
+  void give_credit();
+  /// The rank has ended, and what it left behind is not much.
+  void give_full_credit(int rank);
+  /// When on_time() has something to do.
+  std::optional<TimePoint> next_deadline() const;
+  void on_time();
+  void send(int rank, const SignalOrder& order);
+  /// The rank's supervisor may end.
+  void release(int rank);
+  /// Breaks every connection: supervisors that are left stop their programs.
+  void close_all();
+  std::size_t open_connections() const noexcept { return connections_.size(); }
+
+ private:
+  struct Connection {
+    UniqueFd fd;
+    FrameDecoder decoder;
+    std::string outgoing;
+    std::optional<int> rank;  ///< once admitted
+    std::optional<int> greeted;
+    std::string supervisor_nonce, nonce;
+    TimePoint since{};
+    int taken = 0;  ///< bytes of output that no credit has been given for again
+    bool ended = false, drained = false;
+  };
+
+  void accept_all();
+  void on_event(int id, short revents);
+  void read(int id);
+  bool handle(int id, const Frame& frame);
+  bool challenge(int id, const Frame& frame);
+  bool admit(int id, const Frame& frame);
+  bool take_output(int id, Stream stream, const Frame& frame);
+  void write(Connection& connection, FrameType type, std::string_view payload);
+  static void flush(Connection& connection);
+  void drop(int id);
+  Connection* find_rank(int rank);
+
+  const int size_;
+  const std::string token_;
+  const Welcome welcome_;
+  RankObserver& observer_;
+  const int silence_limit_ms_;
+  const std::chrono::milliseconds proof_patience_;  ///< how long a stranger may hold a connection
+  UniqueFd listener_;
+  std::optional<TimePoint> accept_again_at_;  ///< there was no descriptor left
+  std::uint16_t port_ = 0;
+  int next_id_ = 0;
+  std::size_t unproved_ = 0;
+  std::map<int, Connection> connections_;
+  std::vector<int> id_of_rank_;  ///< -1: never connected
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,212 @@
+#include "system/process.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+
+#include "system/error.h"
+#include "system/text.h"
+
+namespace hvd::launcher {
+namespace {
+
+std::vector<char*> as_pointers(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+void redirect(int from, int to) {
+  // dup2 onto itself would leave close-on-exec set.
+  if (from == to) {
+    ::fcntl(to, F_SETFD, 0);
+  } else if (from >= 0) {
+    ::dup2(from, to);
+  }
+}
+
+/// Runs in the child: only async-signal-safe calls, nothing that allocates.
+[[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment,
+                         pid_t parent, int error_fd) {
+  if (options.own_process_group) ::setpgid(0, 0);
+  if (options.parent_death_signal != 0) {
+    ::prctl(PR_SET_PDEATHSIG, options.parent_death_signal);
+    if (::getppid() != parent) ::_exit(static_cast<int>(ExitCode::kInternal));
+  }
+  bind_to(options.cpus);
+  redirect(options.stdin_fd, STDIN_FILENO);
+  redirect(options.stdout_fd, STDOUT_FILENO);
+  redirect(options.stderr_fd, STDERR_FILENO);
+  ::signal(SIGPIPE, SIG_DFL);
+  sigset_t mask;
+  ::sigemptyset(&mask);
+  for (const int signal : options.blocked_signals) ::sigaddset(&mask, signal);
+  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
+  ::execvpe(argv[0], argv, environment);
+  const int error = errno;
+  const ssize_t written = ::write(error_fd, &error, sizeof error);
+  ::_exit(written > 0 && error == ENOENT ? 127 : 126);
+}
+
+}  // namespace
+
+void bind_to(const std::vector<int>& cpus) {
+  // Also called between fork and exec: the set is as large as any Linux kernel's, and no memory is
+  // asked for.
+  constexpr int kMostCpus = 8192;
+  std::array<unsigned long, kMostCpus / (8 * sizeof(unsigned long))> mask{};
+  auto* const set = reinterpret_cast<cpu_set_t*>(mask.data());
+  for (const int cpu : cpus) {
+    if (cpu >= 0 && cpu < kMostCpus) CPU_SET_S(static_cast<std::size_t>(cpu), sizeof mask, set);
+  }
+  if (!cpus.empty()) ::sched_setaffinity(0, sizeof mask, set);
+}
+
+Pipe make_pipe() {
+  std::array<int, 2> fds{};
+  if (::pipe2(fds.data(), O_CLOEXEC) != 0) {
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot make a pipe: ") + std::strerror(errno));
+  }
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+SpawnResult spawn(const SpawnOptions& options) {
+  Pipe errors = make_pipe();
+  const auto argv = as_pointers(options.argv);
+  const auto environment = as_pointers(options.environment);
+  const pid_t parent = ::getpid();
+  SpawnResult result;
+  result.pid = ::fork();
+  if (result.pid < 0) {
+    throw LaunchError(ExitCode::kInternal,
+                      "cannot start " + options.argv[0] + ": fork: " + std::strerror(errno));
+  }
+  if (result.pid == 0)
+    become(options, argv.data(), environment.data(), parent, errors.write_end.get());
+  errors.write_end.reset();
+  int error = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(errors.read_end.get(), &error, sizeof error);
+  } while (count < 0 && errno == EINTR);
+  if (count == static_cast<ssize_t>(sizeof error)) {
+    result.error = error;
+    while (::waitpid(result.pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  return result;
+}
+
+ExitStatus decode_wait_status(int status) {
+  ExitStatus result;
+  if (WIFSIGNALED(status)) {
+    result.signal = WTERMSIG(status);
+    result.code = 128 + result.signal;
+    result.dumped_core = WCOREDUMP(status);
+  } else {
+    result.code = WEXITSTATUS(status);
+  }
+  return result;
+}
+
+std::optional<ExitStatus> peek_exit(pid_t pid) {
+  siginfo_t info{};
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != pid) {
+    return std::nullopt;
+  }
+  ExitStatus status;
+  if (info.si_code == CLD_EXITED) {
+    status.code = info.si_status;
+  } else {
+    status.signal = info.si_status;
+    status.code = 128 + info.si_status;
+    status.dumped_core = info.si_code == CLD_DUMPED;
+  }
+  return status;
+}
+
+std::optional<ExitStatus> try_wait(pid_t pid) {
+  int status = 0;
+  pid_t reaped = 0;
+  do {
+    reaped = ::waitpid(pid, &status, WNOHANG);
+  } while (reaped < 0 && errno == EINTR);
+  if (reaped != pid) return std::nullopt;
+  return decode_wait_status(status);
+}
+
+std::vector<std::string> current_environment() {
+  std::vector<std::string> environment;
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    environment.emplace_back(*variable);
+  return environment;
+}
+
+void set_variable(std::vector<std::string>& environment, const std::string& name,
+                  const std::optional<std::string>& value) {
+  const std::string prefix = name + "=";
+  std::erase_if(environment,
+                [&](const std::string& variable) { return variable.starts_with(prefix); });
+  if (value) environment.push_back(prefix + *value);
+}
+
+ProgramSearch find_program(const std::string& program) {
+  ProgramSearch search;
+  const auto consider = [&](const std::string& path) {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) return;
+    const bool executable = ::access(path.c_str(), X_OK) == 0;
+    if (search.executable || (search.found && !executable)) return;
+    search = {path, true, executable};
+  };
+  if (program.find('/') != std::string::npos) {
+    consider(program);
+    return search;
+  }
+  const char* path = std::getenv("PATH");
+  for (const std::string& folder :
+       split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    consider((folder.empty() ? "." : folder) + "/" + program);
+  }
+  return search;
+}
+
+std::string own_executable() {
+  std::array<char, PATH_MAX> buffer{};
+  const ssize_t length = ::readlink("/proc/self/exe", buffer.data(), buffer.size() - 1);
+  if (length <= 0) {
+    throw LaunchError(ExitCode::kInternal,
+                      std::string("cannot read /proc/self/exe: ") + std::strerror(errno));
+  }
+  return {buffer.data(), static_cast<std::size_t>(length)};
+}
+
+std::string own_hostname() {
+  std::array<char, HOST_NAME_MAX + 1> buffer{};
+  ::gethostname(buffer.data(), buffer.size() - 1);
+  return buffer.data();
+}
+
+void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+long long realtime_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+
+struct Pipe {
+  UniqueFd read_end, write_end;
+};
+/// Both ends close on exec. @throws LaunchError (kInternal).
+Pipe make_pipe();
+
+struct SpawnOptions {
+  std::vector<std::string> argv;                      ///< argv[0] is looked up in PATH
+  std::vector<std::string> environment;               ///< NAME=value, the whole environment
+  int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  ///< -1: the caller's own
+  int parent_death_signal = 0;  ///< sent to the child when the calling thread's process dies
+  bool own_process_group = false;
+  std::vector<int> cpus;             ///< to be bound to; empty: as the caller
+  std::vector<int> blocked_signals;  ///< all others are unblocked in the child
+};
+
+/// Binds this process, and what it starts, to these CPUs; to none: leaves it as it is. Where the
+/// system refuses it stays unbound.
+void bind_to(const std::vector<int>& cpus);
+
+struct SpawnResult {
+  pid_t pid = -1;
+  int error = 0;  ///< errno of the exec that failed; the child is reaped already
+};
+
+/// Forks and executes; returns once the exec is known to have worked or failed. Call from a process
+/// with one thread.
+/// @throws LaunchError (kInternal) when no process could be made.
+SpawnResult spawn(const SpawnOptions& options);
+
+/// How a process ended, from waitpid's status.
+struct ExitStatus {
+  int code = 0;    ///< the exit code, or 128 + signal
+  int signal = 0;  ///< 0: it exited by itself
+  bool dumped_core = false;
+};
+ExitStatus decode_wait_status(int status);
+/// How `pid` ended, once it has; leaves it unreaped, so that its process group's number stays its
+/// own.
+std::optional<ExitStatus> peek_exit(pid_t pid);
+/// Reaps `pid` when it has ended.
+std::optional<ExitStatus> try_wait(pid_t pid);
+
+/// The process's environment, as `NAME=value`.
+std::vector<std::string> current_environment();
+/// Sets, replaces or (no value) removes a variable.
+void set_variable(std::vector<std::string>& environment, const std::string& name,
+                  const std::optional<std::string>& value);
+
+/// The file that executing `program` would run: itself when it has a slash, else the first
+/// executable in PATH.
+struct ProgramSearch {
+  std::string path;
+  bool found = false, executable = false;
+};
+ProgramSearch find_program(const std::string& program);
+
+/// Absolute path of the running executable.
+std::string own_executable();
+std::string own_hostname();
+void set_nonblocking(int fd);
+/// Nanoseconds since the epoch.
+long long realtime_ns();
+
+}  // namespace hvd::launcher

@@ -1,0 +1,147 @@
+#include "system/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "system/error.h"
+
+namespace hvd::launcher {
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t start = 0;
+  while (true) {
+    const std::size_t end = text.find(separator, start);
+    parts.emplace_back(text.substr(start, end == std::string_view::npos ? end : end - start));
+    if (end == std::string_view::npos) return parts;
+    start = end + 1;
+  }
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string joined;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) joined += separator;
+    joined += parts[i];
+  }
+  return joined;
+}
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
+
+std::string shell_quote(std::string_view word) {
+  constexpr std::string_view kSafe =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%^";
+  if (!word.empty() && word.find_first_not_of(kSafe) == std::string_view::npos)
+    return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+std::vector<std::string> shell_split(std::string_view text) {
+  std::vector<std::string> words;
+  std::string word;
+  bool in_word = false;
+  char quote = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote != 0) {
+      if (c == quote) {
+        quote = 0;
+      } else if (c == '\\' && quote == '"' && i + 1 < text.size()) {
+        word += text[++i];
+      } else {
+        word += c;
+      }
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+      in_word = true;
+    } else if (c == '\\' && i + 1 < text.size()) {
+      word += text[++i];
+      in_word = true;
+    } else if (c == ' ' || c == '\t' || c == '\n') {
+      if (in_word) words.push_back(std::exchange(word, {}));
+      in_word = false;
+    } else {
+      word += c;
+      in_word = true;
+    }
+  }
+  if (quote != 0) {
+    throw LaunchError(ExitCode::kUsage,
+                      "expected every quote to be closed, got: " + std::string(text));
+  }
+  if (in_word) words.push_back(word);
+  return words;
+}
+
+std::string format_duration(double seconds) {
+  std::array<char, 64> buffer{};
+  if (seconds < 60) {
+    std::snprintf(buffer.data(), buffer.size(), "%.2f s", std::max(seconds, 0.0));
+  } else {
+    const auto whole = static_cast<long long>(seconds);
+    std::snprintf(buffer.data(), buffer.size(), "%02lld:%02lld:%02lld", whole / 3600,
+                  whole / 60 % 60, whole % 60);
+  }
+  return buffer.data();
+}
+
+bool is_backtrace(std::string_view line) {
+  if (line.starts_with("frame #") || line.starts_with("Exception raised from ")) return true;
+  // "[host:1234] [ 0] /lib/...", "[host:1234] *** Process received signal ***"
+  const std::size_t end = line.find("] ");
+  const std::size_t colon = line.find(':');
+  if (!line.starts_with('[') || end == std::string_view::npos || colon > end || colon + 1 == end ||
+      line.substr(colon + 1, end - colon - 1).find_first_not_of("0123456789") !=
+          std::string_view::npos)
+    return false;
+  const std::string_view rest = line.substr(end + 2);
+  if (rest.starts_with("*** Process received signal") ||
+      rest.starts_with("*** End of error message"))
+    return true;
+  if (rest.starts_with("Signal: ") || rest.starts_with("Signal code: ") ||
+      rest.starts_with("Associated errno: ") || rest.starts_with("Failing at address: "))
+    return true;
+  return rest.size() > 3 && rest[0] == '[' && (std::isdigit(rest[2]) != 0) &&
+         rest.find(']') != std::string_view::npos && rest.find(']') <= 4;
+}
+
+std::string format_ranks(const std::vector<int>& ranks) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (last - i >= 2) {
+      parts.push_back(std::to_string(ranks[i]) + "-" + std::to_string(ranks[last]));
+    } else {
+      for (std::size_t k = i; k <= last; ++k) parts.push_back(std::to_string(ranks[k]));
+    }
+    i = last + 1;
+  }
+  return join(parts, ", ");
+}
+
+}  // namespace hvd::launcher

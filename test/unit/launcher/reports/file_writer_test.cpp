@@ -1,0 +1,91 @@
+#include "reports/file_writer.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "system/temporary_folder.h"
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void wait_until_written(const FileWriter& files) {
+  for (int i = 0; i < 5000 && files.pending() > 0; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
+  ASSERT_EQ(files.pending(), 0U);
+}
+
+TEST(FileWriter, KeepsEveryByteInOrder) {
+  const TemporaryFolder folder;
+  FileWriter files;
+  const std::size_t a = files.create(folder.path() / "a"), b = files.create(folder.path() / "b");
+  std::string expected_a, expected_b;
+  for (int i = 0; i < 20000; ++i) {
+    const std::string line = std::to_string(i) + '\n';
+    files.write(i % 3 == 0 ? b : a, line);
+    (i % 3 == 0 ? expected_b : expected_a) += line;
+  }
+  files.close(a);
+  files.close(b);
+  wait_until_written(files);
+  EXPECT_EQ(content_of(folder.path() / "a"), expected_a);
+  EXPECT_EQ(content_of(folder.path() / "b"), expected_b);
+  EXPECT_THAT(files.take_failures(), IsEmpty());
+  EXPECT_EQ(files.next_deadline(), std::nullopt);
+}
+
+TEST(FileWriter, AFullDiskIsSaidOnce) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder.path() / "a");
+  FileWriter files;
+  const std::size_t a = files.create(folder.path() / "a"), b = files.create(folder.path() / "b");
+  files.write(a, "lost");
+  wait_until_written(files);
+  files.write(a, "lost too");
+  files.write(b, "kept");
+  files.close(a);
+  wait_until_written(files);
+  EXPECT_THAT(files.take_failures(), ElementsAre(HasSubstr("/a: No space left on device")));
+  EXPECT_THAT(files.take_failures(), IsEmpty());
+  EXPECT_EQ(content_of(folder.path() / "b"), "kept");
+}
+
+TEST(FileWriter, WhatDoesNotAnswerIsGivenUp) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() / "rank.0");
+  const std::filesystem::path stuck = folder.path() / "rank.0" / "stdout";
+  ASSERT_EQ(::mkfifo(stuck.c_str(), 0600), 0);
+  const UniqueFd reader(::open(stuck.c_str(), O_RDONLY | O_NONBLOCK));
+  FileWriter files;
+  const std::size_t file = files.create(stuck);
+  files.write(file, std::string(1 << 20, 'x'));
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_GT(files.pending(), 0U);
+  EXPECT_NE(files.next_deadline(), std::nullopt);
+  EXPECT_THAT(files.take_failures(), IsEmpty()) << "it has some patience";
+  EXPECT_THAT(files.take_failures(milliseconds(50)),
+              ElementsAre(HasSubstr("the files in " + folder.path().string())));
+  files.write(file, "dropped");
+  EXPECT_EQ(files.pending(), 0U);
+  EXPECT_THAT(files.take_failures(milliseconds(0)), IsEmpty());
+}
+
+}  // namespace
+}  // namespace hvd::launcher

@@ -1,0 +1,357 @@
+#include "reports/outcome.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace hvd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr long long kSecond = 1'000'000'000;
+
+RankRecord running(const std::string& host, int local_rank, int pid) {
+  RankRecord rank;
+  rank.connected = true;
+  rank.host = host;
+  rank.local_rank = local_rank;
+  rank.pid = pid;
+  return rank;
+}
+
+RankRecord ended(int code, double at, bool stopped = false) {
+  RankRecord rank = running("h", 0, 100);
+  rank.ended = Ended{.time_ns = static_cast<long long>(at * kSecond),
+                     .pid = 100,
+                     .code = code,
+                     .signal = code > 128 ? code - 128 : 0,
+                     .stopped = stopped};
+  return rank;
+}
+
+RankRecord lost(double at) {
+  RankRecord rank = running("h", 0, 100);
+  rank.lost_ns = static_cast<long long>(at * kSecond);
+  return rank;
+}
+
+void begin_life(RankRecord& rank) {
+  Notice notice;
+  notice.kind = "init";
+  take_notice(rank, notice);
+}
+
+RankRecord with_notice(RankRecord rank, const std::string& kind, double at, int code = 0,
+                       const std::string& text = "") {
+  begin_life(rank);
+  take_notice(
+      rank,
+      {.kind = kind, .time_ns = static_cast<long long>(at * kSecond), .code = code, .text = text});
+  return rank;
+}
+
+JobRecord job_of(std::vector<RankRecord> ranks) {
+  JobRecord job;
+  job.ranks = std::move(ranks);
+  job.cause = StopCause::kRankFailed;
+  job.grace_s = 5;
+  return job;
+}
+
+TEST(FirstFailure, IsTheEarliestWhoWasNotTold) {
+  EXPECT_EQ(first_failure({ended(0, 1), ended(0, 2)}), std::nullopt);
+  EXPECT_EQ(first_failure({ended(1, 3), ended(137, 2), ended(0, 1)}), 1);
+  EXPECT_EQ(first_failure({ended(143, 1, true), ended(3, 2)}), 1);
+  EXPECT_EQ(first_failure({ended(143, 1, true)}), std::nullopt);
+  EXPECT_EQ(first_failure({ended(1, 2), lost(1)}), 1);
+  EXPECT_EQ(first_failure({ended(1, 1), lost(2)}), 0);
+  EXPECT_EQ(first_failure({ended(4, 2), ended(5, 2)}), 0);
+}
+
+TEST(FirstFailure, ARankLostAfterItWasToldToStopIsNotBlamed) {
+  RankRecord told = lost(1);
+  told.told_to_stop = true;
+  EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
+}
+
+TEST(FirstFailure, WhoEndedForTheLossOfAnotherIsNotTheFirst) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 4, "lost rank 1");
+  EXPECT_EQ(first_failure({told, with_notice(ended(134, 1.5), "throw", 1.0, 134)}), 1)
+      << "the cause takes longer to die than those who hear of it";
+  EXPECT_EQ(first_failure({told, ended(137, 1.5)}), 1);
+  EXPECT_EQ(first_failure({told, ended(0, 2)}), 0) << "nobody else failed";
+  EXPECT_EQ(first_failure({with_notice(ended(3, 1.0), "loss", 1.1, 4), ended(4, 1.5)}), 0)
+      << "it failed before it heard of the loss";
+}
+
+TEST(FirstFailure, WhoSaidThatItWasEndingMayBeStoppedOnTheWay) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5);
+  const RankRecord leaving = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
+  EXPECT_EQ(first_failure({told, leaving}), 1);
+  EXPECT_EQ(exit_code(job_of({told, leaving})), 3);
+  EXPECT_THAT(final_message(job_of({told, leaving})),
+              HasSubstr("rank 1 failed first: exited with code 3"));
+  RankRecord after_stop = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
+  after_stop.death->stopped = true;
+  EXPECT_EQ(first_failure({told, after_stop}), 0) << "it ended because it was told to";
+}
+
+TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
+  RankRecord rank = with_notice(ended(3, 2), "loss", 1, 4);
+  begin_life(rank);
+  EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
+}
+
+TEST(ExitCode, OfAnUntroubledJob) {
+  JobRecord job = job_of({ended(0, 1), ended(0, 2)});
+  job.cause = StopCause::kMpirunEnded;
+  EXPECT_EQ(exit_code(job), 0);
+  EXPECT_THAT(final_message(job), IsEmpty());
+  job.mpirun_code = 1;
+  EXPECT_EQ(exit_code(job), 0) << "every rank ended well: mpirun's own trouble is not the job's";
+}
+
+TEST(ExitCode, OfFailures) {
+  EXPECT_EQ(exit_code(job_of({ended(3, 2), ended(139, 1)})), 139);
+  EXPECT_EQ(exit_code(job_of({lost(1), ended(143, 2, true)})), 69);
+}
+
+TEST(ExitCode, OfSignalsAndTimeouts) {
+  JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
+  job.cause = StopCause::kUserSignal;
+  job.user_signal = SIGINT;
+  EXPECT_EQ(exit_code(job), 130) << "what a rank makes of the user's signal is not its failure";
+  job.cause = StopCause::kTimeout;
+  EXPECT_EQ(exit_code(job), 124);
+}
+
+TEST(ExitCode, WhenMpirunCouldNotStart) {
+  JobRecord job = job_of({RankRecord{}, RankRecord{}});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 213;
+  EXPECT_EQ(exit_code(job), 70);
+  job.mpirun_code = 1;
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job), HasSubstr("had started, and without a message; exit code 1\n"));
+  job.mpirun_spoke = true;
+  EXPECT_THAT(
+      final_message(job),
+      HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
+  job.mpirun_lost_host = true;
+  EXPECT_EQ(exit_code(job), 69);
+  job.mpirun_lost_host = false;
+  job.mpirun_lacks_executable = true;
+  EXPECT_EQ(exit_code(job), 127);
+  job.mpirun_lacks_slots = true;
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_FALSE(is_explained(job));
+}
+
+TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
+  JobRecord job = job_of({ended(143, 3, true), ended(0, 1)});
+  job.mpirun_code = 1;
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+  job.improper_rank = 1;
+  EXPECT_EQ(early_leaver(job), 1);
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_TRUE(is_explained(job));
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without MPI_Finalize"));
+  EXPECT_THAT(final_message(job), HasSubstr("call MPI_Finalize() on every rank"));
+  job.improper_rank = 0;
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "mpirun names a rank that we stopped";
+  job.improper_rank = 99;
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+}
+
+TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
+  JobRecord job = job_of({ended(1, 1.1), ended(0, 1)});
+  job.improper_rank = 1;
+  EXPECT_EQ(early_leaver(job), 1);
+  job.ranks[0].ended->time_ns = kSecond / 2;
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "the failure came first";
+}
+
+TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
+  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5, "rank 1 has left");
+  JobRecord job = job_of({told, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
+  EXPECT_EQ(early_leaver(job), 1);
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job),
+              HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
+  Notice later;
+  later.kind = "loss";
+  later.time_ns = static_cast<long long>(1.2 * kSecond);
+  take_notice(job.ranks[1], later);
+  EXPECT_EQ(early_leaver(job), 1) << "while it leaves it hears of those who die of it";
+  job.ranks[0].loss.reset();
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
+}
+
+TEST(EarlyLeaver, WhoCalledShutdownIsNotToldToCallIt) {
+  JobRecord job = job_of({ended(143, 3, true), with_notice(ended(0, 1), "left", 0.5)});
+  job.improper_rank = 1;
+  EXPECT_THAT(final_message(job), HasSubstr("ended with code 0 after hvd::shutdown()"));
+  EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
+}
+
+TEST(FinalMessage, QuotesWhatTheRankSaid) {
+  JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, "uncaught: no\nmemory"),
+                          with_notice(ended(134, 1.2), "loss", 1.1, 4), ended(143, 2, true)});
+  EXPECT_THAT(final_message(job), HasSubstr("        uncaught: no\n        memory\n"));
+  EXPECT_THAT(final_message(job),
+              HasSubstr("hvdrun: 1 rank (1) ended after it; stopped the other 1 "
+                        "rank (2), gone "));
+}
+
+TEST(FinalMessage, OfAnUnevenNumberOfBatches) {
+  const JobRecord job =
+      job_of({with_notice(ended(134, 1), "loss", 0.9, 5, "'w': rank 1 (h) has called shutdown()"),
+              with_notice(ended(0, 2), "left", 0.8)});
+  EXPECT_THAT(final_message(job), HasSubstr("'w': rank 1 (h) has called shutdown()"));
+  EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
+}
+
+TEST(FinalMessage, OfAKilledMpirun) {
+  JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 137;
+  job.mpirun_signal = SIGKILL;
+  EXPECT_EQ(
+      final_message(job),
+      "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
+      "70\n")
+      << "what a rank makes of mpirun's end is not its failure";
+  EXPECT_EQ(exit_code(job), 70);
+}
+
+TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
+  RankRecord absent;
+  absent.host = "far";
+  JobRecord job = job_of({RankRecord{}, absent, absent});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 1;
+  job.mpirun_lost_host = true;
+  job.suspect_hosts = {"far"};
+  EXPECT_THAT(final_message(job),
+              HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
+}
+
+// mpirun's own look at a silent connection and hvdrun's race; mpirun's ends the job, and the answer
+// to hvdrun's order to stop never comes.
+TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
+  JobRecord job = job_of({ended(143, 4, true), running("far", 0, 200), running("far", 1, 201)});
+  job.cause = StopCause::kMpirunEnded;
+  job.mpirun_code = 1;
+  job.mpirun_lost_host = true;
+  job.stop_ns = 3 * kSecond;
+  for (RankRecord& rank : job.ranks) rank.told_to_stop = true;
+  job.ranks[2].lost_ns = 6 * kSecond;
+  JobRecord killed = job, reached = job;
+  take_losses_from_mpirun(job);
+  EXPECT_THAT(final_message(job), HasSubstr("hvdrun: rank 1 failed first: lost"));
+  EXPECT_THAT(final_message(job), HasSubstr("host far  local rank 0"));
+  EXPECT_EQ(exit_code(job), 69);
+
+  killed.mpirun_signal = SIGKILL;
+  take_losses_from_mpirun(killed);
+  EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "not the host is to blame";
+  reached.mpirun_lost_host = false;
+  take_losses_from_mpirun(reached);
+  EXPECT_EQ(first_failure(reached.ranks), std::nullopt);
+}
+
+TEST(FinalMessage, OfAKilledRank) {
+  JobRecord job = job_of({ended(143, 193, true), ended(143, 193, true), running("gpu-b", 0, 28642),
+                          ended(143, 193, true)});
+  job.ranks[2].ended = Ended{.time_ns = 192 * kSecond, .pid = 28642, .code = 137, .signal = 9};
+  job.stop_ns = 192 * kSecond;
+  job.ended_ns = 192 * kSecond + 90'000'000;
+  job.stderr_tail = {"terminate called", "  what():  CUDA out of memory"};
+  EXPECT_EQ(
+      final_message(job),
+      "hvdrun: rank 2 failed first: killed by SIGKILL (9)  host gpu-b  local rank 0  pid 28642  "
+      "after 00:03:12\n"
+      "        (SIGKILL without a message is often the out-of-memory killer: see dmesg on gpu-b)\n"
+      "        last stderr lines of rank 2:\n"
+      "        | terminate called\n"
+      "        |   what():  CUDA out of memory\n"
+      "hvdrun: stopped the other 3 ranks (0, 1, 3), gone 0.09 s later; exit code 137\n");
+}
+
+TEST(FinalMessage, OfASingleRank) {
+  EXPECT_EQ(final_message(job_of({ended(3, 1.5)})),
+            "hvdrun: rank 0 failed first: exited with code 3  host h  local rank 0  pid 100  after "
+            "1.50 s\n"
+            "        rank 0 wrote nothing to stderr\n"
+            "hvdrun: exit code 3\n");
+}
+
+TEST(FinalMessage, OfAnAbort) {
+  JobRecord job = job_of({ended(5, 1)});
+  job.abort_rank = 0;
+  EXPECT_THAT(final_message(job), HasSubstr("exited with code 5 (it called MPI_Abort)"));
+}
+
+TEST(FinalMessage, OfAProgramThatCouldNotBeStarted) {
+  JobRecord job = job_of({running("h", 0, 0)});
+  job.ranks[0].ended = Ended{.time_ns = kSecond, .code = 127, .start_error = ENOENT};
+  EXPECT_THAT(final_message(job), HasSubstr("its program could not be started: No such file or "
+                                            "directory  host h  local rank 0  after"));
+  EXPECT_EQ(exit_code(job), 127);
+}
+
+TEST(FinalMessage, OfALostHost) {
+  const JobRecord job = job_of({ended(143, 2, true), lost(1), lost(1.5)});
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 failed first: lost"));
+  EXPECT_THAT(final_message(job), HasSubstr("also lost without a report: 1 rank (2)"));
+  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (0)"));
+}
+
+TEST(FinalMessage, OfALinkThatWasCut) {
+  RankRecord silent = running("far", 0, 7);
+  silent.told_to_stop = true;
+  const JobRecord job =
+      job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
+  EXPECT_THAT(final_message(job),
+              ::testing::EndsWith(
+                  "hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
+                  "the network between is cut; exit code 69\n"));
+}
+
+TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
+  const JobRecord job = job_of({ended(3, 1), ended(143, 2, true), RankRecord{}});
+  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (1), gone "));
+  EXPECT_THAT(final_message(job), HasSubstr("later; 1 rank (2) had not started; exit code 3\n"));
+}
+
+TEST(FinalMessage, OfTheUsersSignal) {
+  JobRecord job = job_of({ended(0, 1, true), ended(137, 6, true)});
+  job.cause = StopCause::kUserSignal;
+  job.user_signal = SIGTERM;
+  EXPECT_EQ(final_message(job),
+            "hvdrun: got SIGTERM; stopped 2 ranks (0, 1); 1 rank (1) did not end within 5.00 s and "
+            "was killed; exit code 143\n");
+}
+
+TEST(FinalMessage, OfAStartThatTookTooLong) {
+  JobRecord job = job_of({ended(143, 1, true), RankRecord{}});
+  job.cause = StopCause::kStartTimeout;
+  job.timeout_s = 30;
+  EXPECT_THAT(final_message(job), HasSubstr("1 rank (1) did not start within 30.00 s"));
+  EXPECT_EQ(exit_code(job), 69);
+}
+
+TEST(FinalMessage, TailCanBeLeftOut) {
+  JobRecord job = job_of({ended(3, 1.5)});
+  job.tail_lines = 0;
+  EXPECT_THAT(final_message(job), ::testing::Not(HasSubstr("stderr")));
+}
+
+}  // namespace
+}  // namespace hvd::launcher

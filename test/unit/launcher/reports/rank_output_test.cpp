@@ -1,0 +1,117 @@
+#include "reports/rank_output.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+
+#include "system/process.h"
+
+namespace hvd::launcher {
+namespace {
+
+using TimePoint = RankOutput::TimePoint;
+
+/// A console on two pipes, and two ranks that write to it.
+class RankOutputTest : public ::testing::Test {
+ protected:
+  RankOutput make(int rank, bool tag = true) {
+    return RankOutput(rank, 2, {.tag = tag, .tail_lines = 3, .folder = {}}, console_, files_);
+  }
+  static std::string drain(Pipe& pipe) {
+    set_nonblocking(pipe.read_end.get());
+    std::array<char, 65536> buffer;
+    const ssize_t size = ::read(pipe.read_end.get(), buffer.data(), buffer.size());
+    return size > 0 ? std::string(buffer.data(), static_cast<std::size_t>(size)) : "";
+  }
+  std::string shown() {
+    console_.flush();
+    return drain(out_);
+  }
+
+  Pipe out_ = make_pipe();
+  Pipe err_ = make_pipe();
+  Console console_{out_.write_end.get(), err_.write_end.get()};
+  FileWriter files_;
+  const TimePoint now_{};
+};
+
+TEST_F(RankOutputTest, TagsWholeLines) {
+  RankOutput a = make(0), b = make(1);
+  a.feed(Stream::kStdout, "one\ntw", now_);
+  b.feed(Stream::kStdout, "x\n", now_);
+  a.feed(Stream::kStdout, "o\n", now_);
+  EXPECT_EQ(shown(), "[0] one\n[1] x\n[0] two\n");
+}
+
+TEST_F(RankOutputTest, AnUnfinishedLineEndsBeforeTheNextRanks) {
+  RankOutput a = make(0), b = make(1);
+  a.feed(Stream::kStdout, "half", now_);
+  EXPECT_EQ(shown(), "") << "into a file only whole lines go, until the rank ends";
+  a.finish();
+  b.feed(Stream::kStdout, "x\n", now_);
+  EXPECT_EQ(shown(), "[0] half\n[1] x\n");
+}
+
+TEST_F(RankOutputTest, CarriageReturnsOfTwoRanks) {
+  RankOutput a = make(0), b = make(1);
+  a.feed(Stream::kStdout, "\r10%\r20%\r", now_);
+  b.feed(Stream::kStdout, "x\n", now_);
+  a.feed(Stream::kStdout, "30%\n", now_);
+  EXPECT_EQ(shown(), "[0] 10%\r\n[1] x\n[0] 20%\r[0] 30%\n")
+      << "in a file the bar and the line of rank 1 are two lines";
+}
+
+TEST_F(RankOutputTest, WithoutTagsPartialLinesAreShownSoon) {
+  RankOutput a = make(0, false);
+  a.feed(Stream::kStdout, "Name? ", now_);
+  EXPECT_EQ(a.show_partial(now_), now_ + RankOutput::kPartialDelay);
+  EXPECT_EQ(shown(), "");
+  EXPECT_EQ(a.show_partial(now_ + RankOutput::kPartialDelay), std::nullopt);
+  EXPECT_EQ(shown(), "Name? ");
+  a.feed(Stream::kStdout, "ok\n", now_);
+  EXPECT_EQ(shown(), "ok\n");
+}
+
+TEST_F(RankOutputTest, StderrGoesToStderrAndLeavesATail) {
+  RankOutput a = make(1);
+  a.feed(Stream::kStderr, "1\n2\n3\n4\npart", now_);
+  a.finish();
+  EXPECT_EQ(shown(), "");
+  EXPECT_EQ(drain(err_), "[1] 1\n[1] 2\n[1] 3\n[1] 4\n[1] part");
+  EXPECT_EQ(a.stderr_tail(), (std::vector<std::string>{"3", "4", "part"}));
+}
+
+TEST(RankNames, SortAndAlign) {
+  EXPECT_EQ(rank_folder(0, 1), "rank.0");
+  EXPECT_EQ(rank_folder(7, 16), "rank.07");
+  EXPECT_EQ(rank_prefix(7, 16), "[ 7] ");
+  EXPECT_EQ(rank_prefix(9, 10), "[9] ");
+}
+
+TEST(ConsoleOneTarget, KeepsTheOrderOfBothStreams) {
+  Pipe both = make_pipe();
+  Console console(both.write_end.get(), both.write_end.get());
+  console.write(Stream::kStdout, 0, "out");
+  console.write(Stream::kStderr, 1, "err\n");
+  console.write(Stream::kStdout, 0, "more");
+  console.finish_lines();
+  console.flush();
+  std::array<char, 64> buffer{};
+  const ssize_t size = ::read(both.read_end.get(), buffer.data(), buffer.size());
+  EXPECT_EQ(std::string(buffer.data(), static_cast<std::size_t>(size)), "out\nerr\nmore\n");
+}
+
+TEST(ConsoleReaderGone, IsNotWaitedFor) {
+  ::signal(SIGPIPE, SIG_IGN);
+  Pipe out = make_pipe();
+  Console console(out.write_end.get(), STDERR_FILENO);
+  out.read_end.reset();
+  console.write(Stream::kStdout, 0, "nobody\n");
+  console.flush();
+  EXPECT_EQ(console.pending(), 0U);
+}
+
+}  // namespace
+}  // namespace hvd::launcher

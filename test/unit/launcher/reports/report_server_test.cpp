@@ -1,0 +1,212 @@
+#include "reports/report_server.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "processes/rank_supervisor.h"
+#include "reports/proof.h"
+#include "system/process.h"
+#include "system/socket.h"
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Observed final : RankObserver {
+  void on_hello(int rank, const Hello&) override { hello = rank; }
+  void on_started(int, const Started&) override {}
+  void on_notice(int, const Notice&) override {}
+  void on_output(int, Stream, std::string_view bytes) override { output += bytes; }
+  void on_ended(int, const Ended&) override { ended = true; }
+  void on_drained(int) override { drained = true; }
+  void on_lost(int rank) override { lost = rank; }
+
+  std::string output;
+  int hello = -1, lost = -1;
+  bool ended = false, drained = false;
+};
+
+/// hvdrun's side, driven by the test's thread, and a supervisor's, in another.
+class ReportServerTest : public ::testing::Test {
+ protected:
+  UniqueFd connect() const {
+    return std::move(connect_any({"127.0.0.1"}, server_.port(), 2000).at(0));
+  }
+  static Hello hello_of(int rank) {
+    Hello hello;
+    hello.rank = rank;
+    hello.host = "h";
+    return hello;
+  }
+  void serve_until(const std::atomic<bool>& done) {
+    while (!done) serve(20);
+  }
+  void serve(int timeout_ms) {
+    Poller poller;
+    server_.add_to(poller);
+    poller.wait(timeout_ms);
+    server_.on_time();
+  }
+  std::optional<Connection> introduced(const std::string& token, int rank = 1,
+                                       bool same_clock = true, int server_delay_ms = 0) {
+    std::optional<Connection> connection;
+    std::atomic<bool> done{false};
+    std::thread supervisor([&] {
+      connection = introduce(connect(), hello_of(rank), token, same_clock, 2000);
+      done = true;
+    });
+    if (server_delay_ms > 0) ::usleep(static_cast<useconds_t>(server_delay_ms) * 1000);
+    serve_until(done);
+    supervisor.join();
+    return connection;
+  }
+
+  Observed observed_;
+  ReportServer server_{2,         "the token",      {.columns = 80, .rows = 25}, true, 30'000,
+                       observed_, milliseconds(300)};
+};
+
+TEST_F(ReportServerTest, WelcomesWhoHasTheToken) {
+  const auto connection = introduced("the token");
+  ASSERT_TRUE(connection);
+  EXPECT_EQ(observed_.hello, 1);
+  EXPECT_EQ(connection->welcome.columns, 80);
+  EXPECT_EQ(connection->welcome.credit, ReportServer::kCredit);
+  EXPECT_FALSE(introduced("the token")) << "one per rank";
+  EXPECT_FALSE(introduced("the token", 2)) << "there is no such rank";
+}
+
+TEST_F(ReportServerTest, TurnsAwayWhoHasAnother) {
+  EXPECT_FALSE(introduced("another"));
+  EXPECT_EQ(observed_.hello, -1);
+}
+
+// Whoever listens at an address that hvdrun has advertised learns a rank's number and a random one.
+TEST_F(ReportServerTest, AStrangerDoesNotSeeTheToken) {
+  const Listener stranger = listen_anywhere(true);
+  std::atomic<bool> accepted{true};
+  std::thread supervisor([&] {
+    auto sockets = connect_any({"127.0.0.1"}, stranger.port, 2000);
+    accepted =
+        introduce(std::move(sockets.at(0)), hello_of(0), "the token", true, 2000).has_value();
+  });
+  UniqueFd fd;
+  for (int i = 0; i < 200 && !fd; ++i) {
+    fd = UniqueFd(::accept(stranger.fd.get(), nullptr, nullptr));
+    if (!fd) ::usleep(10'000);
+  }
+  ASSERT_TRUE(fd);
+  std::string answer, seen;
+  append_frame(answer, FrameType::kChallenge,
+               encode(Challenge{.nonce = "n", .proof = launcher_proof("a guess", "n", "n")}));
+  ASSERT_EQ(::send(fd.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  char buffer[4096];
+  for (ssize_t count = 0; (count = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;)
+    seen.append(buffer, static_cast<std::size_t>(count));
+  supervisor.join();
+  EXPECT_FALSE(accepted);
+  EXPECT_NE(seen.find("nonce"), std::string::npos);
+  EXPECT_EQ(seen.find("token"), std::string::npos);
+  EXPECT_EQ(seen.find("proof"), std::string::npos) << "the stranger has proved nothing";
+}
+
+TEST_F(ReportServerTest, ASlowConnectionIsNoDifferenceOfClocks) {
+  const auto connection = introduced("the token", 1, false, 400);
+  ASSERT_TRUE(connection);
+  EXPECT_LT(std::abs(connection->clock_offset_ns), 50'000'000);
+}
+
+TEST_F(ReportServerTest, AStrangerIsPutOutAfterAWhile) {
+  const UniqueFd stranger = connect();
+  serve(200);
+  EXPECT_EQ(server_.open_connections(), 1U);
+  ASSERT_TRUE(server_.next_deadline());
+  ::usleep(350'000);
+  serve(0);
+  EXPECT_EQ(server_.open_connections(), 0U);
+  EXPECT_EQ(observed_.lost, -1);
+}
+
+TEST_F(ReportServerTest, WithoutDescriptorsItWaitsBeforeItTriesAgain) {
+  const UniqueFd caller = connect();
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const UniqueFd lowest_free(::open("/dev/null", O_RDONLY));
+  const rlimit none = {static_cast<rlim_t>(lowest_free.get()), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  serve(200);
+  const auto begin = std::chrono::steady_clock::now();
+  serve(50);  // would return at once if the listener were asked again
+  const auto took = std::chrono::steady_clock::now() - begin;
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_GE(took, milliseconds(40));
+  EXPECT_EQ(server_.open_connections(), 0U);
+  ::usleep(150'000);
+  serve(0);
+  serve(200);
+  EXPECT_EQ(server_.open_connections(), 1U);
+}
+
+TEST_F(ReportServerTest, OutputIsCreditedAgainAndAnEndNeedsNoCredit) {
+  auto connection = introduced("the token");
+  ASSERT_TRUE(connection);
+  std::string bytes;
+  append_frame(bytes, FrameType::kStdout, std::string(ReportServer::kCredit, 'x'));
+  append_frame(bytes, FrameType::kEnded, encode(Ended{}));
+  ASSERT_EQ(::send(connection->fd.get(), bytes.data(), bytes.size(), 0),
+            static_cast<ssize_t>(bytes.size()));
+  for (int i = 0; i < 50 && !observed_.ended; ++i) serve(20);
+  EXPECT_TRUE(observed_.ended);
+  EXPECT_FALSE(observed_.drained);
+  char buffer[4096];
+  EXPECT_LT(::recv(connection->fd.get(), buffer, sizeof buffer, 0), 0) << "no credit yet";
+  server_.give_credit();
+  ::usleep(20'000);
+  const ssize_t count = ::recv(connection->fd.get(), buffer, sizeof buffer, 0);
+  ASSERT_GT(count, 0);
+  connection->decoder.feed({buffer, static_cast<std::size_t>(count)});
+  EXPECT_EQ(decode_credit(connection->decoder.next()->payload).bytes, ReportServer::kCredit);
+}
+
+TEST(Proof, KnownDigests) {
+  const auto hex = [](const std::string& bytes) {
+    std::string text;
+    char digits[3];
+    for (const char c : bytes) {
+      std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(c));
+      text += digits;
+    }
+    return text;
+  };
+  // FIPS 180-4's examples and RFC 4231's cases 2 and 6.
+  EXPECT_EQ(hex(sha256("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")),
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  EXPECT_EQ(hmac_hex("Jefe", "what do ya want for nothing?"),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(
+      hmac_hex(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST(Proof, EverySideAndRankHasItsOwn) {
+  EXPECT_NE(launcher_proof("t", "a", "b"), supervisor_proof("t", "a", "b", 0));
+  EXPECT_NE(supervisor_proof("t", "a", "b", 1), supervisor_proof("t", "a", "b", 0));
+  EXPECT_NE(launcher_proof("t", "a", "b"), launcher_proof("u", "a", "b"));
+  EXPECT_TRUE(same_secret("abc", "abc"));
+  EXPECT_FALSE(same_secret("abc", "abd"));
+  EXPECT_FALSE(same_secret("abc", "ab"));
+}
+
+}  // namespace
+}  // namespace hvd::launcher

@@ -1,0 +1,133 @@
+#include "reports/report.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace hvd::launcher {
+namespace {
+
+TEST(Frames, SurviveAnyCutting) {
+  std::string stream;
+  append_frame(stream, FrameType::kStdout, "abc");
+  append_frame(stream, FrameType::kRelease, "");
+  append_frame(stream, FrameType::kStderr, std::string(70'000, '\0'));
+  for (const std::size_t step :
+       {std::size_t{1}, std::size_t{3}, std::size_t{4096}, stream.size()}) {
+    FrameDecoder decoder;
+    std::vector<Frame> frames;
+    for (std::size_t at = 0; at < stream.size(); at += step) {
+      decoder.feed(std::string_view(stream).substr(at, step));
+      while (auto frame = decoder.next()) frames.push_back(std::move(*frame));
+    }
+    ASSERT_EQ(frames.size(), 3U);
+    EXPECT_EQ(frames[0].payload, "abc");
+    EXPECT_EQ(frames[1].type, FrameType::kRelease);
+    EXPECT_EQ(frames[2].payload.size(), 70'000U);
+  }
+}
+
+TEST(Frames, GoldenBytes) {
+  std::string stream;
+  append_frame(stream, FrameType::kStdout, "hi");
+  EXPECT_EQ(stream, std::string("\x02\x00\x00\x00\x03hi", 7));
+}
+
+TEST(Frames, RejectUnknownTypesAndGreatLengths) {
+  FrameDecoder unknown;
+  unknown.feed(std::string_view("\x00\x00\x00\x00\x63", 5));
+  EXPECT_THROW(unknown.next(), ProtocolError);
+  FrameDecoder great;
+  great.feed(std::string_view("\xff\xff\xff\xff\x03", 5));
+  EXPECT_THROW(great.next(), ProtocolError);
+  FrameDecoder http;
+  http.feed("GET / HTTP/1.1\r\n");
+  EXPECT_THROW(http.next(), ProtocolError);
+}
+
+TEST(Frames, RandomBytesNeverCrash) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes(random() % 64, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    FrameDecoder decoder;
+    decoder.feed(bytes);
+    try {
+      while (decoder.next()) {
+      }
+    } catch (const ProtocolError&) {
+    }
+    for (const auto decode : {+[](std::string_view b) { decode_hello(b); },
+                              +[](std::string_view b) { decode_ended(b); },
+                              +[](std::string_view b) { decode_signal(b); }}) {
+      EXPECT_THROW(decode(bytes), ProtocolError);
+    }
+  }
+}
+
+TEST(Records, RoundTrip) {
+  const Hello hello{.proof = "t",
+                    .rank = 3,
+                    .size = 4,
+                    .local_rank = 1,
+                    .local_size = 2,
+                    .host = "h\xff",
+                    .supervisor_pid = 9,
+                    .omp_threads = 5};
+  const Hello hello_back = decode_hello(encode(hello));
+  EXPECT_EQ(hello_back.proof, "t");
+  EXPECT_EQ(hello_back.rank, 3);
+  EXPECT_EQ(hello_back.size, 4);
+  EXPECT_EQ(hello_back.local_rank, 1);
+  EXPECT_EQ(hello_back.local_size, 2);
+  EXPECT_EQ(hello_back.host, "h\xef\xbf\xbd") << "a stray byte is replaced, not fatal";
+  EXPECT_EQ(hello_back.omp_threads, 5);
+
+  const Ended ended{.time_ns = 1'700'000'000'123'456'789,
+                    .pid = 7,
+                    .code = 139,
+                    .signal = 11,
+                    .dumped_core = true,
+                    .stopped = true,
+                    .start_error = 2};
+  const Ended ended_back = decode_ended(encode(ended));
+  EXPECT_EQ(ended_back.time_ns, ended.time_ns);
+  EXPECT_EQ(ended_back.pid, 7);
+  EXPECT_EQ(ended_back.code, 139);
+  EXPECT_EQ(ended_back.signal, 11);
+  EXPECT_TRUE(ended_back.dumped_core);
+  EXPECT_TRUE(ended_back.stopped);
+  EXPECT_EQ(ended_back.start_error, 2);
+
+  const SignalOrder order =
+      decode_signal(encode(SignalOrder{.signal = 15, .stop = true, .kill_after_ms = 200}));
+  EXPECT_EQ(order.signal, 15);
+  EXPECT_TRUE(order.stop);
+  EXPECT_EQ(order.kill_after_ms, 200);
+  EXPECT_EQ(decode_started(encode(Started{.pid = 3})).pid, 3);
+  const Welcome welcome =
+      decode_welcome(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
+  EXPECT_EQ(welcome.columns, 80);
+  EXPECT_EQ(welcome.time_ns, 5);
+  EXPECT_EQ(welcome.credit, 6);
+  EXPECT_EQ(decode_credit(encode(Credit{.bytes = 7})).bytes, 7);
+  EXPECT_EQ(decode_challenge(encode(Challenge{.nonce = "n", .proof = "p"})).proof, "p");
+  EXPECT_EQ(decode_greeting(encode(Greeting{.rank = 4, .nonce = "n"})).nonce, "n");
+  const Notice notice = decode_notice(encode(
+      Notice{.kind = "throw", .time_ns = 8, .code = 134, .text = "a\nb\xff", .stopped = true}));
+  EXPECT_EQ(notice.kind, "throw");
+  EXPECT_EQ(notice.time_ns, 8);
+  EXPECT_EQ(notice.code, 134);
+  EXPECT_EQ(notice.text, "a\nb\xef\xbf\xbd");
+  EXPECT_TRUE(notice.stopped);
+}
+
+TEST(Records, UnknownMembersAreIgnoredMissingOnesAreNot) {
+  EXPECT_EQ(decode_started(R"({"pid":3,"new":"field"})").pid, 3);
+  EXPECT_THROW(decode_started(R"({"new":"field"})"), ProtocolError);
+  EXPECT_THROW(decode_started(R"({"pid":"three"})"), ProtocolError);
+  EXPECT_THROW(decode_started("[]"), ProtocolError);
+}
+
+}  // namespace
+}  // namespace hvd::launcher
