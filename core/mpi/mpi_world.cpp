@@ -229,11 +229,11 @@ void MpiWorld::set_up_board(const WorldOptions& options,
                             std::chrono::steady_clock::time_point deadline) {
   const int slots = topology_.local_size;
   const int slot = topology_.local_rank;
-  std::unique_ptr<HostBoard> board;
+  std::unique_ptr<host::HostBoard> board;
   BoardReport own = {};
   const auto try_board = [&](auto&& make) {
     try {
-      board = std::make_unique<HostBoard>(make(board_name_, slots));
+      board = std::make_unique<host::HostBoard>(make(board_name_, slots));
       board->enter(slot, now());
     } catch (const Error& error) {
       copy_text(error.what(), own.failure);
@@ -249,10 +249,10 @@ void MpiWorld::set_up_board(const WorldOptions& options,
     control_->allgather(&own, all.data(), static_cast<int>(sizeof own), deadline);
   };
   const bool wanted = slots > 1 && options.host_board;
-  if (wanted && slot == 0) try_board(HostBoard::create);
+  if (wanted && slot == 0) try_board(host::HostBoard::create);
   exchange();
   const BoardReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
-  if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(HostBoard::attach);
+  if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(host::HostBoard::attach);
   exchange();
   if (board != nullptr) board->unlink();
 
@@ -285,7 +285,7 @@ void MpiWorld::set_up_board(const WorldOptions& options,
                          "dead rank is noticed late: "
                       << failure;
   }
-  board_ = std::make_unique<HostBoard>(HostBoard::solitary());
+  board_ = std::make_unique<host::HostBoard>(host::HostBoard::solitary());
   board_->enter(0, now());
   board_shared_ = slots == 1;
 }

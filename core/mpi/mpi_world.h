@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "host/host_board.h"
 #include "hvd/topology.h"
-#include "mpi/host_board.h"
 
 namespace hvd::mpi {
 
@@ -68,7 +68,7 @@ class MpiWorld {
   }
   /// Begins the names of what the ranks of this host share; no other job has the same.
   const std::string& host_name_prefix() const noexcept { return board_name_; }
-  HostBoard& board() noexcept { return *board_; }
+  host::HostBoard& board() noexcept { return *board_; }
   /// See control::ControlPlane.
   LockWords* lock_words(int world_rank) noexcept;
   LockWords* outside_lock_words() noexcept;
@@ -107,7 +107,7 @@ class MpiWorld {
   std::vector<int> local_ranks_;   ///< world rank per slot
   std::vector<int> slot_of_rank_;  ///< per world rank; -1 on other hosts
   std::string board_name_;         ///< agreed by the ranks of this host
-  std::unique_ptr<HostBoard> board_;
+  std::unique_ptr<host::HostBoard> board_;
   bool board_shared_ = false;
   bool all_boards_shared_ = false;
   std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology

@@ -12,10 +12,10 @@
 #include "base/log.h"
 #include "bench/statistics.h"
 #include "bench/stopwatch.h"
+#include "execution/timeline_slot.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "runtime/timeline_slot.h"
 
 namespace hvd::bench {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kElements = 1024;
 // Looks at the timeline's switch on the way of a batch: when it is agreed on, launched, and done
-// (core/runtime/executor.cpp). The log is not asked at all on the way of a locked step, which
+// (core/execution/executor.cpp). The log is not asked at all on the way of a locked step, which
 // steady_count_test asserts.
 constexpr int kTimelineChecks = 3;
 

@@ -1,4 +1,4 @@
-/* The token, the doorbell and who sleeps, as core/runtime/runtime.cpp does it: docs/models.md.
+/* The token, the doorbell and who sleeps, as core/engine/runtime.cpp does it: docs/models.md.
  *
  * One rank: its coordinator thread, WAITERS threads that submit an operation each and wait for it, and a thread that submits one and then only
  * computes. An operation is submitted, then sent by whoever has the token, then answered by another rank, and done when whoever has the token

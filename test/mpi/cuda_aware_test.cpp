@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "bootstrap/builtin_backends.h"
 #include "device/context.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
 #include "mpi/support/fake_cuda_mpi.h"
-#include "runtime/builtin_backends.h"
 
 namespace hvd::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/runtime.h"
+#include "engine/runtime.h"
 #include "support/reference.h"
 
 namespace hvd::testing {

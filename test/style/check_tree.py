@@ -26,24 +26,33 @@ LIBRARIES = (
     (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
 )
 
-# Layers, by the longest matching prefix, and the layers each may include. "public" is core/include/hvd.
+# Layers, by the longest matching prefix, and what each may include: a layer, a folder ("backend/composite") or a file.
+# "public" is core/include/hvd.
 LAYERS = {
     "core/include/": "public",
     "core/base/": "base",
     "core/wire/": "wire",
     "core/control/": "control",
-    "core/tcp/": "tcp",
+    "core/host/": "host",
     "core/mpi/": "mpi",
     "core/local/": "local",
     "core/device/": "device",
-    "core/fusion/": "fusion",
-    "core/backend/": "backend",
-    "core/runtime/": "runtime",
     "core/observe/": "observe",
-    "core/tune/": "tune",
-    "core/elastic/": "elastic",
+    "core/backend/": "backend",
+    "core/execution/": "execution",
+    "core/engine/": "engine",
+    "core/bootstrap/": "bootstrap",
+    "core/api/": "api",
     "core/capi/": "capi",
-    "frameworks/torch/": "torch",
+    "frameworks/torch/include/": "torch's interface",
+    "frameworks/torch/tensors/": "torch/tensors",
+    "frameworks/torch/operations/": "torch/operations",
+    "frameworks/torch/optimizer/": "torch/optimizer",
+    "frameworks/torch/state/": "torch/state",
+    "launcher/system/": "launcher/system",
+    "launcher/command/": "launcher/command",
+    "launcher/reports/": "launcher/reports",
+    "launcher/processes/": "launcher/processes",
     "launcher/": "launcher",
     "examples/": "examples",
 }
@@ -52,27 +61,36 @@ MAY_INCLUDE = {
     "base": {"public"},
     "wire": {"base", "public"},
     "control": {"wire", "base", "public"},
-    "tcp": {"control/control_plane.h", "base", "public"},
-    "mpi": {"control/control_plane.h", "base", "public"},
+    "host": {"base", "public"},
+    "mpi": {"host", "control/control_plane.h", "base", "public"},
     "local": {"control/control_plane.h", "base", "public"},
     "device": {"base", "public"},
-    "fusion": {"device", "base", "public"},
     "observe": {"base", "public"},
-    "tune": {"base", "public"},
-    "elastic": {"base", "public"},
     "backend": {"control/control_plane.h", "base", "public"},
-    "runtime": {"control", "wire", "backend/registry.h", "fusion", "device", "observe", "tune", "elastic", "base", "public"},
+    "execution": {"control", "wire", "observe", "device", "backend/composite", "backend/staged", "base", "public"},
+    "engine": {"execution", "control", "wire", "observe", "device", "base", "public"},
+    "bootstrap": {"engine/runtime_options.h", "control/control_plane.h", "device", "base", "public"},
+    "api": {"bootstrap", "engine", "observe", "device", "base", "public"},
     "capi": {"public"},
-    "torch": {"public"},
-    "launcher": {"base", "public"},
-    "examples": {"public", "torch"},
+    "torch's interface": {"public"},
+    "torch/tensors": {"torch's interface", "public"},
+    "torch/operations": {"torch/tensors", "torch's interface", "public"},
+    "torch/optimizer": {"torch/operations", "torch/tensors", "torch's interface", "public"},
+    "torch/state": {"torch/optimizer", "torch/operations", "torch/tensors", "torch's interface", "public"},
+    "launcher/system": {"base", "public"},
+    "launcher/command": {"launcher/system", "base", "public"},
+    "launcher/reports": {"launcher/system", "base", "public"},
+    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "base", "public"},
+    "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
+    "examples": {"public", "torch's interface"},
 }
 # The folder of one library may also use what wraps that library, and one file knows every implementation.
 ALSO = {
     "core/backend/mpi/": {"mpi"},
-    "core/backend/hierarchical/": {"mpi"},
+    "core/backend/hierarchical/": {"mpi", "host"},
     "core/backend/nccl/": {"device"},
-    "core/runtime/builtin_backends.cpp": {"mpi", "local", "tcp", "backend"},
+    "core/backend/staged/": {"device", "backend/composite"},
+    "core/bootstrap/builtin_backends.cpp": {"mpi", "local", "backend"},
 }
 
 # The control logic gets time, threads and messages from outside, so that a simulation can own them.
@@ -158,7 +176,8 @@ def layer_of(path):
 def target_of(root, path, include):
     """The path in the tree that a quoted or angled include means, or None when it is not ours."""
     folder = str(pathlib.PurePosixPath(path).parent) + "/"
-    for base in (folder, "core/", "core/include/", "frameworks/torch/", "frameworks/torch/include/", ""):
+    own = "launcher/" if path.startswith(("launcher/", "test/launcher/")) else "frameworks/torch/"
+    for base in (folder, own, "core/", "core/include/", "frameworks/torch/include/", ""):
         if (root / (base + include)).is_file():
             return base + include
     return None
@@ -168,17 +187,15 @@ def may_include(path, target):
     layer, wanted = layer_of(path), layer_of(target)
     if layer is None or wanted is None:
         return True  # tests may look everywhere
-    if layer == wanted:
-        # One implementation must not lean on another: backend/mpi on backend/shm.
-        folder, target_folder = pathlib.PurePosixPath(path).parent, pathlib.PurePosixPath(target).parent
-        return layer != "backend" or folder == target_folder or str(target_folder) == "core/backend"
-    if layer in ("examples",) and wanted == "torch":
-        return target.startswith("frameworks/torch/include/")
     allowed = set(MAY_INCLUDE[layer])
     for prefix, more in ALSO.items():
         if path.startswith(prefix):
             allowed |= more
-    return wanted in allowed or any(target == "core/" + name for name in allowed)
+    folder, target_folder = (str(pathlib.PurePosixPath(name).parent) for name in (path, target))
+    # One implementation must not lean on another: backend/mpi on backend/shm.
+    if layer == wanted and (layer != "backend" or folder == target_folder or target_folder == "core/backend"):
+        return True
+    return wanted in allowed or any(target == "core/" + name or target_folder == "core/" + name for name in allowed)
 
 
 def check_includes(root, path, text):
@@ -203,11 +220,13 @@ def check_file(root, path):
         yield f"{path}:1: has {lines} lines, at most {MAX_FILE_LINES} are allowed"
     if pathlib.PurePosixPath(path).suffix not in CODE:
         return
+    if path.startswith(("core/", "frameworks/", "launcher/")) and layer_of(path) is None:
+        yield f"{path}:1: is in no layer; check_tree.py lists them"
     yield from check_includes(root, path, text)
     code = without_comments(text)
-    if path != "core/runtime/builtin_backends.cpp" and not path.startswith("test/"):
+    if path != "core/bootstrap/builtin_backends.cpp" and not path.startswith("test/"):
         for match in OPTION_MACRO.finditer(code):
-            yield (f"{path}:{text.count(chr(10), 0, match.end()) + 1}: only core/runtime/builtin_backends.cpp may ask the "
+            yield (f"{path}:{text.count(chr(10), 0, match.end()) + 1}: only core/bootstrap/builtin_backends.cpp may ask the "
                    "preprocessor what was built")
     if "include/hvd/" in path and CONDITIONAL.search(code):
         yield f"{path}:1: a public header must not have #if: its layout would depend on an option"

@@ -26,39 +26,52 @@ class CheckTree(unittest.TestCase):
         self.assertIn(text, found[0])
 
     def test_libraries_stay_in_their_folders(self):
-        for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/runtime/a.h", "ATen/ATen.h"),
-                              ("core/runtime/a.cpp", "mpi.h"), ("frameworks/torch/a.cpp", "mpi.h"),
-                              ("core/fusion/a.cpp", "cuda_runtime.h"), ("core/backend/mpi/a.cpp", "nccl.h"),
+        for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/engine/a.h", "ATen/ATen.h"),
+                              ("core/engine/a.cpp", "mpi.h"), ("frameworks/torch/state/a.cpp", "mpi.h"),
+                              ("core/execution/a.cpp", "cuda_runtime.h"), ("core/backend/mpi/a.cpp", "nccl.h"),
                               ("core/base/other.cpp", "spdlog/spdlog.h"), ("core/base/a.cpp", "gtest/gtest.h")):
             self.assert_one({path: f"#include <{include}>\n"}, f"{path}:1: includes <{include}>")
-        self.assert_clean({"frameworks/torch/a.cpp": "#include <torch/torch.h>\n",
+        self.assert_clean({"frameworks/torch/state/a.cpp": "#include <torch/torch.h>\n",
                            "core/mpi/a.cpp": "#include <mpi.h>\n",
                            "core/base/log_spdlog.cpp": "#include <spdlog/spdlog.h>\n",
                            "test/mpi/a.cpp": "#include <gtest/gtest.h>\n#include <mpi.h>\n"})
 
     def test_dependencies_point_downward(self):
-        wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/runtime/engine.h": "",
+        wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/engine/engine.h": "",
                 "core/control/control_plane.h": "", "core/control/coordinator.h": "", "core/include/hvd/error.h": "",
-                "core/backend/mpi/lane.h": "", "core/backend/shm/ring.h": ""}
+                "core/backend/mpi/lane.h": "", "core/backend/composite/a.h": "", "core/execution/job.h": "", "core/backend/shm/ring.h": ""}
         self.assert_one(wire | {"core/base/a.cpp": '#include "wire/codec.h"\n'}, "base must not depend on wire")
-        self.assert_one(wire | {"core/control/a.cpp": '#include "runtime/engine.h"\n'}, "control must not depend on runtime")
+        self.assert_one(wire | {"core/control/a.cpp": '#include "engine/engine.h"\n'}, "control must not depend on engine")
         self.assert_one(wire | {"core/mpi/a.cpp": '#include "control/coordinator.h"\n'}, "mpi must not depend on control")
         self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
         self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
-        self.assert_one(wire | {"core/runtime/a.cpp": '#include "backend/mpi/lane.h"\n'}, "runtime must not depend on backend")
-        self.assert_one(wire | {"frameworks/torch/a.cpp": '\n#include "runtime/engine.h"\n'}, "a.cpp:2")
-        self.assert_one(wire | {"core/capi/a.cpp": '#include "runtime/engine.h"\n'}, "capi must not depend on runtime")
+        self.assert_one(wire | {"core/engine/a.cpp": '#include "backend/mpi/lane.h"\n'}, "engine must not depend on backend")
+        self.assert_one(wire | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
+        self.assert_one(wire | {"core/capi/a.cpp": '#include "engine/engine.h"\n'}, "capi must not depend on engine")
         self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
         self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
+        self.assert_one(wire | {"core/execution/a.cpp": '#include "engine/engine.h"\n'}, "execution must not depend on engine")
+        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "backend/composite/a.h"\n'}, "backend must not")
+        self.assert_one(wire | {"core/elsewhere/a.cpp": ""}, "in no layer")
         self.assert_clean(wire | {"core/control/a.cpp": '#include "wire/codec.h"\n#include "hvd/error.h"\n',
                                   "core/mpi/a.cpp": '#include "control/control_plane.h"\n',
                                   "core/backend/mpi/a.cpp": '#include "mpi/comm.h"\n#include "backend/mpi/lane.h"\n',
-                                  "core/runtime/builtin_backends.cpp": '#include "backend/mpi/lane.h"\n',
-                                  "test/unit/a.cpp": '#include "runtime/engine.h"\n'})
+                                  "core/bootstrap/builtin_backends.cpp": '#include "backend/mpi/lane.h"\n',
+                                  "core/backend/staged/a.cpp": '#include "backend/composite/a.h"\n',
+                                  "core/engine/b.cpp": '#include "execution/job.h"\n',
+                                  "test/unit/a.cpp": '#include "engine/engine.h"\n'})
+
+    def test_rooms_of_the_adapter_and_the_launcher(self):
+        rooms = {"frameworks/torch/tensors/a.h": "", "frameworks/torch/optimizer/a.h": "", "launcher/system/text.h": "",
+                 "launcher/processes/job.h": ""}
+        self.assert_one(rooms | {"frameworks/torch/tensors/a.cpp": '#include "optimizer/a.h"\n'}, "must not depend")
+        self.assert_one(rooms | {"launcher/command/a.cpp": '#include "processes/job.h"\n'}, "must not depend")
+        self.assert_clean(rooms | {"frameworks/torch/optimizer/a.cpp": '#include "tensors/a.h"\n',
+                                   "launcher/processes/a.cpp": '#include "system/text.h"\n'})
 
     def test_examples_use_the_installed_headers(self):
-        torch = {"frameworks/torch/include/hvd/torch.h": "", "frameworks/torch/hooks.h": ""}
-        self.assert_one(torch | {"examples/a.cpp": '#include "frameworks/torch/hooks.h"\n'}, "examples must not")
+        torch = {"frameworks/torch/include/hvd/torch.h": "", "frameworks/torch/state/hooks.h": ""}
+        self.assert_one(torch | {"examples/a.cpp": '#include "frameworks/torch/state/hooks.h"\n'}, "examples must not")
         self.assert_clean(torch | {"examples/a.cpp": "#include <hvd/torch.h>\n"})
 
     def test_a_comment_is_not_an_include(self):
@@ -71,9 +84,9 @@ class CheckTree(unittest.TestCase):
 
     def test_the_preprocessor_chooses_in_one_file(self):
         code = "#if HVD_HAVE_MPI\n#endif\n"
-        self.assert_one({"core/runtime/context.cpp": "\n" + code}, "context.cpp:2")
+        self.assert_one({"core/api/process.cpp": "\n" + code}, "process.cpp:2")
         self.assert_one({"core/base/a.cpp": "#ifdef HVD_WITH_TORCH\n#endif\n"}, "preprocessor")
-        self.assert_clean({"core/runtime/builtin_backends.cpp": code,
+        self.assert_clean({"core/bootstrap/builtin_backends.cpp": code,
                            "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})
         self.assert_one({"core/include/hvd/a.h": "#if defined(__linux__)\n#endif\n"}, "must not have #if")
         self.assert_one({"core/include/hvd/a.h": "#ifdef __cplusplus_cli\n#endif\n"}, "must not have #if")

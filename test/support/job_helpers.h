@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/runtime.h"
+#include "engine/runtime.h"
 
 namespace hvd::testing {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/runtime.h"
 #include "local/local_network.h"
-#include "runtime/runtime.h"
 
 namespace hvd::testing {
 

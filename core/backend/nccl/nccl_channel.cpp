@@ -2,25 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/kept_memory.h"
 #include "base/log.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {
 namespace {
-
-/// Whoever was cut off, a broadcast or NCCL, may still write to it.
-void keep_for_ever(std::shared_ptr<const void> memory) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<const void>>;  // never destroyed
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(memory));
-}
 
 constexpr const char* kWhileMakingWindows =
     "; expected NCCL to make windows of the fusion buffers, as HVD_NCCL_REGISTER=window asks for; "
@@ -50,7 +42,7 @@ NcclChannel::~NcclChannel() {
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     if (state_ != State::kReady) {
-      if (state_ == State::kOpening) keep_for_ever(notes_);
+      if (state_ == State::kOpening) keep_until_exit(notes_);
       library_->abort(comm_);
       return;
     }
@@ -255,7 +247,7 @@ void NcclChannel::abort() noexcept {
   const State before = std::exchange(state_, State::kAborted);
   if (before == State::kAborted) return;
   host_->abort();
-  if (meeting_ || before == State::kOpening) keep_for_ever(notes_);
+  if (meeting_ || before == State::kOpening) keep_until_exit(notes_);
   meeting_.reset();
   if (comm_.handle == nullptr) return;
   try {

@@ -19,7 +19,7 @@
 #include <set>
 #include <utility>
 
-#include "runtime/builtin_backends.h"
+#include "bootstrap/builtin_backends.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {

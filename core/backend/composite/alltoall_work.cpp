@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/composite/composite_work.h"
+#include "base/kept_memory.h"
+#include "hvd/error.h"
+
+namespace hvd::composite {
+namespace {
+
+class AlltoallWork final : public Work {
+ public:
+  AlltoallWork(Launch launch, const Launch& launch_sizes, Submission& submission)
+      : launch_(std::move(launch)),
+        submission_(submission),
+        buffers_(std::make_shared<Buffers>(submission.splits)),
+        row_(std::accumulate(submission.input.shape.begin() + 1, submission.input.shape.end(),
+                             std::int64_t{1}, std::multiplies<>())) {
+    Collective sizes;
+    sizes.kind = OpKind::kAlltoall;
+    sizes.dtype = DataType::kInt64;
+    sizes.counts = sizes.send_counts = buffers_->ones;
+    work_ = launch_sizes(sizes, std::as_bytes(std::span(buffers_->splits)),
+                         std::as_writable_bytes(std::span(buffers_->received)));
+  }
+  AlltoallWork(const AlltoallWork&) = delete;
+  AlltoallWork& operator=(const AlltoallWork&) = delete;
+  ~AlltoallWork() override {
+    if (!done_) keep_until_exit(buffers_);
+  }
+
+  EventPtr output_ready() const override { return work_->output_ready(); }
+  bool moved() const noexcept override { return work_->moved(); }
+
+  bool progress() override {
+    if (!work_->progress()) return false;
+    if (!std::exchange(exchanges_rows_, true)) {
+      exchange_rows();
+      if (!work_->progress()) return false;
+    }
+    done_ = true;
+    return true;
+  }
+
+ private:
+  struct Buffers {
+    explicit Buffers(const std::vector<std::int64_t>& rows)
+        : splits(rows), ones(rows.size(), 1), received(rows.size()) {}
+    const std::vector<std::int64_t> splits;  // rows
+    const std::vector<std::int64_t> ones;
+    std::vector<std::int64_t> received;  // rows
+  };
+
+  void exchange_rows() {
+    const std::vector<std::int64_t>& received = buffers_->received;
+    EventPtr writable;
+    submission_.output = submission_.allocate_output({received, &writable});
+    const std::int64_t rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
+    const TensorView& output = submission_.output;
+    if (output.count != rows * row_ || output.dtype != submission_.input.dtype ||
+        (output.count > 0 && output.data == nullptr)) {
+      throw Error("the allocated output has " + std::to_string(output.count) +
+                  " elements, expected " + std::to_string(rows * row_));
+    }
+    const auto elements = [this](std::int64_t split) { return split * row_; };
+    std::transform(submission_.splits.begin(), submission_.splits.end(),
+                   std::back_inserter(send_counts_), elements);
+    std::transform(received.begin(), received.end(), std::back_inserter(counts_), elements);
+    Collective exchange;
+    exchange.kind = OpKind::kAlltoall;
+    exchange.dtype = submission_.input.dtype;
+    exchange.counts = counts_;
+    exchange.send_counts = send_counts_;
+    exchange.input_ready = std::move(writable);  // the launcher of a device knows when the input is
+    work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()},
+                    {output.data, output.bytes()});
+  }
+
+  Launch launch_;
+  Submission& submission_;
+  const std::shared_ptr<Buffers> buffers_;
+  const std::int64_t row_;  // elements
+  std::vector<std::int64_t> counts_;
+  std::vector<std::int64_t> send_counts_;
+  bool exchanges_rows_ = false;
+  bool done_ = false;
+  std::unique_ptr<Work> work_;  // last: it uses what is above
+};
+
+}  // namespace
+
+std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes,
+                                    Submission& submission) {
+  return std::make_unique<AlltoallWork>(std::move(launch), launch_sizes, submission);
+}
+
+}  // namespace hvd::composite

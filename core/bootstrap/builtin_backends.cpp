@@ -1,0 +1,360 @@
+// The one file that knows at compile time what is in the build.
+#include "bootstrap/builtin_backends.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/local/local_backend.h"
+#include "backend/shm/shm_backend.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "bootstrap/gpu_agreement.h"
+#include "bootstrap/settings_agreement.h"
+#include "hvd/error.h"
+#include "local/local_network.h"
+
+#if HVD_HAVE_CUDA
+#include "device/cuda/cuda_api.h"
+#endif
+#if HVD_HAVE_NCCL
+#include "backend/nccl/nccl_backend.h"
+#include "backend/nccl/nccl_library.h"
+#endif
+#if HVD_HAVE_MPI
+#include "backend/hierarchical/hierarchical_backend.h"
+#include "backend/mpi/mpi_backend.h"
+#include "mpi/environment.h"
+#include "mpi/mpi_control_plane.h"
+#include "mpi/mpi_world.h"
+#endif
+
+namespace hvd::runtime {
+namespace {
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+/// Set by the launchers that MPI can meet its peers through: mpirun, srun --mpi=pmix or pmi2,
+/// MPICH's mpiexec.
+const char* mpi_launcher_variable() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
+    if (variable(name) != nullptr) return name;
+  }
+  return nullptr;
+}
+
+// Several ranks were started, but not so that they can meet: rather an error than as many jobs of
+// one.
+void refuse_ranks_without_mpi() {
+  for (const char* name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* value = variable(name);
+    if (value == nullptr || std::atoi(value) <= 1) continue;
+    throw UsageError(std::string("hvd::init: the environment says ") + name + "=" + value +
+                     ", but this process was not started by an MPI launcher, so the ranks cannot "
+                     "find each other; start it "
+                     "with 'hvdrun -np N program', mpirun, or srun --mpi=pmix (or unset " +
+                     name + " to run alone)");
+  }
+}
+
+std::shared_ptr<device::Api>& simulated_api() {
+  static std::shared_ptr<device::Api> api;
+  return api;
+}
+
+/// The process's GPUs; null in a build without them.
+std::shared_ptr<device::Api> device_api() {
+  if (simulated_api()) return simulated_api();
+#if HVD_HAVE_CUDA
+  static const std::shared_ptr<device::Api> api = device::make_cuda_api();
+  return api;
+#else
+  return nullptr;
+#endif
+}
+
+/// This rank's GPU: nothing is done with it before its first use. @throws UsageError for an
+/// HVD_DEVICE that is not there.
+std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int local_rank) {
+  const auto api = device_api();
+  const int count = api ? api->device_count() : 0;
+  if (options.device && count == 0) {
+    throw UsageError("hvd::init: HVD_DEVICE=" + std::to_string(*options.device) +
+                     ": expected a GPU, but this process sees none; unset it, or see "
+                     "CUDA_VISIBLE_DEVICES and 'hvdrun --check-build'");
+  }
+  if (options.device && *options.device >= count) {
+    throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) +
+                     ", the number that this process sees, got " + std::to_string(*options.device));
+  }
+  return count > 0
+             ? std::make_shared<device::Context>(api, options.device.value_or(local_rank % count))
+             : nullptr;
+}
+
+/// A GPU and what goes with it, until the ranks have agreed on what to do with theirs.
+struct Gpu {
+  std::shared_ptr<device::Context> device;
+  GpuReport report;
+#if HVD_HAVE_NCCL
+  std::shared_ptr<nccl::Library> nccl;
+#endif
+};
+
+Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
+  Gpu gpu;
+  gpu.device = find_gpu(options, local_rank);
+  if (!gpu.device) return gpu;
+  const std::string bus_id = gpu.device->api().info(gpu.device->device()).bus_id;
+  bus_id.copy(gpu.report.bus_id, sizeof gpu.report.bus_id - 1);
+#if HVD_HAVE_NCCL
+  if (simulated_api()) return gpu;
+  std::string reason;
+  gpu.nccl = nccl::load_library(reason);
+  if (gpu.nccl) {
+    gpu.report.nccl_version = gpu.nccl->version();
+  } else {
+    HVD_LOG(kWarning) << "NCCL cannot be used, GPU tensors go through the host's memory: "
+                      << reason;
+  }
+  const char* const multi = variable("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool enabled =
+      multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000;
+  gpu.report.may_share = enabled || variable("NCCL_HOSTID") != nullptr ? 1 : 0;
+#endif
+  return gpu;
+}
+
+/// Adds the backend for GPUs if all ranks can use it.
+void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement& agreement,
+                         const RuntimeOptions& options) {
+  job.device = gpu.device;
+  if (!job.device) return;
+  if (!agreement.nccl) {
+    if (options.backend && *options.backend == "nccl")
+      throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
+    HVD_LOG(kInfo)
+        << "GPU tensors go through the host's memory: " << agreement.reason
+        << (agreement.cuda_aware_mpi
+                ? "; MPI is CUDA-aware: where it carries them, what is only moved does not"
+                : "");
+    return;
+  }
+#if HVD_HAVE_NCCL
+  const Topology topology = job.control->topology();
+  // The id of a communicator, and later the splits of an alltoall, go over the best channel for the
+  // host's memory that has both.
+  const nccl::OpenHostChannel open_host = [backends = job.backends, topology](
+                                              const ChannelSpec& spec, Peers& peers) {
+    Collective exchange;
+    exchange.kind = OpKind::kAlltoall;
+    const auto better = [&](const auto& a, const auto& b) {
+      return a->score(topology, spec, exchange) < b->score(topology, spec, exchange);
+    };
+    return (*std::max_element(backends.begin(), backends.end(), better))->open(spec, peers);
+  };
+  nccl::NcclOptions nccl_options;
+  nccl_options.init_timeout = options.start_timeout;
+  if (options.nccl_register != NcclRegister::kOff)
+    nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
+  nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
+  job.backends.push_back(
+      std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
+#endif
+}
+
+JobConnection job_of_one(const RuntimeOptions& options) {
+  static const SteadyClock clock;
+  JobConnection job;
+  job.control = local::LocalNetwork::create({.size = 1}, clock)->plane(0);
+  job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  const Gpu gpu = inspect_gpu(options, 0);
+  add_device_backends(job, gpu, agree_on_gpus({&gpu.report, 1}, job.control->topology()), options);
+  return job;
+}
+
+}  // namespace
+
+#if HVD_HAVE_MPI
+
+namespace {
+
+/// The ranks of a host decide the same, as they look at the same numbers.
+bool room_for_shm(const mpi::MpiWorld& world) {
+  const Topology& topology = world.topology();
+  const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
+  const std::uint64_t free = world.shared_memory_free(topology.rank);
+  if (topology.local_size < 2 || free >= wanted) return true;
+  if (topology.local_rank == 0) {
+    HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
+                      << " for the shm backend; using MPI between the ranks of this host, which is "
+                         "slower (docker: --shm-size)";
+  }
+  return false;
+}
+
+/// All ranks decide the same, as they look at the same numbers: one host without room is enough to
+/// do without.
+bool room_for_hierarchical(const mpi::MpiWorld& world) {
+  const Topology& topology = world.topology();
+  if (topology.host_names.size() < 2 || !world.all_boards_shared()) return false;
+  std::vector<int> ranks_of_host(topology.host_names.size(), 0);
+  for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const int local_size = ranks_of_host[static_cast<std::size_t>(
+        topology.host_of_rank[static_cast<std::size_t>(rank)])];
+    if (local_size < 2) continue;
+    const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) +
+                               hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
+    if (world.shared_memory_free(rank) >= wanted) continue;
+    if (topology.rank == 0) {
+      HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has "
+                        << world.shared_memory_free(rank) << " bytes left, expected " << wanted
+                        << " for the hierarchical backend; using MPI between all ranks of process "
+                           "sets on several hosts, "
+                        << "which is slower (docker: --shm-size)";
+    }
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
+  if (!mpi::is_active() && mpi_launcher_variable() == nullptr) {
+    refuse_ranks_without_mpi();
+    return job_of_one(options);
+  }
+  mpi::WorldOptions world_options;
+  world_options.start_timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  // A thread that is inside a call may be without a core for a while, so not less than a second.
+  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
+  const auto world = mpi::MpiWorld::join(world_options);
+  JobConnection job;
+  job.world = world;
+  job.control = mpi::make_mpi_control_plane(world);
+  const SettingsReport settings = report_of(options);
+  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(world->topology().size));
+  world->allgather(&settings, all_settings.data(), static_cast<int>(sizeof settings),
+                   world_options.start_timeout);
+  if (const auto difference = find_different_setting(all_settings, world->topology())) {
+    world->farewell();
+    throw UsageError("hvd::init: " + *difference);
+  }
+  Gpu gpu = inspect_gpu(options, world->topology().local_rank);
+  gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
+  std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
+  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report),
+                   world_options.start_timeout);
+  const GpuAgreement agreement = agree_on_gpus(reports, world->topology());
+  job.backends.push_back(
+      std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
+  if (world->board_shared() && room_for_shm(*world))
+    job.backends.push_back(
+        std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*world))
+    job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
+  // For process sets of one rank, whatever the size of the job.
+  job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  add_device_backends(job, gpu, agreement, options);
+  return job;
+}
+
+bool mpi_threads_multiple() { return !mpi::is_active() || mpi::threads_multiple(); }
+
+void forget_job_peers() noexcept { mpi::mark_failed(); }
+
+#else
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena>) {
+  if (const char* name = mpi_launcher_variable()) {
+    throw UsageError(std::string("hvd::init: ") + name +
+                     " is set, so an MPI launcher started this process, but this hvd was built "
+                     "without MPI (HVD_WITH_MPI=OFF)");
+  }
+  refuse_ranks_without_mpi();
+  return job_of_one(options);
+}
+
+bool mpi_threads_multiple() { return true; }
+void forget_job_peers() noexcept {}
+
+#endif
+
+void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
+
+std::vector<std::string_view> backend_names() {
+  return {
+      "local", "shm",
+#if HVD_HAVE_MPI
+      "mpi",   "hierarchical",
+#endif
+#if HVD_HAVE_NCCL
+      "nccl",
+#endif
+  };
+}
+
+bool nccl_usable() noexcept {
+#if HVD_HAVE_NCCL
+  try {
+    std::string reason;
+    return device_api()->device_count() > 0 && nccl::load_library(reason) != nullptr;
+  } catch (const std::exception&) {
+    return false;
+  }
+#else
+  return false;
+#endif
+}
+
+#if HVD_HAVE_MPI
+namespace {
+
+std::string describe_cuda_aware_mpi() {
+  const bool off = env_choice("CUDA_AWARE_MPI").value_or("auto") == "off";
+  if (mpi::cuda_aware()) {
+    return off ? "yes, and not used: HVD_CUDA_AWARE_MPI=off; GPU tensors without NCCL are staged"
+               : "yes: where MPI carries GPU tensors, those that are only moved are not staged";
+  }
+  // Some only know once they have started.
+  return std::string("no") + (mpi::is_active() ? "" : ", as far as MPI says before a job begins") +
+         ": GPU tensors without NCCL are staged";
+}
+
+}  // namespace
+#endif
+
+std::vector<Component> optional_components() {
+  return {
+#if HVD_HAVE_MPI
+      {"MPI", true, mpi::library_version()},
+      {"CUDA-aware MPI", true, describe_cuda_aware_mpi()},
+#else
+      {"MPI", false, "HVD_WITH_MPI=OFF"},
+#endif
+      {"shared memory", true, "POSIX shared memory"},
+#if HVD_HAVE_CUDA
+      {"CUDA", true, device::describe_cuda()},
+#else
+      {"CUDA", false, "HVD_WITH_CUDA=OFF, or there was no nvcc"},
+#endif
+#if HVD_HAVE_NCCL
+      {"NCCL", true, nccl::describe_library()},
+#else
+      {"NCCL", false, "HVD_WITH_NCCL=OFF, or there was none"},
+#endif
+  };
+}
+
+}  // namespace hvd::runtime

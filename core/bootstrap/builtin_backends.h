@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/shared_arena.h"
+#include "control/control_plane.h"
+#include "device/context.h"
+#include "engine/runtime_options.h"
+#include "hvd/backend.h"
+
+namespace hvd::runtime {
+
+/// What a process needs to take part in its job. The members that are listed last are destroyed
+/// first.
+struct JobConnection {
+  std::shared_ptr<void> world;              ///< keeps alive what plane and backends share
+  std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
+  std::vector<std::shared_ptr<Backend>> backends;
+  std::unique_ptr<control::ControlPlane> control;
+};
+
+/// Joins the job this process was launched into, or makes a job of one. Collective.
+/// @param arena of this process; may be null
+/// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
+JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
+
+/// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's
+/// backends then serve. Null: CUDA's again.
+void use_device_api(std::shared_ptr<device::Api>);
+
+/// The names that a backend can be chosen by.
+std::vector<std::string_view> backend_names();
+
+struct Component {
+  const char* name;
+  bool built;
+  std::string detail;  ///< a version, or why it was left out
+};
+/// Everything optional, for build_info() and `hvdrun --check-build`.
+std::vector<Component> optional_components();
+
+/// NCCL can be loaded, and there is a GPU.
+bool nccl_usable() noexcept;
+/// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
+bool mpi_threads_multiple();
+/// The job has failed: nobody waits for its peers any more, not even at process exit.
+void forget_job_peers() noexcept;
+
+}  // namespace hvd::runtime

@@ -1,0 +1,198 @@
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/aggregator.h"
+#include "control/control_plane.h"
+#include "control/coordinator.h"
+#include "control/liveness.h"
+#include "control/lock_relay.h"
+#include "control/negotiator.h"
+#include "control/schedule_lock.h"
+#include "control/tree.h"
+#include "engine/runtime_options.h"
+#include "execution/executor.h"
+#include "execution/operation_state.h"
+
+namespace hvd::runtime {
+
+/// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to
+/// executed batches.
+///
+/// step() and what is marked so belong to the thread that holds the engine's token (see Runtime);
+/// enqueue(), request_shutdown(), fail(), failed() and failure() may be called by any thread.
+/// Nothing blocks, and no error escapes: the first one is the cause of failure with which
+/// everything outstanding and later ends.
+///
+///   running --all ranks asked for shutdown, nothing in flight--> shut down
+///      \------ loss, broken message, backend error, fail() ----> failed
+class Engine {
+ public:
+  /// The operation has ended (its state is set right after): the name may be used again.
+  using OnEnd = std::function<void(const OperationState&)>;
+
+  Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
+         std::vector<std::shared_ptr<Backend>>, const Clock&, observe::Counters&, TimelineSlot&,
+         std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>, OnEnd);
+  ~Engine();
+
+  // --- any thread ---
+  void enqueue(std::span<const OperationPtr>);
+  void request_shutdown() noexcept { shutdown_requested_.store(true); }
+  /// Before request_shutdown(): nobody has called shutdown(), the process ends without.
+  void note_ending() noexcept { ending_.store(true); }
+  /// Records a failure that was seen outside step(); the next step() acts on it.
+  void fail_from_outside(Status);
+  /// Submitted, and not taken up yet.
+  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// The first cause. @pre failed()
+  Status failure() const;
+  bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
+  /// The next step() prints state_text() to stderr. Async-signal-safe.
+  void request_state_dump() noexcept { dump_requested_.store(true); }
+  Doorbell& doorbell() noexcept { return control_->doorbell(); }
+  std::shared_ptr<const control::ProcessSetTable> process_sets() const;
+  const Topology& topology() const noexcept { return control_->topology(); }
+
+  // --- token holder ---
+  enum class Callbacks : std::uint8_t { kAll, kNone };
+  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an
+  /// operation that calls the program back is among what was submitted, so that none does if none
+  /// had been taken up before.
+  bool step(Callbacks = Callbacks::kAll) noexcept;
+  /// A thread waits for an operation and is about to sleep. True when that has changed something,
+  /// and step() has work.
+  bool note_blocked() noexcept;
+  /// Something is under way that no doorbell announces.
+  bool needs_polling() const noexcept;
+  /// Data or control messages are being moved right now.
+  bool transferring() const noexcept { return executor_.needs_polling() || control_->busy(); }
+  /// This rank waits for something or works on something.
+  bool busy() const noexcept {
+    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() ||
+           (shutdown_requested_ && !shut_down_);
+  }
+  /// How long nothing will happen without a ring.
+  Duration time_to_deadline() const noexcept;
+  /// Ends what is left, after shut_down() or failed().
+  void end_outstanding(const Status&) noexcept;
+  /// Ends everything; what the transport or a peer may still use is kept until the process ends.
+  void give_up(const Status&) noexcept;
+  /// What this rank is doing, a line per outstanding operation; on rank 0 also who is waited for.
+  std::string state_text() const;
+  /// Leaves in order, so that the silence that follows is no loss.
+  void farewell() noexcept { control_->farewell(); }
+
+ private:
+  bool advance() noexcept;
+  /// @param operations empty before
+  void take_over_submitted(std::vector<OperationPtr>& operations);
+  bool take_submissions();
+  void begin(const OperationPtr&);
+  bool run_locked();
+  bool offer(const OperationPtr&);
+  bool relay_lock_news();
+  void apply_deferred();
+  bool waits_for_others() const noexcept { return locked_waiting_ > 0 || !outstanding_.empty(); }
+  void enter_lock(std::vector<control::AgreedBatch> schedule);
+  void leave_lock();
+  /// True when this rank now leaves the lock.
+  bool watch_lock(TimePoint now);
+  void ring_others() noexcept;
+  std::vector<OperationPtr> outstanding_in_order() const;
+  bool send_report();
+  bool receive();
+  void handle(const control::Message&);
+  void take_in(int source, const wire::Report&);
+  void take_in(int source, const wire::MergedReport&);
+  void take_in(int source, const wire::LockNews&);
+  bool pass_on();
+  void publish(const wire::Bytes&);
+  void apply(const wire::Plan&);
+  void start(control::AgreedBatch);
+  bool coordinate();
+  bool keep_house();
+  void watch_peers(TimePoint now, bool waiting);
+  void tell_if_blocked(TimePoint now);
+  void tell_of_stalls(TimePoint now);
+  /// Without the time for which this process itself was stopped: others cannot be blamed for that.
+  TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
+  bool waiting(TimePoint now) const noexcept;
+  Status explained(const Status& cause);
+  void fail(const Status&, bool tell_others) noexcept;
+  [[noreturn]] void lose(int rank, const std::string& cause);
+  OperationPtr take_outstanding(int process_set, const std::string& name);
+  void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
+  void end_with(const OperationPtr&, const wire::ErrorEntry&);
+  void send(int rank, const wire::Bytes&);
+  void dump_state_if_asked() const;
+
+  const RuntimeOptions options_;
+  const Clock& clock_;
+  observe::Counters& counters_;
+  const OnEnd on_end_;
+  std::unique_ptr<control::ControlPlane> control_;
+
+  // Any thread.
+  mutable std::mutex mutex_;
+  std::vector<OperationPtr> submitted_;  // guarded by mutex_
+  bool callbacks_submitted_ = false;     // guarded by mutex_; some of those call the program back
+  std::shared_ptr<const control::ProcessSetTable>
+      sets_;                               // guarded by mutex_; as of the last plan applied
+  Status failure_;                         // guarded by mutex_
+  std::optional<Status> outside_failure_;  // guarded by mutex_
+  std::atomic<bool> has_submissions_{false};
+  std::atomic<bool> has_outside_failure_{false};
+  std::atomic<bool> shutdown_requested_{false};
+  std::atomic<bool> ending_{false};
+  mutable std::atomic<bool> dump_requested_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> shut_down_{false};
+
+  // Token holder only.
+  Callbacks callbacks_ = Callbacks::kAll;  // in this step
+  control::Negotiator negotiator_;
+  /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place
+  /// without a parent.
+  const control::TreePlace place_;
+  control::ScheduleLock lock_;
+  std::optional<control::LockRelay> relay_;          // the first rank of each of several hosts
+  std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
+  std::deque<wire::Plan>
+      deferred_plans_;  // that arrived before it was known here that the lock had been left
+  std::vector<std::shared_ptr<Job>> locked_jobs_;  // by number of the batch, while locked
+  std::size_t locked_waiting_ = 0;  // operations that wait in those that have not started
+  TimePoint lock_moved_at_{};       // when the lock last ran a batch or was offered an operation
+  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
+  std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
+  control::Liveness liveness_;
+  Executor executor_;
+  std::vector<OperationPtr> taken_;  // from submitted_, empty between steps
+  std::unordered_map<std::string, OperationPtr>
+      outstanding_;          // set/name; not those that wait in a lock
+  TimePoint now_{};          // when this step() began
+  Duration paused_{};        // for how long this process was stopped, as far as that was noticed
+  bool wait_noted_ = false;  // a thread has waited since the last plan, with nothing running here
+  std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
+  TimePoint told_blocked_at_{};
+  bool control_broken_ =
+      false;  // after the failure: the control plane cannot even send what is left
+  std::uint64_t begun_ = 0;
+  bool shutdown_agreed_ = false;
+  TimePoint last_plan_at_{};
+  TimePoint next_housekeeping_{};
+  TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,474 @@
+#include "engine/runtime.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/log.h"
+#include "control/validator.h"
+#include "engine/submission_check.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+// A round trip between engines that are awake takes a microsecond; giving the core away takes half
+// of one, and sleeping and being woken fifty. So a driver that has just found nothing first tries
+// again at once, for about 20 us, if it has a core for that; then it gives the core away each time,
+// for about as long as it would take to be woken; then it sleeps.
+constexpr int kSpinsBeforeYield = 150;
+constexpr int kYieldsBeforeSleep = 64;
+constexpr Duration kShortestSleep = std::chrono::microseconds(20);
+// Large MPI messages need both sides again and again, and only small ones can be rung for.
+constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
+// Ranks on other hosts cannot ring: this is how late their news may be noticed.
+constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
+
+// Unnamed operations are numbered from a multiple of this after each join, so that no number is in
+// use twice.
+constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
+
+void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only
+/// give the core away.
+Duration pause_after(int idle_rounds, const Engine& engine) {
+  const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it
+                                              // while this one decides.
+  if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
+  const Duration deadline = engine.time_to_deadline();
+  if (!polls) return deadline;
+  const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
+  const Duration longest = engine.transferring() ? kLongestPollOfTransfer : kLongestPollOfNetwork;
+  return std::min({kShortestSleep * (1 << doublings), longest, deadline});
+}
+
+}  // namespace
+
+std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options,
+                                         std::unique_ptr<control::ControlPlane> control,
+                                         std::vector<std::shared_ptr<Backend>> backends,
+                                         const Clock& clock, std::shared_ptr<SharedArena> arena,
+                                         std::shared_ptr<device::Context> device) {
+  std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends),
+                                               clock, std::move(arena), std::move(device)));
+  if (options.background_thread) {
+    runtime->thread_ =
+        std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
+    pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
+  }
+  return runtime;
+}
+
+Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
+                 std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
+                 std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device)
+    : options_(options),
+      pace_(choose_pace(options.progress, control->topology().local_size)),
+      clock_(clock),
+      device_(device) {
+  engine_ = std::make_unique<Engine>(
+      options_, std::move(control), std::move(backends), clock_, counters_, timeline_,
+      std::move(arena), std::move(device),
+      [this](const OperationState& operation) { release_name(operation); });
+  if (options_.timeline_path) start_timeline(*options_.timeline_path);
+}
+
+Runtime::~Runtime() {
+  stop_thread();
+  engine_->end_outstanding(
+      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+}
+
+void Runtime::check_running() const {
+  if (engine_->failed()) engine_->failure().raise_if_error();
+  if (shutdown_called_.load())
+    throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
+}
+
+wire::Request Runtime::number(const Submission& submission) {
+  wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank,
+                                       device_ ? std::optional(device_->device()) : std::nullopt);
+  if (request.unnamed) {
+    const auto numbered = ordinals_.find({request.process_set, request.kind});
+    if (request.group_index > 0 &&
+        (numbered == ordinals_.end() ||
+         numbered->second < static_cast<std::uint64_t>(request.group_index))) {
+      throw UsageError(std::string(to_string(request.kind)) + " on rank " +
+                       std::to_string(topology().rank) + ": member " +
+                       std::to_string(request.group_index) + " of an unnamed group of " +
+                       std::to_string(request.group_size) +
+                       " comes before the others; submit all members in one call, in order");
+    }
+    request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
+    request.name = wire::unnamed_name(request.kind, request.ordinal);
+  }
+  return request;
+}
+
+// What has been submitted before, with the same parameters, needs neither checks nor memory.
+OperationPtr Runtime::claim_again(const Submission& submission, TimePoint now) {
+  if (submission.process_set != 0 || submission.name.empty()) return {};
+  NamedOperation* const named = names_.find(0, submission.name);
+  if (named == nullptr || named->in_flight || !named->last || !named->last->over()) return {};
+  if (!asks_for_the_same(submission, named->last->submission, named->last->request)) return {};
+  named->in_flight = true;
+  named->last->begin_again(submission, now);
+  return named->last;
+}
+
+OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
+  if (joined_) {
+    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name +
+                     "' on rank " + std::to_string(topology().rank) +
+                     ": this rank has called join(), so it has no more data until join() returns");
+  }
+  if (OperationPtr again = claim_again(submission, now)) return again;
+  const OperationPtr made(
+      new OperationState(submission, number(submission), weak_from_this(), now));
+  const wire::Request& request = made->request;
+  made->named = names_.claim(request.process_set, request.name);
+  if (made->named == nullptr) {
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
+                     ": this name is already in flight; wait for its last use, or give each "
+                     "operation its own name");
+  }
+  made->named->last = made;
+  joined_ = request.kind == OpKind::kJoin;
+  return made;
+}
+
+// Nothing was sent, so the names are free, and the next unnamed operations take the numbers.
+void Runtime::take_back(const std::vector<OperationPtr>& operations) {
+  for (const OperationPtr& operation : operations) {
+    const wire::Request& request = operation->request;
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    if (request.kind == OpKind::kJoin) joined_ = false;
+    names_.release(*operation->named, false);
+  }
+}
+
+void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles,
+                     Progress progress) {
+  const TimePoint now = clock_.now();
+  for (Operation& handle : handles) handle = Operation();
+  {
+    const std::lock_guard lock(names_mutex_);
+    check_running();
+    claimed_.clear();
+    try {
+      for (const Submission& submission : submissions) claimed_.push_back(claim(submission, now));
+    } catch (...) {
+      take_back(claimed_);
+      claimed_.clear();
+      throw;
+    }
+    for (std::size_t i = 0; i < claimed_.size(); ++i) {
+      if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
+      handles[i] = Operation(claimed_[i].get());
+    }
+    // Under the lock, so that operations enter the engine in the order of their numbers.
+    engine_->enqueue(claimed_);
+    claimed_.clear();
+  }
+  if (progress == Progress::kBackground) move_on();
+}
+
+/// After a submission. The calling thread does what can be done at once, if that is its job; what
+/// others do later rings the bell.
+void Runtime::move_on() {
+  Doorbell& bell = engine_->doorbell();
+  if (!pace_.inline_progress || !options_.background_thread || calls_back() || !try_take_token())
+    return bell.ring();
+  // A callback must find the program as it would be outside of a call to hvd, with no lock held.
+  // Under the token this tells whether the engine has an operation with one, and it takes up none
+  // meanwhile.
+  if (calls_back()) {
+    give_token();
+    return bell.ring();
+  }
+  bell.take_over();
+  std::uint32_t ticket = bell.ticket();
+  while (engine_->step(Engine::Callbacks::kNone)) {
+    ticket = bell.ticket();
+    tell_waiters();
+  }
+  const bool wants_polling = engine_->transferring();
+  const bool work_left = engine_->busy() || engine_->needs_polling();
+  const bool left_over = engine_->has_submissions();
+  give_token();
+  bell.hand_back(ticket);
+  if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
+    bell.ring();
+}
+
+std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions,
+                                       Progress progress) {
+  std::vector<Operation> handles(submissions.size());
+  submit(submissions, handles, progress);
+  return handles;
+}
+
+void Runtime::release_name(const OperationState& operation) {
+  const std::lock_guard lock(names_mutex_);
+  const wire::Request& request = operation.request;
+  if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
+  names_.release(*operation.named, !request.unnamed && request.process_set == 0);
+  if (request.kind != OpKind::kJoin) return;
+  joined_ = false;
+  if (operation.result() < 0) return;
+  // The ranks have made different numbers of unnamed calls, and none is in flight: all start again.
+  ++joins_;
+  ordinals_.clear();
+}
+
+bool Runtime::try_take_token() {
+  const std::lock_guard lock(token_mutex_);
+  if (token_taken_) return false;
+  return token_taken_ = true;
+}
+
+void Runtime::take_token() {
+  std::unique_lock lock(token_mutex_);
+  token_changed_.wait(lock, [this] { return !token_taken_; });
+  token_taken_ = true;
+}
+
+/// @param leaving waiters that leave with it
+void Runtime::give_token(int leaving) {
+  {
+    const std::lock_guard lock(token_mutex_);
+    token_taken_ = false;
+    waiters_.fetch_sub(leaving);
+  }
+  token_changed_.notify_all();
+}
+
+void Runtime::tell_waiters() {
+  // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter,
+  // or the waiter what has been done.
+  if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
+  // The empty critical section orders this after a waiter's check of its condition, so that it
+  // cannot miss the notification.
+  { const std::lock_guard lock(token_mutex_); }
+  token_changed_.notify_all();
+}
+
+// Note [Who hears the bell]
+// The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that
+// step says, and any ring wakes it unless a driver is there to hear it. Where it has stood back for
+// another thread it sleeps for long, without having looked at anything; then the thread it stood
+// back for has to wake it, and it must not find a reason to stand back again. So a waiter counts
+// itself out before it rings; the last one that leaves without having driven rings too, as what
+// rang meanwhile was left to it; and a thread that drove after its submission, which rings for
+// nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait
+// rings for whoever drives already, as its submission may have rung nobody. test/models/token.pml
+// has each of these as a mutant.
+void Runtime::run(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    const std::uint32_t ticket = engine_->doorbell().ticket();
+    if (!take_token_as_standby()) {
+      engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
+      continue;
+    }
+    drive_standby(stop);
+  }
+}
+
+/// Stands back for a waiter, which drives or is about to, and for whoever has the token.
+bool Runtime::take_token_as_standby() {
+  const std::lock_guard lock(token_mutex_);
+  standby_stood_back_ = token_taken_ || waiters_.load() > 0;
+  if (standby_stood_back_) return false;
+  return token_taken_ = true;
+}
+
+void Runtime::drive_standby(const std::stop_token& stop) {
+  int idle_rounds = 0;  // no spinning: the core may be wanted by the program
+  for (;;) {
+    const std::uint32_t ticket = engine_->doorbell().ticket();
+    const bool moved = engine_->step();
+    if (moved) tell_waiters();
+    idle_rounds = moved ? 0 : idle_rounds + 1;
+    const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, *engine_);
+    const bool leave = waiters_.load() > 0 || stop.stop_requested();
+    if (!leave && moved) continue;
+    if (!leave && pause == Duration::zero()) {
+      sched_yield();
+      continue;
+    }
+    give_token();
+    if (leave) return;
+    engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
+    if (stop.stop_requested() || !take_token_as_standby()) return;
+  }
+}
+
+template <class Done>
+void Runtime::drive_until(const Done& done) {
+  Doorbell& bell = engine_->doorbell();
+  bell.take_over();
+  std::uint32_t ticket = bell.ticket();
+  const int spins = pace_.spins ? kSpinsBeforeYield : 0;
+  for (int idle_rounds = 0; !done() && !closing_.load();) {
+    ticket = bell.ticket();
+    if (engine_->step()) {
+      idle_rounds = 0;
+      tell_waiters();
+      continue;
+    }
+    if (done()) break;
+    if (++idle_rounds <= spins) {
+      relax();
+      continue;
+    }
+    const Duration pause = pause_after(idle_rounds - spins, *engine_);
+    if (pause == Duration::zero()) {
+      sched_yield();
+    } else if (!engine_->note_blocked()) {
+      bell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
+    }
+  }
+  // What rang meanwhile was mostly about what is done by now; looking costs less than waking the
+  // coordinator thread to look.
+  for (int looks = 0; looks < 4 && bell.ticket() != ticket; ++looks) {
+    ticket = bell.ticket();
+    if (engine_->step()) tell_waiters();
+  }
+  const bool work_left = engine_->busy() || engine_->needs_polling();
+  give_token(1);
+  bell.hand_back(ticket);
+  if (work_left || closing_.load())
+    bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+}
+
+/// @param until nobody who drives tells of the time
+/// @return whether this thread has the token, and counts among the waiters until it gives it back;
+/// else it need not wait any more
+template <class Done>
+bool Runtime::take_token_as_waiter(const Done& done, std::optional<TimePoint> until) {
+  Doorbell& bell = engine_->doorbell();
+  {
+    std::unique_lock lock(token_mutex_);
+    waiters_.fetch_add(1);
+    // What this thread has submitted has rung for nobody yet, and whoever drives may be asleep.
+    if (token_taken_) bell.ring();
+    const auto over = [&] { return closed_ || done(); };
+    while (!over() && (token_taken_ || closing_.load())) {
+      if (until) {
+        token_changed_.wait_for(lock, std::max(*until - clock_.now(), kShortestSleep));
+      } else {
+        token_changed_.wait(lock);
+      }
+    }
+    if (!over()) return token_taken_ = true;
+    if (waiters_.fetch_sub(1) > 1) return false;
+  }
+  bell.ring();
+  return false;
+}
+
+template <class Done>
+void Runtime::wait_until(const Done& done, std::optional<TimePoint> until) {
+  while (!done() && take_token_as_waiter(done, until)) drive_until(done);
+}
+
+void Runtime::wait(const OperationState& operation) {
+  wait_until([&operation] { return operation.done(); });
+}
+
+bool Runtime::step() {
+  if (!try_take_token()) return false;
+  const bool moved = engine_->step();
+  give_token();
+  return moved;
+}
+
+bool Runtime::shutdown(std::optional<Duration> patience) {
+  if (!shutdown_called_.exchange(true)) engine_->request_shutdown();
+  const Duration limit = patience.value_or(options_.stall_shutdown);
+  const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
+  wait_until(
+      [&] {
+        return engine_->shut_down() || engine_->failed() || (until && clock_.now() >= *until);
+      },
+      until);
+  const bool in_order = engine_->shut_down();
+  if (!in_order && !engine_->failed()) {
+    HVD_LOG(kWarning)
+        << "shutdown: not every rank has called shutdown() in time; leaving without them";
+  }
+  stop_thread();
+  close();
+  stop_timeline();
+  return in_order;
+}
+
+void Runtime::stop_thread() {
+  thread_.request_stop();
+  closing_.store(true);
+  engine_->doorbell().ring();  // where a thread drives, this wakes that one only, which then rings
+                               // for the coordinator thread
+  if (thread_.joinable()) thread_.join();
+}
+
+/// Ends whatever is left, also for threads that wait and drive for it.
+void Runtime::close() {
+  take_token();
+  // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
+  { const std::lock_guard lock(names_mutex_); }
+  // In order nothing is under way; else a peer may still be at work on this rank's memory.
+  engine_->give_up(
+      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  if (!engine_->failed()) engine_->farewell();
+  {
+    const std::lock_guard lock(token_mutex_);
+    closed_ = true;
+  }
+  give_token();
+}
+
+void Runtime::abort(const Status& cause) {
+  engine_->fail_from_outside(cause);
+  wait_until([this] { return engine_->failed(); });
+}
+
+void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {
+  try {
+    const TimePoint limit = clock_.now() + patience;
+    engine_->fail_from_outside(cause);
+    // This thread may hold the token or be what another waits for, so it leaves the driving to
+    // them.
+    while (!engine_->failed() && clock_.now() < limit) {
+      engine_->doorbell().ring();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    // The message must arrive before the others notice that the process is gone.
+    std::this_thread::sleep_for(
+        std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();
+  }
+}
+
+void Runtime::start_timeline(const std::string& path) {
+  if (timeline_.on())
+    throw UsageError("start_timeline('" + path +
+                     "'): a timeline is being written already; stop it first");
+  const std::string file = observe::timeline_path_of(path, topology().rank);
+  timeline_.exchange(std::make_shared<observe::TimelineWriter>(
+      file, topology().rank, topology().host_name(topology().rank)));
+}
+
+void Runtime::stop_timeline() { timeline_.exchange(nullptr); }
+
+}  // namespace hvd::runtime

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/name_table.h"
+#include "engine/pace.h"
+
+namespace hvd::runtime {
+
+/// One rank: an engine, the token that says who drives it, and the coordinator thread that drives
+/// it when nobody else does.
+///
+/// Thread-safe. A process normally has one (see context.h); tests have many. See docs/threading.md
+/// for the token.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  static std::shared_ptr<Runtime> create(const RuntimeOptions&,
+                                         std::unique_ptr<control::ControlPlane>,
+                                         std::vector<std::shared_ptr<Backend>>, const Clock&,
+                                         std::shared_ptr<SharedArena> = nullptr,
+                                         std::shared_ptr<device::Context> = nullptr);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  /// Not collective. Operations still outstanding end with ShutdownError.
+  ~Runtime();
+
+  /// @throws UsageError; the cause of failure when the runtime has failed; ShutdownError after
+  /// shutdown(). All or none are accepted.
+  /// @param handles as many; what they held is let go of first
+  void submit(std::span<const Submission>, std::span<Operation> handles, Progress);
+  std::vector<Operation> submit(const std::vector<Submission>&, Progress);
+  /// Until the operation is done. The calling thread drives the engine when nobody else does.
+  void wait(const OperationState&);
+  /// Collective: until every rank has called it, or the runtime has failed, or, with a warning,
+  /// `patience` (default: stall_shutdown; 0 = for ever) has passed. Idempotent. @return whether
+  /// every rank has called it
+  bool shutdown(std::optional<Duration> patience = std::nullopt);
+  /// Before shutdown(), which the process has not called: it ends without. The others are told so.
+  void note_ending() noexcept { engine_->note_ending(); }
+  /// Fails the runtime with this cause, here and on every rank. Returns when the others have been
+  /// told as far as that is possible at once.
+  void abort(const Status& cause);
+
+  /// The same from a process that is about to end, whatever its threads are in: never longer than
+  /// `patience`.
+  void tell_before_dying(const Status& cause, Duration patience) noexcept;
+
+  const Topology& topology() const noexcept { return engine_->topology(); }
+  /// This rank's GPU, or null.
+  const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
+  const Pace& pace() const noexcept { return pace_; }
+  bool failed() const noexcept { return engine_->failed(); }
+  /// A thread waits for an operation, or for the others at shutdown.
+  bool has_waiters() const noexcept { return waiters_.load() > 0; }
+  Status failure() const { return engine_->failure(); }
+  Metrics metrics() const { return counters_.snapshot(); }
+  /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
+  void request_state_dump() noexcept {
+    engine_->request_state_dump();
+    engine_->doorbell().ring();
+  }
+  void start_timeline(const std::string& path);
+  void stop_timeline();
+
+  /// One round of the engine by the calling thread, for runtimes without a coordinator thread. True
+  /// when something moved.
+  bool step();
+
+ private:
+  Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
+          std::vector<std::shared_ptr<Backend>>, const Clock&, std::shared_ptr<SharedArena>,
+          std::shared_ptr<device::Context>);
+  void run(std::stop_token);
+  /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the
+  /// token, or stop.
+  void drive_standby(const std::stop_token&);
+  template <class Done>
+  void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
+  template <class Done>
+  void drive_until(const Done& done);
+  template <class Done>
+  bool take_token_as_waiter(const Done& done, std::optional<TimePoint> until);
+  bool take_token_as_standby();
+  bool try_take_token();
+  void take_token();
+  void give_token(int leaving = 0);
+  void tell_waiters();
+  void move_on();
+  wire::Request number(const Submission&);
+  OperationPtr claim(const Submission&, TimePoint now);
+  OperationPtr claim_again(const Submission&, TimePoint now);
+  void take_back(const std::vector<OperationPtr>&);
+  void release_name(const OperationState&);
+  void check_running() const;
+  bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
+  void stop_thread();
+  void close();
+
+  const RuntimeOptions options_;
+  const Pace pace_;
+  const Clock& clock_;
+  observe::Counters counters_;
+  TimelineSlot timeline_;
+  const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
+
+  std::mutex names_mutex_;
+  NameTable names_;                    // guarded by names_mutex_
+  std::vector<OperationPtr> claimed_;  // guarded by names_mutex_; by the submit() that holds it
+  std::map<std::pair<int, OpKind>, std::uint64_t>
+      ordinals_;             // guarded by names_mutex_; of unnamed operations
+  std::uint64_t joins_ = 0;  // guarded by names_mutex_; that have succeeded
+  bool joined_ = false;      // guarded by names_mutex_; a join() is in flight
+
+  std::mutex token_mutex_;
+  std::condition_variable token_changed_;  // the token is free, or an operation has ended
+  bool token_taken_ = false;               // guarded by token_mutex_
+  std::atomic<int> waiters_{0};  // threads inside wait_until(); written under token_mutex_
+  std::atomic<bool> standby_stood_back_{false};  // written under token_mutex_; the coordinator
+                                                 // thread has not looked at anything since
+  std::atomic<bool> closing_{
+      false};            // shutdown() is about to end what is left: nobody else drives any more
+  bool closed_ = false;  // guarded by token_mutex_; it has
+  std::atomic<int> callbacks_{0};  // operations in flight that call the program back
+
+  std::atomic<bool> shutdown_called_{false};
+  std::unique_ptr<Engine> engine_;
+  std::jthread thread_;  // last: it uses everything above
+};
+
+}  // namespace hvd::runtime

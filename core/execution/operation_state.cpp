@@ -1,0 +1,92 @@
+#include "execution/operation_state.h"
+
+#include <exception>
+#include <utility>
+
+#include "base/kept_memory.h"
+#include "base/log.h"
+
+namespace hvd::runtime {
+
+void retain(OperationState* state, std::uint64_t unit) noexcept {
+  state->holders_.fetch_add(unit, std::memory_order_relaxed);
+}
+
+void release(OperationState* state, std::uint64_t unit) noexcept {
+  if (state->holders_.fetch_sub(unit, std::memory_order_acq_rel) == unit) delete state;
+}
+
+void OperationState::begin_again(const Submission& what, TimePoint now) {
+  submission.input.data = what.input.data;
+  submission.output.data = what.output.data;
+  submission.allocate_output = what.allocate_output;
+  submission.input_ready = what.input_ready;
+  submission.keep_alive = what.keep_alive;
+  submission.on_done = what.on_done;
+  submitted = now;
+  output_ready_.reset();
+  result_ = -1;
+  done_.store(false, std::memory_order_relaxed);
+}
+
+namespace {
+
+// What may overlap depends on where the output lies in the input (see check_overlap() in
+// submission_check.cpp): as it did before, it may again.
+bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
+  const auto begin = [](const TensorView& view) {
+    return reinterpret_cast<std::uintptr_t>(view.data);
+  };
+  const std::uintptr_t input = begin(what.input);
+  const std::uintptr_t output = begin(what.output);
+  if (output >= input + what.input.bytes() || input >= output + what.output.bytes()) return false;
+  return output - input != begin(before.output) - begin(before.input);
+}
+
+}  // namespace
+
+bool asks_for_the_same(const Submission& what, const Submission& before,
+                       const wire::Request& request) noexcept {
+  const auto alike = [](const TensorView& a, const TensorView& b) {
+    return a.count == b.count && a.dtype == b.dtype && a.device == b.device &&
+           (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
+  };
+  return what.name == request.name && what.kind == before.kind && what.op == before.op &&
+         alike(what.input, before.input) && alike(what.output, before.output) &&
+         what.prescale == before.prescale && what.postscale == before.postscale &&
+         what.root == before.root && what.process_set == 0 && before.process_set == 0 &&
+         what.group == before.group && what.group_size == before.group_size &&
+         what.group_index == before.group_index && what.alone == before.alone &&
+         what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
+         (what.allocate_output != nullptr || !wire::gathers(what.kind)) &&
+         !wire::only_agrees(what.kind) && !overlaps_otherwise(what, before);
+}
+
+void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
+  const auto on_done = std::exchange(submission.on_done, nullptr);
+  submission.allocate_output = nullptr;
+  if (!on_done) return;
+  try {
+    on_done(status, output_ready);
+  } catch (const std::exception& error) {
+    // The callback's contract forbids it; the operation itself is fine.
+    HVD_LOG(kError) << "the completion callback of '" << request.name
+                    << "' threw: " << error.what();
+  }
+}
+
+void OperationState::finish(const Status& status, const EventPtr& output_ready) {
+  status_ = status;
+  output_ready_ = output_ready;
+  call_back(status, output_ready);
+  submission.keep_alive.reset();
+  submission.input_ready.reset();
+  done_.store(true, std::memory_order_release);
+}
+
+void OperationState::finish_in_flight(const Status& status) {
+  keep_until_exit(std::move(submission.keep_alive));
+  finish(status, nullptr);
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,58 @@
+#include "bootstrap/gpu_agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+namespace hvd::runtime {
+namespace {
+
+GpuReport report(const char* gpu, int version = 23203, int may_share = 0) {
+  GpuReport one;
+  std::strncpy(one.bus_id, gpu, sizeof one.bus_id - 1);
+  one.nccl_version = version;
+  one.may_share = may_share;
+  return one;
+}
+
+TEST(GpuAgreementTest, AGpuForEachRank) {
+  const Topology topology = make_topology(0, {"a", "a", "b", "b"});
+  EXPECT_TRUE(agree_on_gpus(std::vector{report("0:1"), report("0:2"), report("0:1"), report("0:2")},
+                            topology)
+                  .nccl);
+}
+
+TEST(GpuAgreementTest, WhatKeepsNcclAwayIsSaid) {
+  const Topology topology = make_topology(0, {"a", "a"});
+  const auto reason = [&](const GpuReport& first, const GpuReport& second) {
+    const GpuAgreement agreement = agree_on_gpus(std::vector{first, second}, topology);
+    EXPECT_FALSE(agreement.nccl);
+    return agreement.reason;
+  };
+  EXPECT_EQ(reason(report("0:1"), report("")), "rank 1 has no GPU");
+  EXPECT_EQ(reason(report("0:1", 0), report("0:2")), "rank 0 has no NCCL that it can use");
+  EXPECT_EQ(reason(report("0:1"), report("0:2", 22100)), "rank 1 has NCCL 22100, rank 0 23203");
+  EXPECT_EQ(reason(report("0:1"), report("0:1")), "ranks 0 and 1 share the GPU 0:1 of a");
+  EXPECT_EQ(reason(report("0:1", 23203, 1), report("0:1")), "ranks 0 and 1 share the GPU 0:1 of a");
+}
+
+TEST(GpuAgreementTest, MpiIsCudaAwareWhereEveryRankSaysSo) {
+  const Topology topology = make_topology(0, {"a", "b"});
+  std::vector<GpuReport> reports{report("0:1"), report("")};
+  EXPECT_FALSE(agree_on_gpus(reports, topology).cuda_aware_mpi);
+  reports[0].cuda_aware = 1;
+  EXPECT_FALSE(agree_on_gpus(reports, topology).cuda_aware_mpi);
+  reports[1].cuda_aware = 1;
+  EXPECT_TRUE(agree_on_gpus(reports, topology).cuda_aware_mpi);
+  EXPECT_FALSE(agree_on_gpus(reports, topology).nccl);
+}
+
+TEST(GpuAgreementTest, SharedGpusWhereAllHaveAllowedIt) {
+  const Topology topology = make_topology(0, {"a", "a"});
+  EXPECT_TRUE(
+      agree_on_gpus(std::vector{report("0:1", 23203, 1), report("0:1", 23203, 1)}, topology).nccl);
+}
+
+}  // namespace
+}  // namespace hvd::runtime

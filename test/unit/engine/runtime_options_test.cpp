@@ -1,0 +1,118 @@
+#include "engine/runtime_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "hvd/error.h"
+
+namespace hvd::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+class RuntimeOptionsTest : public ::testing::Test {
+ protected:
+  ~RuntimeOptionsTest() override {
+    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT",
+                             "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS",
+                             "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"})
+      ::unsetenv(name);
+  }
+  static std::string refusal(const Options& options = {}) {
+    try {
+      runtime::resolve(options);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+};
+
+TEST_F(RuntimeOptionsTest, TheProgramGoesBeforeTheEnvironmentAndThatBeforeTheDefault) {
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 64 << 20);
+  ::setenv("HVD_FUSION_THRESHOLD", "1000", 1);
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 1000);
+  EXPECT_EQ(runtime::resolve({.fusion_threshold_bytes = 5}).fusion_threshold, 5);
+}
+
+TEST_F(RuntimeOptionsTest, HorovodsNamesAreAccepted) {
+  ::setenv("HOROVOD_FUSION_THRESHOLD", "77", 1);
+  EXPECT_EQ(runtime::resolve({}).fusion_threshold, 77);
+}
+
+TEST_F(RuntimeOptionsTest, TimesAreSecondsWithFractions) {
+  ::setenv("HVD_STALL_WARNING", "1.5", 1);
+  EXPECT_EQ(runtime::resolve({}).stall_warning, milliseconds(1500));
+}
+
+TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
+  EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kAuto);
+  ::setenv("HVD_PROGRESS", "inline", 1);
+  EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kInline);
+  EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress,
+            ProgressMode::kBackground);
+  ::setenv("HVD_PROGRESS", "sometimes", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
+}
+
+TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
+  ::setenv("HVD_NCCL_REGISTER", "off", 1);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
+  ::setenv("HVD_NCCL_REGISTER", "window", 1);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kWindow);
+  ::setenv("HVD_NCCL_REGISTER", "auto", 1);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
+  ::setenv("HVD_NCCL_REGISTER", "1", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"),
+                               HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
+}
+
+TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {
+  EXPECT_TRUE(runtime::resolve({}).cuda_aware_mpi);
+  ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
+  EXPECT_FALSE(runtime::resolve({}).cuda_aware_mpi);
+  ::setenv("HVD_CUDA_AWARE_MPI", "on", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("'auto' or 'off'"),
+                               HasSubstr("'on'")));
+}
+
+TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
+  ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"),
+                               HasSubstr("'64MB'")));
+  ::unsetenv("HVD_FUSION_THRESHOLD");
+  ::setenv("HVD_PEER_TIMEOUT", "0", 1);
+  EXPECT_THAT(refusal(), HasSubstr("HVD_PEER_TIMEOUT: expected seconds, more than 0"));
+  ::unsetenv("HVD_PEER_TIMEOUT");
+  EXPECT_THAT(refusal({.peer_timeout = milliseconds(0)}),
+              HasSubstr("hvd::Options::peer_timeout: expected seconds, more than 0"));
+  EXPECT_THAT(refusal({.cache_capacity = -1}), HasSubstr("cache_capacity"));
+  EXPECT_THAT(refusal({.stall_warning = milliseconds(-5)}), HasSubstr("-5 ms"));
+}
+
+TEST_F(RuntimeOptionsTest, AValueThatTheProgramOverridesIsRefusedAllTheSame) {
+  ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
+  EXPECT_THAT(refusal({.fusion_threshold_bytes = 1}), HasSubstr("'64MB'"));
+}
+
+TEST_F(RuntimeOptionsTest, WordsAreTakenInAnyCase) {
+  ::setenv("HVD_SCHEDULE_LOCK", "Off", 1);
+  EXPECT_FALSE(runtime::resolve({}).schedule_lock);
+  ::setenv("HVD_BACKEND", "MPI", 1);
+  EXPECT_EQ(runtime::resolve({}).backend, "mpi");
+}
+
+TEST_F(RuntimeOptionsTest, SaysWhatIsNotTheDefault) {
+  EXPECT_EQ(runtime::describe_settings({}), "all settings are the defaults");
+  ::setenv("HVD_STALL_WARNING", "1.5", 1);
+  EXPECT_EQ(
+      runtime::describe_settings({.peer_timeout = milliseconds(2500), .backend = "shm"}),
+      "settings: hvd::Options::peer_timeout=2.5, hvd::Options::backend=shm, HVD_STALL_WARNING=1.5");
+}
+
+}  // namespace
+}  // namespace hvd::testing

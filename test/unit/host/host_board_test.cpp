@@ -1,0 +1,213 @@
+#include "host/host_board.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "hvd/error.h"
+
+namespace hvd::host {
+namespace {
+
+using namespace std::chrono_literals;
+
+TimePoint now() { return SteadyClock().now(); }
+
+std::string unique_name() {
+  static int number = 0;
+  return "/hvd-test-" + std::to_string(getpid()) + "-" + std::to_string(number++);
+}
+
+bool name_exists(const std::string& name) { return std::filesystem::exists("/dev/shm" + name); }
+
+/// A child process that enters slot 1 and then does `life`, while the parent holds slot 0.
+class Pair {
+ public:
+  template <typename Life>
+  explicit Pair(Life&& life) : name_(unique_name()), board_(HostBoard::create(name_, 2)) {
+    board_.enter(0, now());
+    child_ = fork();
+    if (child_ == 0) {
+      HostBoard own = HostBoard::attach(name_, 2);
+      own.enter(1, now());
+      own.unlink();
+      life(own);
+      _exit(0);
+    }
+    // The child removes the name when it has entered.
+    while (name_exists(name_) && now() < started_ + 10s) std::this_thread::sleep_for(1ms);
+    board_.watch_others(now());
+  }
+  ~Pair() {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+
+  HostBoard& board() { return board_; }
+  pid_t child() const { return child_; }
+  /// Checks every millisecond, for at most `limit`.
+  std::optional<HostBoard::Loss> wait_for_loss(Duration timeout, Duration limit) {
+    const TimePoint end = now() + limit;
+    for (;;) {
+      auto loss = board_.check(now(), timeout);
+      if (loss || now() > end) return loss;
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+
+ private:
+  std::string name_;
+  HostBoard board_;
+  TimePoint started_ = now();
+  pid_t child_ = -1;
+};
+
+void live(HostBoard& board) {
+  for (;;) {
+    board.beat(now());
+    std::this_thread::sleep_for(5ms);
+  }
+}
+
+TEST(HostBoard, LeavesNoName) {
+  const std::string name = unique_name();
+  {
+    HostBoard board = HostBoard::create(name, 3);
+    EXPECT_TRUE(name_exists(name));
+    board.unlink();
+    EXPECT_FALSE(name_exists(name));
+  }
+  {
+    const HostBoard board = HostBoard::create(name, 3);
+    EXPECT_TRUE(name_exists(name));
+  }
+  EXPECT_FALSE(name_exists(name)) << "the destructor removes it when a start fails half-way";
+}
+
+TEST(HostBoard, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
+  Pair pair([](HostBoard& board) { board.accuse(7, "lost rank 7: it ended"); });
+  const auto loss = pair.wait_for_loss(60s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->slot, 1);
+  EXPECT_EQ(loss->accused, 7);
+  EXPECT_EQ(loss->cause, "lost rank 7: it ended");
+}
+
+// What the watch of a process looks at whose engine does nothing any more.
+TEST(HostBoard, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
+  Pair ended([](HostBoard&) {});
+  ASSERT_TRUE(ended.wait_for_loss(60s, 5s));
+  const auto loss = ended.board().glance(0);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->slot, 1);
+  EXPECT_EQ(loss->cause, "process " + std::to_string(ended.child()) + " ended");
+  EXPECT_FALSE(loss->accused);
+
+  Pair accuses([](HostBoard& board) {
+    board.accuse(7, "lost rank 7: it ended");
+    live(board);
+  });
+  ASSERT_TRUE(accuses.wait_for_loss(60s, 5s));
+  EXPECT_EQ(accuses.board().glance(0)->accused, 7);
+  EXPECT_FALSE(accuses.board().glance(7)) << "that it is accused itself tells it nothing";
+
+  Pair lives(live);
+  EXPECT_FALSE(lives.board().glance(0));
+}
+
+TEST(HostBoard, RefusesAMissingOrForeignSegment) {
+  EXPECT_THROW(HostBoard::attach(unique_name(), 2), Error);
+  const std::string name = unique_name();
+  HostBoard board = HostBoard::create(name, 2);
+  EXPECT_THROW(HostBoard::attach(name, 3), Error);
+  EXPECT_THROW(HostBoard::create(name, 2), Error);
+  EXPECT_NO_THROW(HostBoard::attach(name, 2));
+}
+
+TEST(HostBoard, SaysWhyItCannotBeMade) {
+  try {
+    HostBoard::create("/hvd-test/with/slashes", 2);
+    FAIL() << "shm_open allows no directories";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("/dev/shm"), std::string::npos) << error.what();
+  }
+}
+
+TEST(HostBoard, RingsAnotherProcess) {
+  Pair pair([](HostBoard& board) {
+    const std::uint32_t ticket = board.own_bell().ticket();
+    board.bell(0).ring();
+    board.own_bell().sleep(ticket, Doorbell::Sleeper::kStandby, 20s);
+    board.bell(0).ring();
+    live(board);
+  });
+  const TimePoint end = now() + 10s;
+  while (pair.board().bell(0).ticket() < 1 && now() < end) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(50ms);
+  pair.board().bell(1).ring();
+  while (pair.board().bell(0).ticket() < 2 && now() < end) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(pair.board().bell(0).ticket(), 2U);
+}
+
+TEST(HostBoard, SeesNoLossAmongTheLiving) {
+  Pair pair(live);
+  EXPECT_FALSE(pair.wait_for_loss(200ms, 600ms).has_value());
+}
+
+TEST(HostBoard, SeesAKilledProcessThatNobodyHasWaitedFor) {
+  Pair pair(live);
+  kill(pair.child(), SIGKILL);
+  const TimePoint killed = now();
+  const auto loss = pair.wait_for_loss(60s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_LT(now() - killed, 1s);
+  EXPECT_EQ(loss->slot, 1);
+  EXPECT_EQ(loss->cause, "process " + std::to_string(pair.child()) + " ended");
+}
+
+TEST(HostBoard, SeesAnExit) {
+  Pair pair([](HostBoard&) {});
+  const auto loss = pair.wait_for_loss(60s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->slot, 1);
+}
+
+TEST(HostBoard, SeesAStoppedProcessByItsSilence) {
+  Pair pair(live);
+  kill(pair.child(), SIGSTOP);
+  const TimePoint stopped = now();
+  const auto loss = pair.wait_for_loss(1s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_GT(now() - stopped, 900ms);
+  EXPECT_LT(now() - stopped, 2s);
+  EXPECT_NE(loss->cause.find("no sign of life for 1.0 s"), std::string::npos) << loss->cause;
+}
+
+TEST(HostBoard, DoesNotMissWhoSaidFarewell) {
+  Pair pair([](HostBoard& board) { board.farewell(); });
+  EXPECT_FALSE(pair.wait_for_loss(100ms, 500ms).has_value());
+}
+
+TEST(host::ProcessWatch, KnowsAReusedPidByItsStartTime) {
+  ProcessIdentity other = current_process();
+  EXPECT_FALSE(host::ProcessWatch(other).ended());
+  other.start_time += 1;
+  EXPECT_TRUE(host::ProcessWatch(other).ended());
+}
+
+TEST(host::ProcessWatch, DoesNotJudgeAcrossPidNamespaces) {
+  ProcessIdentity other = current_process();
+  other.pid_namespace += 1;
+  host::ProcessWatch watch(other);
+  EXPECT_FALSE(watch.works());
+  EXPECT_FALSE(watch.ended());
+}
+
+}  // namespace
+}  // namespace hvd::host
