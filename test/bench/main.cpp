@@ -1,5 +1,5 @@
 // hvd-bench: what hvd costs, beside what it competes with, measured in the same processes.
-// docs/benchmarks.md.
+// test/bench/README.md.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
@@ -156,7 +156,7 @@ void declare(CLI::App& app, CommandLine& line) {
                "Have malloc keep freed memory, which spares MPI's buffers page faults");
   app.add_flag("--plain-mpi", line.session.plain_mpi,
                "Start MPI with its own defaults instead of hvd's settings");
-  app.footer("Start it under hvdrun or mpirun. docs/benchmarks.md says how to read the columns.");
+  app.footer("Start it under hvdrun or mpirun. test/bench/README.md says how to read the columns.");
   line.commands = {collectives_command(app), control_command(app), steady_command(app),
                    plot_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
