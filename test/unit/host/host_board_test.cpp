@@ -194,17 +194,17 @@ TEST(HostBoard, DoesNotMissWhoSaidFarewell) {
   EXPECT_FALSE(pair.wait_for_loss(100ms, 500ms).has_value());
 }
 
-TEST(host::ProcessWatch, KnowsAReusedPidByItsStartTime) {
+TEST(ProcessWatch, KnowsAReusedPidByItsStartTime) {
   ProcessIdentity other = current_process();
-  EXPECT_FALSE(host::ProcessWatch(other).ended());
+  EXPECT_FALSE(ProcessWatch(other).ended());
   other.start_time += 1;
-  EXPECT_TRUE(host::ProcessWatch(other).ended());
+  EXPECT_TRUE(ProcessWatch(other).ended());
 }
 
-TEST(host::ProcessWatch, DoesNotJudgeAcrossPidNamespaces) {
+TEST(ProcessWatch, DoesNotJudgeAcrossPidNamespaces) {
   ProcessIdentity other = current_process();
   other.pid_namespace += 1;
-  host::ProcessWatch watch(other);
+  ProcessWatch watch(other);
   EXPECT_FALSE(watch.works());
   EXPECT_FALSE(watch.ended());
 }
