@@ -9,7 +9,9 @@ install(TARGETS hvd_core EXPORT hvdTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/core/include/hvd DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h")
+        FILES_MATCHING PATTERN "*.h"
+        # The interface of backends, which no program can bring along.
+        PATTERN "backend.h" EXCLUDE PATTERN "topology.h" EXCLUDE)
 install(EXPORT hvdTargets NAMESPACE hvd:: DESTINATION ${hvd_package_dir})
 if(TARGET hvd_torch)
   install(EXPORT hvdTorchTargets NAMESPACE hvd:: DESTINATION ${hvd_package_dir})

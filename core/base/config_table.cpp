@@ -114,7 +114,7 @@ constexpr Variable kVariables[] = {
                 "14](decisions/0014-nccl-behind-a-seam.md)). Where "
                 "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that "
                 "memory becomes symmetric windows, if all ranks "
-                "say so; an error while they are made ends the job. Not measured yet"},
+                "say so; an error while they are made ends the job. Experimental: not measured yet"},
     {.name = "CUDA_AWARE_MPI",
      .kind = VariableKind::kChoice,
      .choices = "auto|off",
@@ -127,7 +127,7 @@ constexpr Variable kVariables[] = {
                 "instance LibTorch's `expandable_segments`, which "
                 "CUDA IPC does not know ([decision 14](decisions/0014-nccl-behind-a-seam.md)). A "
                 "program's own threads that call MPI meanwhile "
-                "need the GPU current. Not measured yet"},
+                "need the GPU current. Experimental: not measured yet"},
     {.name = "SHM_ALLOCATOR",
      .kind = VariableKind::kSwitch,
      .fallback = "0",

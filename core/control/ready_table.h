@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/rank_set.h"
 #include "control/process_set_table.h"
+#include "control/tensor_key.h"
 #include "hvd/status.h"
 #include "wire/messages.h"
 
@@ -142,11 +143,9 @@ class ReadyTable {
   }
 
  private:
-  static std::string key_of(const wire::Request& r) {
-    return std::to_string(r.process_set) + '/' + r.name;
-  }
+  static std::string key_of(const wire::Request& r) { return tensor_key(r.process_set, r.name); }
   static std::string group_of(const wire::Request& r) {
-    return std::to_string(r.process_set) + '/' + r.group_key();
+    return tensor_key(r.process_set, r.group_key());
   }
   void check(const Askers&, const wire::Request&) const;
   PendingRef create(const Askers&, wire::Request&&, const std::optional<CacheHit>&, TimePoint now);

@@ -1,5 +1,7 @@
 #include "control/response_cache.h"
 
+#include "control/tensor_key.h"
+
 namespace hvd::control {
 
 bool ResponseCache::cacheable(const wire::Request& request) noexcept {
@@ -11,7 +13,7 @@ bool ResponseCache::cacheable(const wire::Request& request) noexcept {
 // alike share an entry: everything that ranks must agree on is in the key, which is why a hit only
 // has to add the ordinal.
 std::string ResponseCache::key_of(const wire::Request& request) {
-  if (!request.unnamed) return std::to_string(request.process_set) + '/' + request.name;
+  if (!request.unnamed) return tensor_key(request.process_set, request.name);
   wire::Request alike = request;
   alike.name.clear();
   alike.ordinal = static_cast<std::uint64_t>(request.group_index);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "control/tensor_key.h"
 #include "control/validator.h"
 #include "engine/engine_lock.h"
 #include "hvd/error.h"
@@ -218,7 +219,7 @@ void Engine::begin(const OperationPtr& operation) {
   blocked_since_.reset();  // and a thread that waits still does
   if (lock_.locked()) lock_moved_at_ = now_;
   if (lock_.locked() && offer(operation)) return;
-  outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name),
+  outstanding_.emplace(control::tensor_key(operation->request.process_set, operation->request.name),
                        operation);
 }
 
@@ -395,7 +396,8 @@ void Engine::start(control::AgreedBatch batch) {
   } catch (...) {
     // Nobody else knows them now, and they have to end with the cause.
     for (auto& operation : operations) {
-      std::string key = operation_key(operation->request.process_set, operation->request.name);
+      std::string key =
+          control::tensor_key(operation->request.process_set, operation->request.name);
       outstanding_.emplace(std::move(key), std::move(operation));
     }
     throw;
@@ -433,7 +435,7 @@ void Engine::end_outstanding(const Status& status) noexcept {
 }
 
 OperationPtr Engine::take_outstanding(int process_set, const std::string& name) {
-  auto node = outstanding_.extract(operation_key(process_set, name));
+  auto node = outstanding_.extract(control::tensor_key(process_set, name));
   if (node.empty()) throw Error("a plan names '" + name + "', which is not in flight here");
   return std::move(node.mapped());
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "control/tensor_key.h"
 #include "engine/engine.h"
 
 namespace hvd::runtime {
@@ -128,8 +129,8 @@ void Engine::leave_lock() {
   locked_jobs_.clear();
   locked_waiting_ = 0;
   for (const OperationPtr& operation : operations) {
-    outstanding_.emplace(operation_key(operation->request.process_set, operation->request.name),
-                         operation);
+    outstanding_.emplace(
+        control::tensor_key(operation->request.process_set, operation->request.name), operation);
     const auto error = negotiator_.submit(operation->request);
     if (error)
       end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);

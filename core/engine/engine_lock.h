@@ -21,9 +21,4 @@ std::optional<control::LockRelay> make_relay(const control::ScheduleLock&, contr
 /// finds out and tells who is missing: short beside the times after which stalls are told.
 Duration lock_patience(const RuntimeOptions&);
 
-/// By which an engine knows an outstanding operation.
-inline std::string operation_key(int process_set, const std::string& name) {
-  return std::to_string(process_set) + '/' + name;
-}
-
 }  // namespace hvd::runtime

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "base/floating.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -150,9 +151,7 @@ class Checker {
     if (submission_.kind == OpKind::kReducescatter)
       fail("Adasum needs whole vectors; use allreduce");
     const DataType type = submission_.input.dtype;
-    const bool floating = type == DataType::kFloat16 || type == DataType::kBFloat16 ||
-                          type == DataType::kFloat32 || type == DataType::kFloat64;
-    if (!floating)
+    if (!is_floating(type))
       fail("Adasum is for floating types, got " + std::string(to_string(type)) + "; use sum");
   }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/floating.h"
 #include "base/kept_memory.h"
 #include "base/kernels.h"
 #include "base/log.h"
@@ -22,11 +23,6 @@ constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
-         type == DataType::kFloat64;
 }
 
 class DeviceBatch final : public Work {

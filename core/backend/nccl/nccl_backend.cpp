@@ -3,17 +3,13 @@
 #include <utility>
 
 #include "backend/nccl/nccl_channel.h"
+#include "base/floating.h"
 
 namespace hvd {
 namespace {
 
 /// Above every backend for the host's memory, which a GPU's tensors have to be copied to.
 constexpr int kScore = 30;
-
-bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
-         type == DataType::kFloat64;
-}
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/nccl/nccl_channel.h"
+#include "base/floating.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {
@@ -15,11 +16,6 @@ std::int64_t total(std::span<const std::int64_t> counts) {
 
 bool all_equal(std::span<const std::int64_t> counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-}
-
-bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
-         type == DataType::kFloat64;
 }
 
 /// Calls between construction and end() are one launch, also when one of them throws.
