@@ -108,13 +108,14 @@ constexpr Variable kVariables[] = {
      .kind = VariableKind::kChoice,
      .choices = "auto|window|off",
      .fallback = "auto",
-     .meaning = "`auto`: NCCL 2.19 and newer reduces small tensors in memory of its own, which "
-                "takes twice the fusion threshold and a bit "
-                "(136 MiB) of the GPU's memory per process set; `off`: it does not ([decision "
-                "14](decisions/0014-nccl-behind-a-seam.md)). Where "
-                "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that "
-                "memory becomes symmetric windows, if all ranks "
-                "say so; an error while they are made ends the job. Experimental: not measured yet"},
+     .meaning =
+         "`auto`: NCCL 2.19 and newer reduces small tensors in memory of its own, which "
+         "takes twice the fusion threshold and a bit "
+         "(136 MiB) of the GPU's memory per process set; `off`: it does not ([decision "
+         "14](decisions/0014-nccl-behind-a-seam.md)). Where "
+         "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that "
+         "memory becomes symmetric windows, if all ranks "
+         "say so; an error while they are made ends the job. Experimental: not measured yet"},
     {.name = "CUDA_AWARE_MPI",
      .kind = VariableKind::kChoice,
      .choices = "auto|off",

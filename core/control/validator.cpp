@@ -59,15 +59,18 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
   if (a.dtype != b.dtype) return Difference{"dtype", text(a.dtype), text(b.dtype)};
   if (a.compression != b.compression)
     return Difference{"compression", text(a.compression), text(b.compression)};
-  if (!shapes_agree(a, b)) return Difference{"shape", shape_text(a), shape_text(b)};
+  if (!shapes_agree(a, b)) {
+    return Difference{first_dim_is_free(a.kind) ? "shape after the first dimension" : "shape",
+                      shape_text(a), shape_text(b)};
+  }
   if (reduces(a.kind) && a.op != b.op) return Difference{"op", text(a.op), text(b.op)};
   if (!same_number(a.prescale, b.prescale))
     return Difference{"prescale factor", number(a.prescale), number(b.prescale)};
   if (!same_number(a.postscale, b.postscale))
     return Difference{"postscale factor", number(a.postscale), number(b.postscale)};
   if (has_root(a.kind) && a.root != b.root) {
-    return Difference{a.kind == OpKind::kGather ? "destination" : "root", std::to_string(a.root),
-                      std::to_string(b.root)};
+    return Difference{a.kind == OpKind::kGather ? "destination" : "root",
+                      "says rank " + std::to_string(a.root), "says rank " + std::to_string(b.root)};
   }
   if (a.kind == OpKind::kRemoveProcessSet && a.root != b.root) {
     return Difference{"process set", std::to_string(a.root), std::to_string(b.root)};

@@ -83,8 +83,8 @@ TEST(StepSmoke, PeakMemoryIsThatOfTheReducerOrLess) {
     if (!contenders["hvd"]["peak_bytes"].is_number())
       GTEST_SKIP() << "this kernel does not let a process reset its peak";
     for (auto& [key, ratio] : ratios) {
-      ratio = std::min(ratio, contenders["hvd"][key].get<double>() /
-                                  contenders["reducer"][key].get<double>());
+      ratio = std::min(
+          ratio, contenders["hvd"][key].get<double>() / contenders["reducer"][key].get<double>());
     }
   }
   for (const auto& [key, ratio] : ratios) EXPECT_LE(ratio, 1.5) << key;

@@ -76,12 +76,15 @@ TEST(Validator, ABroadcastHasARootAndNoOp) {
   b.root = 1;
   EXPECT_EQ(
       mismatch(a, 0, b, 1),
-      "broadcast 'a': root differs: rank 0 0, rank 1 1; every rank must submit the same root");
+      "broadcast 'a': root differs: rank 0 says rank 0, rank 1 says rank 1; every rank must submit "
+      "the same root");
 }
 
 TEST(Validator, FirstDimensionsOfAnAllgatherMayDiffer) {
   EXPECT_EQ(mismatch(allgather("a", {2, 3}), 0, allgather("a", {0, 3}), 1), "(none)");
-  EXPECT_NE(mismatch(allgather("a", {2, 3}), 0, allgather("a", {2, 4}), 1), "(none)");
+  EXPECT_EQ(mismatch(allgather("a", {2, 3}), 0, allgather("a", {5, 4}), 1),
+            "allgather 'a': shape after the first dimension differs: rank 0 [2,3], rank 1 [5,4]; "
+            "every rank must submit the same shape after the first dimension");
   EXPECT_NE(mismatch(allgather("a", {2, 3}), 0, allgather("a", {2}), 1), "(none)");
 }
 
