@@ -28,6 +28,7 @@
 #if HVD_HAVE_MPI
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
+#include "host/node.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_control_plane.h"
 #include "mpi/mpi_world.h"
@@ -187,10 +188,10 @@ JobConnection job_of_one(const RuntimeOptions& options) {
 namespace {
 
 /// The ranks of a host decide the same, as they look at the same numbers.
-bool room_for_shm(const mpi::MpiWorld& world) {
-  const Topology& topology = world.topology();
+bool room_for_shm(const host::Node& node) {
+  const Topology& topology = node.topology();
   const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
-  const std::uint64_t free = world.shared_memory_free(topology.rank);
+  const std::uint64_t free = node.shared_memory_free(topology.rank);
   if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
     HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
@@ -202,9 +203,9 @@ bool room_for_shm(const mpi::MpiWorld& world) {
 
 /// All ranks decide the same, as they look at the same numbers: one host without room is enough to
 /// do without.
-bool room_for_hierarchical(const mpi::MpiWorld& world) {
-  const Topology& topology = world.topology();
-  if (topology.host_names.size() < 2 || !world.all_boards_shared()) return false;
+bool room_for_hierarchical(const host::Node& node) {
+  const Topology& topology = node.topology();
+  if (topology.host_names.size() < 2 || !node.all_boards_shared()) return false;
   std::vector<int> ranks_of_host(topology.host_names.size(), 0);
   for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
   for (int rank = 0; rank < topology.size; ++rank) {
@@ -213,10 +214,10 @@ bool room_for_hierarchical(const mpi::MpiWorld& world) {
     if (local_size < 2) continue;
     const std::size_t wanted = ShmBackend::wanted_shared_memory(local_size) +
                                hierarchical::HierarchicalBackend::wanted_shared_memory(local_size);
-    if (world.shared_memory_free(rank) >= wanted) continue;
+    if (node.shared_memory_free(rank) >= wanted) continue;
     if (topology.rank == 0) {
       HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has "
-                        << world.shared_memory_free(rank) << " bytes left, expected " << wanted
+                        << node.shared_memory_free(rank) << " bytes left, expected " << wanted
                         << " for the hierarchical backend; using MPI between all ranks of process "
                            "sets on several hosts, "
                         << "which is slower (docker: --shm-size)";
@@ -248,7 +249,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   world->allgather(&settings, all_settings.data(), static_cast<int>(sizeof settings),
                    world_options.start_timeout);
   if (const auto difference = find_different_setting(all_settings, world->topology())) {
-    world->farewell();
+    job.control->farewell();
     throw UsageError("hvd::init: " + *difference);
   }
   Gpu gpu = inspect_gpu(options, world->topology().local_rank);
@@ -259,10 +260,10 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   const GpuAgreement agreement = agree_on_gpus(reports, world->topology());
   job.backends.push_back(
       std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
-  if (world->board_shared() && room_for_shm(*world))
+  if (world->node()->board_shared() && room_for_shm(*world->node()))
     job.backends.push_back(
-        std::make_shared<ShmBackend>(world->host_name_prefix(), std::move(arena)));
-  if (room_for_hierarchical(*world))
+        std::make_shared<ShmBackend>(world->node()->name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*world->node()))
     job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));

@@ -44,8 +44,8 @@ class MpiControlPlane final : public control::ControlPlane {
   int rank() const noexcept override { return world_->topology().rank; }
   int size() const noexcept override { return world_->topology().size; }
   const Topology& topology() const noexcept override { return world_->topology(); }
-  void ring(int world_rank) noexcept override { world_->ring(world_rank); }
-  Doorbell& doorbell() noexcept override { return world_->board().own_bell(); }
+  void ring(int world_rank) noexcept override { world_->node()->ring(world_rank); }
+  Doorbell& doorbell() noexcept override { return world_->node()->board().own_bell(); }
 
   void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
   void publish(std::span<const std::byte> message) override;
@@ -56,20 +56,25 @@ class MpiControlPlane final : public control::ControlPlane {
   bool busy() const noexcept override {
     return receiving_ != nullptr || !sends_.empty() || !loopback_.empty();
   }
-  bool rung_by_all() const noexcept override { return world_->rung_by_all(); }
-  bool quiet() const noexcept override { return rung_by_all() && !busy() && world_->mail_empty(); }
+  bool rung_by_all() const noexcept override { return world_->node()->rung_by_all(); }
+  bool quiet() const noexcept override {
+    return rung_by_all() && !busy() && world_->node()->mail_empty();
+  }
 
-  LockWords* lock_words(int rank) noexcept override { return world_->lock_words(rank); }
-  LockWords* outside_lock_words() noexcept override { return world_->outside_lock_words(); }
+  LockWords* lock_words(int rank) noexcept override { return world_->node()->lock_words(rank); }
+  LockWords* outside_lock_words() noexcept override { return world_->node()->outside_lock_words(); }
 
-  void beat(TimePoint now) noexcept override { world_->board().beat(now); }
+  void beat(TimePoint now) noexcept override { world_->node()->board().beat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
   std::optional<control::PeerLoss> find_loss_behind_error() override;
   void accuse(int rank, std::string_view cause) noexcept override {
     accused_ = true;
-    world_->board().accuse(rank, cause);
+    world_->node()->board().accuse(rank, cause);
   }
-  void farewell() noexcept override { world_->farewell(); }
+  void farewell() noexcept override {
+    world_->node()->board().farewell();
+    world_->farewell();
+  }
 
  private:
   /// A message that was matched and has not arrived in full. One at a time, and nothing is taken
@@ -130,7 +135,7 @@ void MpiControlPlane::deliver(int to, std::span<const std::byte> message) {
     return;
   }
   sends_.send(message, {&to, 1}, kTag);
-  world_->announce(to);
+  world_->node()->announce(to);
   ring(to);
 }
 
@@ -145,7 +150,7 @@ void MpiControlPlane::send(std::span<const int> ranks, std::span<const std::byte
   require_within_limit(message.size(), "sending from", rank());
   sends_.send(message, ranks, kTag);
   for (const int to : ranks) {
-    world_->announce(to);
+    world_->node()->announce(to);
     ring(to);
   }
 }
@@ -209,7 +214,7 @@ std::optional<control::Message> MpiControlPlane::poll() {
   if (!done) return std::nullopt;
   control::Message message = std::move(receiving_->message);
   receiving_.reset();
-  world_->note_received();
+  world_->node()->note_received();
   return message;
 }
 
@@ -224,11 +229,11 @@ std::optional<control::PeerLoss> MpiControlPlane::find_loss_behind_error() {
 }
 
 std::optional<control::PeerLoss> MpiControlPlane::check_peers(TimePoint now, Duration timeout) {
-  auto loss = world_->board().check(now, timeout);
+  auto loss = world_->node()->board().check(now, timeout);
   if (!loss) return std::nullopt;
   // No MPI call may wait for that rank any more, not even the last one.
   world_->mark_failed();
-  const int rank = world_->rank_of_slot(loss->slot);
+  const int rank = world_->node()->rank_of_slot(loss->slot);
   if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};
   return control::PeerLoss{rank, std::move(loss->cause), false};
 }

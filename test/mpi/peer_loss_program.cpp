@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
   const auto plane = hvd::mpi::make_mpi_control_plane(world);
   if (how == "pipe") {
     raise(SIGPIPE);
-    world->farewell();
+    plane->farewell();
     std::printf("rank %d lives\n", plane->rank());
     return 0;
   }

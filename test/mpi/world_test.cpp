@@ -25,8 +25,8 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_EQ(world->topology().rank, mpi_rank());
   EXPECT_EQ(world->topology().size, mpi_size());
   EXPECT_EQ(world->topology().local_size, mpi_size());
-  EXPECT_TRUE(world->board_shared());
-  EXPECT_TRUE(world->rung_by_all());
+  EXPECT_TRUE(world->node()->board_shared());
+  EXPECT_TRUE(world->node()->rung_by_all());
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty())
       << "the segment's name must go as soon as all have mapped it";
@@ -40,7 +40,8 @@ TEST(MpiWorld, SegmentsMayTakeMoreThanDevShmHoldsWhereTheyDoWithoutIt) {
   ASSERT_EQ(::statvfs("/dev/shm", &info), 0);
   const auto world = MpiWorld::join({.start_timeout = 30s});
   for (int rank = 0; rank < mpi_size(); ++rank)
-    EXPECT_GT(world->shared_memory_free(rank), std::uint64_t{info.f_blocks} * info.f_frsize);
+    EXPECT_GT(world->node()->shared_memory_free(rank),
+              std::uint64_t{info.f_blocks} * info.f_frsize);
   world->farewell();
 }
 
@@ -53,10 +54,11 @@ TEST(MpiWorld, SeparatesHostsThatATestInvents) {
   unsetenv("HVD_TEST_HOSTS");
   EXPECT_EQ(world->topology().local_rank, mpi_rank() / 2);
   EXPECT_EQ(world->topology().local_size, (mpi_size() + 1 - mpi_rank() % 2) / 2);
-  EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
-  EXPECT_TRUE(world->board_shared());
-  EXPECT_TRUE(world->all_boards_shared());
-  for (int rank = 0; rank < mpi_size(); ++rank) EXPECT_GT(world->shared_memory_free(rank), 0U);
+  EXPECT_EQ(world->node()->rung_by_all(), mpi_size() == 1);
+  EXPECT_TRUE(world->node()->board_shared());
+  EXPECT_TRUE(world->node()->all_boards_shared());
+  for (int rank = 0; rank < mpi_size(); ++rank)
+    EXPECT_GT(world->node()->shared_memory_free(rank), 0U);
   world->farewell();
 }
 
@@ -67,8 +69,8 @@ TEST(MpiWorld, AllRanksKnowThatOneHostSharesNoMemory) {
   setenv("HVD_TEST_HOSTS", hosts.c_str(), 1);
   const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != 1});
   unsetenv("HVD_TEST_HOSTS");
-  EXPECT_FALSE(world->all_boards_shared());
-  EXPECT_EQ(world->board_shared(), mpi_rank() >= 2);
+  EXPECT_FALSE(world->node()->all_boards_shared());
+  EXPECT_EQ(world->node()->board_shared(), mpi_rank() >= 2);
   world->farewell();
 }
 
@@ -80,18 +82,18 @@ TEST(MpiWorld, RefusesAMalformedHostList) {
 
 TEST(MpiWorld, WorksWithoutSharedMemory) {
   const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = false});
-  EXPECT_EQ(world->rung_by_all(), mpi_size() == 1);
-  EXPECT_EQ(world->all_boards_shared(), mpi_size() == 1);
-  const std::uint32_t before = world->board().own_bell().ticket();
-  world->ring(mpi_rank());
-  EXPECT_NE(world->board().own_bell().ticket(), before) << "a rank can always ring itself";
+  EXPECT_EQ(world->node()->rung_by_all(), mpi_size() == 1);
+  EXPECT_EQ(world->node()->all_boards_shared(), mpi_size() == 1);
+  const std::uint32_t before = world->node()->board().own_bell().ticket();
+  world->node()->ring(mpi_rank());
+  EXPECT_NE(world->node()->board().own_bell().ticket(), before) << "a rank can always ring itself";
   world->farewell();
 }
 
 TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const auto world =
       MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
-  EXPECT_EQ(world->board_shared(), mpi_size() == 1);
+  EXPECT_EQ(world->node()->board_shared(), mpi_size() == 1);
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty());
   testing::mpi_barrier();

@@ -90,7 +90,7 @@ ALSO = {
     "core/backend/hierarchical/": {"mpi", "host"},
     "core/backend/nccl/": {"device"},
     "core/backend/staged/": {"device", "backend/composite"},
-    "core/bootstrap/builtin_backends.cpp": {"mpi", "local", "backend"},
+    "core/bootstrap/builtin_backends.cpp": {"mpi", "host", "local", "backend"},
 }
 
 # The control logic gets time, threads and messages from outside, so that a simulation can own them.

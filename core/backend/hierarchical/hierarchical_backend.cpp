@@ -90,7 +90,7 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   std::vector<int> local;
   for (const int member : plan.local())
     local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
-  const std::string name = world_->host_name_prefix() + "-hosts-" +
+  const std::string name = world_->node()->name_prefix() + "-hosts-" +
                            std::to_string(spec.process_set) +
                            (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
   const int index = plan.index;

@@ -1,0 +1,124 @@
+#include "host/node.h"
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "hvd/error.h"
+#include "mpi/support/hosts.h"
+
+namespace hvd::host {
+namespace {
+
+/// Ranks that are threads: what one contributes all receive.
+class Gathering {
+ public:
+  explicit Gathering(int size) : size_(size), all_here_(size) {}
+
+  Exchange of(int rank) {
+    return [this, rank](const void* mine, void* all, std::size_t bytes) {
+      if (rank == 0) bytes_.resize(bytes * static_cast<std::size_t>(size_));
+      all_here_.arrive_and_wait();
+      std::memcpy(bytes_.data() + bytes * static_cast<std::size_t>(rank), mine, bytes);
+      all_here_.arrive_and_wait();
+      std::memcpy(all, bytes_.data(), bytes_.size());
+      all_here_.arrive_and_wait();
+    };
+  }
+
+ private:
+  const int size_;
+  std::barrier<> all_here_;
+  std::vector<char> bytes_;
+};
+
+using Nodes = std::vector<std::shared_ptr<Node>>;
+
+/// @param without the rank that has no shared memory, if any
+Nodes meet(int size, int without = -1) {
+  Gathering gathering(size);
+  Nodes nodes(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      nodes[static_cast<std::size_t>(rank)] =
+          Node::meet(rank, size, gathering.of(rank), rank != without);
+    });
+  }
+  threads.clear();
+  return nodes;
+}
+
+TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
+  const Nodes nodes = meet(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    Node& node = *nodes[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(node.topology().rank, rank);
+    EXPECT_EQ(node.topology().local_size, 3);
+    EXPECT_TRUE(node.board_shared() && node.all_boards_shared() && node.rung_by_all());
+    EXPECT_EQ(node.name_prefix(), nodes.front()->name_prefix());
+    EXPECT_EQ(node.rank_of_slot(rank), rank);
+    EXPECT_NE(node.lock_words(2), nullptr);
+    EXPECT_EQ(node.outside_lock_words(), nullptr) << "there is no other host";
+    EXPECT_TRUE(node.mail_empty());
+    EXPECT_FALSE(std::filesystem::exists("/dev/shm" + node.name_prefix()));
+  }
+  const std::uint32_t before = nodes[2]->board().own_bell().ticket();
+  nodes[0]->ring(2);
+  EXPECT_NE(nodes[2]->board().own_bell().ticket(), before);
+  nodes[0]->announce(2);
+  EXPECT_FALSE(nodes[2]->mail_empty());
+  EXPECT_TRUE(nodes[1]->mail_empty());
+  nodes[2]->note_received();
+  EXPECT_TRUE(nodes[2]->mail_empty());
+}
+
+TEST(Node, RanksOfOtherHostsAreOutOfReach) {
+  const testing::PretendHosts pretend("aba");
+  const Nodes nodes = meet(3);
+  EXPECT_EQ(nodes[0]->topology().host_names, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(nodes[2]->topology().local_rank, 1);
+  EXPECT_EQ(nodes[2]->rank_of_slot(1), 2);
+  EXPECT_EQ(nodes[0]->name_prefix(), nodes[2]->name_prefix());
+  EXPECT_NE(nodes[0]->name_prefix(), nodes[1]->name_prefix());
+  EXPECT_EQ(nodes[0]->lock_words(1), nullptr);
+  EXPECT_NE(nodes[0]->outside_lock_words(), nullptr);
+  for (const auto& node : nodes) {
+    EXPECT_TRUE(node->board_shared() && node->all_boards_shared());
+    EXPECT_FALSE(node->rung_by_all());
+    for (int rank = 0; rank < 3; ++rank) EXPECT_GT(node->shared_memory_free(rank), 0U);
+  }
+  const std::uint32_t before = nodes[1]->board().own_bell().ticket();
+  nodes[0]->ring(1);
+  nodes[0]->ring(-1);
+  nodes[0]->ring(3);
+  EXPECT_EQ(nodes[1]->board().own_bell().ticket(), before);
+  nodes[0]->announce(2);
+  EXPECT_EQ(nodes[2]->board().own_mail(), 0U) << "who is not rung by all polls, and counts nothing";
+}
+
+TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
+  const testing::PretendHosts pretend("aba");
+  const Nodes nodes = meet(3, 2);
+  EXPECT_FALSE(nodes[0]->board_shared());
+  EXPECT_TRUE(nodes[1]->board_shared()) << "it is alone";
+  for (const auto& node : nodes) {
+    EXPECT_FALSE(node->all_boards_shared());
+    EXPECT_EQ(node->lock_words(node->topology().rank), nullptr);
+    const std::uint32_t before = node->board().own_bell().ticket();
+    node->ring(node->topology().rank);
+    EXPECT_NE(node->board().own_bell().ticket(), before) << "a rank can always ring itself";
+  }
+}
+
+TEST(Node, RefusesAMalformedHostList) {
+  const testing::PretendHosts pretend("ab");
+  Gathering gathering(1);
+  EXPECT_THROW(Node::meet(0, 1, gathering.of(0)), UsageError);
+}
+
+}  // namespace
+}  // namespace hvd::host
