@@ -2,7 +2,7 @@
 
 #include <mpi.h>
 
-#include "mpi/poll_until.h"
+#include "base/poll_until.h"
 
 namespace hvd::mpi {
 

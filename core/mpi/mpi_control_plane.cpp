@@ -7,12 +7,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/poll_until.h"
 #include "hvd/error.h"
 #include "mpi/call_watch.h"
 #include "mpi/communicator.h"
 #include "mpi/environment.h"
 #include "mpi/mpi_error.h"
-#include "mpi/poll_until.h"
 #include "mpi/send_pool.h"
 
 namespace hvd::mpi {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-namespace hvd::mpi {
+namespace hvd {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
@@ -28,4 +28,4 @@ bool poll_until(Deadline deadline, Done&& done) {
   }
 }
 
-}  // namespace hvd::mpi
+}  // namespace hvd

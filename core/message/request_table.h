@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/poll_until.h"
+#include "message/carrier.h"
+
+namespace hvd::message {
+
+/// The messages that one user has under way, each in a numbered slot: which slots are idle, with
+/// whom, and whether what came has the right size. A loop over the slots calls no virtual function.
+///
+/// Not thread-safe: the thread that drives the engine. Peers are world ranks. Allocates in reset()
+/// only.
+class RequestTable {
+ public:
+  RequestTable(Carrier&, Plane);
+
+  /// Empties the table, which must be idle, and gives it `slots` slots.
+  void reset(std::size_t slots);
+
+  void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
+    requests_->send(slot, bytes, peer, tag);
+    started(slot, {.peer = peer, .state = State::kSending});
+  }
+  void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
+    requests_->receive(slot, bytes, peer, tag);
+    started(slot, {.peer = peer, .state = State::kReceiving, .bytes = bytes.size()});
+  }
+  /// @param bytes as many as the arrival has
+  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+    requests_->receive(slot, bytes, arrival);
+    started(slot, {.peer = arrival.source, .state = State::kReceiving, .bytes = bytes.size()});
+  }
+
+  bool idle(std::size_t slot) const noexcept { return entries_[slot].state == State::kIdle; }
+  int in_flight() const noexcept { return in_flight_; }
+  int peer(std::size_t slot) const noexcept { return entries_[slot].peer; }
+
+  /// Lets the carrier work, and returns the slots whose messages have completed since the last
+  /// call. Valid until the next call. @throws hvd::Error when a message has another size than its
+  /// receiver expects.
+  std::span<const int> test();
+
+  /// See Requests. kDone, and an idle table, where nothing is under way.
+  TakenBack take_back() noexcept;
+
+ private:
+  enum class State : std::uint8_t { kIdle, kSending, kReceiving };
+  struct Entry {
+    int peer = -1;
+    State state = State::kIdle;
+    std::size_t bytes = 0;  ///< expected, of a receive
+  };
+  void started(std::size_t slot, const Entry& entry) noexcept {
+    entries_[slot] = entry;
+    ++in_flight_;
+  }
+
+  std::string_view carrier_;
+  std::unique_ptr<Requests> requests_;
+  std::vector<Entry> entries_;
+  std::vector<int> completed_;
+  int in_flight_ = 0;
+};
+
+/// For how long memory that the carrier is about to let go is waited for, before it is kept.
+inline constexpr auto kTakeBackTime = std::chrono::milliseconds(500);
+
+/// Takes back what is under way, and waits for it while the carrier says that it is about to let
+/// go, at most until the deadline. For the end of a job. False: the memory has to be kept; see Note
+/// [Who frees the buffer].
+bool wait_for_memory(RequestTable&, Deadline) noexcept;
+
+}  // namespace hvd::message

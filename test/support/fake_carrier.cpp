@@ -1,0 +1,173 @@
+#include "support/fake_carrier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "hvd/error.h"
+
+namespace hvd::testing {
+
+using message::Arrival;
+using message::Completion;
+using message::Tag;
+using message::TakenBack;
+
+void FakeNetwork::hand_over(Sent& from, const Posted& to) {
+  const std::size_t bytes = std::min(from.bytes.size(), to.room.size());
+  if (bytes > 0) std::memcpy(to.room.data(), from.bytes.data(), bytes);
+  *to.receiver = {true, from.bytes.size()};
+  from.sender->done = true;
+}
+
+class FakeRequests final : public message::Requests {
+ public:
+  FakeRequests(std::shared_ptr<FakeNetwork> network, int rank)
+      : network_(std::move(network)), rank_(rank) {
+    ++network_->requests_made_;
+  }
+
+  void reset(std::size_t slots) override { ends_.assign(slots, nullptr); }
+
+  void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override {
+    const std::lock_guard lock = enter();
+    ++network_->sent_;
+    FakeNetwork::Mailbox& there = network_->mailbox(peer);
+    FakeNetwork::Sent message{.tag = tag, .bytes = bytes, .sender = begin(slot)};
+    const auto waiting = std::find_if(there.posted.begin(), there.posted.end(),
+                                      [tag](const auto& posted) { return posted.tag == tag; });
+    if (waiting != there.posted.end()) {
+      FakeNetwork::hand_over(message, *waiting);
+      there.posted.erase(waiting);
+      return;
+    }
+    if (bytes.size() <= network_->eager_bytes) {
+      message.copy.assign(bytes.begin(), bytes.end());
+      message.bytes = message.copy;
+      message.sender->done = true;
+    }
+    there.sent.push_back(std::move(message));
+  }
+
+  void receive(std::size_t slot, std::span<std::byte> room, int /*peer*/, Tag tag) override {
+    const std::lock_guard lock = enter();
+    FakeNetwork::Mailbox& here = network_->mailbox(rank_);
+    const FakeNetwork::Posted posted{.tag = tag, .room = room, .receiver = begin(slot)};
+    const auto waiting = std::find_if(here.sent.begin(), here.sent.end(),
+                                      [tag](const auto& message) { return message.tag == tag; });
+    if (waiting == here.sent.end()) {
+      here.posted.push_back(posted);
+      return;
+    }
+    FakeNetwork::hand_over(*waiting, posted);
+    here.sent.erase(waiting);
+  }
+
+  void receive(std::size_t slot, std::span<std::byte> room, const Arrival& arrival) override {
+    const std::lock_guard lock = enter();
+    auto& matched = network_->mailbox(rank_).matched;
+    const auto found = matched.find(arrival.handle);
+    if (found == matched.end()) throw Error("fake: an arrival was received twice");
+    FakeNetwork::hand_over(found->second, {.room = room, .receiver = begin(slot)});
+    matched.erase(found);
+  }
+
+  std::span<const Completion> test() override {
+    const std::lock_guard lock = enter();
+    completions_.clear();
+    for (std::size_t slot = 0; slot < ends_.size(); ++slot) {
+      if (ends_[slot] == nullptr || !ends_[slot]->done) continue;
+      completions_.push_back({static_cast<int>(slot), ends_[slot]->bytes});
+      ends_[slot] = nullptr;
+    }
+    return completions_;
+  }
+
+  TakenBack take_back() noexcept override {
+    const std::lock_guard lock(network_->mutex_);
+    ++network_->asked_back_;
+    if (network_->pending_answers > 0) {
+      --network_->pending_answers;
+      return TakenBack::kPending;
+    }
+    if (network_->answer == TakenBack::kDone) withdraw();
+    return network_->answer;
+  }
+
+ private:
+  std::lock_guard<std::mutex> enter() {
+    if (network_->broken) throw Error("fake: the wire is cut");
+    return std::lock_guard(network_->mutex_);
+  }
+  std::shared_ptr<FakeNetwork::End> begin(std::size_t slot) {
+    if (ends_[slot] != nullptr) throw Error("fake: slot " + std::to_string(slot) + " is not idle");
+    return ends_[slot] = std::make_shared<FakeNetwork::End>();
+  }
+  void withdraw() noexcept {
+    const auto own = [this](const auto& end) {
+      return std::find(ends_.begin(), ends_.end(), end) != ends_.end();
+    };
+    std::erase_if(network_->mailbox(rank_).posted,
+                  [&](const auto& posted) { return own(posted.receiver); });
+    for (auto& mailbox : network_->mailboxes_)
+      std::erase_if(mailbox.sent, [&](const auto& message) { return own(message.sender); });
+    std::fill(ends_.begin(), ends_.end(), nullptr);
+  }
+
+  const std::shared_ptr<FakeNetwork> network_;
+  const int rank_;
+  std::vector<std::shared_ptr<FakeNetwork::End>> ends_;  ///< per slot; null: idle
+  std::vector<Completion> completions_;
+};
+
+class FakeCarrier final : public message::Carrier {
+ public:
+  FakeCarrier(std::shared_ptr<FakeNetwork> network, int rank)
+      : network_(std::move(network)), rank_(rank) {}
+
+  std::string_view name() const noexcept override { return "fake"; }
+  int rank() const noexcept override { return rank_; }
+  std::uint32_t generation() const noexcept override { return network_->generation_; }
+  void require_tags_of(int process_set) const override {
+    if (process_set < 0 || process_set >= network_->most_process_sets)
+      throw Error("fake: process set " + std::to_string(process_set) + " has no message tags");
+  }
+  std::unique_ptr<message::Requests> make_requests(message::Plane) override {
+    return std::make_unique<FakeRequests>(network_, rank_);
+  }
+  std::optional<Arrival> probe(Tag tag) override {
+    if (network_->broken) throw Error("fake: the wire is cut");
+    const std::lock_guard lock(network_->mutex_);
+    FakeNetwork::Mailbox& here = network_->mailbox(rank_);
+    const auto waiting = std::find_if(here.sent.begin(), here.sent.end(), [tag](const auto& one) {
+      return message::with_source(one.tag, 0) == message::with_source(tag, 0);
+    });
+    if (waiting == here.sent.end()) return std::nullopt;
+    const Arrival arrival{.source = message::parts_of(waiting->tag).source,
+                          .bytes = waiting->bytes.size(),
+                          .handle = network_->next_handle_++};
+    here.matched.emplace(arrival.handle, std::move(*waiting));
+    here.sent.erase(waiting);
+    return arrival;
+  }
+  void progress() override { ++network_->progressed_; }
+  bool active() const noexcept override { return true; }
+  void farewell() noexcept override { ++network_->farewells_; }
+  void mark_failed() noexcept override {
+    failed_ = true;
+    ++network_->failures_;
+  }
+  bool failed() const noexcept override { return failed_; }
+
+ private:
+  const std::shared_ptr<FakeNetwork> network_;
+  const int rank_;
+  bool failed_ = false;
+};
+
+std::shared_ptr<message::Carrier> FakeNetwork::carrier(int rank) {
+  return std::make_shared<FakeCarrier>(shared_from_this(), rank);
+}
+
+}  // namespace hvd::testing

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "message/carrier.h"
+
+namespace hvd::testing {
+
+/// Carries messages between ranks of one process, which may be threads or stepped by one thread. It
+/// matches by the whole tag and by nothing else, and writes straight into the receiver's memory
+/// whenever the sender gets round to it, as a network card does: what is freed too early shows
+/// under AddressSanitizer.
+///
+/// Thread-safe but for the members that are settings. Carriers share it, and may outlive the
+/// variable that made it.
+class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
+ public:
+  static std::shared_ptr<FakeNetwork> create(int size, std::uint32_t generation = 0) {
+    return std::shared_ptr<FakeNetwork>(new FakeNetwork(size, generation));
+  }
+  /// The rank's end.
+  std::shared_ptr<message::Carrier> carrier(int rank);
+
+  // --- settings: to be changed only while no other thread uses the network ---
+  /// Of a larger message the sender's memory is read when it is received, and not before.
+  std::size_t eager_bytes = std::numeric_limits<std::size_t>::max();
+  /// What take_back() answers once it no longer answers kPending.
+  message::TakenBack answer = message::TakenBack::kDone;
+  /// How often it answers kPending before.
+  int pending_answers = 0;
+  /// Every call that may throw does.
+  bool broken = false;
+  int most_process_sets = message::kMostProcessSets;
+
+  // --- what has happened ---
+  /// Messages that were sent, by all ranks.
+  int sent() const noexcept { return sent_.load(); }
+  /// Calls of take_back().
+  int asked_back() const noexcept { return asked_back_.load(); }
+  int progressed() const noexcept { return progressed_.load(); }
+  /// Ranks that have left in order, and that have said that something broke.
+  int farewells() const noexcept { return farewells_.load(); }
+  int failures() const noexcept { return failures_.load(); }
+  /// Sets of requests that were made.
+  int requests_made() const noexcept { return requests_made_.load(); }
+
+ private:
+  friend class FakeRequests;
+  friend class FakeCarrier;
+  /// Of one message's sender or receiver.
+  struct End {
+    bool done = false;
+    std::size_t bytes = 0;
+  };
+  struct Sent {
+    message::Tag tag = 0;
+    std::vector<std::byte> copy = {};
+    std::span<const std::byte> bytes = {};  ///< of `copy`, or the sender's memory
+    std::shared_ptr<End> sender = {};
+  };
+  struct Posted {
+    message::Tag tag = 0;
+    std::span<std::byte> room = {};
+    std::shared_ptr<End> receiver = {};
+  };
+  struct Mailbox {
+    std::deque<Sent> sent = {};
+    std::deque<Posted> posted = {};
+    std::map<std::uint64_t, Sent> matched = {};
+  };
+
+  FakeNetwork(int size, std::uint32_t generation)
+      : generation_(generation), mailboxes_(static_cast<std::size_t>(size)) {}
+  Mailbox& mailbox(int rank) noexcept { return mailboxes_[static_cast<std::size_t>(rank)]; }
+  static void hand_over(Sent& from, const Posted& to);
+
+  const std::uint32_t generation_;
+  std::mutex mutex_;
+  std::vector<Mailbox> mailboxes_;  // guarded by mutex_
+  std::uint64_t next_handle_ = 1;   // guarded by mutex_
+  std::atomic<int> sent_{0};
+  std::atomic<int> asked_back_{0};
+  std::atomic<int> progressed_{0};
+  std::atomic<int> farewells_{0};
+  std::atomic<int> failures_{0};
+  std::atomic<int> requests_made_{0};
+};
+
+}  // namespace hvd::testing
