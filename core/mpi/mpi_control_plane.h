@@ -8,8 +8,8 @@
 
 namespace hvd::mpi {
 
-/// Control messages over MPI, on a communicator of their own. Threading: as
-/// hvd::control::ControlPlane says. A message is at most 256 MiB.
+/// Control messages over MPI, on a communicator of their own: message::make_control_plane() in this
+/// world.
 std::unique_ptr<control::ControlPlane> make_mpi_control_plane(std::shared_ptr<MpiWorld>);
 
 /// The same in a world of its own, for a program that needs no MPI backend.

@@ -2,58 +2,21 @@
 
 #include <gtest/gtest.h>
 
-#include <barrier>
-#include <cstring>
 #include <filesystem>
-#include <thread>
+#include <string>
+#include <vector>
 
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
+#include "support/meet_nodes.h"
 
 namespace hvd::host {
 namespace {
 
-/// Ranks that are threads: what one contributes all receive.
-class Gathering {
- public:
-  explicit Gathering(int size) : size_(size), all_here_(size) {}
-
-  Exchange of(int rank) {
-    return [this, rank](const void* mine, void* all, std::size_t bytes) {
-      if (rank == 0) bytes_.resize(bytes * static_cast<std::size_t>(size_));
-      all_here_.arrive_and_wait();
-      std::memcpy(bytes_.data() + bytes * static_cast<std::size_t>(rank), mine, bytes);
-      all_here_.arrive_and_wait();
-      std::memcpy(all, bytes_.data(), bytes_.size());
-      all_here_.arrive_and_wait();
-    };
-  }
-
- private:
-  const int size_;
-  std::barrier<> all_here_;
-  std::vector<char> bytes_;
-};
-
-using Nodes = std::vector<std::shared_ptr<Node>>;
-
-/// @param without the rank that has no shared memory, if any
-Nodes meet(int size, int without = -1) {
-  Gathering gathering(size);
-  Nodes nodes(static_cast<std::size_t>(size));
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      nodes[static_cast<std::size_t>(rank)] =
-          Node::meet(rank, size, gathering.of(rank), rank != without);
-    });
-  }
-  threads.clear();
-  return nodes;
-}
+using testing::meet_nodes;
 
 TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
-  const Nodes nodes = meet(3);
+  const auto nodes = meet_nodes(3);
   for (int rank = 0; rank < 3; ++rank) {
     Node& node = *nodes[static_cast<std::size_t>(rank)];
     EXPECT_EQ(node.topology().rank, rank);
@@ -78,7 +41,7 @@ TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
 
 TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   const testing::PretendHosts pretend("aba");
-  const Nodes nodes = meet(3);
+  const auto nodes = meet_nodes(3);
   EXPECT_EQ(nodes[0]->topology().host_names, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(nodes[2]->topology().local_rank, 1);
   EXPECT_EQ(nodes[2]->rank_of_slot(1), 2);
@@ -102,7 +65,7 @@ TEST(Node, RanksOfOtherHostsAreOutOfReach) {
 
 TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const testing::PretendHosts pretend("aba");
-  const Nodes nodes = meet(3, 2);
+  const auto nodes = meet_nodes(3, 2);
   EXPECT_FALSE(nodes[0]->board_shared());
   EXPECT_TRUE(nodes[1]->board_shared()) << "it is alone";
   for (const auto& node : nodes) {
@@ -116,7 +79,7 @@ TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
 
 TEST(Node, RefusesAMalformedHostList) {
   const testing::PretendHosts pretend("ab");
-  Gathering gathering(1);
+  testing::Gathering gathering(1);
   EXPECT_THROW(Node::meet(0, 1, gathering.of(0)), UsageError);
 }
 

@@ -1,0 +1,217 @@
+#include "message/control_plane.h"
+
+#include <chrono>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/kept_memory.h"
+#include "base/poll_until.h"
+#include "hvd/error.h"
+#include "message/request_table.h"
+#include "message/send_pool.h"
+
+namespace hvd::message {
+namespace {
+
+constexpr int kCoordinator = 0;
+constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
+/// How long leaving waits for messages that are still under way.
+constexpr auto kFlushTime = std::chrono::milliseconds(200);
+/// A process that is killed closes its connections first; the end of a large one takes the kernel
+/// 0.2 s per GiB more.
+constexpr auto kTimeToDie = std::chrono::seconds(1);
+
+class MessageControlPlane final : public control::ControlPlane {
+ public:
+  MessageControlPlane(std::shared_ptr<Carrier> carrier, std::shared_ptr<host::Node> node)
+      : carrier_(std::move(carrier)),
+        node_(std::move(node)),
+        tag_(make_tag({.generation = carrier_->generation(),
+                       .source = carrier_->rank(),
+                       .kind = kControlKind})),
+        sends_(*carrier_),
+        incoming_(*carrier_, Plane::kControl) {
+    incoming_.reset(1);
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank != this->rank()) others_.push_back(rank);
+    }
+  }
+  MessageControlPlane(const MessageControlPlane&) = delete;
+  MessageControlPlane& operator=(const MessageControlPlane&) = delete;
+  ~MessageControlPlane() override;
+
+  int rank() const noexcept override { return node_->topology().rank; }
+  int size() const noexcept override { return node_->topology().size; }
+  const Topology& topology() const noexcept override { return node_->topology(); }
+  void ring(int world_rank) noexcept override { node_->ring(world_rank); }
+  Doorbell& doorbell() noexcept override { return node_->board().own_bell(); }
+
+  void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
+  void publish(std::span<const std::byte> message) override;
+  void send(int rank, std::span<const std::byte> message) override;
+  void send(std::span<const int> ranks, std::span<const std::byte> message) override;
+  std::optional<control::Message> poll() override;
+
+  bool busy() const noexcept override {
+    return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
+  }
+  bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
+  bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->mail_empty(); }
+
+  LockWords* lock_words(int rank) noexcept override { return node_->lock_words(rank); }
+  LockWords* outside_lock_words() noexcept override { return node_->outside_lock_words(); }
+
+  void beat(TimePoint now) noexcept override { node_->board().beat(now); }
+  std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
+  std::optional<control::PeerLoss> find_loss_behind_error() override;
+  void accuse(int rank, std::string_view cause) noexcept override {
+    accused_ = true;
+    node_->board().accuse(rank, cause);
+  }
+  void farewell() noexcept override {
+    node_->board().farewell();
+    carrier_->farewell();
+  }
+
+ private:
+  void deliver(int rank, std::span<const std::byte> message);
+  void retire_sends();
+  bool start_receive();
+
+  const std::shared_ptr<Carrier> carrier_;
+  const std::shared_ptr<host::Node> node_;
+  const Tag tag_;
+  std::vector<int> others_;
+  SendPool sends_;
+  std::deque<control::Message> loopback_;
+  /// A message that was matched and has not arrived in full. One at a time, and nothing is taken
+  /// from the queue behind it, which keeps messages of one rank in order.
+  RequestTable incoming_;
+  control::Message receiving_;
+  bool accused_ = false;
+};
+
+void require_within_limit(std::size_t bytes, const char* what, int peer) {
+  if (bytes <= kMessageLimit) return;
+  throw Error(std::string(what) + " rank " + std::to_string(peer) + ": a control message of " +
+              std::to_string(bytes) + " bytes; the limit is " + std::to_string(kMessageLimit) +
+              ". Submit fewer or smaller objects at a time");
+}
+
+MessageControlPlane::~MessageControlPlane() {
+  try {
+    // What tells other hosts of a loss may go to ranks that this one has never talked to: a carrier
+    // (MPI, for one) calls it sent before the connection is there, which needs both sides.
+    const bool lingers = accused_ && !rung_by_all();
+    if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
+      poll_until(std::chrono::steady_clock::now() + kFlushTime, [&] {
+        retire_sends();
+        if (!lingers) return sends_.empty();
+        carrier_->progress();
+        return false;
+      });
+    }
+  } catch (...) {
+    // The transport is broken; there is nobody left to tell.
+    carrier_->mark_failed();
+  }
+  if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kTakeBackTime))
+    keep_until_exit(std::make_shared<const control::Message>(std::move(receiving_)));
+}
+
+void MessageControlPlane::deliver(int to, std::span<const std::byte> message) {
+  require_within_limit(message.size(), "sending to", to);
+  if (to == rank()) {
+    loopback_.push_back({to, {message.begin(), message.end()}});
+    return;
+  }
+  sends_.send(message, {&to, 1}, tag_);
+  node_->announce(to);
+  ring(to);
+}
+
+void MessageControlPlane::publish(std::span<const std::byte> message) {
+  if (rank() != kCoordinator)
+    throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
+  send(others_, message);
+  loopback_.push_back({rank(), {message.begin(), message.end()}});
+}
+
+void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
+  require_within_limit(message.size(), "sending from", rank());
+  sends_.send(message, ranks, tag_);
+  for (const int to : ranks) {
+    node_->announce(to);
+    ring(to);
+  }
+}
+
+void MessageControlPlane::send(int to, std::span<const std::byte> message) {
+  if (to < 0 || to >= size()) {
+    throw Error("send: there is no rank " + std::to_string(to) + " among " +
+                std::to_string(size()));
+  }
+  deliver(to, message);
+}
+
+void MessageControlPlane::retire_sends() {
+  // A message that could not be handed over at once may have gone out just now, after we rang.
+  sends_.retire([&](std::span<const int> ranks) {
+    for (const int other : ranks) ring(other);
+  });
+}
+
+bool MessageControlPlane::start_receive() {
+  const std::optional<Arrival> arrival = carrier_->probe(tag_);
+  if (!arrival) return false;
+  require_within_limit(arrival->bytes, "receiving from", arrival->source);
+  receiving_.source = arrival->source;
+  receiving_.bytes.resize(arrival->bytes);
+  incoming_.receive(0, receiving_.bytes, *arrival);
+  return true;
+}
+
+std::optional<control::Message> MessageControlPlane::poll() {
+  if (!sends_.empty()) retire_sends();
+  if (!loopback_.empty()) {
+    control::Message message = std::move(loopback_.front());
+    loopback_.pop_front();
+    return message;
+  }
+  if (others_.empty() || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
+  if (incoming_.test().empty()) return std::nullopt;
+  node_->note_received();
+  return std::exchange(receiving_, {});
+}
+
+std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error() {
+  std::optional<control::PeerLoss> loss;
+  poll_until(std::chrono::steady_clock::now() + kTimeToDie, [&] {
+    loss =
+        check_peers(SteadyClock().now(), std::chrono::hours(24));  // not by beats, which take time
+    return loss.has_value();
+  });
+  return loss;
+}
+
+std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
+  auto loss = node_->board().check(now, timeout);
+  if (!loss) return std::nullopt;
+  // Nothing may wait for that rank any more, not even the carrier's end.
+  carrier_->mark_failed();
+  const int rank = node_->rank_of_slot(loss->slot);
+  if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};
+  return control::PeerLoss{rank, std::move(loss->cause), false};
+}
+
+}  // namespace
+
+std::unique_ptr<control::ControlPlane> make_control_plane(std::shared_ptr<Carrier> carrier,
+                                                          std::shared_ptr<host::Node> node) {
+  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node));
+}
+
+}  // namespace hvd::message

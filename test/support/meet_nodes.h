@@ -1,0 +1,51 @@
+#pragma once
+
+#include <barrier>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "host/node.h"
+
+namespace hvd::testing {
+
+/// Exchanges between ranks that are threads.
+class Gathering {
+ public:
+  explicit Gathering(int size) : size_(size), all_here_(size) {}
+
+  host::Exchange of(int rank) {
+    return [this, rank](const void* mine, void* all, std::size_t bytes) {
+      if (rank == 0) bytes_.resize(bytes * static_cast<std::size_t>(size_));
+      all_here_.arrive_and_wait();
+      std::memcpy(bytes_.data() + bytes * static_cast<std::size_t>(rank), mine, bytes);
+      all_here_.arrive_and_wait();
+      std::memcpy(all, bytes_.data(), bytes_.size());
+      all_here_.arrive_and_wait();
+    };
+  }
+
+ private:
+  const int size_;
+  std::barrier<> all_here_;
+  std::vector<char> bytes_;
+};
+
+/// The nodes of ranks of this process, by rank.
+/// @param without the rank that has no shared memory, if any
+inline std::vector<std::shared_ptr<host::Node>> meet_nodes(int size, int without = -1) {
+  Gathering gathering(size);
+  std::vector<std::shared_ptr<host::Node>> nodes(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      nodes[static_cast<std::size_t>(rank)] =
+          host::Node::meet(rank, size, gathering.of(rank), rank != without);
+    });
+  }
+  threads.clear();  // joins
+  return nodes;
+}
+
+}  // namespace hvd::testing

@@ -1,0 +1,166 @@
+#include "message/control_plane.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+#include "message/request_table.h"
+#include "mpi/support/hosts.h"
+#include "support/fake_carrier.h"
+#include "support/meet_nodes.h"
+#include "support/reference.h"
+
+// What the tests over MPI do not reach: ends of a job in which the carrier is broken, or lets go of
+// memory, and messages that no rank of hvd's would send.
+
+namespace hvd::message {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Bytes;
+using testing::FakeNetwork;
+
+constexpr std::size_t kLimit = std::size_t{256} << 20;
+
+/// All ranks of a job, which one thread steps.
+struct Job {
+  explicit Job(int size) : network(FakeNetwork::create(size, 7)), nodes(testing::meet_nodes(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      planes.push_back(
+          make_control_plane(network->carrier(rank), nodes[static_cast<std::size_t>(rank)]));
+    }
+  }
+  control::ControlPlane& operator[](std::size_t rank) { return *planes[rank]; }
+
+  std::shared_ptr<FakeNetwork> network;
+  std::vector<std::shared_ptr<host::Node>> nodes;
+  std::vector<std::unique_ptr<control::ControlPlane>> planes;
+};
+
+Bytes numbered(int number) { return Bytes(4, static_cast<std::byte>(number)); }
+
+TEST(MessageControlPlane, KeepsTheOrderOfEachRankAndItsOwnMessages) {
+  Job job(3);
+  for (int number = 0; number < 10; ++number) {
+    for (std::size_t rank = 0; rank < 3; ++rank) job[rank].report(numbered(number));
+  }
+  int next[3] = {};
+  for (int count = 0; count < 30; ++count) {
+    const auto message = job[0].poll();
+    ASSERT_TRUE(message.has_value()) << count;
+    EXPECT_EQ(message->bytes, numbered(next[message->source]++)) << "from rank " << message->source;
+  }
+  EXPECT_FALSE(job[0].poll().has_value());
+  EXPECT_TRUE(job[0].quiet());
+  job[0].publish(numbered(42));
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(job[rank].quiet(), false) << "a message is on its way";
+    const auto message = job[rank].poll();
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->source, 0);
+    EXPECT_EQ(message->bytes, numbered(42));
+    EXPECT_TRUE(job[rank].quiet());
+  }
+}
+
+TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  const auto ticket = [&] { return job[0].doorbell().ticket(); };
+  const auto before = ticket();
+  job[1].report(numbered(1));
+  EXPECT_TRUE(job[1].busy());
+  const auto rung = ticket();
+  EXPECT_NE(rung, before);
+  EXPECT_TRUE(job[0].poll().has_value());
+  EXPECT_EQ(ticket(), rung);
+  EXPECT_FALSE(job[1].poll().has_value());
+  EXPECT_FALSE(job[1].busy());
+  EXPECT_NE(ticket(), rung) << "it may have gone to sleep before the message went out";
+}
+
+TEST(MessageControlPlane, RefusesAMessageBeyondTheLimitOnBothSides) {
+  Job job(2);
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(kLimit + 1);
+  const std::span<const std::byte> large(memory.get(), kLimit + 1);
+  EXPECT_THROW(job[1].report(large), Error);
+  // Another build may not know of the limit.
+  job.network->eager_bytes = 0;
+  const auto stranger = job.network->carrier(1);
+  RequestTable requests(*stranger, Plane::kControl);
+  requests.reset(1);
+  requests.send(0, large, 0, make_tag({.generation = 7, .source = 1, .kind = kControlKind}));
+  try {
+    job[0].poll();
+    ADD_FAILURE() << "no throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what())
+                  .find("receiving from rank 1: a control message of 268435457 "
+                        "bytes; the limit is 268435456"),
+              0U)
+        << error.what();
+  }
+}
+
+TEST(MessageControlPlane, TakesNoMessageOfAnotherJob) {
+  Job job(2);
+  const auto stranger = job.network->carrier(1);
+  RequestTable requests(*stranger, Plane::kControl);
+  requests.reset(1);
+  const Bytes message = numbered(1);
+  requests.send(0, message, 0, make_tag({.generation = 6, .source = 1, .kind = kControlKind}));
+  EXPECT_FALSE(job[0].poll().has_value());
+}
+
+TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job.network->pending_answers = 3;
+  job[1].report(numbered(1));
+  job[1].farewell();
+  EXPECT_EQ(job.network->farewells(), 1);
+  const auto before = std::chrono::steady_clock::now();
+  job.planes[1].reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 2s);
+  EXPECT_EQ(job.network->asked_back(), 4);
+  EXPECT_FALSE(job[0].poll().has_value()) << "it was taken back";
+  EXPECT_EQ(job.network->failures(), 0);
+}
+
+TEST(MessageControlPlane, SaysThatTheCarrierHasFailedWhenItCannotEvenLeave) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job[1].report(numbered(1));
+  job.network->broken = true;
+  EXPECT_THROW(job[1].poll(), Error);
+  EXPECT_THROW(job[0].poll(), Error);
+  job.planes[1].reset();
+  EXPECT_EQ(job.network->failures(), 1);
+}
+
+TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
+  const testing::PretendHosts pretend("aab");
+  Job job(3);
+  job.planes[1].reset();
+  EXPECT_EQ(job.network->progressed(), 0) << "it has nothing to tell";
+  job[0].accuse(2, "lost rank 2");
+  job.planes[0].reset();
+  EXPECT_GT(job.network->progressed(), 0);
+}
+
+TEST(MessageControlPlane, ALossEndsAllWaiting) {
+  Job job(2);
+  job[1].accuse(1, "lost itself");
+  const SteadyClock clock;
+  const auto loss = job[0].check_peers(clock.now(), 1h);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->rank, 1);
+  EXPECT_TRUE(loss->known);
+  EXPECT_EQ(job.network->failures(), 1);
+}
+
+}  // namespace
+}  // namespace hvd::message
