@@ -29,8 +29,9 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
 #include "host/node.h"
+#include "message/control_plane.h"
 #include "mpi/environment.h"
-#include "mpi/mpi_control_plane.h"
+#include "mpi/mpi_carrier.h"
 #include "mpi/mpi_world.h"
 #endif
 
@@ -243,28 +244,29 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   const auto world = mpi::MpiWorld::join(world_options);
   JobConnection job;
   job.world = world;
-  job.control = mpi::make_mpi_control_plane(world);
+  const auto carrier = mpi::make_mpi_carrier(world);
+  const auto node = world->node();
+  job.control = message::make_control_plane(carrier, node);
   const SettingsReport settings = report_of(options);
-  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(world->topology().size));
+  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(node->topology().size));
   world->allgather(&settings, all_settings.data(), static_cast<int>(sizeof settings),
                    world_options.start_timeout);
-  if (const auto difference = find_different_setting(all_settings, world->topology())) {
+  if (const auto difference = find_different_setting(all_settings, node->topology())) {
     job.control->farewell();
     throw UsageError("hvd::init: " + *difference);
   }
-  Gpu gpu = inspect_gpu(options, world->topology().local_rank);
+  Gpu gpu = inspect_gpu(options, node->topology().local_rank);
   gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
-  std::vector<GpuReport> reports(static_cast<std::size_t>(world->topology().size));
+  std::vector<GpuReport> reports(static_cast<std::size_t>(node->topology().size));
   world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report),
                    world_options.start_timeout);
-  const GpuAgreement agreement = agree_on_gpus(reports, world->topology());
+  const GpuAgreement agreement = agree_on_gpus(reports, node->topology());
   job.backends.push_back(
-      std::make_shared<mpi::MpiBackend>(world, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
-  if (world->node()->board_shared() && room_for_shm(*world->node()))
-    job.backends.push_back(
-        std::make_shared<ShmBackend>(world->node()->name_prefix(), std::move(arena)));
-  if (room_for_hierarchical(*world->node()))
-    job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(world));
+      std::make_shared<mpi::MpiBackend>(carrier, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
+  if (node->board_shared() && room_for_shm(*node))
+    job.backends.push_back(std::make_shared<ShmBackend>(node->name_prefix(), std::move(arena)));
+  if (room_for_hierarchical(*node))
+    job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(carrier, node));
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   add_device_backends(job, gpu, agreement, options);

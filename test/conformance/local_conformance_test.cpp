@@ -15,7 +15,7 @@ namespace {
 
 /// The ranks of one local world.
 MakeParts local_ranks(int size) {
-  return [world = std::make_shared<LocalWorld>(size)]() -> RankParts {
+  return [world = std::make_shared<LocalWorld>(size)](int) -> RankParts {
     return {std::make_unique<LocalBackend>(world)};
   };
 }

@@ -65,7 +65,7 @@ MakeParts shm_ranks(const Setting& setting) {
   static std::atomic<int> jobs{0};
   const std::string name = "/hvd-test-" + std::to_string(::getpid()) + "-" + std::to_string(++jobs);
   const auto ranks = std::make_shared<std::atomic<int>>(0);
-  return [name, setting, ranks]() -> RankParts {
+  return [name, setting, ranks](int) -> RankParts {
     if (setting.tensors == Where::kElsewhere)
       return {std::make_unique<ShmBackend>(name, nullptr, setting.tuning)};
     std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{1} << 30);

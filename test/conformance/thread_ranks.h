@@ -48,7 +48,7 @@ struct RankParts {
   std::unique_ptr<std::pmr::memory_resource> memory = {};  ///< null: the usual
 };
 /// Called by each rank's thread.
-using MakeParts = std::function<RankParts()>;
+using MakeParts = std::function<RankParts(int rank)>;
 
 /// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
 /// sleep that was not ended.
@@ -104,7 +104,7 @@ void run_threads(int size, const MakeParts& make_parts, const Body& body) {
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      ThreadHarness harness(rank, bells, make_parts());
+      ThreadHarness harness(rank, bells, make_parts(rank));
       try {
         body(harness);
       } catch (const std::exception& error) {

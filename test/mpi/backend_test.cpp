@@ -6,6 +6,7 @@
 
 #include "backend/mpi/mpi_backend.h"
 #include "hvd/error.h"
+#include "mpi/mpi_carrier.h"
 #include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
@@ -34,7 +35,7 @@ class MpiBackendTest : public ::testing::TestWithParam<MpiTuning> {
   MpiBackendTest()
       : world_(MpiWorld::join({.start_timeout = 30s})),
         plane_(make_mpi_control_plane(world_)),
-        backend_(world_, GetParam()) {
+        backend_(make_mpi_carrier(world_), GetParam()) {
     channel_ = open(0, testing::all_ranks());
   }
   ~MpiBackendTest() override {
@@ -334,10 +335,10 @@ TEST(MpiBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
                          .set_rank = mpi_rank(),
                          .device = {DeviceType::kCuda, 0},
                          .instance = 3};
-  MpiBackend plain(world);
+  MpiBackend plain(make_mpi_carrier(world));
   EXPECT_FALSE(plain.carries_memory_of(DeviceType::kCuda));
   EXPECT_THROW(plain.open(spec, *plane), Error);
-  MpiBackend backend(world, {}, true);
+  MpiBackend backend(make_mpi_carrier(world), {}, true);
   EXPECT_TRUE(backend.carries_memory_of(DeviceType::kCuda));
   EXPECT_FALSE(backend.carries_memory_of(DeviceType::kCpu));
   {
@@ -364,7 +365,7 @@ TEST(MpiBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
 
 TEST(MpiBackend, ScoresWhatItCanDo) {
   const auto world = MpiWorld::join({.start_timeout = 30s});
-  const MpiBackend backend(world);
+  const MpiBackend backend(make_mpi_carrier(world));
   const ChannelSpec pair{.ranks = {0, 1}};
   const Topology& topology = world->topology();
   EXPECT_EQ(backend.name(), "mpi");
@@ -378,7 +379,7 @@ TEST(MpiBackend, ScoresWhatItCanDo) {
   EXPECT_EQ(backend.score(topology, {.ranks = {0, 1}, .device = {DeviceType::kCuda, 0}},
                           {.kind = OpKind::kAllreduce}),
             0);
-  EXPECT_THROW(MpiBackend(world, {.chunk_bytes = 100}), UsageError);
+  EXPECT_THROW(MpiBackend(make_mpi_carrier(world), {.chunk_bytes = 100}), UsageError);
   world->farewell();
 }
 

@@ -10,6 +10,7 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
 #include "hvd/error.h"
+#include "mpi/mpi_carrier.h"
 #include "mpi/mpi_control_plane.h"
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_test.h"
@@ -47,8 +48,8 @@ class Job {
       : hosts_(hosts),
         world_(mpi::MpiWorld::join({.start_timeout = 30s})),
         plane_(mpi::make_mpi_control_plane(world_)),
-        backend_(world_, tuning),
-        flat_(world_) {}
+        backend_(mpi::make_mpi_carrier(world_), world_->node(), tuning),
+        flat_(mpi::make_mpi_carrier(world_)) {}
   ~Job() {
     testing::mpi_barrier();
     plane_->farewell();
@@ -305,8 +306,9 @@ TEST(HierarchicalBackend, RefusesWhatItDoesNotHave) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   EXPECT_THROW(channel->launch({.kind = OpKind::kAlltoall}, {}, {}), Error);
-  EXPECT_THROW(HierarchicalBackend(nullptr, {.slot_bytes = 100}), UsageError);
-  EXPECT_THROW(HierarchicalBackend(nullptr, {.slot_bytes = 1024, .small_bytes = 1024}), UsageError);
+  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.slot_bytes = 100}), UsageError);
+  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.slot_bytes = 1024, .small_bytes = 1024}),
+               UsageError);
 }
 
 }  // namespace

@@ -46,8 +46,11 @@ void on_all_hosts(const Setting& setting, const auto& body) {
   for (const std::string& hosts : setting.layouts.at(testing::mpi_size())) {
     SCOPED_TRACE("hosts " + hosts);
     const testing::PretendHosts pretend(hosts);
-    MpiHarness<hierarchical::HierarchicalBackend, hierarchical::HierarchicalTuning> harness(
-        setting.tuning, setting.without_rank_0);
+    const auto make_backend = [&](mpi::MpiWorld& world, std::shared_ptr<message::Carrier> carrier) {
+      return std::make_unique<hierarchical::HierarchicalBackend>(std::move(carrier), world.node(),
+                                                                 setting.tuning);
+    };
+    MpiHarness harness(make_backend, setting.without_rank_0);
     if (harness.member()) body(harness);
   }
 }

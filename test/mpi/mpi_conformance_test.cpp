@@ -27,7 +27,12 @@ constexpr Setting kSettings[] = {{"Default", {}, false, 2},
                                  {"Subset", {}, true, 8},
                                  {"SubsetSmallChunks", kSmallChunks, true, 8}};
 
-using Tested = MpiHarness<mpi::MpiBackend, mpi::MpiTuning>;
+MpiHarness make_harness(const Setting& setting) {
+  const auto make_backend = [&](mpi::MpiWorld&, std::shared_ptr<message::Carrier> carrier) {
+    return std::make_unique<mpi::MpiBackend>(std::move(carrier), setting.tuning);
+  };
+  return {make_backend, setting.without_rank_0};
+}
 
 using Parameter = std::tuple<Setting, OpKind>;
 
@@ -45,7 +50,7 @@ TEST_P(MpiConformance, Kind) {
   const auto& [setting, kind] = GetParam();
   if (setting.without_rank_0 && testing::mpi_size() < 3)
     GTEST_SKIP() << "a part of two ranks is one rank";
-  Tested harness(setting.tuning, setting.without_rank_0);
+  MpiHarness harness = make_harness(setting);
   if (harness.member()) run_cases(harness, some_cases_of(kind, harness.size(), setting.every));
 }
 
@@ -59,7 +64,7 @@ class MpiConformanceMixed : public ::testing::TestWithParam<Setting> {};
 TEST_P(MpiConformanceMixed, BackToBack) {
   if (GetParam().without_rank_0 && testing::mpi_size() < 3)
     GTEST_SKIP() << "a part of two ranks is one rank";
-  Tested harness(GetParam().tuning, GetParam().without_rank_0);
+  MpiHarness harness = make_harness(GetParam());
   if (harness.member()) run_back_to_back(harness, mixed_cases(harness.size()));
 }
 

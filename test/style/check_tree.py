@@ -19,7 +19,7 @@ MAX_FUNCTION_LINES = 80
 LIBRARIES = (
     (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
                                    "test/gpu/", "test/bench/", "test/fault/"), "LibTorch"),
-    (r"mpi(-ext)?\.h$", ("core/mpi/", "core/backend/mpi/", "test/"), "MPI"),
+    (r"mpi(-ext)?\.h$", ("core/mpi/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
@@ -88,11 +88,11 @@ MAY_INCLUDE = {
 }
 # The folder of one library may also use what wraps that library, and one file knows every implementation.
 ALSO = {
-    "core/backend/mpi/": {"mpi"},
-    "core/backend/hierarchical/": {"mpi", "host"},
+    "core/backend/mpi/": {"message"},
+    "core/backend/hierarchical/": {"message", "host"},
     "core/backend/nccl/": {"device"},
     "core/backend/staged/": {"device", "backend/composite"},
-    "core/bootstrap/builtin_backends.cpp": {"mpi", "host", "local", "backend"},
+    "core/bootstrap/builtin_backends.cpp": {"mpi", "message", "host", "local", "backend"},
 }
 
 # The control logic gets time, threads and messages from outside, so that a simulation can own them.

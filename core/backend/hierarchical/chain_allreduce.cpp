@@ -67,12 +67,12 @@ class ChainAllreduce final : public StagedWork {
     return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kLine) / element() *
            partial_;
   }
-  /// In the staging memory, by the slot of the request.
+  /// In the messages' buffer, by the slot of the request.
   std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
 
   void start() override {
     requests().reset(2 * kDepth + 2 * kResults);
-    if (plan().drives()) staging_ = lane().staging.reserve(2 * kDepth * staged_bytes());
+    if (plan().drives()) staging_ = messages().buffer().reserve(2 * kDepth * staged_bytes());
   }
 
   void post() override {

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "backend/hierarchical/staged_work.h"
+#include "host/node.h"
 #include "hvd/error.h"
-#include "mpi/mpi_world.h"
 
 namespace hvd::hierarchical {
 namespace {
 
 constexpr std::size_t kLine = 64;
-/// Above MPI's and below shm's; these two are never asked for the same set.
+/// Above that of `mpi` and below shm's; these two are never asked for the same set.
 constexpr int kScore = 15;
 /// A job with more process sets across hosts than this may find /dev/shm full, and says so.
 constexpr std::size_t kSetsToExpect = 4;
@@ -34,10 +34,7 @@ class HierarchicalChannel final : public Channel {
     return make_work(host_, collective, in, out);
   }
 
-  void abort() noexcept override {
-    if (host_->messages->requests.in_flight() > 0) host_->segment.leak();
-    host_->messages->abandon();
-  }
+  void abort() noexcept override { host_->abandon(); }
 
  private:
   const std::shared_ptr<HostLane> host_;
@@ -45,9 +42,10 @@ class HierarchicalChannel final : public Channel {
 
 }  // namespace
 
-HierarchicalBackend::HierarchicalBackend(std::shared_ptr<mpi::MpiWorld> world,
+HierarchicalBackend::HierarchicalBackend(std::shared_ptr<message::Carrier> carrier,
+                                         std::shared_ptr<const host::Node> node,
                                          const HierarchicalTuning& tuning)
-    : world_(std::move(world)), tuning_(tuning) {
+    : carrier_(std::move(carrier)), node_(std::move(node)), tuning_(tuning) {
   constexpr std::size_t kLargestSlot = std::size_t{1} << 30;
   const bool valid = tuning.slot_bytes >= kLine && tuning.slot_bytes <= kLargestSlot &&
                      tuning.slot_bytes % kLine == 0 &&
@@ -86,15 +84,14 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
 std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peers& peers) {
   const int most_drivers =
       static_cast<int>(std::max<std::size_t>(1, tuning_.slot_bytes / tuning_.smallest_slice));
-  HostPlan plan = make_plan(world_->topology(), spec.ranks, spec.set_rank, most_drivers);
+  HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, most_drivers);
   std::vector<int> local;
   for (const int member : plan.local())
     local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
-  const std::string name = world_->node()->name_prefix() + "-hosts-" +
-                           std::to_string(spec.process_set) +
+  const std::string name = node_->name_prefix() + "-hosts-" + std::to_string(spec.process_set) +
                            (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
   const int index = plan.index;
-  auto messages = std::make_shared<mpi::Lane>(world_, spec, peers, mpi::MpiTuning{});
+  auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
   // Not by make_shared: a segment cannot be moved.
   std::shared_ptr<HostLane> host(new HostLane{
       std::move(plan), tuning_,

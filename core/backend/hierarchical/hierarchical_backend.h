@@ -6,8 +6,11 @@
 
 #include "hvd/backend.h"
 
-namespace hvd::mpi {
-class MpiWorld;
+namespace hvd::host {
+class Node;
+}
+namespace hvd::message {
+class Carrier;
 }
 
 namespace hvd::hierarchical {
@@ -24,17 +27,16 @@ struct HierarchicalTuning {
   std::size_t smallest_slice = 16 << 10;
 };
 
-/// Collectives of ranks on several hosts: shared memory inside a host, and between hosts MPI
+/// Collectives of ranks on several hosts: shared memory inside a host, and between hosts
 /// messages of each byte once per host instead of once per rank. Each element is reduced once, in
 /// the order of the hosts and then of the ranks; where the ranks of every host are consecutive that
 /// is rank order, and the bits are those of the other backends. See
-/// docs/decisions/0013-hierarchical.md. Threading: as hvd::Backend says. This header does not need
-/// mpi.h.
+/// docs/decisions/0013-hierarchical.md. Threading: as hvd::Backend says.
 class HierarchicalBackend final : public Backend {
  public:
-  /// @param world whose hosts all share memory among their ranks
-  explicit HierarchicalBackend(std::shared_ptr<mpi::MpiWorld> world,
-                               const HierarchicalTuning& tuning = {});
+  /// @param node of a job whose hosts all share memory among their ranks
+  HierarchicalBackend(std::shared_ptr<message::Carrier>, std::shared_ptr<const host::Node> node,
+                      const HierarchicalTuning& tuning = {});
   /// What the channels of a job with this many ranks on a host take of its /dev/shm, with room for
   /// some process sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
@@ -46,7 +48,8 @@ class HierarchicalBackend final : public Backend {
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
 
  private:
-  const std::shared_ptr<mpi::MpiWorld> world_;
+  const std::shared_ptr<message::Carrier> carrier_;
+  const std::shared_ptr<const host::Node> node_;
   const HierarchicalTuning tuning_;
 };
 

@@ -55,7 +55,7 @@ class HostSegment {
   /// Every other member of the host has got as far.
   bool others_reached(Stage, std::uint64_t rounds) const noexcept;
   void ring_others() noexcept;
-  /// MPI may write to it until the process ends: it stays mapped.
+  /// A carrier may write to it until the process ends: it stays mapped.
   void leak() noexcept;
 
   std::uint64_t next_round = 0;  ///< of the next collective

@@ -11,7 +11,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcep
 
 StagedWork::StagedWork(std::shared_ptr<HostLane> host, const Collective& collective,
                        std::span<const std::byte> in, std::span<std::byte> out)
-    : MpiWork(host->messages),
+    : MessageWork(host->messages),
       collective_(collective),
       in_(in),
       out_(out),
@@ -19,7 +19,7 @@ StagedWork::StagedWork(std::shared_ptr<HostLane> host, const Collective& collect
       base_(host_->segment.next_round) {}
 
 StagedWork::~StagedWork() {
-  if (requests().in_flight() > 0) host_->segment.leak();
+  if (requests().in_flight() > 0) host_->abandon();
 }
 
 bool StagedWork::inputs_here(std::uint64_t round) const noexcept {
@@ -78,10 +78,10 @@ bool StagedWork::advance() {
 bool StagedWork::step() {
   if (!host_->segment.ready()) return false;
   if (!std::exchange(started_, true)) start();
-  static_cast<void>(lane().test());
-  while (advance()) lane().keep_going();
+  static_cast<void>(messages().test());
+  while (advance()) messages().keep_going();
   if (std::exchange(awaited_, false)) host_->segment.ring_others();
-  // Staging memory, too, is used again by the next collective.
+  // The buffer, too, is used again by the next collective.
   const bool done = released_ == rounds_ && requests().in_flight() == 0;
   if (done) host_->segment.next_round = base_ + rounds_;
   return done;

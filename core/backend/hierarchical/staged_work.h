@@ -9,7 +9,7 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/hierarchical/host_plan.h"
 #include "backend/hierarchical/host_segment.h"
-#include "mpi/lane.h"
+#include "message/channel_messages.h"
 
 namespace hvd::hierarchical {
 
@@ -18,8 +18,17 @@ struct HostLane {
   HostPlan plan;
   HierarchicalTuning tuning;
   HostSegment segment;
-  std::shared_ptr<mpi::Lane> messages;         ///< peers are members of the whole set
-  std::vector<const std::byte*> sources = {};  ///< for the kernels
+  std::shared_ptr<message::ChannelMessages> messages;  ///< peers are members of the whole set
+  std::vector<const std::byte*> sources = {};          ///< for the kernels
+
+  /// A Work was dropped before it completed, or will be. What messages were given of the segment
+  /// stays mapped while the carrier may touch it.
+  void abandon() noexcept {
+    if (messages->abandon() == message::TakenBack::kNever) segment.leak();
+  }
+  ~HostLane() {
+    if (!messages->settle()) segment.leak();
+  }
 };
 
 /// A collective in rounds, in each of which every member goes through five stages:
@@ -36,8 +45,8 @@ struct HostLane {
 /// slot asks result_free() first. The numbers of rounds go on from one collective to the next, so
 /// nothing is ever reset.
 ///
-/// MPI is given slots and staging memory only, never a tensor.
-class StagedWork : public mpi::MpiWork {
+/// Messages are given slots and the messages' buffer only, never a tensor.
+class StagedWork : public message::MessageWork {
  public:
   StagedWork(std::shared_ptr<HostLane>, const Collective&, std::span<const std::byte> in,
              std::span<std::byte> out);
@@ -59,8 +68,8 @@ class StagedWork : public mpi::MpiWork {
 
   HostLane& host() noexcept { return *host_; }
   const HostPlan& plan() const noexcept { return host_->plan; }
-  mpi::RequestTable& requests() noexcept { return host_->messages->requests; }
-  bool idle(std::size_t slot) const noexcept { return host_->messages->requests.idle(slot); }
+  message::RequestTable& requests() noexcept { return host_->messages->requests(); }
+  bool idle(std::size_t slot) const noexcept { return host_->messages->requests().idle(slot); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   /// Rounds of this collective that this member has got through.
   std::uint64_t reduced() const noexcept { return reduced_; }
@@ -76,10 +85,10 @@ class StagedWork : public mpi::MpiWork {
   bool result_free(std::uint64_t round) const noexcept;
 
   void send(std::size_t slot, const std::byte* from, std::size_t bytes, int member) {
-    if (bytes > 0) lane().send(slot, {from, bytes}, member, mpi::kHierarchicalTag);
+    if (bytes > 0) messages().send(slot, {from, bytes}, member, message::kHierarchicalBackendKind);
   }
   void receive(std::size_t slot, std::byte* to, std::size_t bytes, int member) {
-    if (bytes > 0) lane().receive(slot, {to, bytes}, member, mpi::kHierarchicalTag);
+    if (bytes > 0) messages().receive(slot, {to, bytes}, member, message::kHierarchicalBackendKind);
   }
 
   const Collective collective_;

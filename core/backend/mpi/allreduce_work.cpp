@@ -42,8 +42,8 @@ class DirectAllreduce final : public MpiWork {
     started_ = true;
     Lane& shared = lane();
     const auto ranks = static_cast<std::size_t>(shared.size());
-    shared.requests.reset(2 * ranks);
-    std::byte* const staging = shared.staging.reserve(ranks > 1 ? ranks * in_.size() : 0);
+    shared.requests().reset(2 * ranks);
+    std::byte* const staging = shared.buffer().reserve(ranks > 1 ? ranks * in_.size() : 0);
     shared.sources[static_cast<std::size_t>(shared.rank())] = in_.data();
     // Each starts with its next neighbour, so that not all send to rank 0 first.
     for (int distance = 1; distance < shared.size(); ++distance) {
@@ -51,8 +51,8 @@ class DirectAllreduce final : public MpiWork {
       const auto index = static_cast<std::size_t>(peer);
       std::byte* const place = staging + index * in_.size();
       shared.sources[index] = place;
-      shared.receive(ranks + index, {place, in_.size()}, peer, kDirectTag);
-      shared.send(index, in_, peer, kDirectTag);
+      shared.receive(ranks + index, {place, in_.size()}, peer, kDirectKind);
+      shared.send(index, in_, peer, kDirectKind);
       ++sends_;
       ++receives_;
     }
@@ -169,9 +169,9 @@ WindowedAllreduce::Slice WindowedAllreduce::slice(const Window& window, int owne
 void WindowedAllreduce::start() {
   started_ = true;
   windows_used_ = static_cast<int>(std::min<std::int64_t>(lane().tuning().windows, window_count_));
-  lane().requests.reset(static_cast<std::size_t>(windows_used_ * ranks_) * kPhases);
-  staging_ = lane().staging.reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
-                                    static_cast<std::size_t>(slice_elements_) * element_);
+  lane().requests().reset(static_cast<std::size_t>(windows_used_ * ranks_) * kPhases);
+  staging_ = lane().buffer().reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
+                                     static_cast<std::size_t>(slice_elements_) * element_);
   for (int number = 0; number < windows_used_; ++number) open_window(number);
 }
 
@@ -187,13 +187,13 @@ void WindowedAllreduce::open_window(std::int64_t number) {
     const int peer = (own_ + distance) % ranks_;
     if (mine.count > 0) {
       lane().receive(slot(index, kScatterReceive, peer), {staged(index, peer), mine_bytes}, peer,
-                     kScatterTag + index);
+                     kScatterKind + index);
       ++window.contributions;
       window.messages += 2;  // this one, and the result to this peer
     }
     const Slice theirs = slice(window, peer);
     if (theirs.count > 0) {
-      lane().send(slot(index, kScatterSend, peer), input(theirs), peer, kScatterTag + index);
+      lane().send(slot(index, kScatterSend, peer), input(theirs), peer, kScatterKind + index);
       window.messages += 2;  // this one, and the result from this peer
     }
   }
@@ -210,7 +210,7 @@ void WindowedAllreduce::reduce_own_slice(int index) {
          collective_.scale);
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
-    lane().send(slot(index, kGatherSend, peer), result, peer, kGatherTag + index);
+    lane().send(slot(index, kGatherSend, peer), result, peer, kGatherKind + index);
   }
 }
 
@@ -224,7 +224,7 @@ void WindowedAllreduce::completed(std::size_t finished) {
   switch (phase) {
     case kScatterSend:
       lane().receive(slot(index, kGatherReceive, peer), output(slice(window, peer)), peer,
-                     kGatherTag + index);
+                     kGatherKind + index);
       break;
     case kScatterReceive:
       if (--window.contributions == 0) reduce_own_slice(index);

@@ -30,7 +30,7 @@ int FlowSet::add_ring_receive(int peer, std::byte* ring, std::size_t bytes) {
 
 std::size_t FlowSet::ring_bytes() const noexcept { return outstanding() * chunk(); }
 
-void FlowSet::start() { lane_.requests.reset(flows_.size() * outstanding()); }
+void FlowSet::start() { lane_.requests().reset(flows_.size() * outstanding()); }
 
 std::size_t FlowSet::done(int flow) const noexcept {
   const Flow& one = flow_at(flow);
@@ -62,13 +62,13 @@ void FlowSet::post(std::size_t index) {
   const std::size_t slot = index * outstanding() + place;
   switch (flow.kind) {
     case Kind::kSend:
-      lane_.send(slot, {flow.source + offset, bytes}, flow.peer, kFlowTag);
+      lane_.send(slot, {flow.source + offset, bytes}, flow.peer, kFlowKind);
       break;
     case Kind::kReceive:
-      lane_.receive(slot, {flow.destination + offset, bytes}, flow.peer, kFlowTag);
+      lane_.receive(slot, {flow.destination + offset, bytes}, flow.peer, kFlowKind);
       break;
     case Kind::kRingReceive:
-      lane_.receive(slot, {flow.destination + place * chunk(), bytes}, flow.peer, kFlowTag);
+      lane_.receive(slot, {flow.destination + place * chunk(), bytes}, flow.peer, kFlowKind);
       break;
   }
   ++flow.posted;
@@ -79,7 +79,7 @@ bool FlowSet::advance() {
   for (std::size_t index = 0; index < flows_.size(); ++index) {
     Flow& flow = flows_[index];
     while (flow.finished < flow.posted &&
-           lane_.requests.idle(index * outstanding() + flow.finished % outstanding()))
+           lane_.requests().idle(index * outstanding() + flow.finished % outstanding()))
       ++flow.finished;
     while (may_post(flow)) post(index);
     complete = complete && flow.finished == chunks(flow);

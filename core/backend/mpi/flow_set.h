@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "mpi/lane.h"
+#include "backend/mpi/lane.h"
 
 namespace hvd::mpi {
 

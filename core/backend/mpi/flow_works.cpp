@@ -146,7 +146,8 @@ class ReducescatterWork final : public MpiWork {
         receives_(static_cast<std::size_t>(lane().size()), -1) {
     const int ranks = lane().size();
     const Blocks blocks(collective.counts, size_of(collective.dtype));
-    std::byte* ring = lane().staging.reserve(static_cast<std::size_t>(ranks) * flows_.ring_bytes());
+    std::byte* ring =
+        lane().buffer().reserve(static_cast<std::size_t>(ranks) * flows_.ring_bytes());
     for (int distance = 1; distance < ranks; ++distance) {
       const int peer = (lane().rank() + distance) % ranks;
       receives_[static_cast<std::size_t>(peer)] = flows_.add_ring_receive(peer, ring, own_.size());

@@ -3,7 +3,7 @@
 #include <memory>
 #include <span>
 
-#include "mpi/lane.h"
+#include "backend/mpi/lane.h"
 
 namespace hvd::mpi {
 

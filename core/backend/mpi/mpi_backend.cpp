@@ -7,8 +7,8 @@
 
 #include "backend/mpi/allreduce_work.h"
 #include "backend/mpi/flow_works.h"
+#include "backend/mpi/lane.h"
 #include "hvd/error.h"
-#include "mpi/lane.h"
 
 namespace hvd::mpi {
 namespace {
@@ -68,7 +68,7 @@ class MpiChannel final : public Channel {
     }
   }
 
-  void abort() noexcept override { lane_->abandon(); }
+  void abort() noexcept override { static_cast<void>(lane_->abandon()); }
 
  private:
   static void require(const Collective& collective, const char* what, std::int64_t expected,
@@ -126,8 +126,9 @@ class MpiChannel final : public Channel {
 
 }  // namespace
 
-MpiBackend::MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning, bool cuda_aware)
-    : world_(std::move(world)), tuning_(tuning), cuda_aware_(cuda_aware) {
+MpiBackend::MpiBackend(std::shared_ptr<message::Carrier> carrier, const MpiTuning& tuning,
+                       bool cuda_aware)
+    : carrier_(std::move(carrier)), tuning_(tuning), cuda_aware_(cuda_aware) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
   const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk &&
@@ -154,7 +155,7 @@ std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers)
     throw Error("mpi: this MPI has not said that it takes memory of a " +
                 std::string(to_string(spec.device.type)) + " device");
   }
-  return std::make_unique<MpiChannel>(std::make_shared<Lane>(world_, spec, peers, tuning_));
+  return std::make_unique<MpiChannel>(std::make_shared<Lane>(carrier_, spec, peers, tuning_));
 }
 
 }  // namespace hvd::mpi

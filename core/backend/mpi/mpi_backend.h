@@ -2,22 +2,21 @@
 
 #include <memory>
 
+#include "backend/mpi/tuning.h"
 #include "hvd/backend.h"
-#include "mpi/mpi_world.h"
-#include "mpi/tuning.h"
+#include "message/carrier.h"
 
 namespace hvd::mpi {
 
-/// Collectives on CPU memory over MPI point-to-point messages.
+/// Collectives on CPU memory over messages from rank to rank, whose carrier is MPI.
 ///
 /// Not MPI_Allreduce and its kin: the order in which those add depends on offset and size, they
 /// block, and one call for a large tensor is slower than pieces that stay in the cache. Here every
-/// element is reduced once, by one rank, in rank order. Threading: as hvd::Backend says. This
-/// header does not need mpi.h.
+/// element is reduced once, by one rank, in rank order. Threading: as hvd::Backend says.
 class MpiBackend final : public Backend {
  public:
-  /// @param cuda_aware every rank's MPI takes pointers to GPU memory
-  explicit MpiBackend(std::shared_ptr<MpiWorld> world, const MpiTuning& tuning = {},
+  /// @param cuda_aware every rank's carrier takes pointers to GPU memory
+  explicit MpiBackend(std::shared_ptr<message::Carrier>, const MpiTuning& tuning = {},
                       bool cuda_aware = false);
 
   std::string_view name() const noexcept override { return "mpi"; }
@@ -28,7 +27,7 @@ class MpiBackend final : public Backend {
   }
 
  private:
-  std::shared_ptr<MpiWorld> world_;
+  std::shared_ptr<message::Carrier> carrier_;
   MpiTuning tuning_;
   bool cuda_aware_;
 };

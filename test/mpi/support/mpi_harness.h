@@ -4,27 +4,27 @@
 #include <memory>
 
 #include "conformance/conformance_suite.h"
+#include "mpi/mpi_carrier.h"
 #include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
 
 namespace hvd::conformance {
 
-/// A channel of an MPI world of its own, for all ranks or all but rank 0. `Backend` is made of a
-/// world and a tuning.
-template <class Backend, class Tuning>
+/// A channel of an MPI world of its own, for all ranks or all but rank 0.
 class MpiHarness final : public Harness {
  public:
-  MpiHarness(const Tuning& tuning, bool without_rank_0)
+  /// @param make_backend of a world
+  MpiHarness(const auto& make_backend, bool without_rank_0)
       : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})),
         plane_(mpi::make_mpi_control_plane(world_)),
-        backend_(world_, tuning) {
+        backend_(make_backend(*world_, mpi::make_mpi_carrier(world_))) {
     ChannelSpec spec{.process_set = without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
     if (without_rank_0) spec.ranks.erase(spec.ranks.begin());
     const auto own = std::find(spec.ranks.begin(), spec.ranks.end(), testing::mpi_rank());
     size_ = static_cast<int>(spec.ranks.size());
     if (own == spec.ranks.end()) return;
     spec.set_rank = rank_ = static_cast<int>(own - spec.ranks.begin());
-    channel_ = backend_.open(spec, *plane_);
+    channel_ = backend_->open(spec, *plane_);
   }
   ~MpiHarness() override {
     testing::mpi_barrier();
@@ -40,7 +40,7 @@ class MpiHarness final : public Harness {
  private:
   std::shared_ptr<mpi::MpiWorld> world_;
   std::unique_ptr<control::ControlPlane> plane_;
-  Backend backend_;
+  std::unique_ptr<Backend> backend_;
   std::unique_ptr<Channel> channel_;
   int rank_ = -1;
   int size_ = 0;

@@ -1,0 +1,102 @@
+#include "message/channel_messages.h"
+
+#include <chrono>
+
+// Note [What is dropped with messages under way]
+// A collective that fails is dropped while the carrier may still read and write its memory: Note
+// [Who frees the buffer]. The carrier is asked to take the messages back, when the Work is dropped
+// and then until the channel ends. Memory of ours is freed after that, or kept, at most one buffer
+// per channel and once, if the carrier cannot do it, as MPI, or does not in time. Nobody waits
+// before the channel's end.
+
+namespace hvd::message {
+namespace {
+
+Tag tag_of_channel(const Carrier& carrier, const ChannelSpec& spec) {
+  carrier.require_tags_of(spec.process_set);
+  return make_tag({.generation = carrier.generation(),
+                   .source = carrier.rank(),
+                   .process_set = spec.process_set,
+                   .instance = spec.instance});
+}
+
+static_assert(kMostInstances <= 1 << kInstanceBits);
+
+}  // namespace
+
+ChannelMessages::ChannelMessages(std::shared_ptr<Carrier> carrier, const ChannelSpec& spec,
+                                 Peers& peers)
+    : carrier_(std::move(carrier)),
+      requests_(*carrier_, Plane::kData),
+      spec_(spec),
+      peers_(peers),
+      tag_(tag_of_channel(*carrier_, spec)),
+      touched_(static_cast<std::size_t>(peers.size())) {
+  touched_ranks_.reserve(spec.ranks.size());
+}
+
+void ChannelMessages::touch(int world_rank) noexcept {
+  moved_ = true;
+  char& flag = touched_[static_cast<std::size_t>(world_rank)];
+  if (flag != 0) return;
+  flag = 1;
+  touched_ranks_.push_back(world_rank);  // reserved: one entry per member
+}
+
+void ChannelMessages::ring_touched(bool more) noexcept {
+  for (const int world_rank : touched_ranks_) {
+    touched_[static_cast<std::size_t>(world_rank)] = 0;
+    peers_.ring(world_rank);
+  }
+  touched_ranks_.clear();
+  if (more) peers_.ring(peers_.rank());
+}
+
+void ChannelMessages::send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind) {
+  const int world_rank = world_rank_of(peer);
+  requests_.send(slot, bytes, world_rank, tag_ | static_cast<Tag>(kind));
+  touch(world_rank);
+}
+
+void ChannelMessages::receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind) {
+  const int world_rank = world_rank_of(peer);
+  requests_.receive(slot, bytes, world_rank,
+                    with_source(tag_, world_rank) | static_cast<Tag>(kind));
+  // The sender of a large message waits for an answer, which a carrier may give inside the call
+  // above, as MPI does.
+  touch(world_rank);
+}
+
+std::span<const int> ChannelMessages::test() {
+  const auto completed = requests_.test();
+  for (const int slot : completed) touch(requests_.peer(static_cast<std::size_t>(slot)));
+  return completed;
+}
+
+TakenBack ChannelMessages::abandon() noexcept {
+  if (!std::exchange(abandoned_, true)) keep_at_ = std::chrono::steady_clock::now() + kTakeBackTime;
+  const TakenBack answer = requests_.take_back();
+  if (answer == TakenBack::kNever) buffer_.keep_until_exit();
+  return answer;
+}
+
+bool ChannelMessages::settle() noexcept {
+  if (wait_for_memory(requests_, keep_at_)) return true;
+  buffer_.keep_until_exit();
+  return false;
+}
+
+bool MessageWork::progress() {
+  // The engine may sleep until it is rung when this returns false, so nothing that can be done now
+  // may be left undone; but other Works want their turn too.
+  constexpr int kPasses = 8;
+  bool moved = true;
+  for (int pass = 0; pass < kPasses && moved && !complete_; ++pass) {
+    complete_ = step();
+    moved = messages_->take_moved();
+  }
+  messages_->ring_touched(moved && !complete_);
+  return complete_;
+}
+
+}  // namespace hvd::message

@@ -1,0 +1,109 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/hierarchical/hierarchical_backend.h"
+#include "hvd/error.h"
+#include "mpi/support/hosts.h"
+#include "support/fake_carrier.h"
+#include "support/meet_nodes.h"
+#include "support/reference.h"
+
+// The segment of a host is memory that messages are received into: whether it is unmapped when a
+// collective is dropped depends on the carrier.
+
+namespace hvd::hierarchical {
+namespace {
+
+using message::TakenBack;
+using testing::Bytes;
+using testing::FakeNetwork;
+
+class NodePeers final : public Peers {
+ public:
+  explicit NodePeers(std::shared_ptr<host::Node> node) : node_(std::move(node)) {}
+  int rank() const noexcept override { return node_->topology().rank; }
+  int size() const noexcept override { return node_->topology().size; }
+  void ring(int world_rank) noexcept override { node_->ring(world_rank); }
+
+ private:
+  const std::shared_ptr<host::Node> node_;
+};
+
+/// Two ranks of one host begin an allreduce with a third on another, which never comes.
+class TakeBack : public ::testing::Test {
+ protected:
+  TakeBack() {
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      peers.push_back(std::make_unique<NodePeers>(nodes[rank]));
+      HierarchicalBackend backend(network->carrier(static_cast<int>(rank)), nodes[rank]);
+      channels.push_back(
+          backend.open({.ranks = {0, 1, 2}, .set_rank = static_cast<int>(rank)}, *peers.back()));
+    }
+    for (auto& channel : channels) {
+      works.push_back(channel->launch({.kind = OpKind::kAllreduce, .count = 250'000}, in, out));
+    }
+    for (int pass = 0; pass < 10; ++pass) {
+      for (auto& work : works) EXPECT_FALSE(work->progress());
+    }
+    EXPECT_EQ(mappings(), 2) << "one of each rank";
+    EXPECT_GT(network->sent(), 0);
+  }
+  int mappings() const {
+    std::ifstream maps("/proc/self/maps");
+    int count = 0;
+    for (std::string line; std::getline(maps, line);)
+      count += line.find(nodes[0]->name_prefix() + "-hosts-0") != std::string::npos ? 1 : 0;
+    return count;
+  }
+  void drop(std::size_t rank) {
+    channels[rank]->abort();
+    works[rank].reset();
+    channels[rank].reset();
+  }
+
+  const testing::PretendHosts pretend{"aab"};
+  const std::shared_ptr<FakeNetwork> network = FakeNetwork::create(3);
+  const std::vector<std::shared_ptr<host::Node>> nodes = testing::meet_nodes(3);
+  const Bytes in = Bytes(1'000'000);
+  Bytes out = Bytes(1'000'000);
+  std::vector<std::unique_ptr<NodePeers>> peers;
+  std::vector<std::unique_ptr<Channel>> channels;
+  std::vector<std::unique_ptr<Work>> works;
+};
+
+TEST_F(TakeBack, WhatIsGivenBackIsUnmapped) {
+  drop(0);
+  EXPECT_EQ(mappings(), 1);
+  drop(1);
+  EXPECT_EQ(mappings(), 0);
+}
+
+TEST_F(TakeBack, WhatIsGivenBackLateIsUnmappedAtTheChannelsEnd) {
+  network->pending_answers = 4;
+  channels[0]->abort();
+  works[0].reset();
+  EXPECT_EQ(mappings(), 2);
+  channels[0].reset();
+  EXPECT_EQ(mappings(), 1);
+}
+
+TEST_F(TakeBack, WhatIsNeverGivenBackStaysMapped) {
+  network->answer = TakenBack::kNever;
+  drop(0);
+  EXPECT_EQ(mappings(), 2);
+}
+
+TEST_F(TakeBack, AWorkThatIsDroppedWithoutAbortIsNoOther) {
+  network->answer = TakenBack::kNever;
+  works[0].reset();
+  EXPECT_THROW(channels[0]->launch({.kind = OpKind::kAllreduce, .count = 1}, in, out), Error);
+  channels[0].reset();
+  EXPECT_EQ(mappings(), 2);
+}
+
+}  // namespace
+}  // namespace hvd::hierarchical
