@@ -203,8 +203,9 @@ constexpr int kMostWithoutTree = 33;
 Json measure_worlds(const ControlOptions& options) {
   Json worlds = Json::array();
   for (const int ranks : options.worlds) {
-    std::vector<WorldCost> costs = {measure_world(ranks, options.tensors)};
-    if (ranks > kMostWithoutTree) costs.push_back(measure_tree_world(ranks, options.tensors));
+    std::vector<WorldCost> costs = {measure_world(ranks, options.tensors, /*tree=*/false)};
+    if (ranks > kMostWithoutTree)
+      costs.push_back(measure_world(ranks, options.tensors, /*tree=*/true));
     for (const WorldCost& cost : costs) {
       worlds.push_back({{"ranks", cost.ranks},
                         {"tensors", cost.tensors},

@@ -26,12 +26,11 @@ struct WorldCost {
   RoundCost cached = {};
 };
 
-/// No tree. Runs the real Coordinator on the reports that the real Negotiator makes. All ranks do
-/// the same, so one negotiator speaks for all.
+/// Runs the real Coordinator on the reports that the real Negotiator makes; over a tree, on what
+/// the real Aggregators make of them. All ranks do the same.
+/// @param tree an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a
+/// host; otherwise every rank talks to rank 0
 /// @throws std::runtime_error when the plans are not what they must be.
-WorldCost measure_world(int ranks, int tensors);
-/// The same over an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a
-/// host.
-WorldCost measure_tree_world(int ranks, int tensors);
+WorldCost measure_world(int ranks, int tensors, bool tree);
 
 }  // namespace hvd::bench

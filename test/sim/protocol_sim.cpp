@@ -14,20 +14,15 @@ namespace {
 // latest.
 constexpr Duration kLongestRun = std::chrono::minutes(10);
 
-// Two ranks to a host, so that there are leaders.
-Topology topology_for(const Scenario& scenario) {
-  std::vector<std::string> hosts;
-  for (int rank = 0; rank < scenario.ranks; ++rank)
-    hosts.push_back("host" + std::to_string(rank / 2));
-  return make_topology(0, hosts);
-}
-
-control::CoordinatorOptions options_for(const Scenario& scenario) {
-  control::CoordinatorOptions options;
-  options.fusion_threshold = scenario.fusion_threshold;
-  options.cache_capacity = scenario.cache_capacity;
-  options.stall = {kStallWarning, kStallShutdown};
-  options.host_of_rank.assign(static_cast<std::size_t>(scenario.ranks), "host");
+testing::ControlWorld::Options options_for(const Scenario& scenario) {
+  testing::ControlWorld::Options options;
+  options.coordinator.fusion_threshold = scenario.fusion_threshold;
+  options.coordinator.cache_capacity = scenario.cache_capacity;
+  options.coordinator.stall = {kStallWarning, kStallShutdown};
+  // Two ranks to a host, so that there are leaders.
+  options.coordinator.host_of_rank = testing::hosts_of_ranks(scenario.ranks, 2);
+  options.radix = scenario.tree_radix;
+  options.longest_hold = scenario.longest_hold;
   return options;
 }
 
@@ -71,25 +66,24 @@ bool EventLoop::step() {
 
 ProtocolSim::ProtocolSim(const Scenario& scenario)
     : scenario_(scenario),
-      sets_(scenario.ranks),
       random_(scenario.seed),
-      coordinator_(options_for(scenario), sets_) {
-  for (int rank = 0; rank < scenario.ranks; ++rank) {
-    ranks_.push_back(std::make_unique<Rank>(rank, sets_, scenario.cache_capacity));
-    if (scenario.tree_radix == 0) continue;
-    Rank& self = *ranks_.back();
-    self.place = control::place_in_tree(topology_for(scenario), rank, scenario.tree_radix);
-    if (!self.place.children.empty())
-      self.aggregator.emplace(self.place.subtree, self.negotiator, scenario.longest_hold);
-  }
-}
+      world_(
+          [this] {
+            testing::ControlWorld::Options options = options_for(scenario_);
+            options.on_merged = [this](int rank, const wire::MergedReport& merged) {
+              note_merged(rank, merged);
+            };
+            return options;
+          }(),
+          [this](int from, int to, wire::Bytes bytes) { deliver(from, to, std::move(bytes)); }),
+      ranks_(static_cast<std::size_t>(scenario.ranks)) {}
 
 Outcome ProtocolSim::run() {
   for (int rank = 0; rank < scenario_.ranks; ++rank) {
     loop_.after(pick_up_to(random_, scenario_.longest_delay), [this, rank] { begin_step(rank); });
   }
   const auto all_done = [this] {
-    return std::all_of(ranks_.begin(), ranks_.end(), [](auto& r) { return r->done; });
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.done; });
   };
   while (!all_done() && loop_.now() < kLongestRun && outcome_.complaints.size() < 5) {
     if (!loop_.step()) break;
@@ -100,11 +94,11 @@ Outcome ProtocolSim::run() {
 }
 
 void ProtocolSim::begin_step(int rank) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   const auto leaves = scenario_.leaves_after.find(rank);
   const bool leaving = leaves != scenario_.leaves_after.end() && self.step >= leaves->second;
   if (leaving || self.step == scenario_.steps.size()) {
-    self.negotiator.request_shutdown();
+    world_.negotiator(rank).request_shutdown();
     return send_report(rank);
   }
   plan_submissions(rank, scenario_.steps[self.step++]);
@@ -112,7 +106,7 @@ void ProtocolSim::begin_step(int rank) {
 }
 
 void ProtocolSim::plan_submissions(int rank, const Step& step) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   std::vector<std::vector<wire::Request>>
       orderly;  // unnamed: every rank submits them in the same order
   std::vector<std::vector<wire::Request>> shuffled;
@@ -158,7 +152,7 @@ void ProtocolSim::plan_submissions(int rank, const Step& step) {
 }
 
 void ProtocolSim::submit(int rank, std::vector<wire::Request> requests) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   for (wire::Request& request : requests) {
     if (request.unnamed) {
       request.ordinal = self.next_ordinal[std::string(to_string(request.kind))]++;
@@ -176,14 +170,14 @@ void ProtocolSim::submit(int rank, std::vector<wire::Request> requests) {
 }
 
 void ProtocolSim::submit_one(int rank, wire::Request request) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   const std::string name = request.name;
   auto& uses = outcome_.uses[name];
   const std::size_t use = self.uses_begun[name]++;
   if (uses.size() <= use) uses.resize(use + 1);
   uses[use][rank].request = request;
   self.in_flight.emplace(name, request);
-  const auto error = self.negotiator.submit(std::move(request));
+  const auto error = world_.negotiator(rank).submit(std::move(request));
   if (!error) return;
   ++outcome_.tombstones;
   loop_.after(Duration(0), [this, rank, name, error = *error] {
@@ -192,34 +186,26 @@ void ProtocolSim::submit_one(int rank, wire::Request request) {
   });
 }
 
-void ProtocolSim::send_report(int rank) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
-  const auto report = self.negotiator.take_report();
-  if (!report) return;
-  if (!self.aggregator) return deliver(rank, std::max(self.place.parent, 0), wire::encode(*report));
-  self.aggregator->accept(rank, *report, loop_.now());
-  pass_on(rank);
+void ProtocolSim::send_report(int rank) { go_on(rank, world_.report(rank, loop_.now())); }
+
+void ProtocolSim::note_merged(int rank, const wire::MergedReport& merged) {
+  outcome_.merged += merged.applied.empty() || count(merged.applied.front().ranks) > 1 ? 1 : 0;
+  outcome_.overdue += merged.overdue ? 1 : 0;
+  // The others' messages are decoded by whom they reach.
+  if (rank == 0 && std::get<wire::MergedReport>(wire::decode(wire::encode(merged))) != merged)
+    complain(rank, "what it has merged is another message when decoded");
 }
 
-// What an inner rank of the tree has merged goes on as soon as there is something to pass on.
-void ProtocolSim::pass_on(int rank) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
-  if (const auto merged = self.aggregator->take(loop_.now())) {
-    outcome_.merged += merged->applied.empty() || count(merged->applied.front().ranks) > 1 ? 1 : 0;
-    outcome_.overdue += merged->overdue ? 1 : 0;
-    if (rank != 0) {
-      deliver(rank, self.place.parent, wire::encode(*merged));
-    } else {
-      coordinator_.accept(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))),
-                          loop_.now());
-      coordinate();
-    }
-  }
-  const auto deadline = self.aggregator->deadline();
-  if (!deadline) return;
+// After something was said by this rank or to it.
+void ProtocolSim::go_on(int rank, bool coordinator_heard) {
+  if (coordinator_heard) coordinate();
+  const auto& aggregator = world_.aggregator(rank);
+  const auto deadline = aggregator ? aggregator->deadline() : std::nullopt;
+  if (!deadline || at(rank).watched_hold == deadline) return;
+  at(rank).watched_hold = deadline;
   loop_.at(*deadline, [this, rank] {
-    const auto due = ranks_[static_cast<std::size_t>(rank)]->aggregator->deadline();
-    if (due && *due <= loop_.now()) pass_on(rank);
+    const auto due = world_.aggregator(rank)->deadline();
+    if (due && *due <= loop_.now()) go_on(rank, world_.pass_on(rank, loop_.now()));
   });
 }
 
@@ -230,7 +216,7 @@ void ProtocolSim::publish(const wire::Bytes& plan) {
 
 void ProtocolSim::end_use(int rank, const std::string& name, StatusCode code,
                           const std::string& message) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   if (self.in_flight.erase(name) == 0)
     return complain(rank, "'" + name + "' ends, but is not in flight");
   Record& record = outcome_.uses[name][self.uses_begun[name] - 1][rank];
@@ -259,38 +245,29 @@ void ProtocolSim::receive(int from, int to, const wire::Bytes& bytes) {
   try {
     const wire::AnyMessage message = wire::decode(bytes);
     if (const auto* plan = std::get_if<wire::Plan>(&message)) return apply(to, *plan);
-    auto& aggregator = ranks_[static_cast<std::size_t>(to)]->aggregator;
-    if (const auto* merged = std::get_if<wire::MergedReport>(&message)) {
-      aggregator.value().accept(*merged, loop_.now());
-      return pass_on(to);
-    }
-    const auto& report = std::get<wire::Report>(message);
-    if (report.last_applied < latest_plan_) ++outcome_.stale_reports;
-    if (aggregator) {
-      aggregator->accept(from, report, loop_.now());
-      return pass_on(to);
-    }
-    coordinator_.accept(from, report, loop_.now());
-    coordinate();
+    if (const auto* report = std::get_if<wire::Report>(&message))
+      outcome_.stale_reports += report->last_applied < latest_plan_ ? 1 : 0;
+    go_on(to, world_.take_in(from, to, message, loop_.now()));
   } catch (const std::exception& error) {
     complain(to, std::string("message from rank ") + std::to_string(from) + ": " + error.what());
   }
 }
 
 void ProtocolSim::coordinate() {
-  outcome_.warnings += coordinator_.stall_warnings(loop_.now()).size();
-  while (const auto plan = coordinator_.decide(loop_.now(), ranks_[0]->batches_in_flight)) {
+  outcome_.warnings += world_.coordinator().stall_warnings(loop_.now()).size();
+  while (const auto plan = world_.coordinator().decide(loop_.now(), at(0).batches_in_flight)) {
     ++outcome_.plans;
     latest_plan_ = plan->sequence;
     for (const auto& batch : plan->batches) outcome_.fused += batch.tensors.size() > 1 ? 1 : 0;
     publish(wire::encode(*plan));
   }
-  outcome_.most_displaced = std::max(outcome_.most_displaced, coordinator_.displaced_entries());
+  outcome_.most_displaced =
+      std::max(outcome_.most_displaced, world_.coordinator().displaced_entries());
   watch_deadline();
 }
 
 void ProtocolSim::watch_deadline() {
-  const auto deadline = coordinator_.next_deadline();
+  const auto deadline = world_.coordinator().next_deadline();
   if (!deadline ||
       (watched_deadline_ && *watched_deadline_ <= *deadline && *watched_deadline_ > loop_.now()))
     return;
@@ -302,13 +279,10 @@ void ProtocolSim::watch_deadline() {
 }
 
 void ProtocolSim::apply(int rank, const wire::Plan& plan) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
-  for (const int child : self.place.children) deliver(rank, child, wire::encode(plan));
-  const control::Applied applied = self.negotiator.apply(plan);
-  if (self.aggregator) {
-    self.aggregator->note_plan(plan);
-    pass_on(rank);
-  }
+  Rank& self = at(rank);
+  for (const int child : world_.place(rank).children) deliver(rank, child, wire::encode(plan));
+  const control::Applied applied = world_.apply(rank, plan);
+  if (world_.aggregator(rank)) go_on(rank, world_.pass_on(rank, loop_.now()));
   compare_with_others(rank, plan.sequence, applied);
   for (const auto& error : applied.errors) end_use(rank, error.name, error.code, error.message);
   for (const auto& batch : applied.batches) execute(rank, batch);
@@ -320,7 +294,7 @@ void ProtocolSim::apply(int rank, const wire::Plan& plan) {
 }
 
 void ProtocolSim::execute(int rank, const control::AgreedBatch& batch) {
-  Rank& self = *ranks_[static_cast<std::size_t>(rank)];
+  Rank& self = at(rank);
   std::vector<std::string> names;
   for (const auto& operation : batch.operations) {
     const auto asked = self.in_flight.find(operation.request.name);
@@ -334,7 +308,7 @@ void ProtocolSim::execute(int rank, const control::AgreedBatch& batch) {
   self.lane_free =
       std::max(self.lane_free, loop_.now()) + pick_up_to(random_, scenario_.longest_execution);
   loop_.at(self.lane_free, [this, rank, names] {
-    --ranks_[static_cast<std::size_t>(rank)]->batches_in_flight;
+    --at(rank).batches_in_flight;
     for (const auto& name : names) end_use(rank, name, StatusCode::kOk, "");
     send_report(rank);
     if (rank == 0) coordinate();
@@ -357,27 +331,27 @@ void ProtocolSim::compare_with_others(int rank, std::uint64_t sequence,
 
 void ProtocolSim::inspect_end() {
   for (int rank = 0; rank < scenario_.ranks; ++rank) {
-    const Rank& self = *ranks_[static_cast<std::size_t>(rank)];
-    outcome_.by_bit += self.negotiator.reported_by_bit();
+    const Rank& self = at(rank);
+    const control::Negotiator& negotiator = world_.negotiator(rank);
+    outcome_.by_bit += negotiator.reported_by_bit();
     if (!self.done) {
       complain(rank, "hangs in step " + std::to_string(self.step) + " with " +
                          std::to_string(self.outstanding) + " operations outstanding" +
                          (self.in_flight.empty()
                               ? ""
                               : ", one is " + control::describe(self.in_flight.begin()->second)));
-    } else if (self.negotiator.last_applied() != outcome_.plans ||
-               self.negotiator.awaiting() != 0) {
+    } else if (negotiator.last_applied() != outcome_.plans || negotiator.awaiting() != 0) {
       complain(rank, "has not applied every plan or still waits for one");
     }
     compare_caches(rank);
   }
-  outcome_.displaced_at_end = coordinator_.displaced_entries();
-  outcome_.failed_uses_at_end = coordinator_.failed_uses();
+  outcome_.displaced_at_end = world_.coordinator().displaced_entries();
+  outcome_.failed_uses_at_end = world_.coordinator().failed_uses();
 }
 
 void ProtocolSim::compare_caches(int rank) {
-  const control::ResponseCache& here = ranks_[static_cast<std::size_t>(rank)]->negotiator.cache();
-  const control::ResponseCache& decides = coordinator_.cache();
+  const control::ResponseCache& here = world_.negotiator(rank).cache();
+  const control::ResponseCache& decides = world_.coordinator().cache();
   bool equal = here.size() == decides.size();
   for (std::uint32_t slot = 0; slot < decides.size() && equal; ++slot) {
     equal = here.holds(slot) && decides.holds(slot) &&

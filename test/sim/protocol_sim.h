@@ -11,14 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "control/aggregator.h"
-#include "control/coordinator.h"
-#include "control/negotiator.h"
-#include "control/tree.h"
 #include "sim/scenario.h"
+#include "support/control_world.h"
 
-/// N ranks that negotiate over a simulated network in virtual time, in one thread: the real
-/// Negotiator and Coordinator, with every message encoded and decoded.
+/// N ranks that negotiate over a simulated network in virtual time.
 namespace hvd::sim {
 
 /// Calls what was scheduled, in order of time; of what is due at the same time, first come, first
@@ -80,11 +76,6 @@ class ProtocolSim {
 
  private:
   struct Rank {
-    explicit Rank(int number, const control::ProcessSetTable& sets, std::size_t capacity)
-        : negotiator(number, sets, capacity) {}
-    control::Negotiator negotiator;
-    control::TreePlace place = {};
-    std::optional<control::Aggregator> aggregator = {};  ///< of inner ranks of a tree
     std::size_t step = 0;
     std::size_t outstanding =
         0;  ///< uses of this step that have not ended, or that wait for their turn
@@ -95,20 +86,23 @@ class ProtocolSim {
     std::unordered_map<std::string, wire::Request> in_flight = {};
     std::map<std::string, std::uint64_t> next_ordinal = {};
     TimePoint lane_free{};
+    std::optional<TimePoint> watched_hold = {};
     std::size_t batches_in_flight = 0;
     bool done = false;
   };
 
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   void begin_step(int rank);
   void plan_submissions(int rank, const Step& step);
   void submit(int rank, std::vector<wire::Request> requests);
   void submit_one(int rank, wire::Request request);
   void send_report(int rank);
+  void note_merged(int rank, const wire::MergedReport&);
+  void go_on(int rank, bool coordinator_heard);
   void end_use(int rank, const std::string& name, StatusCode code, const std::string& message);
 
   void deliver(int from, int to, wire::Bytes bytes);
   void receive(int from, int to, const wire::Bytes& bytes);
-  void pass_on(int rank);
   void publish(const wire::Bytes& plan);
   void coordinate();
   void watch_deadline();
@@ -120,11 +114,10 @@ class ProtocolSim {
   void complain(int rank, const std::string& what);
 
   const Scenario& scenario_;
-  const control::ProcessSetTable sets_;
   std::mt19937_64 random_;
   EventLoop loop_;
-  control::Coordinator coordinator_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  testing::ControlWorld world_;
+  std::vector<Rank> ranks_;
   std::map<std::pair<int, int>, TimePoint> last_arrival_;
   std::optional<TimePoint> watched_deadline_;
   std::vector<std::string> applied_;  ///< what the first rank to apply each plan made of it

@@ -2,7 +2,7 @@
 // times.
 #include <gtest/gtest.h>
 
-#include "sim/tree_world.h"
+#include "support/uniform_world.h"
 
 namespace hvd::sim {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 constexpr int kRadix = 32;
 constexpr std::size_t kTensors = 161;
 
-void expect_cheap(const TreeWorld::Round& round) {
+void expect_cheap(const testing::UniformWorld::Round& round) {
   EXPECT_LE(round.most_received, 33u);
   EXPECT_LE(round.root_received, 33u);
   EXPECT_LE(round.most_sent_down, 32u);
@@ -22,10 +22,10 @@ class TreeWorldTest : public ::testing::TestWithParam<std::pair<int, int>> {};
 
 TEST_P(TreeWorldTest, NoRankHearsMoreThan33MessagesARoundAndRankZeroTakesEachTensorInOnce) {
   const auto [ranks, per_host] = GetParam();
-  TreeWorld world(ranks, per_host, kRadix, kTensors);
-  TreeWorld small(64, 1, kRadix, kTensors);
+  testing::UniformWorld world(ranks, per_host, kRadix, kTensors);
+  testing::UniformWorld small(64, 1, kRadix, kTensors);
   for (int i = 0; i < 3; ++i) {
-    const TreeWorld::Round round = world.round();
+    const testing::UniformWorld::Round round = world.round();
     expect_cheap(round);
     EXPECT_EQ(round.plan, small.round().plan);
   }

@@ -5,7 +5,6 @@
 
 #include <random>
 
-#include "control/tree.h"
 #include "hvd/error.h"
 #include "unit/control/cluster.h"
 
@@ -226,69 +225,36 @@ TEST_F(AggregatorTest, ReportsOfBeforeTheEpochKeepTheirMeaning) {
 // included, all reported before the coordinator decides.
 class World {
  public:
-  World(int ranks, int radix) : star_(ranks), sets_(ranks), coordinator_(options(ranks), sets_) {
-    std::vector<std::string> hosts;
-    for (int rank = 0; rank < ranks; ++rank)
-      hosts.push_back(numbered("host", static_cast<std::uint64_t>(rank / 3)));
-    const Topology topology = make_topology(0, hosts);
-    for (int rank = 0; rank < ranks; ++rank) {
-      places_.push_back(place_in_tree(topology, rank, radix));
-      negotiators_.push_back(
-          std::make_unique<Negotiator>(rank, sets_, options(ranks).cache_capacity));
-      aggregators_.push_back(
-          std::make_unique<Aggregator>(places_.back().subtree, *negotiators_.back(), kHold));
-    }
-  }
+  World(int ranks, int radix)
+      : star_(ranks),
+        tree_({.coordinator = {.host_of_rank = testing::hosts_of_ranks(ranks, 3)},
+               .radix = radix,
+               .longest_hold = kHold},
+              [this](int from, int to, const wire::Bytes& bytes) {
+                tree_.receive(from, to, bytes, {});
+              }) {}
 
   void submit(int rank, const wire::Request& request) {
     star_.submit(rank, request);
-    negotiators_[at(rank)]->submit(request);
+    tree_.negotiator(rank).submit(request);
   }
   void report(int rank) {
     star_.report(rank);
-    const auto report = negotiators_[at(rank)]->take_report();
-    if (!report) return;
-    aggregators_[at(rank)]->accept(rank, *report, {});
-    pass_on(rank);
+    tree_.report(rank, {});
   }
   void decide_and_compare(std::size_t in_flight = 0) {
-    const auto bytes = coordinator_.decide_encoded({}, in_flight);
+    const auto bytes = tree_.coordinator().decide_encoded({}, in_flight);
     const auto plan =
         bytes ? std::optional(std::get<wire::Plan>(wire::decode(*bytes))) : std::nullopt;
     ASSERT_EQ(plan, star_.decide(in_flight));
     if (!plan) return;
     star_.apply_everywhere();
-    for (std::size_t rank = 0; rank < negotiators_.size(); ++rank) {
-      negotiators_[rank]->apply(*plan);
-      aggregators_[rank]->note_plan(*plan);
-    }
+    for (int rank = 0; rank < tree_.size(); ++rank) tree_.apply(rank, *plan);
   }
 
  private:
-  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-  static CoordinatorOptions options(int ranks) {
-    CoordinatorOptions options;
-    options.host_of_rank.clear();
-    for (int rank = 0; rank < ranks; ++rank)
-      options.host_of_rank.push_back(numbered("host", static_cast<std::uint64_t>(rank)));
-    return options;
-  }
-  void pass_on(int rank) {
-    const auto merged = aggregators_[at(rank)]->take({});
-    if (!merged) return;
-    if (rank == 0) return coordinator_.accept(*merged, {});
-    const int parent = places_[at(rank)].parent;
-    aggregators_[at(parent)]->accept(
-        std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), {});
-    pass_on(parent);
-  }
-
   Cluster star_;
-  ProcessSetTable sets_;
-  Coordinator coordinator_;
-  std::vector<TreePlace> places_;
-  std::vector<std::unique_ptr<Negotiator>> negotiators_;
-  std::vector<std::unique_ptr<Aggregator>> aggregators_;
+  testing::ControlWorld tree_;
 };
 
 wire::Request random_request(std::mt19937_64& random, int number, int tensors) {

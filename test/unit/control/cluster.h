@@ -1,13 +1,11 @@
 #pragma once
 
-#include <deque>
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "control/coordinator.h"
-#include "control/negotiator.h"
+#include "support/control_world.h"
 
 namespace hvd::control {
 
@@ -45,24 +43,18 @@ inline std::string numbered(std::string prefix, std::uint64_t number) {
   return prefix += std::to_string(number);
 }
 
-/// Negotiators and a coordinator, joined by hand: a test says when a report is sent, when it
-/// arrives, and when a plan is applied.
+/// A world without a tree, by hand: a test says when a report is sent, when it arrives, and when a
+/// plan is applied.
 class Cluster {
  public:
-  explicit Cluster(int ranks, CoordinatorOptions options = {}) : sets_(ranks) {
-    options.host_of_rank.clear();
-    for (int rank = 0; rank < ranks; ++rank)
-      options.host_of_rank.push_back(numbered("host", static_cast<std::uint64_t>(rank)));
-    for (int rank = 0; rank < ranks; ++rank) {
-      negotiators_.push_back(std::make_unique<Negotiator>(rank, sets_, options.cache_capacity));
-    }
-    next_plan_.resize(static_cast<std::size_t>(ranks));
-    coordinator_ = std::make_unique<Coordinator>(std::move(options), sets_);
-  }
+  explicit Cluster(int ranks, CoordinatorOptions options = {})
+      : world_({.coordinator = with_hosts(std::move(options), ranks)},
+               [this](int, int, wire::Bytes bytes) { sent_ = std::move(bytes); }),
+        next_plan_(static_cast<std::size_t>(ranks)) {}
 
-  int size() const { return static_cast<int>(negotiators_.size()); }
-  Negotiator& rank(int number) { return *negotiators_[static_cast<std::size_t>(number)]; }
-  Coordinator& coordinator() { return *coordinator_; }
+  int size() const { return world_.size(); }
+  Negotiator& rank(int number) { return world_.negotiator(number); }
+  Coordinator& coordinator() { return world_.coordinator(); }
   TimePoint now{};
 
   std::optional<wire::ErrorEntry> submit(int number, wire::Request request) {
@@ -74,12 +66,11 @@ class Cluster {
 
   /// A rank's news, encoded; empty when it has none.
   wire::Bytes send(int number) {
-    const auto report = rank(number).take_report();
-    return report ? wire::encode(*report) : wire::Bytes{};
+    world_.report(number, now);
+    return std::exchange(sent_, {});
   }
   void arrive(int number, const wire::Bytes& bytes) {
-    if (!bytes.empty())
-      coordinator_->accept(number, std::get<wire::Report>(wire::decode(bytes)), now);
+    if (!bytes.empty()) world_.receive(number, 0, bytes, now);
   }
   void report(int number) { arrive(number, send(number)); }
   void report_all() {
@@ -87,14 +78,14 @@ class Cluster {
   }
 
   std::optional<wire::Plan> decide(std::size_t in_flight = 0) {
-    const auto plan = coordinator_->decide(now, in_flight);
+    const auto plan = coordinator().decide(now, in_flight);
     if (!plan) return std::nullopt;
     plans_.push_back(std::get<wire::Plan>(wire::decode(wire::encode(*plan))));
     return plans_.back();
   }
   /// The next plan that this rank has not applied.
   Applied apply(int number) {
-    return rank(number).apply(plans_.at(next_plan_[static_cast<std::size_t>(number)]++));
+    return world_.apply(number, plans_.at(next_plan_[static_cast<std::size_t>(number)]++));
   }
   std::vector<Applied> apply_everywhere() {
     std::vector<Applied> applied;
@@ -104,13 +95,17 @@ class Cluster {
   /// All that is submitted goes to the coordinator, and what it decides comes back.
   std::vector<Applied> exchange() {
     report_all();
-    return decide() ? apply_everywhere() : std::vector<Applied>(negotiators_.size());
+    return decide() ? apply_everywhere() : std::vector<Applied>(next_plan_.size());
   }
 
  private:
-  ProcessSetTable sets_;
-  std::vector<std::unique_ptr<Negotiator>> negotiators_;
-  std::unique_ptr<Coordinator> coordinator_;
+  static CoordinatorOptions with_hosts(CoordinatorOptions options, int ranks) {
+    options.host_of_rank = testing::hosts_of_ranks(ranks, 1);
+    return options;
+  }
+
+  wire::Bytes sent_;
+  testing::ControlWorld world_;
   std::vector<wire::Plan> plans_;
   std::vector<std::size_t> next_plan_;
 };

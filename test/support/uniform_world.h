@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "support/control_world.h"
+
+namespace hvd::testing {
+
+/// A world whose ranks all do the same, in rounds: every rank reports the same tensors and hears
+/// the plan. So it may have very many ranks.
+class UniformWorld {
+ public:
+  struct Round {
+    std::size_t root_received = 0;   ///< messages, this rank's own report included
+    std::size_t most_received = 0;   ///< by any rank
+    std::size_t most_sent_down = 0;  ///< by any rank: a plan to each child
+    std::size_t report_bytes = 0;    ///< of the last message to the root
+    std::size_t plan_bytes = 0;
+    /// By the coordinator, over a tree: what was asked for, a slot or request each.
+    std::size_t things_accepted = 0;
+    std::size_t ranges_accepted = 0;  ///< of ranks
+    int depth = 0;                    ///< levels of the tree below rank 0
+    wire::Plan plan = {};
+  };
+  /// Called around what rank 0 does in a round.
+  struct Watch {
+    std::function<void()> begin = [] {};
+    std::function<void()> accepted = [] {};
+    std::function<void()> decided = [] {};
+  };
+
+  /// @param radix of the tree; 0: none
+  UniformWorld(int ranks, int ranks_per_host, int radix, int tensors);
+
+  /// Every rank submits every tensor, reports it, and hears the plan.
+  /// @throws std::runtime_error when the plan is not what it must be.
+  Round round(const Watch&);
+  Round round() { return round(Watch{}); }
+
+ private:
+  struct Letter {
+    int from = 0;
+    std::shared_ptr<const wire::Bytes> bytes = {};  ///< shared by leaves, who say the same
+  };
+  using Inbox = std::vector<Letter>;
+
+  void hear(int rank, const wire::AnyMessage& own);
+  void decide(const wire::AnyMessage& own, Round&, const Watch&);
+  void apply(const wire::Plan&);
+
+  const int tensors_;
+  const TimePoint now_{};
+  std::vector<Inbox> inboxes_;
+  std::vector<wire::MergedReport> accepted_;  ///< by the coordinator in this round, over a tree
+  ControlWorld world_;
+  std::vector<int> order_;  ///< ranks, children before their parents
+  int depth_ = 0;
+};
+
+}  // namespace hvd::testing
