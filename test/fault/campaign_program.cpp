@@ -262,11 +262,11 @@ void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
     if (position == plan_.position) saboteur_.at(Moment::kAmongSubmits, epoch, step);
     const bool with_callback =
         position++ == plan_.position && saboteur_.due(Moment::kInCallback, epoch, step);
-    if (!spec.unnamed || spec.group_size == 0) {
+    if (!spec.unnamed() || spec.form.group_size == 0) {
       submit_some({spec}, with_callback);
-    } else if (spec.group_index == 0) {
+    } else if (spec.form.group_index == 0) {
       const auto begin = specs.begin() + static_cast<std::ptrdiff_t>(index);
-      submit_some({begin, begin + spec.group_size}, with_callback);
+      submit_some({begin, begin + spec.form.group_size}, with_callback);
     }
     if (spec.key == "large") saboteur_.at(Moment::kInTransfer, epoch, step);
   }
@@ -282,9 +282,8 @@ void Rank::finish_step() {
     running.operation.wait();
     const Status& status = running.operation.status();
     if (status.ok()) {
-      if (running.spec.kind == OpKind::kBarrier) continue;
-      if (const auto fault = check(running.spec, rank_, *running.memory))
-        say("WRONG", context_, *fault);
+      const std::string fault = check(running.spec, rank_, *running.memory);
+      if (!fault.empty()) say("WRONG", context_, fault);
       continue;
     }
     try {
@@ -353,13 +352,8 @@ void Rank::end_runtime() {
 
 /// The others go on without the rank that has left.
 void Rank::after_departure() {
-  Spec spec;
-  spec.key = "without";
-  spec.rows = 1000;
-  spec.set = Set::kSurvivors;
-  spec.members = spec.contributors = plan_.survivors;
   context_ = "after.";
-  submit_some({spec}, false);
+  submit_some({operation_without_victim(plan_)}, false);
   finish_step();
   barrier(survivors_);
 }
@@ -375,8 +369,8 @@ void Rank::leave() {
     const Status& status = running.operation.status();
     if (!status.ok() && status.code != StatusCode::kShutdown)
       say("WRONG", running.spec.key, status.message);
-    const auto fault = status.ok() ? check(running.spec, rank_, *running.memory) : std::nullopt;
-    if (fault) say("WRONG", *fault);
+    const std::string fault = status.ok() ? check(running.spec, rank_, *running.memory) : "";
+    if (!fault.empty()) say("WRONG", fault);
   }
 }
 

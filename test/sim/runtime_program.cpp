@@ -4,24 +4,6 @@
 #include <numeric>
 
 namespace hvd::testing {
-namespace {
-
-constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
-                                    ReduceOp::kMax, ReduceOp::kProduct};
-
-std::int64_t elements(std::span<const std::int64_t> shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
-
-std::uint64_t data_seed(const ProgramOperation& operation, int step) {
-  return operation.seed * 31 + static_cast<std::uint64_t>(step);
-}
-
-}  // namespace
-
-bool ProgramOperation::has_member(int rank) const {
-  return std::binary_search(members.begin(), members.end(), rank);
-}
 
 RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
     : shape_(shape),
@@ -53,7 +35,7 @@ void RandomProgram::add_sets() {
 }
 
 void RandomProgram::add_random_operation(int index) {
-  ProgramOperation operation;
+  StepOperation operation;
   Submission& form = operation.form;
   operation.seed = random_();
   form.input.dtype = static_cast<DataType>(random_() % kDataTypeCount);
@@ -70,52 +52,13 @@ void RandomProgram::add_random_operation(int index) {
     operation.members.resize(static_cast<std::size_t>(ranks_));
     std::iota(operation.members.begin(), operation.members.end(), 0);
   }
-  choose_kind(operation);
-  if (!form.name.empty() && !operation.barrier && index % 3 == 0 && form.process_set == 0 &&
+  const auto draw = [this] { return random_(); };
+  form.kind = choose_kind(shape_.joins, draw);
+  choose_form(operation, ranks_, shape_.joins, draw);
+  if (!form.name.empty() && !operation.is_barrier() && index % 3 == 0 && form.process_set == 0 &&
       operation.every == 1)
     form.group = "group";
   operations_.push_back(std::move(operation));
-}
-
-void RandomProgram::choose_kind(ProgramOperation& operation) {
-  Submission& form = operation.form;
-  constexpr std::array kKinds = {OpKind::kBarrier,       OpKind::kAllgather,     OpKind::kAllgather,
-                                 OpKind::kBroadcast,     OpKind::kAllreduce,     OpKind::kAllreduce,
-                                 OpKind::kAllreduce,     OpKind::kAllreduce,     OpKind::kGather,
-                                 OpKind::kReducescatter, OpKind::kReducescatter, OpKind::kAlltoall};
-  form.kind = kKinds[random_() % (kKinds.size() - (shape_.joins ? 1 : 0))];
-  operation.barrier = form.kind == OpKind::kBarrier;
-  if (form.kind == OpKind::kBroadcast || form.kind == OpKind::kGather) {
-    form.root = shape_.joins ? 0 : operation.members[random_() % operation.members.size()];
-  }
-  if (wire::gathers(form.kind)) {
-    for (int rank = 0; rank < ranks_; ++rank)
-      operation.rows.push_back(static_cast<std::int64_t>(random_() % 4));
-  }
-  if (form.kind == OpKind::kAlltoall) {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      std::vector<std::int64_t> splits;
-      for (std::size_t i = 0; i < operation.members.size(); ++i)
-        splits.push_back(static_cast<std::int64_t>(random_() % 3));
-      operation.rows.push_back(std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
-      operation.splits.push_back(std::move(splits));
-    }
-  }
-  if (form.kind != OpKind::kAllreduce && form.kind != OpKind::kReducescatter) return;
-  form.op = kReductions[random_() % kReductions.size()];
-  if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage)
-    form.op = ReduceOp::kMax;
-  if (form.input.dtype == DataType::kFloat32 && random_() % 2 == 0) form.prescale = 0.5;
-  if (form.input.dtype == DataType::kFloat32 && form.kind == OpKind::kAllreduce)
-    form.compression = static_cast<Compression>(random_() % kCompressionCount);
-}
-
-Bytes RandomProgram::input(const ProgramOperation& operation, int step, int rank) const {
-  if (operation.barrier) return {};
-  Shape shape = operation.form.input.shape;
-  if (!operation.rows.empty()) shape[0] = operation.rows[static_cast<std::size_t>(rank)];
-  return make_input(elements(shape), operation.form.input.dtype, operation.form.op, rank,
-                    data_seed(operation, step));
 }
 
 std::vector<int> RandomProgram::contributors(const ProgramOperation& operation, int step) const {
@@ -124,82 +67,6 @@ std::vector<int> RandomProgram::contributors(const ProgramOperation& operation, 
     if (steps(rank) > step) found.push_back(rank);
   }
   return found;
-}
-
-Bytes RandomProgram::expected_reduction(const ProgramOperation& operation, int step) const {
-  std::vector<Bytes> inputs;
-  for (const int rank : contributors(operation, step))
-    inputs.push_back(input(operation, step, rank));
-  const Submission& form = operation.form;
-  const bool average = form.op == ReduceOp::kAverage;
-  if (form.compression != Compression::kNone)
-    return reference_compressed(inputs, form.compression, form.op, form.prescale, form.postscale);
-  return reference_reduce(
-      inputs, form.input.dtype, average ? ReduceOp::kSum : form.op,
-      {form.prescale, form.postscale, average ? static_cast<std::int64_t>(inputs.size()) : 1});
-}
-
-// Every member's block for this rank, in rank order.
-Bytes RandomProgram::expected_exchange(const ProgramOperation& operation, int step,
-                                       int rank) const {
-  const auto to = std::lower_bound(operation.members.begin(), operation.members.end(), rank) -
-                  operation.members.begin();
-  const auto row =
-      static_cast<std::size_t>(operation.form.input.shape[1]) * size_of(operation.form.input.dtype);
-  Bytes all;
-  for (const int from : operation.members) {
-    const auto& splits = operation.splits[static_cast<std::size_t>(from)];
-    const Bytes sent = input(operation, step, from);
-    const auto first =
-        static_cast<std::ptrdiff_t>(static_cast<std::size_t>(std::accumulate(
-                                        splits.begin(), splits.begin() + to, std::int64_t{0})) *
-                                    row);
-    const auto size = static_cast<std::ptrdiff_t>(
-        static_cast<std::size_t>(splits[static_cast<std::size_t>(to)]) * row);
-    all.insert(all.end(), sent.begin() + first, sent.begin() + first + size);
-  }
-  return all;
-}
-
-Bytes RandomProgram::expected(const ProgramOperation& operation, int step, int rank) const {
-  const Submission& form = operation.form;
-  const int members = static_cast<int>(operation.members.size());
-  switch (form.kind) {
-    case OpKind::kBroadcast:
-      return input(operation, step, form.root);
-    case OpKind::kAllreduce:
-      return expected_reduction(operation, step);
-    case OpKind::kAlltoall:
-      return expected_exchange(operation, step, rank);
-    case OpKind::kReducescatter: {
-      const Bytes all = expected_reduction(operation, step);
-      const auto row = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(form.input.shape[1]) *
-                                                   size_of(form.input.dtype));
-      std::ptrdiff_t first = 0;
-      for (int position = 0; operation.members[static_cast<std::size_t>(position)] != rank;
-           ++position) {
-        first += rows_of_member(form.input.shape[0], members, position) * row;
-      }
-      const auto position =
-          std::lower_bound(operation.members.begin(), operation.members.end(), rank) -
-          operation.members.begin();
-      return {all.begin() + first,
-              all.begin() + first +
-                  rows_of_member(form.input.shape[0], members, static_cast<int>(position)) * row};
-    }
-    case OpKind::kAllgather:
-    case OpKind::kGather: {
-      Bytes all;
-      if (form.kind == OpKind::kGather && rank != form.root) return all;
-      for (const int from : contributors(operation, step)) {
-        const Bytes part = input(operation, step, from);
-        all.insert(all.end(), part.begin(), part.end());
-      }
-      return all;
-    }
-    default:
-      return {};
-  }
 }
 
 ProgramRun::ProgramRun(const RandomProgram& program, runtime::Runtime& runtime, int rank,
@@ -243,39 +110,10 @@ void ProgramRun::submit_join() {
 
 Submission ProgramRun::make_submission(std::size_t index) {
   const ProgramOperation& operation = program_.operations()[index];
-  Slot& slot = slots_[index];
-  Submission submission = operation.form;
-  slot.input = program_.input(operation, step_, rank_);
-  if (operation.barrier) return submission;
-  if (!operation.rows.empty())
-    submission.input.shape[0] = operation.rows[static_cast<std::size_t>(rank_)];
-  if (!operation.splits.empty())
-    submission.splits = operation.splits[static_cast<std::size_t>(rank_)];
-  submission.input.count = elements(submission.input.shape);
-  submission.input.data = slot.input.data();
-  if (!operation.rows.empty()) {
-    submission.allocate_output = [output = slot.output,
-                                  form = submission.input](const OutputSizes& sizes) {
-      TensorView view = form;
-      view.shape[0] =
-          std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0});
-      view.count = elements(view.shape);
-      output->resize(view.bytes());
-      view.data = output->data();
-      return view;
-    };
-  } else if (submission.kind != OpKind::kReducescatter && random_() % 2 == 0) {  // in place
-    *slot.output = slot.input;
-    submission.input.data = slot.output->data();
-    submission.output = submission.input;
-  } else {
-    slot.output->resize(program_.expected(operation, step_, rank_).size());
-    submission.output = submission.input;
-    submission.output.count =
-        static_cast<std::int64_t>(slot.output->size() / size_of(submission.input.dtype));
-    submission.output.data = slot.output->data();
-  }
-  return submission;
+  const bool of_one_size = !operation.is_barrier() && operation.rows.empty() &&
+                           operation.form.kind != OpKind::kReducescatter;
+  const bool in_place = of_one_size && random_() % 2 == 0;
+  return operation.submission(step_, rank_, slots_[index].memory, in_place);
 }
 
 void ProgramRun::submit_group(const std::vector<std::size_t>& members) {
@@ -295,7 +133,7 @@ void ProgramRun::submit_step() {
   std::vector<std::size_t> group, unnamed;
   std::vector<std::vector<std::size_t>> units;  // what is submitted at once
   for (std::size_t i = 0; i < program_.operations().size(); ++i) {
-    const ProgramOperation& operation = program_.operations()[i];
+    const StepOperation& operation = program_.operations()[i];
     if (!operation.has_member(rank_) || !operation.is_in(step_)) continue;
     if (!operation.form.group.empty()) {
       group.push_back(i);
@@ -355,12 +193,9 @@ std::string ProgramRun::check() const {
     const std::string where = here + " operation " + std::to_string(i) + " (" +
                               std::string(to_string(operation.form.kind)) + "): ";
     if (!slots_[i].operation.status().ok()) return where + slots_[i].operation.status().message;
-    if (operation.barrier) continue;
-    const Bytes expected = program_.expected(operation, step_, rank_);
-    if (slots_[i].output->size() != expected.size()) return where + "wrong size";
-    const auto at =
-        first_difference(slots_[i].output->data(), expected, operation.form.input.dtype);
-    if (at >= 0) return where + "element " + std::to_string(at) + " is wrong";
+    const std::string fault = operation.fault(step_, rank_, program_.contributors(operation, step_),
+                                              slots_[i].memory->output);
+    if (!fault.empty()) return where + fault;
   }
   return {};
 }

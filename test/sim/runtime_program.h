@@ -7,21 +7,13 @@
 #include <vector>
 
 #include "engine/runtime.h"
-#include "support/reference.h"
+#include "support/program_operation.h"
 
 namespace hvd::testing {
 
-/// One operation of a random program, as all ranks know it.
-struct ProgramOperation {
-  Submission form;                 ///< without memory; name empty: unnamed
-  std::vector<int> members;        ///< world ranks
-  std::vector<std::int64_t> rows;  ///< allgather, gather, alltoall: first dimension per world rank
-  std::vector<std::vector<std::int64_t>> splits;  ///< alltoall: per world rank
-  std::uint64_t seed = 0;
-  bool barrier = false;
+struct StepOperation : ProgramOperation {
   int every = 1;  ///< it is part of each so manieth step
 
-  bool has_member(int rank) const;
   bool is_in(int step) const { return step % every == every - 1; }
 };
 
@@ -45,25 +37,20 @@ class RandomProgram {
   bool joins() const noexcept { return shape_.joins; }
   /// World ranks of the sets beside that of all; set i gets the number i + 1.
   const std::vector<std::vector<int>>& sets() const noexcept { return sets_; }
-  const std::vector<ProgramOperation>& operations() const noexcept { return operations_; }
-  /// What `rank` feeds into an operation in a step, and what must come out there.
-  Bytes input(const ProgramOperation&, int step, int rank) const;
-  Bytes expected(const ProgramOperation&, int step, int rank) const;
+  const std::vector<StepOperation>& operations() const noexcept { return operations_; }
+  /// The members of an operation that have not joined before this step.
+  std::vector<int> contributors(const ProgramOperation&, int step) const;
 
  private:
   void add_sets();
   void add_random_operation(int index);
-  void choose_kind(ProgramOperation&);
-  std::vector<int> contributors(const ProgramOperation&, int step) const;
-  Bytes expected_reduction(const ProgramOperation&, int step) const;
-  Bytes expected_exchange(const ProgramOperation&, int step, int rank) const;
 
   const ProgramShape shape_;
   int ranks_;
   std::mt19937_64 random_;
   std::vector<int> steps_;
   std::vector<std::vector<int>> sets_;
-  std::vector<ProgramOperation> operations_;
+  std::vector<StepOperation> operations_;
 };
 
 /// One rank's run through the program: the process sets, the steps, the join.
@@ -83,8 +70,7 @@ class ProgramRun {
 
  private:
   struct Slot {
-    Bytes input;
-    std::shared_ptr<Bytes> output = std::make_shared<Bytes>();
+    std::shared_ptr<OperationMemory> memory = std::make_shared<OperationMemory>();
     Operation operation;
   };
   void submit_sets();

@@ -1,0 +1,213 @@
+#include "support/program_operation.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+namespace hvd::testing {
+namespace {
+
+// Data repeat after so many elements, or those of large tensors would take long to make and to
+// reduce. A prime, so that no part of a tensor that the runtime moves by itself begins alike.
+constexpr std::int64_t kPeriod = 4099;
+
+std::int64_t elements(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+Bytes repeated(Bytes bytes, std::size_t size) {
+  const std::size_t period = bytes.size();
+  bytes.resize(size);
+  for (std::size_t filled = period; filled < size; filled += std::min(filled, size - filled))
+    std::copy_n(bytes.begin(), std::min(filled, size - filled),
+                bytes.begin() + static_cast<std::ptrdiff_t>(filled));
+  return bytes;
+}
+
+std::size_t position_of(int rank, const std::vector<int>& members) {
+  return static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), rank) -
+                                  members.begin());
+}
+
+void append_rows(const Bytes& from, std::int64_t first, std::int64_t rows, std::size_t row_bytes,
+                 Bytes& to) {
+  const auto row = static_cast<std::ptrdiff_t>(row_bytes);
+  to.insert(to.end(), from.begin() + first * row, from.begin() + (first + rows) * row);
+}
+
+bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
+
+void choose_sizes(ProgramOperation& operation, int ranks, const Draw& draw) {
+  const OpKind kind = operation.form.kind;
+  if (kind == OpKind::kAllgather || kind == OpKind::kGather) {
+    for (int rank = 0; rank < ranks; ++rank)
+      operation.rows.push_back(static_cast<std::int64_t>(draw() % 4));
+  }
+  if (kind != OpKind::kAlltoall) return;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> splits;
+    for (std::size_t i = 0; i < operation.members.size(); ++i)
+      splits.push_back(static_cast<std::int64_t>(draw() % 3));
+    operation.rows.push_back(std::accumulate(splits.begin(), splits.end(), std::int64_t{0}));
+    operation.splits.push_back(std::move(splits));
+  }
+}
+
+}  // namespace
+
+bool ProgramOperation::has_member(int rank) const {
+  return std::binary_search(members.begin(), members.end(), rank);
+}
+
+std::size_t ProgramOperation::row_bytes() const {
+  return static_cast<std::size_t>(form.input.shape[1]) * size_of(form.input.dtype);
+}
+
+std::int64_t ProgramOperation::rows_on(int rank) const {
+  return rows.empty() ? form.input.shape[0] : rows[static_cast<std::size_t>(rank)];
+}
+
+std::pair<std::int64_t, std::int64_t> ProgramOperation::scattered_rows(int rank) const {
+  const auto count = static_cast<int>(members.size());
+  const auto own = static_cast<int>(position_of(rank, members));
+  std::int64_t first = 0;
+  for (int position = 0; position < own; ++position)
+    first += rows_of_member(form.input.shape[0], count, position);
+  return {first, rows_of_member(form.input.shape[0], count, own)};
+}
+
+Bytes ProgramOperation::input(int use, int rank) const {
+  const std::int64_t count = rows_on(rank) * form.input.shape[1];
+  return repeated(
+      make_input(std::min(count, kPeriod), form.input.dtype, form.op, rank, data_seed(use)),
+      static_cast<std::size_t>(count) * size_of(form.input.dtype));
+}
+
+Submission ProgramOperation::submission(int use, int rank,
+                                        const std::shared_ptr<OperationMemory>& memory,
+                                        bool in_place) const {
+  Submission submission = form;
+  if (is_barrier()) return submission;
+  memory->input = input(use, rank);
+  submission.input.shape[0] = rows_on(rank);
+  submission.input.count = elements(submission.input.shape);
+  submission.input.data = memory->input.data();
+  if (!splits.empty()) submission.splits = splits[static_cast<std::size_t>(rank)];
+  if (!rows.empty()) {
+    submission.allocate_output = [memory, like = submission.input](const OutputSizes& sizes) {
+      TensorView view = like;
+      view.shape[0] =
+          std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0});
+      view.count = elements(view.shape);
+      memory->output.resize(view.bytes());
+      view.data = memory->output.data();
+      return view;
+    };
+    return submission;
+  }
+  submission.output = submission.input;
+  if (form.kind == OpKind::kReducescatter) submission.output.shape[0] = scattered_rows(rank).second;
+  submission.output.count = elements(submission.output.shape);
+  if (in_place) {
+    memory->output = memory->input;
+    submission.input.data = memory->output.data();
+  } else {
+    memory->output.resize(submission.output.bytes());
+  }
+  submission.output.data = memory->output.data();
+  return submission;
+}
+
+Bytes ProgramOperation::expected_reduction(int use, const std::vector<int>& contributors) const {
+  const std::int64_t count = elements(form.input.shape);
+  std::vector<Bytes> inputs;
+  for (const int rank : contributors) {
+    inputs.push_back(
+        make_input(std::min(count, kPeriod), form.input.dtype, form.op, rank, data_seed(use)));
+  }
+  const bool average = form.op == ReduceOp::kAverage;
+  const std::int64_t divisor = average ? static_cast<std::int64_t>(inputs.size()) : 1;
+  Bytes period =
+      form.compression != Compression::kNone
+          ? reference_compressed(inputs, form.compression, form.op, form.prescale, form.postscale)
+          : reference_reduce(inputs, form.input.dtype, average ? ReduceOp::kSum : form.op,
+                             {form.prescale, form.postscale, divisor});
+  return repeated(std::move(period), static_cast<std::size_t>(count) * size_of(form.input.dtype));
+}
+
+// Every member's block for this rank, in rank order.
+Bytes ProgramOperation::expected_blocks(int use, int rank) const {
+  const std::size_t to = position_of(rank, members);
+  Bytes all;
+  for (const int from : members) {
+    const auto& sent = splits[static_cast<std::size_t>(from)];
+    const auto first = std::accumulate(sent.begin(), sent.begin() + static_cast<std::ptrdiff_t>(to),
+                                       std::int64_t{0});
+    append_rows(input(use, from), first, sent[to], row_bytes(), all);
+  }
+  return all;
+}
+
+Bytes ProgramOperation::expected(int use, int rank, const std::vector<int>& contributors) const {
+  Bytes all;
+  switch (form.kind) {
+    case OpKind::kBroadcast:
+      return input(use, form.root);
+    case OpKind::kAllreduce:
+      return expected_reduction(use, contributors);
+    case OpKind::kAlltoall:
+      return expected_blocks(use, rank);
+    case OpKind::kReducescatter: {
+      const auto [first, count] = scattered_rows(rank);
+      append_rows(expected_reduction(use, contributors), first, count, row_bytes(), all);
+      return all;
+    }
+    case OpKind::kAllgather:
+    case OpKind::kGather:
+      if (form.kind == OpKind::kGather && rank != form.root) return all;
+      for (const int from : contributors)
+        append_rows(input(use, from), 0, rows_on(from), row_bytes(), all);
+      return all;
+    default:
+      return all;
+  }
+}
+
+std::string ProgramOperation::fault(int use, int rank, const std::vector<int>& contributors,
+                                    const Bytes& output) const {
+  if (is_barrier()) return {};
+  const Bytes right = expected(use, rank, contributors);
+  if (output.size() != right.size())
+    return std::to_string(output.size()) + " bytes, expected " + std::to_string(right.size());
+  const auto at = first_difference(output.data(), right, form.input.dtype);
+  return at < 0 ? "" : "element " + std::to_string(at) + " is wrong";
+}
+
+OpKind choose_kind(bool joins, const Draw& draw) {
+  constexpr std::array kKinds = {OpKind::kBarrier,       OpKind::kAllgather,     OpKind::kAllgather,
+                                 OpKind::kBroadcast,     OpKind::kAllreduce,     OpKind::kAllreduce,
+                                 OpKind::kAllreduce,     OpKind::kAllreduce,     OpKind::kGather,
+                                 OpKind::kReducescatter, OpKind::kReducescatter, OpKind::kAlltoall};
+  return kKinds[draw() % (kKinds.size() - (joins ? 1 : 0))];
+}
+
+void choose_form(ProgramOperation& operation, int ranks, bool joins, const Draw& draw) {
+  Submission& form = operation.form;
+  // Rank 0 always stays to the end.
+  if (form.kind == OpKind::kBroadcast || form.kind == OpKind::kGather)
+    form.root = joins ? 0 : operation.members[draw() % operation.members.size()];
+  choose_sizes(operation, ranks, draw);
+  if (!reduces(form.kind)) return;
+  constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
+                                      ReduceOp::kMax, ReduceOp::kProduct};
+  form.op = kReductions[draw() % kReductions.size()];
+  if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage)
+    form.op = ReduceOp::kMax;
+  if (form.input.dtype != DataType::kFloat32) return;
+  if (draw() % 2 == 0) form.prescale = 0.5;
+  if (form.kind == OpKind::kAllreduce)
+    form.compression = static_cast<Compression>(draw() % kCompressionCount);
+}
+
+}  // namespace hvd::testing
