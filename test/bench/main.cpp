@@ -14,7 +14,6 @@
 #include "bench/commands.h"
 #include "bench/control.h"
 #include "bench/parameter_sets.h"
-#include "bench/plot.h"
 #include "bench/report.h"
 #include "bench/session.h"
 #include "bench/steady.h"
@@ -119,27 +118,6 @@ Command steady_command(CLI::App& parent) {
           }};
 }
 
-Command plot_command(CLI::App& parent) {
-  struct Options {
-    std::string results;
-    std::string picture = "bandwidth.svg";
-    std::string kind = "allreduce";
-  };
-  CLI::App& app = *parent.add_subcommand(
-      "plot", "Draw bandwidth against size from what `collectives --json` wrote");
-  const auto options = std::make_shared<Options>();
-  app.add_option("results", options->results, "The JSON file")
-      ->required()
-      ->check(CLI::ExistingFile);
-  app.add_option("-o,--output", options->picture, "The SVG file")->capture_default_str();
-  app.add_option("--kind", options->kind, "Which operation")
-      ->check(CLI::IsMember(kinds_by_name()))
-      ->capture_default_str();
-  return {&app, {}, [options] {
-            write_text(options->picture, bandwidth_svg(read_json(options->results), options->kind));
-          }};
-}
-
 Command shapes_command(CLI::App& parent) {
   CLI::App& app =
       *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
@@ -158,7 +136,7 @@ void declare(CLI::App& app, CommandLine& line) {
                "Start MPI with its own defaults instead of hvd's settings");
   app.footer("Start it under hvdrun or mpirun. test/bench/README.md says how to read the columns.");
   line.commands = {collectives_command(app), control_command(app), steady_command(app),
-                   plot_command(app), shapes_command(app)};
+                   shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 

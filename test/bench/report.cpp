@@ -59,15 +59,11 @@ Json read_json(const std::string& path) {
   return document;
 }
 
-void write_text(const std::string& path, const std::string& text) {
+void write_json(const std::string& path, const Json& document) {
   std::ofstream file(path);
-  file << text;
+  file << document.dump(2) << '\n';
   file.close();
   if (!file) throw std::runtime_error("cannot write '" + path + "'");
-}
-
-void write_json(const std::string& path, const Json& document) {
-  write_text(path, document.dump(2) + "\n");
 }
 
 }  // namespace hvd::bench

@@ -35,7 +35,6 @@ Json json_number(double value);
 /// @throws std::runtime_error when the file cannot be read, or is none.
 Json read_json(const std::string& path);
 /// @throws std::runtime_error when the file cannot be written.
-void write_text(const std::string& path, const std::string& text);
 void write_json(const std::string& path, const Json& document);
 
 }  // namespace hvd::bench

@@ -161,20 +161,6 @@ std::string contents(const std::string& path) {
   return text.str();
 }
 
-TEST(BenchSmoke, PlotDrawsWhatWasMeasured) {
-  const std::string results = temporary_path("results.json");
-  const std::string picture = temporary_path("svg");
-  const Outcome measured =
-      run_bench(1, "collectives --kinds allreduce --min 1KiB --max 4KiB --budget 0.01 --least 3");
-  std::ofstream(results) << measured.document;
-  const Outcome drawn = run_command(HVD_BENCH " plot " + results + " -o " + picture);
-  EXPECT_EQ(drawn.exit_code, 0) << drawn.output;
-  EXPECT_TRUE(contents(picture).starts_with("<svg "));
-  EXPECT_NE(run_command(HVD_BENCH " plot " + results + " --kind broadcast -o " + picture).exit_code,
-            0);
-  std::filesystem::remove(results);
-}
-
 TEST(BenchSmoke, ShapesCanBeRead) {
   const std::string path = temporary_path("shapes.json");
   const Outcome outcome = run_command(HVD_BENCH " shapes -o " + path);

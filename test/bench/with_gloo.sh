@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures PyTorch on gloo, then hvd-bench with those figures in its tables, and draws the plot. test/bench/README.md.
+# Measures PyTorch on gloo, then hvd-bench with those figures in its tables. test/bench/README.md.
 #   bash test/bench/with_gloo.sh [BUILD [RESULTS]]        default: build/bench, BUILD/bench-results
 # RANKS (2), PYTHON (of the environment that LibTorch was installed into), SIZES, STEPS and HEAP change what is measured:
 #   SIZES="--min 4 --max 65536" STEPS="--sets mnist" HEAP=--retain-heap bash test/bench/with_gloo.sh
@@ -21,4 +21,3 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 run=(mpirun --oversubscribe --bind-to none -np "$ranks" "$bench" "${heap[@]}")
 "${run[@]}" collectives --kinds allreduce "${sizes[@]}" --gloo "$results/gloo.json" --json "$results/collectives.json"
 "${run[@]}" step "${steps[@]}" --gloo "$results/gloo.json" --json "$results/step.json"
-"$bench" plot "$results/collectives.json" -o "$results/bandwidth.svg"
