@@ -11,7 +11,6 @@ namespace hvd::bench {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own,
 /// as PyTorch's has, would only take one of them away.
@@ -32,7 +31,7 @@ class PlainMpi final : public c10d::Backend {
       allreduce_sum({tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())},
                     communicator_, chunk_bytes_);
     }
-    return done(tensors);
+    return work_done(tensors);
   }
 
   c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
@@ -41,35 +40,22 @@ class PlainMpi final : public c10d::Backend {
       MPI_Bcast(tensor.mutable_data_ptr(), static_cast<int>(tensor.nbytes()), MPI_BYTE,
                 static_cast<int>(options.rootRank), communicator_);
     }
-    return done(tensors);
+    return work_done(tensors);
   }
 
  private:
-  static c10::intrusive_ptr<c10d::Work> done(const Tensors& tensors) {
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(c10::IValue(tensors));
-    return c10d::Work::create_from_future(future);
-  }
-
   MPI_Comm communicator_;
   std::size_t chunk_bytes_;
 };
-
-Group make_group(const StepMaterial& material, std::size_t chunk_bytes) {
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(material.rank, material.size);
-  const c10::intrusive_ptr<c10d::Backend> backend =
-      c10::make_intrusive<PlainMpi>(material, chunk_bytes);
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
-  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  return group;
-}
 
 class ReducerStep final : public TorchStep {
  public:
   ReducerStep(std::string name, const StepMaterial& material, std::size_t chunk_bytes)
       : TorchStep(std::move(name), material),
-        reducer_(make_reducer(parameters(), make_group(material, chunk_bytes))) {}
+        reducer_(make_reducer(
+            parameters(),
+            make_group(c10::make_intrusive<PlainMpi>(material, chunk_bytes),
+                       c10d::ProcessGroup::BackendType::CUSTOM, c10::DeviceType::CPU))) {}
 
  protected:
   Result result() const override { return Result::kMean; }

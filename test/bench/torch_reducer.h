@@ -13,6 +13,24 @@
 
 namespace hvd::bench {
 
+/// What a backend answers whose call has done its work already.
+inline c10::intrusive_ptr<c10d::Work> work_done(const std::vector<at::Tensor>& tensors) {
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  future->markCompleted(c10::IValue(tensors));
+  return c10d::Work::create_from_future(future);
+}
+
+/// The group that has this backend only.
+inline c10::intrusive_ptr<c10d::ProcessGroup> make_group(
+    const c10::intrusive_ptr<c10d::Backend>& backend, c10d::ProcessGroup::BackendType type,
+    c10::DeviceType device) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+  group->setBackend(device, type, backend);
+  group->setDefaultBackend(type);
+  return group;
+}
+
 /// A c10d::Reducer as DistributedDataParallel makes it, with gradients as views into its buckets.
 ///
 /// A template, because newer versions of LibTorch want more arguments, and the branch for the

@@ -24,29 +24,13 @@ class NoExchange final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors,
                                            const c10d::AllreduceOptions&) override {
-    return done(tensors);
+    return work_done(tensors);
   }
   c10::intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
                                            const c10d::BroadcastOptions&) override {
-    return done(tensors);
-  }
-
- private:
-  static c10::intrusive_ptr<c10d::Work> done(const Tensors& tensors) {
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(c10::IValue(tensors));
-    return c10d::Work::create_from_future(future);
+    return work_done(tensors);
   }
 };
-
-c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                                  BackendType type, at::Device device) {
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/1);
-  group->setBackend(device.type(), type, backend);
-  group->setDefaultBackend(type);
-  return group;
-}
 
 class ReducerTraining final : public TrainingContender {
  public:
@@ -55,7 +39,8 @@ class ReducerTraining final : public TrainingContender {
       : TrainingContender(name, data),
         backend_(std::move(backend)),
         parameters_(model()->parameters()),
-        reducer_(make_reducer(parameters_, make_group(backend_, type, data.images.device()))) {}
+        reducer_(
+            make_reducer(parameters_, make_group(backend_, type, data.images.device().type()))) {}
   ~ReducerTraining() override {
     reducer_.reset();
     backend_->shutdown();
