@@ -84,7 +84,7 @@ struct Plan {
   int victim = 0;
   int epoch = 0;
   int step = 0;
-  int position = 0;                 ///< among the operations of the step
+  int position = 0;                 ///< among the operations of the step, or the last
   double delay = 0;                 ///< seconds: until a timer strikes, or that a delay lasts
   bool joins = false;               ///< epochs end with uneven steps and join()
   std::vector<int> extra = {};      ///< per rank: how many steps it does before join()

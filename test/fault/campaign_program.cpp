@@ -255,13 +255,16 @@ void Rank::submit_some(const std::vector<Spec>& specs, bool with_callback) {
 void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
   context_ = context_of(epoch, step);
   saboteur_.at(Moment::kBeforeStep, epoch, step);
+  const auto own = std::count_if(specs.begin(), specs.end(),
+                                 [this](const Spec& spec) { return set_of(spec).rank() >= 0; });
+  const int chosen = std::min(plan_.position, static_cast<int>(own) - 1);
   int position = 0;
   for (const std::size_t index : order_on(rank_, specs, plan_, epoch, step)) {
     const Spec& spec = specs[index];
     if (set_of(spec).rank() < 0) continue;
-    if (position == plan_.position) saboteur_.at(Moment::kAmongSubmits, epoch, step);
+    if (position == chosen) saboteur_.at(Moment::kAmongSubmits, epoch, step);
     const bool with_callback =
-        position++ == plan_.position && saboteur_.due(Moment::kInCallback, epoch, step);
+        position++ == chosen && saboteur_.due(Moment::kInCallback, epoch, step);
     if (!spec.unnamed() || spec.form.group_size == 0) {
       submit_some({spec}, with_callback);
     } else if (spec.form.group_index == 0) {
@@ -270,7 +273,6 @@ void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
     }
     if (spec.key == "large") saboteur_.at(Moment::kInTransfer, epoch, step);
   }
-  if (position <= plan_.position) saboteur_.at(Moment::kAmongSubmits, epoch, step);
   saboteur_.at(Moment::kBeforeWait, epoch, step);
   finish_step();
 }
