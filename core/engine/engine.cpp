@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "control/tensor_key.h"
 #include "control/validator.h"
 #include "engine/engine_lock.h"
 #include "hvd/error.h"
@@ -70,59 +69,30 @@ Status status_of(const std::exception& error) {
 
 }  // namespace
 
-Engine::Engine(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> control,
-               std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
-               observe::Counters& counters, TimelineSlot& timeline,
-               std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device,
-               OnEnd on_end)
+Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
     : options_(options),
-      clock_(clock),
-      counters_(counters),
+      counters_(parts.counters),
       on_end_(std::move(on_end)),
-      control_(std::move(control)),
-      sets_(std::make_shared<control::ProcessSetTable>(control_->size())),
-      negotiator_(control_->rank(), *sets_, options_.cache_capacity),
+      control_(std::move(parts.control)),
+      front_(control::ProcessSetTable(control_->size())),
+      time_(parts.clock, options_.peer_timeout / 4),
+      negotiator_(control_->rank(), *front_.process_sets(), options_.cache_capacity),
       place_(find_place(options_, control_->topology())),
       lock_(make_lock(options_, *control_)),
       relay_(make_relay(lock_, *control_)),
       coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
       liveness_(ranks_to_ask(*control_), options_.peer_timeout),
-      executor_({control_->topology(), *control_, clock_, counters_, timeline, std::move(arena),
-                 std::move(device), options_.stall_shutdown},
-                std::move(backends), options_.backend,
+      executor_({control_->topology(), *control_, parts.clock, counters_, parts.timeline,
+                 std::move(parts.arena), std::move(parts.device), options_.stall_shutdown},
+                std::move(parts.backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                        bool in_flight) { finish(operation, status, ready, in_flight); }) {
   if (!place_.children.empty())
     aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
-  now_ = clock_.now();
-  control_->beat(now_);
+  control_->beat(time_.step());
 }
 
 Engine::~Engine() = default;
-
-void Engine::enqueue(std::span<const OperationPtr> operations) {
-  const std::lock_guard lock(mutex_);
-  submitted_.insert(submitted_.end(), operations.begin(), operations.end());
-  for (const OperationPtr& operation : operations)
-    callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
-  has_submissions_.store(true, std::memory_order_release);
-}
-
-void Engine::fail_from_outside(Status cause) {
-  const std::lock_guard lock(mutex_);
-  if (!outside_failure_) outside_failure_ = std::move(cause);
-  has_outside_failure_.store(true, std::memory_order_release);
-}
-
-std::shared_ptr<const control::ProcessSetTable> Engine::process_sets() const {
-  const std::lock_guard lock(mutex_);
-  return sets_;
-}
-
-Status Engine::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
-}
 
 // Note [The device of MPI's calls]: a CUDA-aware MPI gets on with a message in whichever call looks
 // after messages, also one for another message, and makes its events and copies in the context that
@@ -132,31 +102,21 @@ Status Engine::failure() const {
 // launched on such a channel in the round that opens it.
 
 bool Engine::step(Callbacks callbacks) noexcept {
-  callbacks_ = callbacks;
-  const bool moved = advance();
-  callbacks_ = Callbacks::kAll;
-  return moved;
-}
-
-bool Engine::advance() noexcept {
   bool moved = false;
-  const TimePoint now = clock_.now();
-  const Duration longest_sleep = options_.peer_timeout / 4;
-  if (now - now_ > 2 * longest_sleep) paused_ += now - now_ - longest_sleep;
-  now_ = now;
+  time_.begin_step();
   try {
     std::optional<device::DeviceGuard> current;
     if (device::Context* const device = executor_.device_to_be_current())
       current.emplace(device->api(), device->device());
-    if (has_outside_failure_.load(std::memory_order_acquire) && !failed())
-      fail(*outside_failure_, true);
-    if (failed()) {
+    if (const auto cause = front_.failed() ? std::nullopt : front_.outside_failure())
+      fail(*cause, true);
+    if (front_.failed()) {
       dump_state_if_asked();
-      end_outstanding(failure());
+      end_outstanding(front_.failure());
       while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
       return moved;
     }
-    moved = take_submissions() || moved;
+    moved = take_submissions(callbacks) || moved;
     moved = run_locked() || moved;
     // Before this rank reports that it has left: after that the ranks of this host may enter the
     // next lock, and their words no longer say that one left (MUT_REPORT in
@@ -170,31 +130,23 @@ bool Engine::advance() noexcept {
     moved = keep_house() || moved;
     dump_state_if_asked();
     if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty())
-      shut_down_.store(true, std::memory_order_release);
+      front_.set_shut_down();
   } catch (const std::exception& error) {
-    if (failed()) control_broken_ = true;
-    if (!failed()) fail(explained(status_of(error)), true);
+    if (front_.failed()) control_broken_ = true;
+    if (!front_.failed()) fail(explained(status_of(error)), true);
     return !control_broken_;
   }
   return moved;
 }
 
-void Engine::take_over_submitted(std::vector<OperationPtr>& operations) {
-  const std::lock_guard lock(mutex_);
-  if (callbacks_submitted_ && callbacks_ == Callbacks::kNone) return;
-  callbacks_submitted_ = false;
-  operations.swap(submitted_);
-  has_submissions_.store(false, std::memory_order_relaxed);
-}
-
-bool Engine::take_submissions() {
-  if (!has_submissions()) return false;
-  take_over_submitted(taken_);
+bool Engine::take_submissions(Callbacks callbacks) {
+  if (!front_.has_submissions()) return false;
+  front_.take(taken_, callbacks);
   for (std::size_t next = 0; next < taken_.size(); ++next) {
     try {
       begin(taken_[next]);
     } catch (...) {
-      enqueue(std::span(taken_).subspan(next));  // they end with the cause
+      front_.enqueue(std::span(taken_).subspan(next));  // they end with the cause
       taken_.clear();
       throw;
     }
@@ -217,10 +169,9 @@ void Engine::begin(const OperationPtr& operation) {
   }
   if (error) return end_with(operation, *error);
   blocked_since_.reset();  // and a thread that waits still does
-  if (lock_.locked()) lock_moved_at_ = now_;
+  if (lock_.locked()) lock_moved_at_ = time_.step();
   if (lock_.locked() && offer(operation)) return;
-  outstanding_.emplace(control::tensor_key(operation->request.process_set, operation->request.name),
-                       operation);
+  outstanding_.add(operation);
 }
 
 void Engine::send(int rank, const wire::Bytes& bytes) {
@@ -231,12 +182,11 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
 
 bool Engine::send_report() {
   if (lock_.locked()) return false;
-  if (shutdown_requested_.load(std::memory_order_relaxed))
-    negotiator_.request_shutdown(ending_.load(std::memory_order_relaxed));
+  if (front_.shutdown_requested()) negotiator_.request_shutdown(front_.ending());
   const auto news = negotiator_.take_report();
   if (!news) return false;
   if (aggregator_) {
-    aggregator_->accept(control_->rank(), *news, clock_.now());
+    aggregator_->accept(control_->rank(), *news, time_.now());
   } else {
     send(std::max(place_.parent, 0), wire::encode(*news));
   }
@@ -254,8 +204,8 @@ bool Engine::receive() {
     handle(*message);
     // That another rank waits is nothing to go on with; a thread that waits here must come to its
     // rest, or it would not be known that it does.
-    moved = moved || failed() || kind_of(*message) != wire::MessageKind::kBlocked;
-    if (failed()) break;
+    moved = moved || front_.failed() || kind_of(*message) != wire::MessageKind::kBlocked;
+    if (front_.failed()) break;
   }
   return moved;
 }
@@ -271,7 +221,7 @@ void Engine::handle(const control::Message& message) {
                   error.what());
     }
   }();
-  liveness_.heard(source, awake(clock_.now()));
+  liveness_.heard(source, time_.awake());
   if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded))
     return take_in(source, *report_in);
@@ -291,7 +241,7 @@ void Engine::handle(const control::Message& message) {
   }
   if (std::holds_alternative<wire::Ping>(decoded)) {
     // A rank asks only while it waits, so the coordinator has to look after the others for it.
-    if (coordinator_) others_wait_until_ = clock_.now() + options_.peer_timeout / 2;
+    if (coordinator_) others_wait_until_ = time_.now() + options_.peer_timeout / 2;
     const wire::Bytes pong = wire::encode(wire::Pong{});
     send(source, pong);
   }
@@ -299,9 +249,9 @@ void Engine::handle(const control::Message& message) {
 
 void Engine::take_in(int source, const wire::Report& report) {
   if (aggregator_) {
-    aggregator_->accept(source, report, clock_.now());
+    aggregator_->accept(source, report, time_.now());
   } else if (coordinator_) {
-    coordinator_->accept(source, report, awake(clock_.now()));
+    coordinator_->accept(source, report, time_.awake());
   } else {
     throw Error("rank " + std::to_string(source) + " reported to rank " +
                 std::to_string(control_->rank()) + ", which does not coordinate");
@@ -314,8 +264,8 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
                 std::to_string(control_->rank()) +
                 ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
   }
-  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, awake(clock_.now()));
-  aggregator_->accept(report, clock_.now());
+  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, time_.awake());
+  aggregator_->accept(report, time_.now());
 }
 
 void Engine::take_in(int source, const wire::LockNews& news) {
@@ -331,10 +281,10 @@ void Engine::take_in(int source, const wire::LockNews& news) {
 // What has come from below and is not held back goes on towards the coordinator.
 bool Engine::pass_on() {
   if (!aggregator_) return false;
-  const auto merged = aggregator_->take(clock_.now());
+  const auto merged = aggregator_->take(time_.now());
   if (!merged) return false;
   if (coordinator_) {
-    coordinator_->accept(*merged, awake(clock_.now()));
+    coordinator_->accept(*merged, time_.awake());
   } else {
     send(place_.parent, wire::encode(*merged));
   }
@@ -363,17 +313,15 @@ void Engine::apply(const wire::Plan& plan) {
   // Ranks below report after it, in terms that this one must know by then.
   if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
-  last_plan_at_ = clock_.now();
-  liveness_.heard(0, awake(last_plan_at_));  // whoever has passed it on
+  last_plan_at_ = time_.now();
+  liveness_.heard(0, time_.awake(last_plan_at_));  // whoever has passed it on
   wait_noted_ = false;
   if (aggregator_) aggregator_->note_plan(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
-  if (applied.sets_changed) {  // before an operation ends by which the caller learns of it
-    const std::lock_guard lock(mutex_);
-    sets_ = std::make_shared<control::ProcessSetTable>(negotiator_.process_sets());
-  }
+  // Before an operation ends by which the caller learns of it.
+  if (applied.sets_changed) front_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors)
-    end_with(take_outstanding(error.process_set, error.name), error);
+    end_with(outstanding_.take(error.process_set, error.name), error);
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
@@ -390,16 +338,12 @@ void Engine::start(control::AgreedBatch batch) {
   try {
     for (const auto& agreed : batch.operations) {
       if (!batch.absent_here)
-        operations.push_back(take_outstanding(agreed.request.process_set, agreed.request.name));
+        operations.push_back(outstanding_.take(agreed.request.process_set, agreed.request.name));
     }
     executor_.start(std::move(batch), operations);
   } catch (...) {
     // Nobody else knows them now, and they have to end with the cause.
-    for (auto& operation : operations) {
-      std::string key =
-          control::tensor_key(operation->request.process_set, operation->request.name);
-      outstanding_.emplace(std::move(key), std::move(operation));
-    }
+    for (const OperationPtr& operation : operations) outstanding_.add(operation);
     throw;
   }
 }
@@ -407,7 +351,7 @@ void Engine::start(control::AgreedBatch batch) {
 bool Engine::coordinate() {
   if (!coordinator_ || lock_.locked())
     return false;  // a locked rank has reported nothing, and a plan needs all
-  const auto plan = coordinator_->decide_encoded(awake(now_), executor_.in_flight());
+  const auto plan = coordinator_->decide_encoded(time_.awake(time_.step()), executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
   if (aggregator_) send(control_->rank(), *plan);
@@ -426,18 +370,12 @@ void Engine::give_up(const Status& status) noexcept {
 
 void Engine::end_outstanding(const Status& status) noexcept {
   std::vector<OperationPtr> taken;
-  take_over_submitted(taken);
+  front_.take(taken, Callbacks::kAll);
   for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
   outstanding_.clear();
   locked_jobs_.clear();
   locked_waiting_ = 0;
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
-}
-
-OperationPtr Engine::take_outstanding(int process_set, const std::string& name) {
-  auto node = outstanding_.extract(control::tensor_key(process_set, name));
-  if (node.empty()) throw Error("a plan names '" + name + "', which is not in flight here");
-  return std::move(node.mapped());
 }
 
 void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {
@@ -462,15 +400,15 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
 bool Engine::needs_polling() const noexcept { return transferring() || !control_->rung_by_all(); }
 
 Duration Engine::time_to_deadline() const noexcept {
-  if (failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
-  const TimePoint now = clock_.now();
+  if (front_.failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
+  const TimePoint now = time_.now();
   TimePoint next = next_housekeeping_;
   if (lock_.locked() && waits_for_others())
     next = std::min(next, lock_moved_at_ + lock_patience(options_));
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline())
-      next = std::min(next, *deadline + paused_);
+      next = std::min(next, time_.on_the_clock(*deadline));
   }
   if (aggregator_) {
     if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);

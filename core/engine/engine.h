@@ -1,14 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -20,17 +17,31 @@
 #include "control/negotiator.h"
 #include "control/schedule_lock.h"
 #include "control/tree.h"
+#include "engine/engine_front.h"
+#include "engine/outstanding.h"
 #include "engine/runtime_options.h"
+#include "engine/step_time.h"
 #include "execution/executor.h"
 #include "execution/operation_state.h"
 
 namespace hvd::runtime {
 
+/// What an engine works with. What it refers to outlives the engine.
+struct EngineParts {
+  std::unique_ptr<control::ControlPlane> control;
+  std::vector<std::shared_ptr<Backend>> backends;
+  const Clock& clock;
+  observe::Counters& counters;
+  TimelineSlot& timeline;
+  std::shared_ptr<SharedArena> arena = nullptr;       ///< of this rank
+  std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
+};
+
 /// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to
 /// executed batches.
 ///
 /// step() and what is marked so belong to the thread that holds the engine's token (see Runtime);
-/// enqueue(), request_shutdown(), fail(), failed() and failure() may be called by any thread.
+/// front(), doorbell() and topology() may be used by any thread.
 /// Nothing blocks, and no error escapes: the first one is the cause of failure with which
 /// everything outstanding and later ends.
 ///
@@ -41,32 +52,17 @@ class Engine {
   /// The operation has ended (its state is set right after): the name may be used again.
   using OnEnd = std::function<void(const OperationState&)>;
 
-  Engine(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
-         std::vector<std::shared_ptr<Backend>>, const Clock&, observe::Counters&, TimelineSlot&,
-         std::shared_ptr<SharedArena>, std::shared_ptr<device::Context>, OnEnd);
+  Engine(const RuntimeOptions&, EngineParts, OnEnd);
   ~Engine();
 
   // --- any thread ---
-  void enqueue(std::span<const OperationPtr>);
-  void request_shutdown() noexcept { shutdown_requested_.store(true); }
-  /// Before request_shutdown(): nobody has called shutdown(), the process ends without.
-  void note_ending() noexcept { ending_.store(true); }
-  /// Records a failure that was seen outside step(); the next step() acts on it.
-  void fail_from_outside(Status);
-  /// Submitted, and not taken up yet.
-  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
-  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
-  /// The first cause. @pre failed()
-  Status failure() const;
-  bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
-  /// The next step() prints state_text() to stderr. Async-signal-safe.
-  void request_state_dump() noexcept { dump_requested_.store(true); }
+  EngineFront& front() noexcept { return front_; }
+  const EngineFront& front() const noexcept { return front_; }
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
-  std::shared_ptr<const control::ProcessSetTable> process_sets() const;
   const Topology& topology() const noexcept { return control_->topology(); }
 
   // --- token holder ---
-  enum class Callbacks : std::uint8_t { kAll, kNone };
+  using Callbacks = EngineFront::Callbacks;
   /// Does all that can be done now. True when something moved. kNone: takes up nothing while an
   /// operation that calls the program back is among what was submitted, so that none does if none
   /// had been taken up before.
@@ -81,7 +77,7 @@ class Engine {
   /// This rank waits for something or works on something.
   bool busy() const noexcept {
     return waits_for_others() || executor_.active() || !executor_.device_queue().empty() ||
-           (shutdown_requested_ && !shut_down_);
+           (front_.shutdown_requested() && !front_.shut_down());
   }
   /// How long nothing will happen without a ring.
   Duration time_to_deadline() const noexcept;
@@ -95,10 +91,7 @@ class Engine {
   void farewell() noexcept { control_->farewell(); }
 
  private:
-  bool advance() noexcept;
-  /// @param operations empty before
-  void take_over_submitted(std::vector<OperationPtr>& operations);
-  bool take_submissions();
+  bool take_submissions(Callbacks);
   void begin(const OperationPtr&);
   bool run_locked();
   bool offer(const OperationPtr&);
@@ -126,42 +119,22 @@ class Engine {
   void watch_peers(TimePoint now, bool waiting);
   void tell_if_blocked(TimePoint now);
   void tell_of_stalls(TimePoint now);
-  /// Without the time for which this process itself was stopped: others cannot be blamed for that.
-  TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   bool waiting(TimePoint now) const noexcept;
   Status explained(const Status& cause);
   void fail(const Status&, bool tell_others) noexcept;
   [[noreturn]] void lose(int rank, const std::string& cause);
-  OperationPtr take_outstanding(int process_set, const std::string& name);
   void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
   void end_with(const OperationPtr&, const wire::ErrorEntry&);
   void send(int rank, const wire::Bytes&);
-  void dump_state_if_asked() const;
+  void dump_state_if_asked();
 
   const RuntimeOptions options_;
-  const Clock& clock_;
   observe::Counters& counters_;
   const OnEnd on_end_;
   std::unique_ptr<control::ControlPlane> control_;
 
-  // Any thread.
-  mutable std::mutex mutex_;
-  std::vector<OperationPtr> submitted_;  // guarded by mutex_
-  bool callbacks_submitted_ = false;     // guarded by mutex_; some of those call the program back
-  std::shared_ptr<const control::ProcessSetTable>
-      sets_;                               // guarded by mutex_; as of the last plan applied
-  Status failure_;                         // guarded by mutex_
-  std::optional<Status> outside_failure_;  // guarded by mutex_
-  std::atomic<bool> has_submissions_{false};
-  std::atomic<bool> has_outside_failure_{false};
-  std::atomic<bool> shutdown_requested_{false};
-  std::atomic<bool> ending_{false};
-  mutable std::atomic<bool> dump_requested_{false};
-  std::atomic<bool> failed_{false};
-  std::atomic<bool> shut_down_{false};
-
-  // Token holder only.
-  Callbacks callbacks_ = Callbacks::kAll;  // in this step
+  EngineFront front_;
+  StepTime time_;
   control::Negotiator negotiator_;
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place
   /// without a parent.
@@ -179,10 +152,7 @@ class Engine {
   control::Liveness liveness_;
   Executor executor_;
   std::vector<OperationPtr> taken_;  // from submitted_, empty between steps
-  std::unordered_map<std::string, OperationPtr>
-      outstanding_;          // set/name; not those that wait in a lock
-  TimePoint now_{};          // when this step() began
-  Duration paused_{};        // for how long this process was stopped, as far as that was noticed
+  Outstanding outstanding_;          // not those that wait in a lock
   bool wait_noted_ = false;  // a thread has waited since the last plan, with nothing running here
   std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
   TimePoint told_blocked_at_{};

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/log.h"
-#include "control/tensor_key.h"
 #include "engine/engine.h"
 
 namespace hvd::runtime {
@@ -50,14 +49,14 @@ Duration lock_patience(const RuntimeOptions& options) {
 
 bool Engine::run_locked() {
   if (!lock_.locked()) return false;
-  if (shutdown_requested_.load(std::memory_order_relaxed)) lock_.leave_soon();
+  if (front_.shutdown_requested()) lock_.leave_soon();
   bool moved = false;
   while (lock_.locked()) {
     const control::ScheduleLock::Advance next = lock_.advance();
     if (next.ring) ring_others();
     if (next.outcome == control::ScheduleLock::Outcome::kNothing) break;
     moved = true;
-    lock_moved_at_ = now_;
+    lock_moved_at_ = time_.step();
     if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
       leave_lock();
       apply_deferred();
@@ -115,9 +114,10 @@ void Engine::enter_lock(std::vector<control::AgreedBatch> schedule) {
     locked_jobs_.push_back(executor_.prepare(batch));
   executor_.keep_buffers_for(locked_jobs_);
   lock_.enter(std::move(schedule));
-  lock_moved_at_ = now_;
+  lock_moved_at_ = time_.step();
   for (const OperationPtr& operation : outstanding_in_order()) {
-    if (offer(operation)) take_outstanding(operation->request.process_set, operation->request.name);
+    if (offer(operation))
+      outstanding_.take(operation->request.process_set, operation->request.name);
   }
 }
 
@@ -129,26 +129,23 @@ void Engine::leave_lock() {
   locked_jobs_.clear();
   locked_waiting_ = 0;
   for (const OperationPtr& operation : operations) {
-    outstanding_.emplace(
-        control::tensor_key(operation->request.process_set, operation->request.name), operation);
+    outstanding_.add(operation);
     const auto error = negotiator_.submit(operation->request);
     if (error)
-      end_with(take_outstanding(operation->request.process_set, operation->request.name), *error);
+      end_with(outstanding_.take(operation->request.process_set, operation->request.name), *error);
   }
 }
 
 // Those that wait for other ranks, not those that run.
 std::vector<OperationPtr> Engine::outstanding_in_order() const {
-  std::vector<OperationPtr> operations;
-  for (const auto& [key, operation] : outstanding_) operations.push_back(operation);
+  std::vector<OperationPtr> operations = outstanding_.in_order();
   for (const auto& job : locked_jobs_) {
     if (job->started) continue;
     for (const OperationPtr& operation : job->operations()) {
       if (operation) operations.push_back(operation);
     }
   }
-  std::sort(operations.begin(), operations.end(),
-            [](const auto& a, const auto& b) { return a->order < b->order; });
+  sort_by_order(operations);
   return operations;
 }
 

@@ -50,7 +50,7 @@ Status as_told_to(int rank, const Status& cause) {
 }  // namespace
 
 bool Engine::keep_house() {
-  const TimePoint now = now_;
+  const TimePoint now = time_.step();
   const bool leaves = watch_lock(now);
   const bool is_waiting = waiting(now);
   const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8)
@@ -79,7 +79,7 @@ void Engine::tell_if_blocked(TimePoint now) {
 
 void Engine::tell_of_stalls(TimePoint now) {
   for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
-  for (const auto& text : coordinator_->stall_warnings(awake(now))) {
+  for (const auto& text : coordinator_->stall_warnings(time_.awake(now))) {
     counters_.stalls.fetch_add(1, std::memory_order_relaxed);
     HVD_LOG(kWarning) << text;
   }
@@ -87,12 +87,12 @@ void Engine::tell_of_stalls(TimePoint now) {
 
 void Engine::watch_peers(TimePoint now, bool is_waiting) {
   if (is_waiting) {
-    if (const auto loss = control_->check_peers(awake(now), options_.peer_timeout)) {
+    if (const auto loss = control_->check_peers(time_.awake(now), options_.peer_timeout)) {
       if (loss->known) throw PeerLostError(loss->cause, loss->rank);
       lose(loss->rank, loss->cause);
     }
   }
-  const auto actions = liveness_.check(awake(now), is_waiting);
+  const auto actions = liveness_.check(time_.awake(now), is_waiting);
   for (const int rank : actions.ping) send(rank, wire::encode(wire::Ping{}));
   if (actions.lost) {
     const auto silence =
@@ -129,13 +129,9 @@ Status Engine::explained(const Status& cause) {
 }
 
 void Engine::fail(const Status& cause, bool tell_others) noexcept {
-  if (failed()) return;
+  if (front_.failed()) return;
   const Status own = as_told_to(control_->rank(), cause);
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = own;
-  }
-  failed_.store(true, std::memory_order_release);
+  front_.set_failed(own);
   // Before the program hears of it, and before the others may die of it.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
@@ -143,7 +139,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   }
   // Of a process that ends without shutdown() the failure of others is mostly the consequence, and
   // its last words should not blame them.
-  if (ending_.load()) {
+  if (front_.ending()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
   } else {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;

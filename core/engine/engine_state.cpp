@@ -32,7 +32,7 @@ std::string line_of(const OperationState& operation, const std::string& state, T
 }  // namespace
 
 std::string Engine::state_text() const {
-  const TimePoint now = clock_.now();
+  const TimePoint now = time_.now();
   struct Told {
     OperationPtr operation;
     std::string state;
@@ -41,10 +41,8 @@ std::string Engine::state_text() const {
   for (auto& [operation, state] : executor_.running()) told.push_back({operation, state});
   for (const OperationPtr& operation : outstanding_in_order())
     told.push_back({operation, "waits for other ranks"});
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& operation : submitted_) told.push_back({operation, "submitted"});
-  }
+  for (const OperationPtr& operation : front_.submissions())
+    told.push_back({operation, "submitted"});
   std::stable_sort(told.begin(), told.end(), [](const Told& a, const Told& b) {
     return a.operation->submitted < b.operation->submitted;
   });
@@ -52,10 +50,10 @@ std::string Engine::state_text() const {
   std::ostringstream text;
   text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host "
        << control_->topology().host_name(control_->rank()) << "): "
-       << (failed()              ? "failed: " + failure().message
-           : shut_down()         ? "shut down"
-           : shutdown_requested_ ? "shutting down"
-                                 : "running")
+       << (front_.failed()               ? "failed: " + front_.failure().message
+           : front_.shut_down()          ? "shut down"
+           : front_.shutdown_requested() ? "shutting down"
+                                         : "running")
        << ", " << told.size() << " operations outstanding, last plan applied "
        << negotiator_.last_applied();
   if (lock_.locked()) text << ", repeating a locked schedule of " << lock_.batches() << " batches";
@@ -70,14 +68,14 @@ std::string Engine::state_text() const {
   }
   if (!coordinator_) return text.str();
   const std::vector<std::string> waiting =
-      coordinator_->waiting_texts(awake(now), kMostOperationsTold);
+      coordinator_->waiting_texts(time_.awake(now), kMostOperationsTold);
   if (!waiting.empty()) text << "  as the coordinator sees it:\n";
   for (const std::string& line : waiting) text << "    " << line << "\n";
   return text.str();
 }
 
-void Engine::dump_state_if_asked() const {
-  if (!dump_requested_.load(std::memory_order_relaxed) || !dump_requested_.exchange(false)) return;
+void Engine::dump_state_if_asked() {
+  if (!front_.take_dump_request()) return;
   const std::string text = state_text();
   std::fwrite(text.data(), 1, text.size(),
               stderr);  // at once, so that ranks do not mix; whatever the log level

@@ -76,8 +76,9 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
       clock_(clock),
       device_(device) {
   engine_ = std::make_unique<Engine>(
-      options_, std::move(control), std::move(backends), clock_, counters_, timeline_,
-      std::move(arena), std::move(device),
+      options_,
+      EngineParts{std::move(control), std::move(backends), clock_, counters_, timeline_,
+                  std::move(arena), std::move(device)},
       [this](const OperationState& operation) { release_name(operation); });
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
@@ -89,14 +90,15 @@ Runtime::~Runtime() {
 }
 
 void Runtime::check_running() const {
-  if (engine_->failed()) engine_->failure().raise_if_error();
+  if (engine_->front().failed()) engine_->front().failure().raise_if_error();
   if (shutdown_called_.load())
     throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
 }
 
 wire::Request Runtime::number(const Submission& submission) {
-  wire::Request request = make_request(submission, *engine_->process_sets(), topology().rank,
-                                       device_ ? std::optional(device_->device()) : std::nullopt);
+  wire::Request request =
+      make_request(submission, *engine_->front().process_sets(), topology().rank,
+                   device_ ? std::optional(device_->device()) : std::nullopt);
   if (request.unnamed) {
     const auto numbered = ordinals_.find({request.process_set, request.kind});
     if (request.group_index > 0 &&
@@ -177,7 +179,7 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
       handles[i] = Operation(claimed_[i].get());
     }
     // Under the lock, so that operations enter the engine in the order of their numbers.
-    engine_->enqueue(claimed_);
+    engine_->front().enqueue(claimed_);
     claimed_.clear();
   }
   if (progress == Progress::kBackground) move_on();
@@ -204,7 +206,7 @@ void Runtime::move_on() {
   }
   const bool wants_polling = engine_->transferring();
   const bool work_left = engine_->busy() || engine_->needs_polling();
-  const bool left_over = engine_->has_submissions();
+  const bool left_over = engine_->front().has_submissions();
   give_token();
   bell.hand_back(ticket);
   if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
@@ -394,16 +396,17 @@ bool Runtime::step() {
 }
 
 bool Runtime::shutdown(std::optional<Duration> patience) {
-  if (!shutdown_called_.exchange(true)) engine_->request_shutdown();
+  if (!shutdown_called_.exchange(true)) engine_->front().request_shutdown();
   const Duration limit = patience.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
   wait_until(
       [&] {
-        return engine_->shut_down() || engine_->failed() || (until && clock_.now() >= *until);
+        return engine_->front().shut_down() || engine_->front().failed() ||
+               (until && clock_.now() >= *until);
       },
       until);
-  const bool in_order = engine_->shut_down();
-  if (!in_order && !engine_->failed()) {
+  const bool in_order = engine_->front().shut_down();
+  if (!in_order && !engine_->front().failed()) {
     HVD_LOG(kWarning)
         << "shutdown: not every rank has called shutdown() in time; leaving without them";
   }
@@ -429,7 +432,7 @@ void Runtime::close() {
   // In order nothing is under way; else a peer may still be at work on this rank's memory.
   engine_->give_up(
       {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
-  if (!engine_->failed()) engine_->farewell();
+  if (!engine_->front().failed()) engine_->farewell();
   {
     const std::lock_guard lock(token_mutex_);
     closed_ = true;
@@ -438,17 +441,17 @@ void Runtime::close() {
 }
 
 void Runtime::abort(const Status& cause) {
-  engine_->fail_from_outside(cause);
-  wait_until([this] { return engine_->failed(); });
+  engine_->front().fail_from_outside(cause);
+  wait_until([this] { return engine_->front().failed(); });
 }
 
 void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {
   try {
     const TimePoint limit = clock_.now() + patience;
-    engine_->fail_from_outside(cause);
+    engine_->front().fail_from_outside(cause);
     // This thread may hold the token or be what another waits for, so it leaves the driving to
     // them.
-    while (!engine_->failed() && clock_.now() < limit) {
+    while (!engine_->front().failed() && clock_.now() < limit) {
       engine_->doorbell().ring();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -45,7 +45,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// every rank has called it
   bool shutdown(std::optional<Duration> patience = std::nullopt);
   /// Before shutdown(), which the process has not called: it ends without. The others are told so.
-  void note_ending() noexcept { engine_->note_ending(); }
+  void note_ending() noexcept { engine_->front().note_ending(); }
   /// Fails the runtime with this cause, here and on every rank. Returns when the others have been
   /// told as far as that is possible at once.
   void abort(const Status& cause);
@@ -58,14 +58,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const Pace& pace() const noexcept { return pace_; }
-  bool failed() const noexcept { return engine_->failed(); }
+  bool failed() const noexcept { return engine_->front().failed(); }
   /// A thread waits for an operation, or for the others at shutdown.
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
-  Status failure() const { return engine_->failure(); }
+  Status failure() const { return engine_->front().failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
   /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
   void request_state_dump() noexcept {
-    engine_->request_state_dump();
+    engine_->front().request_state_dump();
     engine_->doorbell().ring();
   }
   void start_timeline(const std::string& path);
