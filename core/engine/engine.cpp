@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "control/validator.h"
-#include "engine/engine_lock.h"
 #include "hvd/error.h"
 #include "observe/supervisor_notice.h"
 
@@ -78,15 +77,14 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
       time_(parts.clock, options_.peer_timeout / 4),
       negotiator_(control_->rank(), *front_.process_sets(), options_.cache_capacity),
       place_(find_place(options_, control_->topology())),
-      lock_(make_lock(options_, *control_)),
-      relay_(make_relay(lock_, *control_)),
-      coordinator_(make_coordinator(options_, control_->topology(), lock_.available())),
-      liveness_(ranks_to_ask(*control_), options_.peer_timeout),
       executor_({control_->topology(), *control_, parts.clock, counters_, parts.timeline,
                  std::move(parts.arena), std::move(parts.device), options_.stall_shutdown},
                 std::move(parts.backends), options_.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
-                       bool in_flight) { finish(operation, status, ready, in_flight); }) {
+                       bool in_flight) { finish(operation, status, ready, in_flight); }),
+      steady_(options_, *control_, executor_, counters_),
+      coordinator_(make_coordinator(options_, control_->topology(), steady_.available())),
+      liveness_(ranks_to_ask(*control_), options_.peer_timeout) {
   if (!place_.children.empty())
     aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
   control_->beat(time_.step());
@@ -117,11 +115,11 @@ bool Engine::step(Callbacks callbacks) noexcept {
       return moved;
     }
     moved = take_submissions(callbacks) || moved;
-    moved = run_locked() || moved;
+    moved = run_steady() || moved;
     // Before this rank reports that it has left: after that the ranks of this host may enter the
     // next lock, and their words no longer say that one left (MUT_REPORT in
     // test/models/lock_relay.pml).
-    while (relay_lock_news()) moved = run_locked() || moved;
+    while (steady_.relay()) moved = run_steady() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
     moved = pass_on() || moved;
@@ -161,17 +159,63 @@ void Engine::begin(const OperationPtr& operation) {
   operation->order = begun_++;
   std::optional<wire::ErrorEntry> error;
   try {
-    error = lock_.locked() ? negotiator_.take_failure(operation->request)
-                           : negotiator_.submit(operation->request);
+    error = steady_.repeating() ? negotiator_.take_failure(operation->request)
+                                : negotiator_.submit(operation->request);
   } catch (const UsageError& problem) {
     // The process set has been removed since submit() looked.
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
   blocked_since_.reset();  // and a thread that waits still does
-  if (lock_.locked()) lock_moved_at_ = time_.step();
-  if (lock_.locked() && offer(operation)) return;
+  if (steady_.repeating() && steady_.offer(operation, time_.step())) return;
   outstanding_.add(operation);
+}
+
+bool Engine::run_steady() {
+  if (!steady_.repeating()) return false;
+  if (front_.shutdown_requested()) steady_.leave_soon();
+  bool moved = false;
+  for (;;) {
+    const SteadyState::Progress progress = steady_.advance(time_.step());
+    moved = moved || progress != SteadyState::Progress::kNothing;
+    if (progress != SteadyState::Progress::kLeft) return moved;
+    leave_steady();
+    while (const auto plan = steady_.take_plan()) apply(*plan);
+  }
+}
+
+void Engine::begin_steady(std::vector<control::AgreedBatch> schedule) {
+  steady_.begin(std::move(schedule), time_.step());
+  for (const OperationPtr& operation : outstanding_.in_order()) {
+    if (steady_.offer(operation, time_.step()))
+      outstanding_.take(operation->request.process_set, operation->request.name);
+  }
+}
+
+// What has not run is negotiated as if it had been submitted just now.
+void Engine::leave_steady() {
+  if (coordinator_) coordinator_->note_lock_left(steady_.batches_run());
+  for (const OperationPtr& operation : steady_.take_waiting()) outstanding_.add(operation);
+  for (const OperationPtr& operation : outstanding_.in_order()) {
+    const auto error = negotiator_.submit(operation->request);
+    if (error)
+      end_with(outstanding_.take(operation->request.process_set, operation->request.name), *error);
+  }
+}
+
+// Those that wait for other ranks, not those that run.
+std::vector<OperationPtr> Engine::outstanding_in_order() const {
+  std::vector<OperationPtr> operations = outstanding_.in_order();
+  const std::vector<OperationPtr> repeated = steady_.waiting();
+  operations.insert(operations.end(), repeated.begin(), repeated.end());
+  sort_by_order(operations);
+  return operations;
+}
+
+bool Engine::note_blocked() noexcept {
+  if (!waits_for_others() || executor_.active()) return false;
+  wait_noted_ = true;
+  return steady_.note_blocked();
 }
 
 void Engine::send(int rank, const wire::Bytes& bytes) {
@@ -181,7 +225,7 @@ void Engine::send(int rank, const wire::Bytes& bytes) {
 }
 
 bool Engine::send_report() {
-  if (lock_.locked()) return false;
+  if (steady_.repeating()) return false;
   if (front_.shutdown_requested()) negotiator_.request_shutdown(front_.ending());
   const auto news = negotiator_.take_report();
   if (!news) return false;
@@ -222,7 +266,7 @@ void Engine::handle(const control::Message& message) {
     }
   }();
   liveness_.heard(source, time_.awake());
-  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return apply(*plan);
+  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return take_in(*plan);
   if (const auto* report_in = std::get_if<wire::Report>(&decoded))
     return take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&decoded))
@@ -234,7 +278,8 @@ void Engine::handle(const control::Message& message) {
     }
     return fail(abort->cause, coordinator_ != nullptr);
   }
-  if (const auto* news = std::get_if<wire::LockNews>(&decoded)) return take_in(source, *news);
+  if (const auto* news = std::get_if<wire::LockNews>(&decoded))
+    return steady_.accept(source, *news);
   if (const auto* blocked = std::get_if<wire::Blocked>(&decoded);
       blocked != nullptr && coordinator_) {
     coordinator_->note_blocked(source, blocked->last_applied);
@@ -268,16 +313,6 @@ void Engine::take_in(int source, const wire::MergedReport& report) {
   aggregator_->accept(report, time_.now());
 }
 
-void Engine::take_in(int source, const wire::LockNews& news) {
-  if (!relay_) {
-    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " +
-                std::to_string(control_->rank()) +
-                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) "
-                "alike on every rank");
-  }
-  if (relay_->accept(news)) ring_others();
-}
-
 // What has come from below and is not held back goes on towards the coordinator.
 bool Engine::pass_on() {
   if (!aggregator_) return false;
@@ -300,16 +335,14 @@ void Engine::publish(const wire::Bytes& plan) {
   aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
 }
 
+// Whoever made it has left what is repeated, so this rank can see that it was left; on another host
+// it will hear of it.
+void Engine::take_in(const wire::Plan& plan) {
+  run_steady();
+  steady_.repeating() ? steady_.defer(plan) : apply(plan);
+}
+
 void Engine::apply(const wire::Plan& plan) {
-  // Whoever made it has left the lock, so this rank can see that it was left; on another host it
-  // will hear of it.
-  run_locked();
-  if (lock_.locked() && lock_.spans_hosts()) {
-    deferred_plans_.push_back(plan);
-    return;
-  }
-  if (lock_.locked())
-    throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
   // Ranks below report after it, in terms that this one must know by then.
   if (aggregator_ && !coordinator_) publish(wire::encode(plan));
   control::Applied applied = negotiator_.apply(plan);
@@ -325,12 +358,12 @@ void Engine::apply(const wire::Plan& plan) {
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
-  if (!applied.lock.empty() && !lock_.available()) {
+  if (!applied.lock.empty() && !steady_.available()) {
     throw Error("rank 0 repeats a schedule, which is switched off on rank " +
                 std::to_string(control_->rank()) +
                 "; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
   }
-  if (!applied.lock.empty()) enter_lock(std::move(applied.lock));
+  if (!applied.lock.empty()) begin_steady(std::move(applied.lock));
 }
 
 void Engine::start(control::AgreedBatch batch) {
@@ -349,8 +382,8 @@ void Engine::start(control::AgreedBatch batch) {
 }
 
 bool Engine::coordinate() {
-  if (!coordinator_ || lock_.locked())
-    return false;  // a locked rank has reported nothing, and a plan needs all
+  // A rank that repeats a schedule has reported nothing, and a plan needs all.
+  if (!coordinator_ || steady_.repeating()) return false;
   const auto plan = coordinator_->decide_encoded(time_.awake(time_.step()), executor_.in_flight());
   if (!plan) return false;
   publish(*plan);
@@ -373,8 +406,7 @@ void Engine::end_outstanding(const Status& status) noexcept {
   front_.take(taken, Callbacks::kAll);
   for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
   outstanding_.clear();
-  locked_jobs_.clear();
-  locked_waiting_ = 0;
+  steady_.take_waiting();
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }
 
@@ -403,8 +435,8 @@ Duration Engine::time_to_deadline() const noexcept {
   if (front_.failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
   const TimePoint now = time_.now();
   TimePoint next = next_housekeeping_;
-  if (lock_.locked() && waits_for_others())
-    next = std::min(next, lock_moved_at_ + lock_patience(options_));
+  if (const auto patience = steady_.deadline(); patience && waits_for_others())
+    next = std::min(next, *patience);
   if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
   if (coordinator_) {
     if (const auto deadline = coordinator_->next_deadline())

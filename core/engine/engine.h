@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,13 +12,12 @@
 #include "control/control_plane.h"
 #include "control/coordinator.h"
 #include "control/liveness.h"
-#include "control/lock_relay.h"
 #include "control/negotiator.h"
-#include "control/schedule_lock.h"
 #include "control/tree.h"
 #include "engine/engine_front.h"
 #include "engine/outstanding.h"
 #include "engine/runtime_options.h"
+#include "engine/steady_state.h"
 #include "engine/step_time.h"
 #include "execution/executor.h"
 #include "execution/operation_state.h"
@@ -93,25 +91,24 @@ class Engine {
  private:
   bool take_submissions(Callbacks);
   void begin(const OperationPtr&);
-  bool run_locked();
-  bool offer(const OperationPtr&);
-  bool relay_lock_news();
-  void apply_deferred();
-  bool waits_for_others() const noexcept { return locked_waiting_ > 0 || !outstanding_.empty(); }
-  void enter_lock(std::vector<control::AgreedBatch> schedule);
-  void leave_lock();
-  /// True when this rank now leaves the lock.
-  bool watch_lock(TimePoint now);
-  void ring_others() noexcept;
+  /// Runs what repeats, and applies the plans that had to wait until it was left.
+  bool run_steady();
+  void leave_steady();
+  void begin_steady(std::vector<control::AgreedBatch> schedule);
+  bool waits_for_others() const noexcept {
+    return steady_.anything_waits() || !outstanding_.empty();
+  }
   std::vector<OperationPtr> outstanding_in_order() const;
   bool send_report();
   bool receive();
   void handle(const control::Message&);
   void take_in(int source, const wire::Report&);
   void take_in(int source, const wire::MergedReport&);
-  void take_in(int source, const wire::LockNews&);
   bool pass_on();
   void publish(const wire::Bytes&);
+  /// A plan has come: applies it, or lets it wait.
+  void take_in(const wire::Plan&);
+  /// @pre nothing is repeated
   void apply(const wire::Plan&);
   void start(control::AgreedBatch);
   bool coordinate();
@@ -139,20 +136,13 @@ class Engine {
   /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place
   /// without a parent.
   const control::TreePlace place_;
-  control::ScheduleLock lock_;
-  std::optional<control::LockRelay> relay_;          // the first rank of each of several hosts
-  std::vector<control::LockRelay::Send> lock_news_;  // empty between uses
-  std::deque<wire::Plan>
-      deferred_plans_;  // that arrived before it was known here that the lock had been left
-  std::vector<std::shared_ptr<Job>> locked_jobs_;  // by number of the batch, while locked
-  std::size_t locked_waiting_ = 0;  // operations that wait in those that have not started
-  TimePoint lock_moved_at_{};       // when the lock last ran a batch or was offered an operation
+  Executor executor_;
+  SteadyState steady_;
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
   control::Liveness liveness_;
-  Executor executor_;
   std::vector<OperationPtr> taken_;  // from submitted_, empty between steps
-  Outstanding outstanding_;          // not those that wait in a lock
+  Outstanding outstanding_;          // not those that wait in the schedule
   bool wait_noted_ = false;  // a thread has waited since the last plan, with nothing running here
   std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
   TimePoint told_blocked_at_{};

@@ -51,7 +51,7 @@ Status as_told_to(int rank, const Status& cause) {
 
 bool Engine::keep_house() {
   const TimePoint now = time_.step();
-  const bool leaves = watch_lock(now);
+  const bool leaves = steady_.watch(now, waits_for_others());
   const bool is_waiting = waiting(now);
   const Duration interval = is_waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8)
                                        : options_.peer_timeout / 4;
@@ -69,7 +69,7 @@ bool Engine::keep_house() {
 // A thread that waits while nothing runs here waits for a plan: so what was noted holds until one
 // comes. It is told again and again, as reports of others may be on their way more slowly.
 void Engine::tell_if_blocked(TimePoint now) {
-  if (lock_.locked()) wait_noted_ = false;
+  if (steady_.repeating()) wait_noted_ = false;
   if (!wait_noted_ || options_.deadlock_timeout == Duration::zero()) return blocked_since_.reset();
   if (!blocked_since_) blocked_since_ = told_blocked_at_ = now;
   if (now - told_blocked_at_ < options_.deadlock_timeout / 5) return;

@@ -56,7 +56,8 @@ std::string Engine::state_text() const {
                                          : "running")
        << ", " << told.size() << " operations outstanding, last plan applied "
        << negotiator_.last_applied();
-  if (lock_.locked()) text << ", repeating a locked schedule of " << lock_.batches() << " batches";
+  if (steady_.repeating())
+    text << ", repeating a locked schedule of " << steady_.batches() << " batches";
   if (negotiator_.last_applied() > 0) text << ", " << age(now - last_plan_at_) << " ago";
   text << "\n";
   for (std::size_t i = 0; i < told.size(); ++i) {

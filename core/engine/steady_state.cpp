@@ -1,0 +1,189 @@
+#include "engine/steady_state.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// Of the ranks of this host.
+std::vector<LockWords*> words_of_host(control::ControlPlane& control) {
+  const Topology& topology = control.topology();
+  std::vector<LockWords*> words;
+  for (int rank = 0; rank < control.size(); ++rank) {
+    if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
+  }
+  return words;
+}
+
+control::ScheduleLock make_schedule(const RuntimeOptions& options, control::ControlPlane& control) {
+  std::vector<LockWords*> words = words_of_host(control);
+  if (!options.schedule_lock || words.front() == nullptr) return {{}, 0};
+  return {std::move(words), static_cast<std::size_t>(control.topology().local_rank),
+          control.outside_lock_words()};
+}
+
+// The first rank of each of several hosts tells the others how far its host has got.
+std::optional<control::LockRelay> make_relay(const control::ScheduleLock& schedule,
+                                             control::ControlPlane& control) {
+  const Topology& topology = control.topology();
+  if (!schedule.available() || !schedule.spans_hosts() || topology.local_rank != 0)
+    return std::nullopt;
+  return control::LockRelay(words_of_host(control), *control.outside_lock_words(),
+                            topology.host_index(), static_cast<int>(topology.host_names.size()));
+}
+
+// Short beside the times after which stalls are told.
+Duration patience_of(const RuntimeOptions& options) {
+  Duration patience = std::chrono::seconds(1);
+  for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
+    if (limit > Duration::zero()) patience = std::min(patience, limit / 10);
+  }
+  return patience;
+}
+
+}  // namespace
+
+SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& control,
+                         Executor& executor, observe::Counters& counters)
+    : control_(control),
+      executor_(executor),
+      counters_(counters),
+      sender_(control, counters),
+      patience_(patience_of(options)),
+      schedule_(make_schedule(options, control)),
+      relay_(make_relay(schedule_, control)) {}
+
+void SteadyState::begin(std::vector<control::AgreedBatch> schedule, TimePoint now) {
+  HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
+  jobs_.clear();
+  for (const control::AgreedBatch& batch : schedule) jobs_.push_back(executor_.prepare(batch));
+  executor_.keep_buffers_for(jobs_);
+  schedule_.enter(std::move(schedule));
+  moved_at_ = now;
+}
+
+bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
+  moved_at_ = now;
+  // A name is free again when its operation has ended. Unnamed operations of a kind share a place,
+  // and the last one may still run there.
+  const wire::Request& request = operation->request;
+  if (request.unnamed && schedule_.find(request, operation->place) &&
+      jobs_[operation->place.batch]->started) {
+    schedule_.leave_soon();
+    return false;
+  }
+  if (!schedule_.offer(request, operation->place)) return false;
+  jobs_[operation->place.batch]->put(operation->place.index, operation);
+  ++waiting_;
+  return true;
+}
+
+SteadyState::Progress SteadyState::advance(TimePoint now) {
+  Progress progress = Progress::kNothing;
+  while (schedule_.locked()) {
+    const control::ScheduleLock::Advance next = schedule_.advance();
+    if (next.ring) ring_others();
+    if (next.outcome == control::ScheduleLock::Outcome::kNothing) break;
+    moved_at_ = now;
+    if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
+      HVD_LOG(kDebug) << "left the lock after " << batches_run() << " batches";
+      return Progress::kLeft;
+    }
+    run(next.batch);
+    progress = Progress::kRan;
+  }
+  return progress;
+}
+
+void SteadyState::run(std::size_t batch) {
+  const std::shared_ptr<Job>& job = jobs_[batch];
+  const std::size_t operations = job->agreed().size();
+  counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
+  executor_.start(job);
+  waiting_ -= operations;
+}
+
+std::vector<OperationPtr> SteadyState::waiting() const {
+  std::vector<OperationPtr> operations;
+  for (const auto& job : jobs_) {
+    if (job->started) continue;
+    for (const OperationPtr& operation : job->operations()) {
+      if (operation) operations.push_back(operation);
+    }
+  }
+  return operations;
+}
+
+std::vector<OperationPtr> SteadyState::take_waiting() {
+  std::vector<OperationPtr> operations = waiting();
+  jobs_.clear();
+  waiting_ = 0;
+  return operations;
+}
+
+void SteadyState::defer(const wire::Plan& plan) {
+  if (!schedule_.spans_hosts())
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
+  plans_.push_back(plan);
+}
+
+std::optional<wire::Plan> SteadyState::take_plan() {
+  if (schedule_.locked() || plans_.empty()) return std::nullopt;
+  std::optional<wire::Plan> plan = std::move(plans_.front());
+  plans_.pop_front();
+  return plan;
+}
+
+// Another thread of the program might be about to submit what is missing; then a few steps are
+// negotiated for nothing.
+bool SteadyState::note_blocked() noexcept {
+  if (!schedule_.lacks_own()) return false;
+  schedule_.leave_soon();
+  return true;
+}
+
+bool SteadyState::watch(TimePoint now, bool waits) {
+  if (!schedule_.locked() || !waits || now - moved_at_ < patience_) return false;
+  moved_at_ = now;
+  if (note_blocked()) return true;
+  schedule_.ask_others_to_leave();
+  ring_others();
+  return false;
+}
+
+std::optional<TimePoint> SteadyState::deadline() const noexcept {
+  return schedule_.locked() ? std::optional(moved_at_ + patience_) : std::nullopt;
+}
+
+bool SteadyState::relay() {
+  if (!relay_) return false;
+  news_.clear();
+  const bool changed = relay_->advance(news_);
+  for (const auto& [host, news] : news_)
+    sender_.send(control_.topology().first_rank_on(host), wire::encode(news));
+  if (changed) ring_others();
+  return changed;
+}
+
+void SteadyState::accept(int source, const wire::LockNews& news) {
+  if (!relay_) {
+    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " +
+                std::to_string(control_.rank()) +
+                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) "
+                "alike on every rank");
+  }
+  if (relay_->accept(news)) ring_others();
+}
+
+void SteadyState::ring_others() noexcept {
+  for (int rank = 0; rank < control_.size(); ++rank) {
+    if (rank != control_.rank()) control_.ring(rank);
+  }
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,349 @@
+// The steady state of ranks that share one thread, with real executors between them.
+#include "engine/steady_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "backend/local/local_backend.h"
+#include "hvd/error.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using runtime::Executor;
+using runtime::OperationPtr;
+using runtime::OperationState;
+using runtime::RuntimeOptions;
+using runtime::SteadyState;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+wire::Request request(const std::string& name) {
+  wire::Request asked;
+  asked.name = name;
+  asked.shape = {4};
+  asked.op = ReduceOp::kSum;
+  return asked;
+}
+
+wire::Request unnamed(std::uint64_t ordinal) {
+  wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal));
+  asked.unnamed = true;
+  asked.ordinal = ordinal;
+  return asked;
+}
+
+control::AgreedBatch batch(const std::vector<wire::Request>& requests, int ranks) {
+  control::AgreedBatch agreed;
+  for (const wire::Request& one : requests) agreed.operations.push_back({one});
+  agreed.members = control::ProcessSetTable(ranks).members(0);
+  return agreed;
+}
+
+/// A rank with all of an engine but what negotiates.
+struct Rank {
+  Rank(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
+       const std::shared_ptr<LocalWorld>& world, const Clock& clock)
+      : control(std::move(plane)),
+        executor({control->topology(), *control, clock, counters, timeline},
+                 {std::make_shared<LocalBackend>(world)}, std::nullopt,
+                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
+                        bool) {
+                   ended.push_back(operation->request.name);
+                   operation->finish(status, ready);
+                 }),
+        steady(options, *control, executor, counters) {}
+
+  std::uint64_t sent() const { return counters.control_messages_sent.load(); }
+  std::vector<wire::LockNews> received() {
+    std::vector<wire::LockNews> news;
+    while (const auto message = control->poll())
+      news.push_back(std::get<wire::LockNews>(wire::decode(message->bytes)));
+    return news;
+  }
+
+  observe::Counters counters;
+  runtime::TimelineSlot timeline;
+  std::unique_ptr<control::ControlPlane> control;
+  std::vector<std::string> ended;
+  Executor executor;
+  SteadyState steady;
+};
+
+class SteadyStateTest : public ::testing::Test {
+ protected:
+  using Progress = SteadyState::Progress;
+
+  void make(std::vector<std::string> hosts) {
+    const int size = static_cast<int>(hosts.size());
+    network_ =
+        local::LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
+    const auto world = std::make_shared<LocalWorld>(size);
+    for (int rank = 0; rank < size; ++rank)
+      ranks_.push_back(std::make_unique<Rank>(options_, network_->plane(rank), world, clock_));
+    data_.resize(static_cast<std::size_t>(size));
+  }
+  SteadyState& steady(std::size_t rank) { return ranks_[rank]->steady; }
+  void begin(const std::vector<std::vector<wire::Request>>& schedule) {
+    for (const auto& rank : ranks_) {
+      std::vector<control::AgreedBatch> batches;
+      for (const auto& requests : schedule)
+        batches.push_back(batch(requests, static_cast<int>(ranks_.size())));
+      rank->steady.begin(std::move(batches), clock_.now());
+    }
+  }
+  OperationPtr make_operation(std::size_t rank, const wire::Request& asked) {
+    std::vector<float>& memory = data_[rank][asked.name];
+    memory.assign(4, static_cast<float>(rank + 1));
+    Submission submission;
+    submission.name = asked.name;
+    submission.op = asked.op;
+    submission.input = {
+        reinterpret_cast<std::byte*>(memory.data()), 4, DataType::kFloat32, {}, {4}};
+    submission.output = submission.input;
+    return OperationPtr(new OperationState(submission, asked, {}, clock_.now()));
+  }
+  bool offer(std::size_t rank, const wire::Request& asked) {
+    return steady(rank).offer(make_operation(rank, asked), clock_.now());
+  }
+  bool offer(std::size_t rank, const std::string& name) { return offer(rank, request(name)); }
+  Progress advance(std::size_t rank) { return steady(rank).advance(clock_.now()); }
+  void execute() {
+    for (int round = 0; round < 4; ++round) {
+      for (const auto& rank : ranks_) rank->executor.progress();
+    }
+  }
+  std::vector<std::string> taken(std::size_t rank) {
+    std::vector<std::string> names;
+    for (const OperationPtr& one : steady(rank).take_waiting()) names.push_back(one->request.name);
+    return names;
+  }
+  bool rung(std::size_t rank, std::uint32_t since) {
+    return ranks_[rank]->control->doorbell().ticket() != since;
+  }
+  std::uint32_t ticket(std::size_t rank) { return ranks_[rank]->control->doorbell().ticket(); }
+
+  VirtualClock clock_;
+  RuntimeOptions options_;
+  std::shared_ptr<local::LocalNetwork> network_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::map<std::string, std::vector<float>>> data_;
+};
+
+wire::Plan plan(std::uint64_t sequence) {
+  wire::Plan made;
+  made.sequence = sequence;
+  return made;
+}
+
+TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
+  make({"a", "a"});
+  EXPECT_FALSE(steady(0).repeating());
+  begin({{request("x"), request("y")}, {request("z")}});
+  EXPECT_TRUE(steady(0).repeating());
+  EXPECT_EQ(steady(0).batches(), 2U);
+  for (int step = 1; step < 4; ++step) {
+    EXPECT_TRUE(offer(0, "x"));
+    EXPECT_TRUE(offer(0, "y"));
+    EXPECT_TRUE(offer(0, "z"));
+    EXPECT_EQ(advance(0), Progress::kNothing);
+    EXPECT_TRUE(steady(0).anything_waits());
+    EXPECT_TRUE(offer(1, "x"));
+    EXPECT_EQ(advance(1), Progress::kNothing);
+    EXPECT_TRUE(offer(1, "y"));
+    const std::uint32_t before = ticket(0);
+    EXPECT_EQ(advance(1), Progress::kRan);
+    EXPECT_TRUE(rung(0, before)) << "it may sleep, and has something to do";
+    EXPECT_FALSE(steady(1).anything_waits());
+    EXPECT_EQ(advance(0), Progress::kRan);
+    EXPECT_TRUE(steady(0).anything_waits()) << "z waits for rank 1";
+    EXPECT_TRUE(offer(1, "z"));
+    EXPECT_EQ(advance(1), Progress::kRan);
+    EXPECT_EQ(advance(0), Progress::kRan);
+    EXPECT_FALSE(steady(0).anything_waits());
+    execute();
+    EXPECT_THAT(ranks_[0]->ended, ElementsAre("x", "y", "z"));
+    EXPECT_THAT(ranks_[1]->ended, ElementsAre("x", "y", "z"));
+    for (const char* const name : {"x", "y", "z"})
+      EXPECT_THAT(data_[1][name], ElementsAre(3, 3, 3, 3)) << name;
+    EXPECT_EQ(ranks_[0]->counters.locked_operations, static_cast<std::uint64_t>(3 * step));
+    ranks_[0]->ended.clear();
+    ranks_[1]->ended.clear();
+  }
+  EXPECT_EQ(steady(0).batches_run(), 6U);
+}
+
+TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
+  make({"a", "a"});
+  begin({{request("x")}, {request("y"), request("z")}});
+  for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, "x"));
+  for (const std::size_t rank : {0, 1, 0}) advance(rank);
+  EXPECT_TRUE(offer(0, "z"));
+  EXPECT_FALSE(offer(1, "something else"));
+  EXPECT_TRUE(offer(1, "y"));
+  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_FALSE(steady(1).repeating());
+  EXPECT_EQ(steady(1).batches_run(), 1U);
+  EXPECT_THAT(taken(1), ElementsAre("y"));
+  EXPECT_FALSE(steady(1).anything_waits());
+  EXPECT_THAT(taken(1), IsEmpty());
+  EXPECT_EQ(advance(0), Progress::kLeft) << "nobody can run what rank 1 has left at";
+  EXPECT_EQ(steady(0).waiting().size(), 1U);
+  EXPECT_THAT(taken(0), ElementsAre("z"));
+  execute();
+  EXPECT_THAT(ranks_[0]->ended, ElementsAre("x"));
+  begin({{request("x")}});
+  EXPECT_EQ(advance(0), Progress::kNothing) << "nothing is left over from before";
+}
+
+TEST_F(SteadyStateTest, OnOneHostAPlanCannotComeBeforeItIsLeft) {
+  make({"a", "a"});
+  begin({{request("x")}});
+  EXPECT_THROW(steady(0).defer(plan(7)), Error);
+  EXPECT_FALSE(steady(0).take_plan().has_value());
+}
+
+TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
+  make({"a", "b"});
+  begin({{request("x")}});
+  for (const std::uint64_t sequence : {7, 8, 9}) steady(1).defer(plan(sequence));
+  EXPECT_FALSE(steady(1).take_plan().has_value());
+  steady(1).leave_soon();
+  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(steady(1).take_plan()->sequence, 7U);
+  EXPECT_EQ(steady(1).take_plan()->sequence, 8U);
+  steady(1).take_waiting();
+  steady(1).begin({batch({request("x")}, 2)}, clock_.now());
+  EXPECT_FALSE(steady(1).take_plan().has_value()) << "plan 8 has begun a schedule";
+  steady(1).leave_soon();
+  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(steady(1).take_plan()->sequence, 9U);
+  EXPECT_FALSE(steady(1).take_plan().has_value());
+}
+
+TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
+  make({"a", "a", "b"});
+  begin({{request("x")}});
+  EXPECT_FALSE(steady(0).relay()) << "nothing has happened";
+  for (std::size_t rank : {0, 1}) {
+    EXPECT_TRUE(offer(rank, "x"));
+    EXPECT_EQ(advance(rank), Progress::kNothing);
+  }
+  EXPECT_FALSE(steady(0).relay()) << "the other host has not said anything";
+  EXPECT_FALSE(steady(1).relay());
+  EXPECT_EQ(ranks_[0]->sent(), 1U);
+  EXPECT_EQ(ranks_[1]->sent(), 0U) << "it does not speak for its host";
+  EXPECT_TRUE(offer(2, "x"));
+  EXPECT_EQ(advance(2), Progress::kNothing);
+  EXPECT_FALSE(steady(2).relay());
+  for (const wire::LockNews& news : ranks_[2]->received()) steady(2).accept(0, news);
+  EXPECT_TRUE(steady(2).relay());
+  EXPECT_EQ(advance(2), Progress::kRan);
+  EXPECT_EQ(advance(1), Progress::kNothing) << "its host has not heard of the other one";
+  const std::vector<wire::LockNews> told = ranks_[0]->received();
+  ASSERT_EQ(told.size(), 1U);
+  steady(0).accept(2, told.front());
+  const std::uint32_t before = ticket(1);
+  EXPECT_TRUE(steady(0).relay());
+  EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
+  EXPECT_EQ(advance(0), Progress::kRan);
+  EXPECT_EQ(advance(1), Progress::kRan);
+  EXPECT_FALSE(steady(0).relay()) << "and nothing is told twice";
+  EXPECT_EQ(ranks_[0]->sent(), 1U);
+}
+
+TEST_F(SteadyStateTest, AWishFromAnotherHostRingsTheRanksOfThisOne) {
+  make({"a", "a", "b"});
+  begin({{request("x")}});
+  const std::uint32_t before = ticket(1);
+  steady(0).accept(2, {.position = 1, .asks = true});
+  EXPECT_TRUE(rung(1, before));
+  EXPECT_EQ(advance(1), Progress::kLeft);
+}
+
+TEST_F(SteadyStateTest, NewsForARankThatDoesNotSpeakForItsHostAreAnError) {
+  make({"a", "a", "b"});
+  try {
+    steady(1).accept(2, {.position = 1});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 sent news of a schedule lock to rank 1"));
+  }
+}
+
+TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
+  make({"a", "a"});
+  begin({{unnamed(0)}});
+  for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, unnamed(1)));
+  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_EQ(advance(1), Progress::kRan);
+  EXPECT_FALSE(offer(1, unnamed(2))) << "the last one has not ended";
+  EXPECT_EQ(advance(1), Progress::kLeft);
+}
+
+TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
+  make({"a", "a"});
+  begin({{request("x"), request("y")}});
+  EXPECT_TRUE(offer(0, "x"));
+  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_TRUE(steady(0).note_blocked());
+  EXPECT_EQ(advance(0), Progress::kLeft);
+  for (const std::string name : {"x", "y"}) EXPECT_TRUE(offer(1, name));
+  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_FALSE(steady(1).note_blocked()) << "nothing is repeated";
+}
+
+TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
+  make({"a", "a"});
+  begin({{request("x")}});
+  EXPECT_TRUE(offer(0, "x"));
+  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_FALSE(steady(0).note_blocked()) << "the others may be about to come";
+  ASSERT_TRUE(steady(0).deadline().has_value());
+  EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1));
+  const std::uint32_t before = ticket(1);
+  clock_.advance(seconds(1) - milliseconds(1));
+  EXPECT_FALSE(steady(0).watch(clock_.now(), true));
+  clock_.advance(milliseconds(1));
+  EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "nothing waits here";
+  EXPECT_EQ(advance(1), Progress::kNothing) << "and nobody has been asked";
+  EXPECT_FALSE(rung(1, before));
+  EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "it is not this rank that leaves";
+  EXPECT_TRUE(rung(1, before));
+  EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1)) << "and it goes on waiting";
+  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(0), Progress::kLeft);
+  EXPECT_FALSE(steady(0).deadline().has_value());
+  EXPECT_FALSE(steady(0).watch(clock_.now() + seconds(9), true));
+}
+
+TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
+  options_.stall_warning = seconds(2);
+  make({"a", "a"});
+  begin({{request("x"), request("y")}});
+  clock_.advance(milliseconds(150));
+  EXPECT_TRUE(offer(0, "x"));
+  EXPECT_EQ(advance(0), Progress::kNothing);
+  clock_.advance(milliseconds(199));
+  EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "an operation came since it began";
+  clock_.advance(milliseconds(1));
+  EXPECT_TRUE(steady(0).watch(clock_.now(), true)) << "a tenth of the stall warning";
+  EXPECT_EQ(advance(0), Progress::kLeft);
+}
+
+TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
+  options_.schedule_lock = false;
+  make({"a", "b"});
+  EXPECT_FALSE(steady(0).available());
+  EXPECT_FALSE(steady(0).relay());
+  EXPECT_EQ(advance(0), Progress::kNothing);
+}
+
+}  // namespace
+}  // namespace hvd::testing
