@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -13,52 +12,6 @@
 namespace hvd::runtime {
 namespace {
 
-// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator
-// asks all, the others ask it.
-std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
-  if (control.rung_by_all()) return {};
-  if (control.rank() != 0) return {0};
-  std::vector<int> others(static_cast<std::size_t>(control.size()) - 1);
-  std::iota(others.begin(), others.end(), 1);
-  return others;
-}
-
-std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options,
-                                                       const Topology& topology,
-                                                       bool lock_available) {
-  if (topology.rank != 0) return nullptr;
-  control::CoordinatorOptions coordinator;
-  coordinator.fusion_threshold = options.fusion_threshold;
-  coordinator.cache_capacity = options.cache_capacity;
-  coordinator.schedule_lock = lock_available;
-  coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
-  coordinator.host_of_rank.clear();
-  for (int rank = 0; rank < topology.size; ++rank)
-    coordinator.host_of_rank.push_back(topology.host_name(rank));
-  return std::make_unique<control::Coordinator>(std::move(coordinator),
-                                                control::ProcessSetTable(topology.size));
-}
-
-control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
-  if (!control::needs_tree(topology, options.control_radix)) return {};
-  return control::place_in_tree(topology, topology.rank, options.control_radix);
-}
-
-// The coordinator learns of a stall only from what it has been told, so in good time before it says
-// something.
-Duration longest_hold(const RuntimeOptions& options) {
-  Duration longest = std::chrono::seconds(1);
-  for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
-    if (limit > Duration::zero()) longest = std::min(longest, limit / 8);
-  }
-  return longest;
-}
-
-/// @pre it could be decoded
-wire::MessageKind kind_of(const control::Message& message) {
-  return static_cast<wire::MessageKind>(message.bytes[2]);
-}
-
 Status status_of(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
     return {StatusCode::kPeerLost, lost->what(), lost->rank()};
@@ -69,26 +22,21 @@ Status status_of(const std::exception& error) {
 }  // namespace
 
 Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
-    : options_(options),
-      counters_(parts.counters),
+    : counters_(parts.counters),
       on_end_(std::move(on_end)),
       control_(std::move(parts.control)),
       front_(control::ProcessSetTable(control_->size())),
-      time_(parts.clock, options_.peer_timeout / 4),
-      negotiator_(control_->rank(), *front_.process_sets(), options_.cache_capacity),
-      place_(find_place(options_, control_->topology())),
+      time_(parts.clock, options.peer_timeout / 4),
+      negotiator_(control_->rank(), *front_.process_sets(), options.cache_capacity),
       executor_({control_->topology(), *control_, parts.clock, counters_, parts.timeline,
-                 std::move(parts.arena), std::move(parts.device), options_.stall_shutdown},
-                std::move(parts.backends), options_.backend,
+                 std::move(parts.arena), std::move(parts.device), options.stall_shutdown},
+                std::move(parts.backends), options.backend,
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                        bool in_flight) { finish(operation, status, ready, in_flight); }),
-      steady_(options_, *control_, executor_, counters_),
-      coordinator_(make_coordinator(options_, control_->topology(), steady_.available())),
-      liveness_(ranks_to_ask(*control_), options_.peer_timeout) {
-  if (!place_.children.empty())
-    aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options_));
-  control_->beat(time_.step());
-}
+      steady_(options, *control_, executor_, counters_),
+      watch_(options, *control_, counters_, time_),
+      route_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
+      blocked_(options.deadlock_timeout) {}
 
 Engine::~Engine() = default;
 
@@ -122,8 +70,8 @@ bool Engine::step(Callbacks callbacks) noexcept {
     while (steady_.relay()) moved = run_steady() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
-    moved = pass_on() || moved;
-    moved = coordinate() || moved;
+    moved = route_.pass_on() || moved;
+    moved = decide() || moved;
     moved = executor_.progress() || moved;
     moved = keep_house() || moved;
     dump_state_if_asked();
@@ -166,7 +114,7 @@ void Engine::begin(const OperationPtr& operation) {
     return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
   }
   if (error) return end_with(operation, *error);
-  blocked_since_.reset();  // and a thread that waits still does
+  blocked_.note_submission();
   if (steady_.repeating() && steady_.offer(operation, time_.step())) return;
   outstanding_.add(operation);
 }
@@ -194,7 +142,7 @@ void Engine::begin_steady(std::vector<control::AgreedBatch> schedule) {
 
 // What has not run is negotiated as if it had been submitted just now.
 void Engine::leave_steady() {
-  if (coordinator_) coordinator_->note_lock_left(steady_.batches_run());
+  route_.note_left(steady_.batches_run());
   for (const OperationPtr& operation : steady_.take_waiting()) outstanding_.add(operation);
   for (const OperationPtr& operation : outstanding_.in_order()) {
     const auto error = negotiator_.submit(operation->request);
@@ -214,14 +162,8 @@ std::vector<OperationPtr> Engine::outstanding_in_order() const {
 
 bool Engine::note_blocked() noexcept {
   if (!waits_for_others() || executor_.active()) return false;
-  wait_noted_ = true;
+  blocked_.note_wait();
   return steady_.note_blocked();
-}
-
-void Engine::send(int rank, const wire::Bytes& bytes) {
-  counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
-  counters_.control_bytes_sent.fetch_add(bytes.size(), std::memory_order_relaxed);
-  control_->send(rank, bytes);
 }
 
 bool Engine::send_report() {
@@ -229,110 +171,22 @@ bool Engine::send_report() {
   if (front_.shutdown_requested()) negotiator_.request_shutdown(front_.ending());
   const auto news = negotiator_.take_report();
   if (!news) return false;
-  if (aggregator_) {
-    aggregator_->accept(control_->rank(), *news, time_.now());
-  } else {
-    send(std::max(place_.parent, 0), wire::encode(*news));
-  }
-  counters_.negotiated_operations.store(
-      negotiator_.reported_in_full() + negotiator_.reported_by_bit(), std::memory_order_relaxed);
-  counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
+  route_.report(*news);
   return true;
 }
 
 bool Engine::receive() {
-  if (control_->quiet()) return false;
+  if (route_.quiet()) return false;
   bool moved = false;
-  while (const auto message = control_->poll()) {
-    counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
-    handle(*message);
-    // That another rank waits is nothing to go on with; a thread that waits here must come to its
-    // rest, or it would not be known that it does.
-    moved = moved || front_.failed() || kind_of(*message) != wire::MessageKind::kBlocked;
+  while (const auto received = route_.receive()) {
+    if (const auto* plan = std::get_if<wire::Plan>(&received->asks)) take_in(*plan);
+    if (const auto* abort = std::get_if<wire::Abort>(&received->asks)) take_in(*abort);
+    if (const auto* news = std::get_if<wire::LockNews>(&received->asks))
+      steady_.accept(received->source, *news);
+    moved = moved || front_.failed() || received->moves;
     if (front_.failed()) break;
   }
   return moved;
-}
-
-void Engine::handle(const control::Message& message) {
-  const int source = message.source;
-  const auto decoded = [&] {
-    try {
-      return wire::decode(message.bytes);
-    } catch (const wire::WireError& error) {
-      throw Error("rank " + std::to_string(control_->rank()) +
-                  " received a corrupt message from rank " + std::to_string(source) + ": " +
-                  error.what());
-    }
-  }();
-  liveness_.heard(source, time_.awake());
-  if (const auto* plan = std::get_if<wire::Plan>(&decoded)) return take_in(*plan);
-  if (const auto* report_in = std::get_if<wire::Report>(&decoded))
-    return take_in(source, *report_in);
-  if (const auto* merged = std::get_if<wire::MergedReport>(&decoded))
-    return take_in(source, *merged);
-  if (const auto* abort = std::get_if<wire::Abort>(&decoded)) {
-    if (abort->cause.rank != control_->rank()) {
-      observe::notify_supervisor(observe::NoticeKind::kLoss,
-                                 static_cast<int>(StatusCode::kPeerLost), abort->cause.message);
-    }
-    return fail(abort->cause, coordinator_ != nullptr);
-  }
-  if (const auto* news = std::get_if<wire::LockNews>(&decoded))
-    return steady_.accept(source, *news);
-  if (const auto* blocked = std::get_if<wire::Blocked>(&decoded);
-      blocked != nullptr && coordinator_) {
-    coordinator_->note_blocked(source, blocked->last_applied);
-  }
-  if (std::holds_alternative<wire::Ping>(decoded)) {
-    // A rank asks only while it waits, so the coordinator has to look after the others for it.
-    if (coordinator_) others_wait_until_ = time_.now() + options_.peer_timeout / 2;
-    const wire::Bytes pong = wire::encode(wire::Pong{});
-    send(source, pong);
-  }
-}
-
-void Engine::take_in(int source, const wire::Report& report) {
-  if (aggregator_) {
-    aggregator_->accept(source, report, time_.now());
-  } else if (coordinator_) {
-    coordinator_->accept(source, report, time_.awake());
-  } else {
-    throw Error("rank " + std::to_string(source) + " reported to rank " +
-                std::to_string(control_->rank()) + ", which does not coordinate");
-  }
-}
-
-void Engine::take_in(int source, const wire::MergedReport& report) {
-  if (!aggregator_) {
-    throw Error("rank " + std::to_string(source) + " sent merged reports to rank " +
-                std::to_string(control_->rank()) +
-                ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
-  }
-  for (const auto& applied : report.applied) liveness_.heard(applied.ranks, time_.awake());
-  aggregator_->accept(report, time_.now());
-}
-
-// What has come from below and is not held back goes on towards the coordinator.
-bool Engine::pass_on() {
-  if (!aggregator_) return false;
-  const auto merged = aggregator_->take(time_.now());
-  if (!merged) return false;
-  if (coordinator_) {
-    coordinator_->accept(*merged, time_.awake());
-  } else {
-    send(place_.parent, wire::encode(*merged));
-  }
-  return true;
-}
-
-// A plan goes to the ranks below, and without a tree to all.
-void Engine::publish(const wire::Bytes& plan) {
-  const std::size_t receivers =
-      aggregator_ ? place_.children.size() : static_cast<std::size_t>(control_->size());
-  counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
-  counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
-  aggregator_ ? control_->send(place_.children, plan) : control_->publish(plan);
 }
 
 // Whoever made it has left what is repeated, so this rank can see that it was left; on another host
@@ -343,14 +197,10 @@ void Engine::take_in(const wire::Plan& plan) {
 }
 
 void Engine::apply(const wire::Plan& plan) {
-  // Ranks below report after it, in terms that this one must know by then.
-  if (aggregator_ && !coordinator_) publish(wire::encode(plan));
+  route_.pass_down(plan);
   control::Applied applied = negotiator_.apply(plan);
-  last_plan_at_ = time_.now();
-  liveness_.heard(0, time_.awake(last_plan_at_));  // whoever has passed it on
-  wait_noted_ = false;
-  if (aggregator_) aggregator_->note_plan(plan);
-  counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
+  route_.note_applied(plan);
+  blocked_.note_plan();
   // Before an operation ends by which the caller learns of it.
   if (applied.sets_changed) front_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors)
@@ -381,20 +231,8 @@ void Engine::start(control::AgreedBatch batch) {
   }
 }
 
-bool Engine::coordinate() {
-  // A rank that repeats a schedule has reported nothing, and a plan needs all.
-  if (!coordinator_ || steady_.repeating()) return false;
-  const auto plan = coordinator_->decide_encoded(time_.awake(time_.step()), executor_.in_flight());
-  if (!plan) return false;
-  publish(*plan);
-  if (aggregator_) send(control_->rank(), *plan);
-  return true;
-}
-
-bool Engine::waiting(TimePoint now) const noexcept {
-  return busy() || (aggregator_ && aggregator_->holds_anything()) ||
-         (coordinator_ && (coordinator_->waiting() || now < others_wait_until_));
-}
+// A rank that repeats a schedule has reported nothing, and a plan needs all.
+bool Engine::decide() { return !steady_.repeating() && route_.decide(executor_.in_flight()); }
 
 void Engine::give_up(const Status& status) noexcept {
   executor_.abort(status);
@@ -432,20 +270,15 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
 bool Engine::needs_polling() const noexcept { return transferring() || !control_->rung_by_all(); }
 
 Duration Engine::time_to_deadline() const noexcept {
-  if (front_.failed()) return options_.peer_timeout / 4;  // nothing goes by the clock any more
-  const TimePoint now = time_.now();
-  TimePoint next = next_housekeeping_;
-  if (const auto patience = steady_.deadline(); patience && waits_for_others())
-    next = std::min(next, *patience);
-  if (const auto look = executor_.device_queue().next_look()) next = std::min(next, *look);
-  if (coordinator_) {
-    if (const auto deadline = coordinator_->next_deadline())
-      next = std::min(next, time_.on_the_clock(*deadline));
-  }
-  if (aggregator_) {
-    if (const auto deadline = aggregator_->deadline()) next = std::min(next, *deadline);
-  }
-  return std::max(next - now, Duration::zero());
+  if (front_.failed()) return time_.longest_sleep();  // nothing goes by the clock any more
+  TimePoint next = watch_.next();
+  const auto at_most = [&next](std::optional<TimePoint> limit) {
+    if (limit) next = std::min(next, *limit);
+  };
+  if (waits_for_others()) at_most(steady_.deadline());
+  at_most(executor_.device_queue().next_look());
+  at_most(route_.deadline());
+  return std::max(next - time_.now(), Duration::zero());
 }
 
 }  // namespace hvd::runtime

@@ -8,14 +8,12 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "control/aggregator.h"
 #include "control/control_plane.h"
-#include "control/coordinator.h"
-#include "control/liveness.h"
 #include "control/negotiator.h"
-#include "control/tree.h"
 #include "engine/engine_front.h"
 #include "engine/outstanding.h"
+#include "engine/peer_watch.h"
+#include "engine/report_route.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
 #include "engine/step_time.h"
@@ -101,58 +99,40 @@ class Engine {
   std::vector<OperationPtr> outstanding_in_order() const;
   bool send_report();
   bool receive();
-  void handle(const control::Message&);
-  void take_in(int source, const wire::Report&);
-  void take_in(int source, const wire::MergedReport&);
-  bool pass_on();
-  void publish(const wire::Bytes&);
   /// A plan has come: applies it, or lets it wait.
   void take_in(const wire::Plan&);
+  void take_in(const wire::Abort&);
   /// @pre nothing is repeated
   void apply(const wire::Plan&);
   void start(control::AgreedBatch);
-  bool coordinate();
+  bool decide();
   bool keep_house();
-  void watch_peers(TimePoint now, bool waiting);
-  void tell_if_blocked(TimePoint now);
-  void tell_of_stalls(TimePoint now);
-  bool waiting(TimePoint now) const noexcept;
+  bool waiting() const noexcept { return busy() || route_.waiting(); }
   Status explained(const Status& cause);
   void fail(const Status&, bool tell_others) noexcept;
-  [[noreturn]] void lose(int rank, const std::string& cause);
+  [[noreturn]] void lose(const control::PeerLoss&);
   void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
   void end_with(const OperationPtr&, const wire::ErrorEntry&);
-  void send(int rank, const wire::Bytes&);
   void dump_state_if_asked();
 
-  const RuntimeOptions options_;
   observe::Counters& counters_;
   const OnEnd on_end_;
   std::unique_ptr<control::ControlPlane> control_;
-
   EngineFront front_;
+
+  // Token holder only.
   StepTime time_;
   control::Negotiator negotiator_;
-  /// Where reports and plans travel; without a tree, in which rank 0 hears everybody, a place
-  /// without a parent.
-  const control::TreePlace place_;
   Executor executor_;
   SteadyState steady_;
-  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
-  std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
-  control::Liveness liveness_;
-  std::vector<OperationPtr> taken_;  // from submitted_, empty between steps
-  Outstanding outstanding_;          // not those that wait in the schedule
-  bool wait_noted_ = false;  // a thread has waited since the last plan, with nothing running here
-  std::optional<TimePoint> blocked_since_;  // it waits for other ranks, and nothing happens
-  TimePoint told_blocked_at_{};
-  bool control_broken_ =
-      false;  // after the failure: the control plane cannot even send what is left
+  PeerWatch watch_;
+  ReportRoute route_;
+  BlockedNotice blocked_;
+  Outstanding outstanding_;          // not those that wait in the schedule that is repeated
+  std::vector<OperationPtr> taken_;  // from front_, empty between steps
   std::uint64_t begun_ = 0;
   bool shutdown_agreed_ = false;
-  TimePoint last_plan_at_{};
-  TimePoint next_housekeeping_{};
-  TimePoint others_wait_until_{};  // rank 0: a rank on another host has said that it waits
+  bool control_broken_ = false;  // since the failure: it cannot even send what is left
 };
 
 }  // namespace hvd::runtime

@@ -58,7 +58,7 @@ std::string Engine::state_text() const {
        << negotiator_.last_applied();
   if (steady_.repeating())
     text << ", repeating a locked schedule of " << steady_.batches() << " batches";
-  if (negotiator_.last_applied() > 0) text << ", " << age(now - last_plan_at_) << " ago";
+  if (negotiator_.last_applied() > 0) text << ", " << age(now - route_.last_plan_at()) << " ago";
   text << "\n";
   for (std::size_t i = 0; i < told.size(); ++i) {
     if (i == kMostOperationsTold) {
@@ -67,9 +67,7 @@ std::string Engine::state_text() const {
     }
     text << line_of(*told[i].operation, told[i].state, now);
   }
-  if (!coordinator_) return text.str();
-  const std::vector<std::string> waiting =
-      coordinator_->waiting_texts(time_.awake(now), kMostOperationsTold);
+  const std::vector<std::string> waiting = route_.waiting_texts(kMostOperationsTold);
   if (!waiting.empty()) text << "  as the coordinator sees it:\n";
   for (const std::string& line : waiting) text << "    " << line << "\n";
   return text.str();

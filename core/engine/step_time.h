@@ -19,6 +19,7 @@ class StepTime {
     if (now - step_ > 2 * longest_sleep_) paused_ += now - step_ - longest_sleep_;
     step_ = now;
   }
+  Duration longest_sleep() const noexcept { return longest_sleep_; }
   /// When this step began.
   TimePoint step() const noexcept { return step_; }
   TimePoint now() const noexcept { return clock_.now(); }

@@ -1,0 +1,71 @@
+#include "engine/peer_watch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::runtime {
+namespace {
+
+constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
+
+// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator
+// asks all, the others ask it.
+std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
+  if (control.rung_by_all()) return {};
+  if (control.rank() != 0) return {0};
+  std::vector<int> others(static_cast<std::size_t>(control.size()) - 1);
+  std::iota(others.begin(), others.end(), 1);
+  return others;
+}
+
+}  // namespace
+
+PeerWatch::PeerWatch(const RuntimeOptions& options, control::ControlPlane& control,
+                     observe::Counters& counters, const StepTime& time)
+    : options_(options),
+      control_(control),
+      sender_(control, counters),
+      time_(time),
+      liveness_(ranks_to_ask(control), options.peer_timeout) {
+  control_.beat(time_.step());
+}
+
+bool PeerWatch::due(bool waiting) noexcept {
+  const TimePoint now = time_.step();
+  const Duration interval =
+      waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
+  next_ = std::min(next_, now + interval);  // an idle rank may have got work
+  if (now < next_) return false;
+  next_ = now + interval;
+  return true;
+}
+
+std::optional<control::PeerLoss> PeerWatch::look(bool waiting) {
+  const TimePoint now = time_.step();
+  control_.beat(now);
+  if (waiting) {
+    if (auto loss = control_.check_peers(time_.awake(now), options_.peer_timeout)) return loss;
+  }
+  const auto actions = liveness_.check(time_.awake(now), waiting);
+  for (const int rank : actions.ping) sender_.send(rank, wire::encode(wire::Ping{}));
+  if (!actions.lost) return std::nullopt;
+  const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
+  return control::PeerLoss{
+      *actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms", false};
+}
+
+bool BlockedNotice::due(TimePoint now) noexcept {
+  if (!waits_ || interval_ == Duration::zero()) {
+    told_at_.reset();
+    return false;
+  }
+  if (!told_at_) told_at_ = now;
+  if (now - *told_at_ < interval_) return false;
+  told_at_ = now;
+  return true;
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <optional>
+
+#include "base/clock.h"
+#include "base/rank_set.h"
+#include "control/control_plane.h"
+#include "control/liveness.h"
+#include "engine/control_sender.h"
+#include "engine/runtime_options.h"
+#include "engine/step_time.h"
+
+namespace hvd::runtime {
+
+/// Signs of life: gives this rank's, and looks now and then for those of the others that something
+/// depends on.
+///
+/// Not thread-safe: the thread that drives the engine. Errors of the transport go through.
+class PeerWatch {
+ public:
+  /// All outlive it.
+  PeerWatch(const RuntimeOptions&, control::ControlPlane&, observe::Counters&, const StepTime&);
+
+  void heard(int rank) { liveness_.heard(rank, time_.awake()); }
+  void heard(RankSpan ranks) { liveness_.heard(ranks, time_.awake()); }
+  /// A rank has asked this one, the coordinator, for a sign of life. It does so only while it
+  /// waits, so that this one has to look after the others for it.
+  void note_asked() noexcept { asked_until_ = time_.now() + options_.peer_timeout / 2; }
+  /// As of this step.
+  bool asked() const noexcept { return time_.step() < asked_until_; }
+
+  /// Whether it is time for look(), and other things that have time.
+  bool due(bool waiting) noexcept;
+  TimePoint next() const noexcept { return next_; }
+  /// @param waiting whether anything depends on the others now  @return one that is lost
+  std::optional<control::PeerLoss> look(bool waiting);
+
+ private:
+  const RuntimeOptions options_;
+  control::ControlPlane& control_;
+  const ControlSender sender_;
+  const StepTime& time_;
+  control::Liveness liveness_;
+  TimePoint next_{};
+  TimePoint asked_until_{};
+};
+
+/// When a rank tells the coordinator that it waits and has nothing to go on with: again and again,
+/// as reports of others may be on their way more slowly.
+///
+/// Not thread-safe: the thread that drives the engine. Nothing throws.
+class BlockedNotice {
+ public:
+  /// @param deadlock_timeout zero: never
+  explicit BlockedNotice(Duration deadlock_timeout) noexcept : interval_(deadlock_timeout / 5) {}
+
+  /// A thread waits while nothing runs here, so it waits for a plan.
+  void note_wait() noexcept { waits_ = true; }
+  /// It has submitted more first, so the time begins anew.
+  void note_submission() noexcept { told_at_.reset(); }
+  /// A plan has come, or none is needed: nothing is known any more of threads that wait.
+  void note_plan() noexcept { waits_ = false; }
+  /// To be asked now and then.
+  bool due(TimePoint now) noexcept;
+
+ private:
+  const Duration interval_;
+  bool waits_ = false;
+  std::optional<TimePoint> told_at_;  // or since when there is something to tell
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,230 @@
+#include "engine/report_route.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& options,
+                                                       const Topology& topology, bool may_repeat) {
+  if (topology.rank != 0) return nullptr;
+  control::CoordinatorOptions coordinator;
+  coordinator.fusion_threshold = options.fusion_threshold;
+  coordinator.cache_capacity = options.cache_capacity;
+  coordinator.schedule_lock = may_repeat;
+  coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
+  coordinator.host_of_rank.clear();
+  for (int rank = 0; rank < topology.size; ++rank)
+    coordinator.host_of_rank.push_back(topology.host_name(rank));
+  return std::make_unique<control::Coordinator>(std::move(coordinator),
+                                                control::ProcessSetTable(topology.size));
+}
+
+control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
+  if (!control::needs_tree(topology, options.control_radix)) return {};
+  return control::place_in_tree(topology, topology.rank, options.control_radix);
+}
+
+// The coordinator learns of a stall only from what it has been told, so in good time before it says
+// something.
+Duration longest_hold(const RuntimeOptions& options) {
+  Duration longest = std::chrono::seconds(1);
+  for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
+    if (limit > Duration::zero()) longest = std::min(longest, limit / 8);
+  }
+  return longest;
+}
+
+// Two ranks of each other host, by whose accusation the ranks there learn of a loss: the
+// coordinator, which tells all, may be what hangs on it, and so may any rank that had a connection
+// to the lost one.
+std::vector<int> speakers_besides_coordinator(const Topology& topology) {
+  std::vector<int> speakers;
+  constexpr int kSpeakersPerHost = 2;
+  std::vector<int> found(topology.host_names.size(), 0);
+  found[static_cast<std::size_t>(topology.host_index())] = kSpeakersPerHost;
+  for (int rank = 1; rank < topology.size; ++rank) {
+    const auto host =
+        static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
+    if (found[host] == kSpeakersPerHost) continue;
+    ++found[host];
+    speakers.push_back(rank);
+  }
+  return speakers;
+}
+
+}  // namespace
+
+ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool may_repeat)
+    : control_(parts.control),
+      counters_(parts.counters),
+      time_(parts.time),
+      watch_(parts.watch),
+      negotiator_(parts.negotiator),
+      sender_(parts.control, parts.counters),
+      place_(find_place(options, parts.control.topology())),
+      coordinator_(make_coordinator(options, parts.control.topology(), may_repeat)) {
+  if (!place_.children.empty())
+    aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options));
+}
+
+void ReportRoute::report(const wire::Report& report) {
+  if (aggregator_) {
+    aggregator_->accept(control_.rank(), report, time_.now());
+  } else {
+    sender_.send(std::max(place_.parent, 0), wire::encode(report));
+  }
+  counters_.negotiated_operations.store(
+      negotiator_.reported_in_full() + negotiator_.reported_by_bit(), std::memory_order_relaxed);
+  counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
+}
+
+bool ReportRoute::pass_on() {
+  if (!aggregator_) return false;
+  const auto merged = aggregator_->take(time_.now());
+  if (!merged) return false;
+  if (coordinator_) {
+    coordinator_->accept(*merged, time_.awake());
+  } else {
+    sender_.send(place_.parent, wire::encode(*merged));
+  }
+  return true;
+}
+
+void ReportRoute::tell_blocked() {
+  sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
+}
+
+void ReportRoute::note_left(std::uint64_t batches_run) {
+  if (coordinator_) coordinator_->note_lock_left(batches_run);
+}
+
+bool ReportRoute::decide(std::size_t in_flight) {
+  if (!coordinator_) return false;
+  const auto plan = coordinator_->decide_encoded(time_.awake(time_.step()), in_flight);
+  if (!plan) return false;
+  publish(*plan);
+  if (aggregator_) sender_.send(control_.rank(), *plan);
+  return true;
+}
+
+// A plan goes to the ranks below, and without a tree to all.
+void ReportRoute::publish(const wire::Bytes& plan) {
+  if (aggregator_) return sender_.send(place_.children, plan);
+  const auto receivers = static_cast<std::size_t>(control_.size());
+  counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
+  counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
+  control_.publish(plan);
+}
+
+void ReportRoute::pass_down(const wire::Plan& plan) {
+  if (aggregator_ && !coordinator_) publish(wire::encode(plan));
+}
+
+void ReportRoute::note_applied(const wire::Plan& plan) {
+  last_plan_at_ = time_.now();
+  watch_.heard(0);  // whoever has passed it on
+  if (aggregator_) aggregator_->note_plan(plan);
+  counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::optional<ReportRoute::Received> ReportRoute::receive() {
+  const auto message = control_.poll();
+  if (!message) return std::nullopt;
+  counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
+  auto decoded = [&] {
+    try {
+      return wire::decode(message->bytes);
+    } catch (const wire::WireError& error) {
+      throw Error("rank " + std::to_string(control_.rank()) +
+                  " received a corrupt message from rank " + std::to_string(message->source) +
+                  ": " + error.what());
+    }
+  }();
+  watch_.heard(message->source);
+  const bool moves = !std::holds_alternative<wire::Blocked>(decoded);
+  return Received{handle(message->source, std::move(decoded)), message->source, moves};
+}
+
+ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
+  if (auto* plan = std::get_if<wire::Plan>(&message)) return std::move(*plan);
+  if (auto* news = std::get_if<wire::LockNews>(&message)) return *news;
+  if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
+  if (const auto* report_in = std::get_if<wire::Report>(&message)) take_in(source, *report_in);
+  if (const auto* merged = std::get_if<wire::MergedReport>(&message)) take_in(source, *merged);
+  if (const auto* blocked = std::get_if<wire::Blocked>(&message);
+      blocked != nullptr && coordinator_) {
+    coordinator_->note_blocked(source, blocked->last_applied);
+  }
+  if (std::holds_alternative<wire::Ping>(message)) {
+    if (coordinator_) watch_.note_asked();
+    sender_.send(source, wire::encode(wire::Pong{}));
+  }
+  return {};
+}
+
+void ReportRoute::take_in(int source, const wire::Report& report) {
+  if (aggregator_) {
+    aggregator_->accept(source, report, time_.now());
+  } else if (coordinator_) {
+    coordinator_->accept(source, report, time_.awake());
+  } else {
+    refuse(source, "reported", ", which does not coordinate");
+  }
+}
+
+void ReportRoute::take_in(int source, const wire::MergedReport& report) {
+  if (!aggregator_) {
+    refuse(source, "sent merged reports",
+           ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
+  }
+  for (const auto& applied : report.applied) watch_.heard(applied.ranks);
+  aggregator_->accept(report, time_.now());
+}
+
+void ReportRoute::refuse(int source, const std::string& what, const std::string& why) const {
+  throw Error("rank " + std::to_string(source) + " " + what + " to rank " +
+              std::to_string(control_.rank()) + why);
+}
+
+void ReportRoute::tell_failure(const wire::Abort& abort) {
+  const wire::Bytes bytes = wire::encode(abort);
+  if (coordinator_) return control_.publish(bytes);
+  control_.report(bytes);
+  control_.send(speakers_besides_coordinator(control_.topology()), bytes);
+}
+
+void ReportRoute::tell_of_stalls() {
+  if (!coordinator_) return;
+  for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
+  for (const auto& text : coordinator_->stall_warnings(time_.awake(time_.step()))) {
+    counters_.stalls.fetch_add(1, std::memory_order_relaxed);
+    HVD_LOG(kWarning) << text;
+  }
+}
+
+bool ReportRoute::waiting() const noexcept {
+  return (aggregator_ && aggregator_->holds_anything()) ||
+         (coordinator_ && (coordinator_->waiting() || watch_.asked()));
+}
+
+std::optional<TimePoint> ReportRoute::deadline() const {
+  std::optional<TimePoint> next = aggregator_ ? aggregator_->deadline() : std::nullopt;
+  if (!coordinator_) return next;
+  if (const auto stalls = coordinator_->next_deadline()) {
+    const TimePoint then = time_.on_the_clock(*stalls);
+    next = next ? std::min(*next, then) : then;
+  }
+  return next;
+}
+
+std::vector<std::string> ReportRoute::waiting_texts(std::size_t most) const {
+  if (!coordinator_) return {};
+  return coordinator_->waiting_texts(time_.awake(), most);
+}
+
+}  // namespace hvd::runtime

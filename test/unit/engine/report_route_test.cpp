@@ -1,0 +1,367 @@
+// The way of reports and plans between ranks that share one thread, without engines.
+#include "engine/report_route.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "hvd/error.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using runtime::PeerWatch;
+using runtime::ReportRoute;
+using runtime::RuntimeOptions;
+using runtime::StepTime;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+wire::Request asked(const std::string& name) {
+  wire::Request request;
+  request.name = name;
+  request.shape = {4};
+  return request;
+}
+
+/// A rank with all of an engine that negotiates, but for its operations.
+struct Node {
+  Node(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
+       VirtualClock& virtual_clock)
+      : clock(virtual_clock),
+        control(std::move(plane)),
+        time(clock, options.peer_timeout / 4),
+        negotiator(control->rank(), control::ProcessSetTable(control->size()), 1024),
+        watch(options, *control, counters, time),
+        route(options, {*control, counters, time, watch, negotiator}, false) {}
+
+  std::uint64_t sent() const { return counters.control_messages_sent.load(); }
+  std::uint64_t received() const { return counters.control_messages_received.load(); }
+  void submit(const std::string& name) {
+    negotiator.submit(asked(name));
+    route.report(*negotiator.take_report());
+  }
+  void apply(const wire::Plan& plan) {
+    route.pass_down(plan);
+    negotiator.apply(plan);
+    route.note_applied(plan);
+  }
+  /// Takes in what has come, and applies plans. @return their numbers
+  std::vector<std::uint64_t> receive() {
+    std::vector<std::uint64_t> plans;
+    clock.advance(microseconds(1));  // what one rank sends at once comes one by one
+    while (auto received = route.receive()) {
+      const auto* plan = std::get_if<wire::Plan>(&received->asks);
+      if (plan == nullptr) continue;
+      apply(*plan);
+      plans.push_back(plan->sequence);
+    }
+    return plans;
+  }
+
+  VirtualClock& clock;
+  observe::Counters counters;
+  std::unique_ptr<control::ControlPlane> control;
+  StepTime time;
+  control::Negotiator negotiator;
+  PeerWatch watch;
+  ReportRoute route;
+};
+
+class ReportRouteTest : public ::testing::Test {
+ protected:
+  void make(std::vector<std::string> hosts, bool rings = true) {
+    const int size = static_cast<int>(hosts.size());
+    network_ = local::LocalNetwork::create(
+        {.size = size, .host_per_rank = std::move(hosts), .rings_across_hosts = rings}, clock_);
+    for (int rank = 0; rank < size; ++rank)
+      nodes_.push_back(std::make_unique<Node>(options_, network_->plane(rank), clock_));
+  }
+  /// Eight hosts of one rank, where everybody has at most two children: 0 - 1 2, 1 - 3 4, ...
+  void make_tree() {
+    options_.control_radix = 2;
+    make({"a", "b", "c", "d", "e", "f", "g", "h"});
+  }
+  Node& node(std::size_t rank) { return *nodes_[rank]; }
+  ReportRoute& route(std::size_t rank) { return node(rank).route; }
+  void give(std::size_t from, int to, const wire::Bytes& bytes) {
+    node(from).control->send(to, bytes);
+    clock_.advance(milliseconds(1));  // mail of different senders comes in the order of its sending
+  }
+  /// What a rank has got that nobody has taken in.
+  std::vector<wire::AnyMessage> mail(std::size_t rank) {
+    std::vector<wire::AnyMessage> messages;
+    clock_.advance(microseconds(1));
+    while (const auto message = node(rank).control->poll())
+      messages.push_back(wire::decode(message->bytes));
+    return messages;
+  }
+  void begin_step() {
+    for (const auto& node : nodes_) node->time.begin_step();
+  }
+  std::string error_of(std::size_t rank) {
+    try {
+      while (route(rank).receive()) {
+      }
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  VirtualClock clock_;
+  RuntimeOptions options_;
+  std::shared_ptr<local::LocalNetwork> network_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
+  make({"a", "a", "a"});
+  EXPECT_TRUE(route(0).coordinates());
+  EXPECT_FALSE(route(1).coordinates());
+  for (std::uint64_t round = 1; round < 3; ++round) {
+    for (const std::size_t rank : {0, 1}) node(rank).submit("x");
+    EXPECT_THAT(node(0).receive(), IsEmpty());
+    EXPECT_TRUE(route(0).waiting());
+    EXPECT_FALSE(route(0).decide(0)) << "rank 2 has not asked";
+    node(2).submit("x");
+    EXPECT_THAT(node(0).receive(), IsEmpty());
+    EXPECT_TRUE(route(0).decide(0));
+    EXPECT_FALSE(route(0).decide(0));
+    clock_.advance(milliseconds(1));
+    for (const std::size_t rank : {0, 1, 2}) {
+      EXPECT_FALSE(route(rank).quiet());
+      EXPECT_THAT(node(rank).receive(), ElementsAre(round));
+      EXPECT_TRUE(route(rank).quiet());
+      EXPECT_FALSE(route(rank).pass_on());
+      EXPECT_EQ(route(rank).last_plan_at(), clock_.now());
+      EXPECT_EQ(node(rank).counters.plans_applied, round);
+    }
+    EXPECT_FALSE(route(1).decide(0));
+    // What a rank tells itself counts.
+    EXPECT_EQ(node(0).sent(), round * (1 + 3));
+    EXPECT_EQ(node(0).received(), round * (3 + 1));
+    EXPECT_EQ(node(1).sent(), round);
+    EXPECT_EQ(node(1).received(), round);
+    EXPECT_EQ(node(2).counters.negotiated_operations, round);
+    EXPECT_EQ(node(2).counters.cached_operations, round - 1);
+  }
+  EXPECT_FALSE(route(0).waiting());
+}
+
+TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
+  make_tree();
+  for (const auto& node : nodes_) node->submit("x");
+  EXPECT_TRUE(route(1).waiting()) << "its children's reports pass there";
+  for (std::size_t rank = nodes_.size(); rank-- > 1;) {
+    node(rank).receive();
+    const bool inner =
+        !control::place_in_tree(node(rank).control->topology(), static_cast<int>(rank), 2)
+             .children.empty();
+    EXPECT_EQ(route(rank).pass_on(), inner);
+    EXPECT_EQ(node(rank).sent(), 1U) << "one message to its parent, rank " << rank;
+  }
+  EXPECT_FALSE(route(0).decide(0)) << "nothing has come to it";
+  node(0).receive();
+  EXPECT_TRUE(route(0).pass_on());
+  EXPECT_TRUE(route(0).decide(0));
+  for (std::size_t rank = 0; rank < nodes_.size(); ++rank) {
+    EXPECT_THAT(node(rank).receive(), ElementsAre(1U)) << "rank " << rank;
+    const auto place =
+        control::place_in_tree(node(rank).control->topology(), static_cast<int>(rank), 2);
+    EXPECT_EQ(node(rank).sent(), 1U + place.children.size()) << "rank " << rank;
+  }
+}
+
+TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
+  make_tree();
+  node(1).submit("x");
+  EXPECT_FALSE(route(1).pass_on()) << "ranks below have not asked";
+  EXPECT_TRUE(route(1).waiting());
+  ASSERT_TRUE(route(1).deadline().has_value());
+  clock_.advance(*route(1).deadline() - clock_.now());
+  EXPECT_TRUE(route(1).pass_on());
+  EXPECT_EQ(mail(0).size(), 1U);
+}
+
+TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
+  make({"a", "a", "a"});
+  give(2, 1, wire::encode(wire::Report{}));
+  EXPECT_THAT(error_of(1), HasSubstr("rank 2 reported to rank 1, which does not coordinate"));
+  give(2, 0, wire::encode(wire::MergedReport{}));
+  EXPECT_THAT(error_of(0), HasSubstr("rank 2 sent merged reports to rank 0"));
+  network_->corrupt_next_message_to(0);
+  give(1, 0, wire::encode(wire::Ping{}));
+  EXPECT_THAT(error_of(0), HasSubstr("rank 0 received a corrupt message from rank 1: "));
+}
+
+TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
+  make({"a", "a", "a"});
+  give(1, 0, wire::encode(wire::LockNews{.position = 3}));
+  give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
+  give(2, 0, wire::encode(wire::Blocked{0}));
+  const auto news = route(0).receive();
+  ASSERT_TRUE(news && std::holds_alternative<wire::LockNews>(news->asks));
+  EXPECT_EQ(std::get<wire::LockNews>(news->asks).position, 3U);
+  EXPECT_EQ(news->source, 1);
+  EXPECT_TRUE(news->moves);
+  const auto abort = route(0).receive();
+  ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->asks));
+  EXPECT_EQ(std::get<wire::Abort>(abort->asks).cause.message, "broken");
+  const auto blocked = route(0).receive();
+  ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->asks));
+  EXPECT_FALSE(blocked->moves) << "that another rank waits is nothing to go on with";
+  EXPECT_FALSE(route(0).receive().has_value());
+}
+
+TEST_F(ReportRouteTest, WhoIsAskedForASignOfLifeGivesOneAndTheCoordinatorLooksAfterTheRest) {
+  make({"a", "b", "c"});
+  for (const int to : {0, 1}) {
+    give(2, to, wire::encode(wire::Ping{}));
+    EXPECT_TRUE(route(static_cast<std::size_t>(to)).receive()->moves);
+  }
+  const auto answers = mail(2);
+  ASSERT_EQ(answers.size(), 2U);
+  for (const auto& answer : answers) EXPECT_TRUE(std::holds_alternative<wire::Pong>(answer));
+  begin_step();
+  EXPECT_TRUE(route(0).waiting());
+  EXPECT_FALSE(route(1).waiting());
+  clock_.advance(options_.peer_timeout / 2);
+  begin_step();
+  EXPECT_FALSE(route(0).waiting());
+}
+
+// All say that they wait: the coordinator ends what they wait for.
+TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
+  make({"a", "a"});
+  node(0).submit("x");
+  node(1).submit("y");
+  node(0).receive();
+  for (const std::size_t rank : {0, 1}) route(rank).tell_blocked();
+  EXPECT_EQ(node(0).sent(), 2U);
+  EXPECT_EQ(node(1).sent(), 2U);
+  node(0).receive();
+  EXPECT_EQ(node(0).received(), 4U);
+  EXPECT_FALSE(route(0).decide(0));
+  clock_.advance(options_.deadlock_timeout);
+  begin_step();
+  EXPECT_TRUE(route(0).decide(0));
+  const auto plans = mail(1);
+  ASSERT_EQ(plans.size(), 1U);
+  EXPECT_EQ(std::get<wire::Plan>(plans[0]).errors.size(), 2U);
+}
+
+TEST_F(ReportRouteTest, StallsAreToldOnce) {
+  make({"a", "a"});
+  node(0).submit("x");
+  node(0).receive();
+  ASSERT_TRUE(route(0).deadline().has_value());
+  EXPECT_EQ(*route(0).deadline(), clock_.now() + options_.stall_warning);
+  EXPECT_THAT(route(0).waiting_texts(9),
+              ElementsAre(HasSubstr("rank 1 (a) has submitted nothing")));
+  EXPECT_THAT(route(1).waiting_texts(9), IsEmpty());
+  for (int i = 0; i < 8; ++i) {  // with pauses that no process was stopped for
+    route(0).tell_of_stalls();
+    EXPECT_EQ(node(0).counters.stalls, 0U);
+    clock_.advance(options_.stall_warning / 8);
+    begin_step();
+  }
+  for (int i = 0; i < 2; ++i) route(0).tell_of_stalls();
+  route(1).tell_of_stalls();
+  EXPECT_EQ(node(0).counters.stalls, 1U);
+}
+
+TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
+  make({"a", "a", "b", "b", "b"});
+  const wire::Abort lost{1, {StatusCode::kPeerLost, "lost", 4}};
+  route(1).tell_failure(lost);
+  std::vector<std::size_t> told;
+  for (const std::size_t rank : {0, 1, 2, 3, 4}) told.push_back(mail(rank).size());
+  EXPECT_THAT(told, ElementsAre(1, 0, 1, 1, 0));
+  route(0).tell_failure(lost);
+  for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
+}
+
+TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
+  runtime::BlockedNotice notice(seconds(10));
+  TimePoint now{seconds(100)};
+  EXPECT_FALSE(notice.due(now));
+  now += seconds(50);
+  EXPECT_FALSE(notice.due(now)) << "nobody waits";
+  notice.note_wait();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(notice.due(now));
+    EXPECT_FALSE(notice.due(now + milliseconds(1999)));
+    EXPECT_TRUE(notice.due(now += seconds(2)));
+  }
+  now += milliseconds(1999);
+  EXPECT_FALSE(notice.due(now));
+  notice.note_submission();
+  EXPECT_FALSE(notice.due(now += seconds(1)));
+  EXPECT_FALSE(notice.due(now + milliseconds(1999)));
+  EXPECT_TRUE(notice.due(now + seconds(2)));
+  notice.note_plan();
+  EXPECT_FALSE(notice.due(now + seconds(20)));
+  notice.note_wait();
+  EXPECT_FALSE(notice.due(now + seconds(30))) << "the time begins with the wait";
+  runtime::BlockedNotice never(Duration::zero());
+  never.note_wait();
+  EXPECT_FALSE(never.due(now));
+  EXPECT_FALSE(never.due(now + seconds(99)));
+}
+
+TEST_F(ReportRouteTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
+  options_.peer_timeout = seconds(8);
+  make({"a", "a"});
+  PeerWatch& watch = node(0).watch;
+  EXPECT_TRUE(watch.due(false)) << "for the first time";
+  EXPECT_EQ(watch.next(), clock_.now() + seconds(2));
+  clock_.advance(milliseconds(10));
+  begin_step();
+  EXPECT_FALSE(watch.due(false));
+  EXPECT_FALSE(watch.due(true));
+  EXPECT_EQ(watch.next(), clock_.now() + milliseconds(50)) << "it has got work";
+  clock_.advance(milliseconds(50));
+  begin_step();
+  EXPECT_TRUE(watch.due(true));
+  network_->kill(1);
+  EXPECT_FALSE(watch.look(false).has_value()) << "nothing depends on it";
+  const auto loss = watch.look(true);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->rank, 1);
+  EXPECT_EQ(loss->cause, "it was killed");
+}
+
+TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
+  options_.peer_timeout = seconds(8);
+  make({"a", "b", "c"}, false);
+  const auto look = [&](std::size_t rank) {
+    for (const auto& one : nodes_) one->control->beat(clock_.now());
+    return node(rank).watch.look(true);
+  };
+  EXPECT_FALSE(look(0).has_value());
+  EXPECT_FALSE(look(1).has_value());
+  EXPECT_EQ(node(0).sent(), 2U) << "asks both";
+  EXPECT_EQ(node(1).sent(), 1U) << "asks rank 0";
+  for (int i = 0; i < 3; ++i) {
+    clock_.advance(seconds(3));
+    begin_step();
+    if (i < 2) {
+      EXPECT_FALSE(look(0).has_value()) << i;
+    }
+    give(1, 0, wire::encode(wire::Pong{}));
+    node(0).receive();
+  }
+  const auto loss = look(0);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->rank, 2);
+  EXPECT_FALSE(loss->known);
+  EXPECT_EQ(loss->cause, "it has not answered for 8000 ms");
+}
+
+}  // namespace
+}  // namespace hvd::testing
