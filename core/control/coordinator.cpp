@@ -220,8 +220,7 @@ std::size_t Coordinator::failed_uses() const noexcept {
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
-  if (const auto repeated = repeat_plan(now, in_flight))
-    return std::get<wire::Plan>(wire::decode(*repeated));
+  if (auto repeated = repeat_plan(now, in_flight)) return std::move(repeated->plan);
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);

@@ -32,6 +32,12 @@ struct CoordinatorOptions {
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
 
+/// For rank 0 the plan, for the others its bytes.
+struct EncodedPlan {
+  wire::Plan plan = {};
+  wire::Bytes bytes = {};
+};
+
 /// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in,
 /// plans out. Not thread-safe.
 ///
@@ -54,10 +60,11 @@ class Coordinator {
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
 
+  /// The same with its bytes, which are cheaper to make here where a plan repeats.
+  std::optional<EncodedPlan> decide_encoded(TimePoint now, std::size_t in_flight);
+
   /// The ranks have left the lock that the last plan with one began.
   void note_lock_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
-  /// The same, encoded, which is cheaper where a plan repeats.
-  std::optional<wire::Bytes> decide_encoded(TimePoint now, std::size_t in_flight);
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
@@ -117,7 +124,7 @@ class Coordinator {
 
   bool take_whole(const wire::MergedReport&);
   void spread_whole(TimePoint now);
-  std::optional<wire::Bytes> repeat_plan(TimePoint now, std::size_t in_flight);
+  std::optional<EncodedPlan> repeat_plan(TimePoint now, std::size_t in_flight);
   void learn_repeat(wire::Plan, std::int64_t bytes);
   void note_change(TimePoint now);
   void check_applied(RankSpan ranks, std::uint64_t sequence) const;

@@ -83,7 +83,7 @@ void Coordinator::spread_whole(TimePoint now) {
   });
 }
 
-std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
+std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
   if (!whole_) return std::nullopt;
   if (in_flight >= kBusyBatches && repeat_->bytes < options_.fusion_threshold) {
     spread_whole(now);
@@ -92,7 +92,7 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1),
                         cache_.at(whole_->slots.highest()).request.name, now);
   whole_.reset();
-  wire::Bytes bytes = wire::renumber(repeat_->plan, ++sequence_);
+  repeat_->decoded.sequence = ++sequence_;
   note_change(now);
   // Twice the same in a row leaves the cache's order as it is.
   if (!std::exchange(repeat_->just_used, true)) {
@@ -100,20 +100,20 @@ std::optional<wire::Bytes> Coordinator::repeat_plan(TimePoint now, std::size_t i
       for (const auto& tensor : batch.tensors) cache_.touch(*tensor.slot);
     }
   }
-  if (options_.schedule_lock) {
-    repeat_->decoded.sequence = sequence_;
-    lock_if_steady(repeat_->decoded);
-    if (!repeat_->decoded.lock.empty()) bytes = wire::encode(repeat_->decoded);
-    repeat_->decoded.lock.clear();
-  }
-  return bytes;
+  if (options_.schedule_lock) lock_if_steady(repeat_->decoded);
+  EncodedPlan repeated{.plan = repeat_->decoded};
+  repeated.bytes = repeated.plan.lock.empty() ? wire::renumber(repeat_->plan, sequence_)
+                                              : wire::encode(repeated.plan);
+  repeat_->decoded.lock.clear();
+  return repeated;
 }
 
-std::optional<wire::Bytes> Coordinator::decide_encoded(TimePoint now, std::size_t in_flight) {
+std::optional<EncodedPlan> Coordinator::decide_encoded(TimePoint now, std::size_t in_flight) {
   if (auto repeated = repeat_plan(now, in_flight)) return repeated;
-  const auto plan = decide(now, in_flight);
+  auto plan = decide(now, in_flight);
   if (!plan) return std::nullopt;
-  return wire::encode(*plan);
+  wire::Bytes bytes = wire::encode(*plan);
+  return EncodedPlan{std::move(*plan), std::move(bytes)};
 }
 
 void Coordinator::learn_repeat(wire::Plan plan, std::int64_t bytes) {

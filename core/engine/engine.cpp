@@ -59,6 +59,7 @@ bool Engine::step(Callbacks callbacks) noexcept {
     if (front_.failed()) {
       dump_state_if_asked();
       end_outstanding(front_.failure());
+      route_.drop_own_plan();
       while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
       return moved;
     }

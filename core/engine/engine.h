@@ -69,7 +69,9 @@ class Engine {
   /// Something is under way that no doorbell announces.
   bool needs_polling() const noexcept;
   /// Data or control messages are being moved right now.
-  bool transferring() const noexcept { return executor_.needs_polling() || control_->busy(); }
+  bool transferring() const noexcept {
+    return executor_.needs_polling() || control_->busy() || route_.has_own_plan();
+  }
   /// This rank waits for something or works on something.
   bool busy() const noexcept {
     return waits_for_others() || executor_.active() || !executor_.device_queue().empty() ||

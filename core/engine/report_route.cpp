@@ -1,6 +1,7 @@
 #include "engine/report_route.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -27,6 +28,14 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
 control::TreePlace find_place(const RuntimeOptions& options, const Topology& topology) {
   if (!control::needs_tree(topology, options.control_radix)) return {};
   return control::place_in_tree(topology, topology.rank, options.control_radix);
+}
+
+// A plan goes to the ranks below, and without a tree from rank 0 to all.
+std::vector<int> find_receivers(const control::TreePlace& place, const Topology& topology) {
+  if (topology.rank != 0 || !place.children.empty()) return place.children;
+  std::vector<int> others(static_cast<std::size_t>(topology.size) - 1);
+  std::iota(others.begin(), others.end(), 1);
+  return others;
 }
 
 // The coordinator learns of a stall only from what it has been told, so in good time before it says
@@ -67,6 +76,7 @@ ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool
       negotiator_(parts.negotiator),
       sender_(parts.control, parts.counters),
       place_(find_place(options, parts.control.topology())),
+      receivers_(find_receivers(place_, parts.control.topology())),
       coordinator_(make_coordinator(options, parts.control.topology(), may_repeat)) {
   if (!place_.children.empty())
     aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options));
@@ -75,12 +85,21 @@ ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool
 void ReportRoute::report(const wire::Report& report) {
   if (aggregator_) {
     aggregator_->accept(control_.rank(), report, time_.now());
+  } else if (coordinator_) {
+    count_own_message();
+    coordinator_->accept(control_.rank(), report, time_.awake());
   } else {
     sender_.send(std::max(place_.parent, 0), wire::encode(report));
   }
   counters_.negotiated_operations.store(
       negotiator_.reported_in_full() + negotiator_.reported_by_bit(), std::memory_order_relaxed);
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
+}
+
+// Sent and received at once.
+void ReportRoute::count_own_message() noexcept {
+  counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
+  counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool ReportRoute::pass_on() {
@@ -96,6 +115,10 @@ bool ReportRoute::pass_on() {
 }
 
 void ReportRoute::tell_blocked() {
+  if (coordinator_) {
+    count_own_message();
+    return coordinator_->note_blocked(control_.rank(), negotiator_.last_applied());
+  }
   sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
 }
 
@@ -104,25 +127,20 @@ void ReportRoute::note_left(std::uint64_t batches_run) {
 }
 
 bool ReportRoute::decide(std::size_t in_flight) {
-  if (!coordinator_) return false;
-  const auto plan = coordinator_->decide_encoded(time_.awake(time_.step()), in_flight);
-  if (!plan) return false;
-  publish(*plan);
-  if (aggregator_) sender_.send(control_.rank(), *plan);
-  return true;
-}
-
-// A plan goes to the ranks below, and without a tree to all.
-void ReportRoute::publish(const wire::Bytes& plan) {
-  if (aggregator_) return sender_.send(place_.children, plan);
-  const auto receivers = static_cast<std::size_t>(control_.size());
-  counters_.control_messages_sent.fetch_add(receivers, std::memory_order_relaxed);
-  counters_.control_bytes_sent.fetch_add(plan.size() * receivers, std::memory_order_relaxed);
-  control_.publish(plan);
+  if (!coordinator_ || own_plan_) return false;
+  const TimePoint now = time_.awake(time_.step());
+  if (receivers_.empty()) {
+    own_plan_ = coordinator_->decide(now, in_flight);
+  } else if (auto decided = coordinator_->decide_encoded(now, in_flight)) {
+    sender_.send(receivers_, decided->bytes);
+    own_plan_ = std::move(decided->plan);
+  }
+  if (own_plan_) count_own_message();
+  return own_plan_.has_value();
 }
 
 void ReportRoute::pass_down(const wire::Plan& plan) {
-  if (aggregator_ && !coordinator_) publish(wire::encode(plan));
+  if (aggregator_ && !coordinator_) sender_.send(receivers_, wire::encode(plan));
 }
 
 void ReportRoute::note_applied(const wire::Plan& plan) {
@@ -133,6 +151,7 @@ void ReportRoute::note_applied(const wire::Plan& plan) {
 }
 
 std::optional<ReportRoute::Received> ReportRoute::receive() {
+  if (own_plan_) return Received{*std::exchange(own_plan_, std::nullopt), control_.rank()};
   const auto message = control_.poll();
   if (!message) return std::nullopt;
   counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);

@@ -29,6 +29,9 @@ namespace hvd::runtime {
 ///   this rank's report, messages --> [Aggregator] --> parent, or on rank 0 [Coordinator]
 ///   messages, or on rank 0 decide() --> plan --> this rank's engine, children
 ///
+/// What rank 0 has for itself is handed over as it is: its report at once, its plan by the next
+/// receive(), before any message of others. Both count among its messages, not among its bytes.
+///
 /// Not thread-safe: the thread that drives the engine. Errors of the transport, and messages that
 /// cannot be, are thrown as hvd::Error; the engine ends with them.
 class ReportRoute {
@@ -67,7 +70,8 @@ class ReportRoute {
   void note_left(std::uint64_t batches_run);
 
   // --- downwards ---
-  /// Rank 0: decides, and publishes, the next plan. @return whether there was one
+  /// Rank 0: decides, and publishes, the next plan; none before receive() has given the last one.
+  /// @return whether there was one
   bool decide(std::size_t in_flight);
   /// Before this rank applies the plan: ranks below report after it, in terms that this one must
   /// know by then.
@@ -77,7 +81,11 @@ class ReportRoute {
 
   // --- messages ---
   /// receive() would find nothing.
-  bool quiet() const noexcept { return control_.quiet(); }
+  bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
+  /// Rank 0 has decided a plan that it has not received. No bell announces it.
+  bool has_own_plan() const noexcept { return own_plan_.has_value(); }
+  /// The job has failed: receive() is not called any more.
+  void drop_own_plan() noexcept { own_plan_.reset(); }
   /// Takes in the next message, if there is one.
   std::optional<Received> receive();
   /// Tells of the first cause: rank 0 all ranks, others rank 0 and some ranks besides, as rank 0
@@ -101,7 +109,7 @@ class ReportRoute {
   Asks handle(int source, wire::AnyMessage);
   void take_in(int source, const wire::Report&);
   void take_in(int source, const wire::MergedReport&);
-  void publish(const wire::Bytes&);
+  void count_own_message() noexcept;
   [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;
 
   control::ControlPlane& control_;
@@ -112,8 +120,10 @@ class ReportRoute {
   const ControlSender sender_;
   /// Without a tree, in which rank 0 hears everybody, a place without a parent.
   const control::TreePlace place_;
+  const std::vector<int> receivers_;                   // others that get a plan from here
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
+  std::optional<wire::Plan> own_plan_;
   TimePoint last_plan_at_{};
 };
 

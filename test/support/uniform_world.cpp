@@ -111,8 +111,8 @@ void UniformWorld::decide(const wire::AnyMessage& own, Round& round, const Watch
   watch.decided();
   if (!plan)
     throw std::runtime_error("simulated world: all ranks have reported and there is no plan");
-  round.plan_bytes = plan->size();
-  round.plan = std::get<wire::Plan>(wire::decode(*plan));
+  round.plan_bytes = plan->bytes.size();
+  round.plan = std::get<wire::Plan>(wire::decode(plan->bytes));
   for (const auto& merged : accepted_) count_accepted(merged, round);
 }
 

@@ -243,11 +243,11 @@ class World {
     tree_.report(rank, {});
   }
   void decide_and_compare(std::size_t in_flight = 0) {
-    const auto bytes = tree_.coordinator().decide_encoded({}, in_flight);
-    const auto plan =
-        bytes ? std::optional(std::get<wire::Plan>(wire::decode(*bytes))) : std::nullopt;
+    const auto encoded = tree_.coordinator().decide_encoded({}, in_flight);
+    const auto plan = encoded ? std::optional(encoded->plan) : std::nullopt;
     ASSERT_EQ(plan, star_.decide(in_flight));
     if (!plan) return;
+    ASSERT_EQ(std::get<wire::Plan>(wire::decode(encoded->bytes)), *plan);
     star_.apply_everywhere();
     for (int rank = 0; rank < tree_.size(); ++rank) tree_.apply(rank, *plan);
   }

@@ -153,6 +153,49 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
   EXPECT_FALSE(route(0).waiting());
 }
 
+TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
+  make({"a", "a"});
+  node(0).submit("x");
+  EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
+  EXPECT_TRUE(mail(0).empty());
+  node(1).submit("x");
+  node(0).receive();
+  EXPECT_FALSE(route(0).has_own_plan());
+  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_TRUE(mail(0).empty());
+  EXPECT_TRUE(route(0).has_own_plan());
+  EXPECT_FALSE(route(0).quiet());
+  const std::uint64_t bytes = node(0).counters.control_bytes_sent;
+  const auto sent = mail(1);
+  ASSERT_EQ(sent.size(), 1U);
+  EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
+  // Before what others have sent.
+  give(1, 0, wire::encode(wire::LockNews{}));
+  const auto own = route(0).receive();
+  ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->asks));
+  EXPECT_EQ(std::get<wire::Plan>(own->asks), std::get<wire::Plan>(sent[0]));
+  EXPECT_EQ(own->source, 0);
+  EXPECT_FALSE(route(0).has_own_plan());
+  const auto next = route(0).receive();
+  ASSERT_TRUE(next && std::holds_alternative<wire::LockNews>(next->asks));
+  EXPECT_TRUE(route(0).quiet());
+}
+
+TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
+  make({"a"});
+  node(0).submit("x");
+  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_FALSE(route(0).decide(0)) << "and the plan is still there";
+  EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
+  EXPECT_EQ(node(0).sent(), 2U) << "as it always counted";
+  EXPECT_THAT(node(0).receive(), ElementsAre(1U));
+  EXPECT_FALSE(route(0).decide(0));
+  node(0).submit("x");
+  EXPECT_TRUE(route(0).decide(0));
+  route(0).drop_own_plan();
+  EXPECT_THAT(node(0).receive(), IsEmpty());
+}
+
 TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
   make_tree();
   for (const auto& node : nodes_) node->submit("x");
@@ -258,7 +301,6 @@ TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
 TEST_F(ReportRouteTest, StallsAreToldOnce) {
   make({"a", "a"});
   node(0).submit("x");
-  node(0).receive();
   ASSERT_TRUE(route(0).deadline().has_value());
   EXPECT_EQ(*route(0).deadline(), clock_.now() + options_.stall_warning);
   EXPECT_THAT(route(0).waiting_texts(9),

@@ -1,0 +1,167 @@
+// An engine without a runtime around it: what follows what in a step, and what it leaves for the
+// next one. Some of the other ranks are played by the test.
+#include "engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "backend/local/local_backend.h"
+#include "support/local_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using runtime::Engine;
+using runtime::OperationPtr;
+using runtime::OperationState;
+using runtime::RuntimeOptions;
+using std::chrono::microseconds;
+using ::testing::ElementsAre;
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void make(std::vector<std::string> hosts) {
+    const int size = static_cast<int>(hosts.size());
+    network_ =
+        local::LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
+    world_ = std::make_shared<LocalWorld>(size);
+  }
+  std::unique_ptr<Engine> engine(int rank) {
+    return std::make_unique<Engine>(RuntimeOptions{},
+                                    runtime::EngineParts{network_->plane(rank),
+                                                         {std::make_shared<LocalBackend>(world_)},
+                                                         clock_,
+                                                         counters_,
+                                                         timeline_},
+                                    [](const OperationState&) {});
+  }
+  OperationPtr submit(Engine& engine, const std::string& name) {
+    wire::Request request;
+    request.name = name;
+    request.shape = {4};
+    Submission submission;
+    submission.name = name;
+    submission.input = {reinterpret_cast<std::byte*>(data_), 4, DataType::kFloat32, {}, {4}};
+    submission.output = submission.input;
+    const OperationPtr operation(new OperationState(submission, request, {}, clock_.now()));
+    engine.front().enqueue({&operation, 1});
+    return operation;
+  }
+  bool step(Engine& engine) {
+    clock_.advance(microseconds(1));
+    return engine.step();
+  }
+  std::vector<std::string> kinds(control::ControlPlane& plane) {
+    std::vector<std::string> result;
+    clock_.advance(microseconds(1));
+    while (const auto message = plane.poll()) {
+      const wire::AnyMessage decoded = wire::decode(message->bytes);
+      result.push_back(std::holds_alternative<wire::Report>(decoded)     ? "report"
+                       : std::holds_alternative<wire::LockNews>(decoded) ? "news"
+                                                                         : "other");
+    }
+    return result;
+  }
+
+  VirtualClock clock_;
+  observe::Counters counters_;
+  runtime::TimelineSlot timeline_;
+  std::shared_ptr<local::LocalNetwork> network_;
+  std::shared_ptr<LocalWorld> world_;
+  float data_[4] = {1, 2, 3, 4};
+};
+
+// Nothing rings for it, so whoever drives must not go to sleep.
+TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
+  make({"a"});
+  const auto alone = engine(0);
+  EXPECT_FALSE(alone->transferring());
+  const OperationPtr operation = submit(*alone, "x");
+  EXPECT_TRUE(step(*alone));
+  EXPECT_FALSE(operation->done());
+  EXPECT_TRUE(alone->transferring());
+  EXPECT_TRUE(alone->needs_polling());
+  EXPECT_TRUE(step(*alone));
+  EXPECT_TRUE(operation->done());
+  EXPECT_FALSE(alone->transferring());
+  EXPECT_FALSE(step(*alone));
+  EXPECT_EQ(counters_.control_messages_sent, 2U);
+  EXPECT_EQ(counters_.control_messages_received, 2U);
+  EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is nobody to send any to";
+}
+
+TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
+  make({"a"});
+  const auto alone = engine(0);
+  const OperationPtr operation = submit(*alone, "x");
+  step(*alone);
+  alone->front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  while (step(*alone)) {
+  }
+  EXPECT_TRUE(operation->done());
+  EXPECT_EQ(operation->status().message, "broken");
+  EXPECT_FALSE(alone->transferring());
+}
+
+/// Rank 1 is an engine, the first of its host; rank 0, the coordinator, is played.
+class PlayedCoordinator : public EngineTest {
+ protected:
+  void SetUp() override {
+    make({"a", "b"});
+    coordinator_ = network_->plane(0);
+    engine_ = engine(1);
+  }
+  void send(const wire::Bytes& bytes) { coordinator_->send(1, bytes); }
+  /// Has both ranks repeat "x".
+  void repeat_x() {
+    submit(*engine_, "x");
+    step(*engine_);
+    wire::Plan first;
+    first.sequence = 1;
+    wire::PlannedTensor tensor;
+    tensor.request.name = "x";
+    tensor.request.shape = {4};
+    first.batches.push_back({{tensor}, {}});  // it runs until the end, as rank 0 does not come
+    first.lock = {{0}};
+    send(wire::encode(first));
+    step(*engine_);
+    kinds(*coordinator_);
+  }
+  wire::Plan plan(std::uint64_t sequence) {
+    wire::Plan made;
+    made.sequence = sequence;
+    return made;
+  }
+
+  std::unique_ptr<control::ControlPlane> coordinator_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// See MUT_REPORT in test/models/lock_relay.pml.
+TEST_F(PlayedCoordinator, OtherHostsHearThatThisOneLeavesBeforeTheCoordinatorGetsAReport) {
+  repeat_x();
+  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("repeating"));
+  submit(*engine_, "something else");
+  step(*engine_);
+  EXPECT_THAT(kinds(*coordinator_), ElementsAre("news", "report"));
+}
+
+// Plans of ranks that have left come before the news that they did, and are applied in their order.
+TEST_F(PlayedCoordinator, PlansThatComeEarlyAreAppliedWhenTheNewsHasCome) {
+  repeat_x();
+  for (const std::uint64_t sequence : {2, 3}) send(wire::encode(plan(sequence)));
+  step(*engine_);
+  step(*engine_);
+  EXPECT_EQ(counters_.plans_applied, 1U);
+  send(wire::encode(wire::LockNews{.position = 1, .round = 0, .leaves = true}));
+  for (int i = 0; i < 3; ++i) step(*engine_);
+  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  EXPECT_EQ(counters_.plans_applied, 3U);
+  send(wire::encode(plan(4)));
+  step(*engine_);
+  EXPECT_EQ(counters_.plans_applied, 4U) << "at once";
+}
+
+}  // namespace
+}  // namespace hvd::testing
