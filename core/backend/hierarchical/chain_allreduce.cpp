@@ -36,7 +36,6 @@ class ChainAllreduce final : public StagedWork {
   }
 
  private:
-  static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kDepth = 4;  ///< partial slices under way with a neighbour
   static constexpr std::size_t kResults = HostSegment::kResults;
   enum Flow : std::size_t {

@@ -12,7 +12,6 @@
 namespace hvd::hierarchical {
 namespace {
 
-constexpr std::size_t kLine = 64;
 /// Above that of `mpi` and below shm's; these two are never asked for the same set.
 constexpr int kScore = 15;
 /// A job with more process sets across hosts than this may find /dev/shm full, and says so.

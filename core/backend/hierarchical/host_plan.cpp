@@ -44,7 +44,6 @@ int HostPlan::host_of(int member) const noexcept {
 }
 
 Range slice_of(std::size_t bytes, int index, int drivers) noexcept {
-  constexpr std::size_t kLine = 64;
   const std::size_t lines = (bytes + kLine - 1) / kLine;
   const auto edge = [&](int at) {
     return std::min(

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/kept_memory.h"
+
 namespace hvd::hierarchical {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
@@ -66,10 +68,10 @@ void HostSegment::ring_others() noexcept {
   }
 }
 
-void HostSegment::leak() noexcept {
+void HostSegment::keep_mapped() noexcept {
   if (!segment_) return;
   segment_->unlink();
-  static_cast<void>(segment_.release());
+  keep_until_exit(std::shared_ptr<const SharedSegment>(std::move(segment_)));
 }
 
 }  // namespace hvd::hierarchical

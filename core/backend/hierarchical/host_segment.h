@@ -56,7 +56,7 @@ class HostSegment {
   bool others_reached(Stage, std::uint64_t rounds) const noexcept;
   void ring_others() noexcept;
   /// A carrier may write to it until the process ends: it stays mapped.
-  void leak() noexcept;
+  void keep_mapped() noexcept;
 
   std::uint64_t next_round = 0;  ///< of the next collective
 

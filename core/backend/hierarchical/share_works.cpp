@@ -44,8 +44,6 @@ class ShareWork : public StagedWork {
   }
 
  private:
-  static constexpr std::size_t kLine = 64;
-
   bool drives(std::uint64_t round) const noexcept {
     return static_cast<std::uint64_t>(plan().index) ==
            round % static_cast<std::uint64_t>(plan().drivers);

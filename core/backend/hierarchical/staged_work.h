@@ -24,10 +24,10 @@ struct HostLane {
   /// A Work was dropped before it completed, or will be. What messages were given of the segment
   /// stays mapped while the carrier may touch it.
   void abandon() noexcept {
-    if (messages->abandon() == message::TakenBack::kNever) segment.leak();
+    if (messages->abandon() == message::TakenBack::kNever) segment.keep_mapped();
   }
   ~HostLane() {
-    if (!messages->settle()) segment.leak();
+    if (!messages->settle()) segment.keep_mapped();
   }
 };
 
