@@ -34,7 +34,7 @@ std::optional<int> gpu_index() {
 
 EventPtr record_event(void* stream) {
   const auto runtime = runtime::current_runtime();
-  return usable_device(*runtime, "record_event", stream).marks()->record({stream});
+  return usable_device(*runtime, "record_event", stream).events()->record({stream});
 }
 
 void wait_for_event(void* stream, const EventPtr& event) {

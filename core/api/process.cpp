@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "api/dump_signal.h"
-#include "api/last_words.h"
+#include "api/terminate_handler.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "bootstrap/builtin_backends.h"
@@ -35,10 +35,10 @@ constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 struct Context {
   std::mutex lifecycle;  // held through init() and shutdown(), which are collective
   std::mutex mutex;
-  std::shared_ptr<Runtime> runtime;       // guarded by mutex
-  std::shared_ptr<void> world;            // guarded by lifecycle; outlives the runtime
-  std::optional<DumpSignal> dump_signal;  // guarded by lifecycle
-  std::optional<LastWords> last_words;    // guarded by lifecycle
+  std::shared_ptr<Runtime> runtime;                   // guarded by mutex
+  std::shared_ptr<void> world;                        // guarded by lifecycle; outlives the runtime
+  std::optional<DumpSignal> dump_signal;              // guarded by lifecycle
+  std::optional<TerminateHandler> terminate_handler;  // guarded by lifecycle
   const SteadyClock clock{};
   std::once_flag fork_handlers_registered;
   std::once_flag arena_made;
@@ -77,7 +77,7 @@ void after_fork_in_child() {
   if (process.arena) process.arena->after_fork_in_child();
   process.job_inherited = process.job_inherited || process.runtime != nullptr;
   if (process.runtime) {
-    process.last_words.reset();
+    process.terminate_handler.reset();
     new (process.inherited_runtime) std::shared_ptr<Runtime>(std::move(process.runtime));
   }
   process.mutex.unlock();
@@ -114,7 +114,7 @@ void leave(std::optional<Duration> patience) {
   Context& process = context();
   auto runtime = runtime_or_null();
   if (!runtime) return;
-  process.last_words.reset();
+  process.terminate_handler.reset();
   const bool in_order = runtime->shutdown(
       patience);  // may take minutes, in which somebody may ask what this rank is doing
   process.dump_signal.reset();
@@ -220,9 +220,9 @@ void init(const Options& options) {
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
                  << ", local rank " << topology.local_rank << " of " << topology.local_size << ", "
-                 << runtime::describe(created->pace(), topology.local_size);
+                 << runtime::describe(created->progress_policy(), topology.local_size);
   process.dump_signal.emplace(*created);
-  process.last_words.emplace(*created);
+  process.terminate_handler.emplace(*created);
   const std::lock_guard publish(process.mutex);
   process.runtime = std::move(created);
   process.was_initialized.store(true);

@@ -30,7 +30,7 @@ constexpr Variable kVariables[] = {
      .option = "schedule_lock",
      .fallback = "1",
      .meaning = "steps that repeat are run without being negotiated ([decision "
-                "10](decisions/0010-schedule-lock.md)); 0: never"},
+                "10](decisions/0010-schedule-replay.md)); 0: never"},
     {.name = "PROGRESS",
      .kind = VariableKind::kChoice,
      .option = "progress",

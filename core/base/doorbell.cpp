@@ -36,13 +36,13 @@ namespace {
 //
 // Drivers: a ringer that finds drivers_ > 0 leaves the standby sleeper asleep. The last driver does
 //
-//       release the engine's token
+//       release progress ownership
 //   D1  drivers_ -= 1
 //   D2  if rings_ != handled: ring()
 //
 // If R2 read drivers_ > 0 because it came before D1, then R1 < R2 < D1 < D2: D2 sees that ring, and
 // unless the driver had handled it D2 rings in its place, with drivers_ at 0. It must ring and not
-// merely wake: a standby thread that took its ticket after R1, found the token taken and is about
+// merely wake: a standby thread that took its ticket after R1, found progress owned and is about
 // to sleep would miss a wake, but not a changed rings_.
 //
 // The counter wraps after 2^32 rings: a sleeper would have to be suspended between S0 and S2 for
@@ -57,7 +57,7 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t),
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock would not work between processes");
 
-// FUTEX_PRIVATE_FLAG is left out: the bell may lie in memory shared between processes.
+// FUTEX_PRIVATE_FLAG is left out: the doorbell may lie in memory shared between processes.
 long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
            const timespec* deadline, std::uint32_t bits) noexcept {
   return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, deadline,

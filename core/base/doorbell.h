@@ -10,16 +10,16 @@ namespace hvd {
 /// Wakes a sleeping engine, from another thread or another process on the host.
 ///
 /// Thread-safe, and process-safe in shared memory: it holds no pointers and zero-filled memory is a
-/// valid bell. Two kinds of sleeper share a bell without waking each other: the coordinator thread
-/// (standby) and a thread inside wait() that drives the engine (driver). While a driver is active
-/// the standby sleeper is not woken; the driver looks after the bell and, on leaving, calls
-/// hand_back(). Any number of threads may sleep as either kind; a ring wakes all of the kinds that
-/// it has to wake.
+/// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the coordinator
+/// thread (standby) and a thread inside wait() that drives the engine (driver). While a driver is
+/// active the standby sleeper is not woken; the driver looks after the doorbell and, on leaving,
+/// calls hand_back(). Any number of threads may sleep as either kind; a ring wakes all of the kinds
+/// that it has to wake.
 ///
 /// Protocol of a sleeper: t = ticket(); look for work; none: sleep(t, ...). A ring between ticket()
-/// and sleep() makes sleep() return at once. Protocol of a driver: take the engine's token;
-/// take_over(); drive, with handled = ticket() before each look for work; release the token;
-/// hand_back(handled).
+/// and sleep() makes sleep() return at once. Protocol of a driver: take progress ownership;
+/// take_over(); drive, with handled = ticket() before each look for work; release progress
+/// ownership; hand_back(handled).
 class Doorbell {
  public:
   enum class Sleeper : std::uint32_t { kStandby = 1, kDriver = 2 };
@@ -35,14 +35,15 @@ class Doorbell {
   /// A driver takes over: from now on rings do not wake the standby sleeper. Calls nest.
   void take_over() noexcept;
   /// The driver leaves: rings wake the standby sleeper again, and one that came after `handled`
-  /// wakes it now. To be called after the engine's token was released, or the woken sleeper finds
+  /// wakes it now. To be called after progress ownership was released, or the woken sleeper finds
   /// it taken and sleeps again. The timeout of a standby sleeper is not looked at again: a driver
-  /// that leaves a nearer deadline behind rings the bell itself.
+  /// that leaves a nearer deadline behind rings the doorbell itself.
   void hand_back(std::uint32_t handled) noexcept;
 
  private:
   // See Note [No ring is lost] in doorbell.cpp for why every access is sequentially consistent.
-  std::atomic<std::uint32_t> rings_{0};  ///< the futex word: how often the bell rang, modulo 2^32
+  std::atomic<std::uint32_t> rings_{
+      0};  ///< the futex word: how often the doorbell rang, modulo 2^32
   std::atomic<std::uint32_t> sleepers_{
       0};  ///< standby sleepers in the low half, drivers in the high half
   std::atomic<std::uint32_t> drivers_{0};  ///< active drivers

@@ -140,17 +140,17 @@ InstructionSet best_instruction_set() noexcept {
   return best;
 }
 
-void reduce_with(InstructionSet instructions, const Job& job) {
-  switch (job.dtype) {
+void reduce_with(InstructionSet instructions, const ReductionArgs& args) {
+  switch (args.dtype) {
     case DataType::kFloat16:
     case DataType::kBFloat16:
     case DataType::kFloat32:
     case DataType::kFloat64:
-      return reduce_floating(instructions, job);
+      return reduce_floating(instructions, args);
     case DataType::kBool:
-      return reduce_bool(instructions, job);
+      return reduce_bool(instructions, args);
     default:
-      return reduce_integer(instructions, job);
+      return reduce_integer(instructions, args);
   }
 }
 

@@ -100,15 +100,15 @@ struct BFloat16PairPolicy {
 
 /// The elements from `begin` on, where they are too few for a vector.
 template <class Policy>
-HVD_INLINE void reduce_rest(const Job& job, const Policy& policy, std::int64_t begin) {
-  const std::byte* const* const sources = job.sources.data();
-  for (std::int64_t i = begin; i < job.count; ++i) {
+HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std::int64_t begin) {
+  const std::byte* const* const sources = args.sources.data();
+  for (std::int64_t i = begin; i < args.count; ++i) {
     typename Policy::Accumulator sum = policy.load(sources[0], i);
-    for (std::size_t source = 1; source < job.sources.size(); ++source) {
+    for (std::size_t source = 1; source < args.sources.size(); ++source) {
       sum = policy.combine(sum, policy.load(sources[source], i));
     }
     const auto result = policy.finish(sum);
-    for (std::byte* const destination : job.destinations) {
+    for (std::byte* const destination : args.destinations) {
       store(destination, i, result);
     }
   }
@@ -121,24 +121,24 @@ HVD_INLINE void reduce_rest(const Job& job, const Policy& policy, std::int64_t b
 /// take two steps then (measured on Zen 4). The two numbers are how many there are, 0 where only
 /// the run shows it.
 template <std::size_t sources_known, std::size_t destinations_known, ReduceOp op, bool scaled>
-HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job,
+HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
                                       const FloatPolicy<Float16, op, scaled>& policy) {
   constexpr std::int64_t kLanes = 8;
-  const std::size_t source_count = sources_known != 0 ? sources_known : job.sources.size();
+  const std::size_t source_count = sources_known != 0 ? sources_known : args.sources.size();
   const std::size_t destination_count =
-      destinations_known != 0 ? destinations_known : job.destinations.size();
+      destinations_known != 0 ? destinations_known : args.destinations.size();
   // Copies where the number is known: the compiler cannot tell that a store leaves the job alone
   // and would read its pointers again for every vector.
   const std::byte* source_copies[sources_known + 1];
-  std::copy_n(job.sources.data(), sources_known, source_copies);
-  const std::byte* const* const sources = sources_known != 0 ? source_copies : job.sources.data();
+  std::copy_n(args.sources.data(), sources_known, source_copies);
+  const std::byte* const* const sources = sources_known != 0 ? source_copies : args.sources.data();
   std::byte* destination_copies[destinations_known + 1];
-  std::copy_n(job.destinations.data(), destinations_known, destination_copies);
+  std::copy_n(args.destinations.data(), destinations_known, destination_copies);
   std::byte* const* const destinations =
-      destinations_known != 0 ? destination_copies : job.destinations.data();
+      destinations_known != 0 ? destination_copies : args.destinations.data();
   const __m256 prescale = _mm256_set1_ps(policy.prescale);
   const __m256 postscale = _mm256_set1_ps(policy.postscale);
-  const std::int64_t whole = job.count / kLanes * kLanes;
+  const std::int64_t whole = args.count / kLanes * kLanes;
   for (std::int64_t i = 0; i < whole; i += kLanes) {
     __m256 sum = _mm256_setzero_ps();
     for (std::size_t source = 0; source < source_count; ++source) {
@@ -168,49 +168,49 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const Job& job,
       _mm_storeu_si128(reinterpret_cast<__m128i*>(destinations[destination] + 2 * i), halves);
     }
   }
-  reduce_rest(job, policy, whole);
+  reduce_rest(args, policy, whole);
 }
 
 #endif
 
 template <class Format, ReduceOp op, bool scaled>
-void run_float(InstructionSet instructions, const Job& job) {
-  const FloatPolicy<Format, op, scaled> policy(job.scale);
-  if (job.staged) {
-    run_stage(instructions, job, policy);
+void run_float(InstructionSet instructions, const ReductionArgs& args) {
+  const FloatPolicy<Format, op, scaled> policy(args.scale);
+  if (args.staged) {
+    run_stage(instructions, args, policy);
     return;
   }
 #if HVD_HAVE_AVX_VARIANTS
   if constexpr (std::is_same_v<Format, Float16>) {
     if (instructions == InstructionSet::kBaseline) {
-      run_baseline(job, policy);
-    } else if (job.sources.size() == 2 && job.destinations.size() == 2) {
-      reduce_half_f16c<2, 2>(job, policy);
-    } else if (job.sources.size() == 2 && job.destinations.size() == 1) {
-      reduce_half_f16c<2, 1>(job, policy);
+      run_baseline(args, policy);
+    } else if (args.sources.size() == 2 && args.destinations.size() == 2) {
+      reduce_half_f16c<2, 2>(args, policy);
+    } else if (args.sources.size() == 2 && args.destinations.size() == 1) {
+      reduce_half_f16c<2, 1>(args, policy);
     } else {
-      reduce_half_f16c<0, 0>(job, policy);
+      reduce_half_f16c<0, 0>(args, policy);
     }
     return;
   }
 #endif
   if constexpr (std::is_same_v<Format, BFloat16>) {
-    Job pairs = job;
-    pairs.count = job.count / 2;
+    ReductionArgs pairs = args;
+    pairs.count = args.count / 2;
     run(instructions, pairs, BFloat16PairPolicy<op, scaled>{policy});
-    reduce_rest(job, policy, 2 * pairs.count);
+    reduce_rest(args, policy, 2 * pairs.count);
   } else {
-    run(instructions, job, policy);
+    run(instructions, args, policy);
   }
 }
 
 template <class Format>
-void reduce_format(InstructionSet instructions, const Job& job) {
-  with_op(job.op, [&](auto op) {
-    if (job.scale.identity()) {
-      run_float<Format, op.value, false>(instructions, job);
+void reduce_format(InstructionSet instructions, const ReductionArgs& args) {
+  with_op(args.op, [&](auto op) {
+    if (args.scale.identity()) {
+      run_float<Format, op.value, false>(instructions, args);
     } else {
-      run_float<Format, op.value, true>(instructions, job);
+      run_float<Format, op.value, true>(instructions, args);
     }
   });
 }
@@ -221,16 +221,16 @@ std::size_t partial_size_of_floating(DataType dtype) noexcept {
   return dtype == DataType::kFloat64 ? sizeof(Float64::Accumulator) : sizeof(Float32::Accumulator);
 }
 
-void reduce_floating(InstructionSet instructions, const Job& job) {
-  switch (job.dtype) {
+void reduce_floating(InstructionSet instructions, const ReductionArgs& args) {
+  switch (args.dtype) {
     case DataType::kFloat16:
-      return reduce_format<Float16>(instructions, job);
+      return reduce_format<Float16>(instructions, args);
     case DataType::kBFloat16:
-      return reduce_format<BFloat16>(instructions, job);
+      return reduce_format<BFloat16>(instructions, args);
     case DataType::kFloat64:
-      return reduce_format<Float64>(instructions, job);
+      return reduce_format<Float64>(instructions, args);
     default:
-      return reduce_format<Float32>(instructions, job);
+      return reduce_format<Float32>(instructions, args);
   }
 }
 

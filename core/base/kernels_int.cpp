@@ -104,16 +104,16 @@ bool only_divides(const ReduceScale& scale) noexcept {
 }
 
 template <class T>
-void reduce_type(InstructionSet instructions, const Job& job) {
-  const ReduceScale& scale = job.scale;
+void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
+  const ReduceScale& scale = args.scale;
   // What divides or is 80 bits wide does not vectorise.
   const auto run_plainly = [&](const auto& policy) {
-    job.staged ? run_stage_baseline(job, policy) : run_baseline(job, policy);
+    args.staged ? run_stage_baseline(args, policy) : run_baseline(args, policy);
   };
-  with_op(job.op, [&](auto op) {
+  with_op(args.op, [&](auto op) {
     if (scale.identity()) {
       const PlainPolicy<T, op.value> policy;
-      job.staged ? run_stage(instructions, job, policy) : run(instructions, job, policy);
+      args.staged ? run_stage(instructions, args, policy) : run(instructions, args, policy);
     } else if (only_divides(scale)) {
       run_plainly(QuotientPolicy<T, op.value>{scale.divisor});
     } else {
@@ -138,18 +138,18 @@ struct BoolPolicy {
 
 }  // namespace
 
-void reduce_integer(InstructionSet instructions, const Job& job) {
-  switch (job.dtype) {
+void reduce_integer(InstructionSet instructions, const ReductionArgs& args) {
+  switch (args.dtype) {
     case DataType::kUInt8:
-      return reduce_type<std::uint8_t>(instructions, job);
+      return reduce_type<std::uint8_t>(instructions, args);
     case DataType::kInt8:
-      return reduce_type<std::int8_t>(instructions, job);
+      return reduce_type<std::int8_t>(instructions, args);
     case DataType::kInt16:
-      return reduce_type<std::int16_t>(instructions, job);
+      return reduce_type<std::int16_t>(instructions, args);
     case DataType::kInt32:
-      return reduce_type<std::int32_t>(instructions, job);
+      return reduce_type<std::int32_t>(instructions, args);
     default:
-      return reduce_type<std::int64_t>(instructions, job);
+      return reduce_type<std::int64_t>(instructions, args);
   }
 }
 
@@ -163,11 +163,11 @@ std::size_t partial_size_of_integer(DataType dtype, const ReduceScale& scale) no
   return dtype == DataType::kInt64 ? sizeof(Wide<std::int64_t>) : sizeof(Wide<std::int32_t>);
 }
 
-void reduce_bool(InstructionSet instructions, const Job& job) {
+void reduce_bool(InstructionSet instructions, const ReductionArgs& args) {
   const auto reduce_with_policy = [&](const auto& policy) {
-    job.staged ? run_stage(instructions, job, policy) : run(instructions, job, policy);
+    args.staged ? run_stage(instructions, args, policy) : run(instructions, args, policy);
   };
-  if (job.op == ReduceOp::kSum || job.op == ReduceOp::kMax) {
+  if (args.op == ReduceOp::kSum || args.op == ReduceOp::kMax) {
     reduce_with_policy(BoolPolicy<true>{});
   } else {
     reduce_with_policy(BoolPolicy<false>{});

@@ -21,7 +21,7 @@ bool supports(InstructionSet) noexcept;
 /// What this processor runs best.
 InstructionSet best_instruction_set() noexcept;
 
-struct Job {
+struct ReductionArgs {
   std::span<const std::byte* const> sources;
   std::span<std::byte* const> destinations;  ///< at least one
   std::int64_t count;
@@ -35,14 +35,14 @@ struct Job {
 
 /// The arguments are already checked, count > 0. Every instruction set gives the same bits (only
 /// the payload of a NaN made from two NaNs may differ).
-void reduce_floating(InstructionSet, const Job&);
-void reduce_integer(InstructionSet, const Job&);
-void reduce_bool(InstructionSet, const Job&);
+void reduce_floating(InstructionSet, const ReductionArgs&);
+void reduce_integer(InstructionSet, const ReductionArgs&);
+void reduce_bool(InstructionSet, const ReductionArgs&);
 /// The accumulator's size.
 std::size_t partial_size_of_floating(DataType) noexcept;
 std::size_t partial_size_of_integer(DataType, const ReduceScale&) noexcept;
 /// Any dtype. The entry for tests; reduce() checks and calls it.
-void reduce_with(InstructionSet, const Job&);
+void reduce_with(InstructionSet, const ReductionArgs&);
 
 // The code below is always inlined into one of its callers, each compiled for one instruction set.
 // As nothing of it is emitted on its own, the linker cannot pick an AVX copy for a processor that
@@ -87,11 +87,11 @@ inline constexpr std::int64_t kBlock = 1024;
 /// [begin, end) of every source into the first destination. Three and more sources: kBlock elements
 /// at most.
 template <class Policy>
-HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t begin,
+HVD_INLINE void reduce_range(const ReductionArgs& args, const Policy policy, std::int64_t begin,
                              std::int64_t end) {
-  const std::byte* const* const sources = job.sources.data();
-  const std::size_t source_count = job.sources.size();
-  std::byte* const destination = job.destinations.data()[0];
+  const std::byte* const* const sources = args.sources.data();
+  const std::size_t source_count = args.sources.size();
+  std::byte* const destination = args.destinations.data()[0];
   const std::byte* const first = sources[0];
   if (source_count == 1) {
     HVD_INDEPENDENT_ITERATIONS
@@ -137,15 +137,15 @@ HVD_INLINE void reduce_range(const Job& job, const Policy policy, std::int64_t b
 /// Iterations are independent: a destination is a source or overlaps none, so an iteration reads
 /// nothing that another one writes.
 template <class Policy>
-HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
-  const std::size_t source_count = job.sources.size();
-  const std::size_t destination_count = job.destinations.size();
-  std::byte* const* const destinations = job.destinations.data();
-  const std::int64_t count = job.count;
+HVD_INLINE void reduce_loop(const ReductionArgs& args, const Policy policy) {
+  const std::size_t source_count = args.sources.size();
+  const std::size_t destination_count = args.destinations.size();
+  std::byte* const* const destinations = args.destinations.data();
+  const std::int64_t count = args.count;
   if (source_count == 2 && destination_count == 2) {
     // Writing both at once takes 0.7 of the time of a copy per block, as long as all is in a cache.
-    const std::byte* const first = job.sources.data()[0];
-    const std::byte* const second = job.sources.data()[1];
+    const std::byte* const first = args.sources.data()[0];
+    const std::byte* const second = args.sources.data()[1];
     std::byte* const to_first = destinations[0];
     std::byte* const to_second = destinations[1];
     HVD_INDEPENDENT_ITERATIONS
@@ -161,7 +161,7 @@ HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
   const std::int64_t step = source_count <= 2 && destination_count == 1 ? count : kBlock;
   for (std::int64_t begin = 0; begin < count; begin += step) {
     const std::int64_t end = count - begin < step ? count : begin + step;
-    reduce_range(job, policy, begin, end);
+    reduce_range(args, policy, begin, end);
     const std::size_t offset = static_cast<std::size_t>(begin) * kSize;
     const std::size_t size = static_cast<std::size_t>(end - begin) * kSize;
     for (std::size_t other = 1; other < destination_count; ++other) {
@@ -171,51 +171,52 @@ HVD_INLINE void reduce_loop(const Job& job, const Policy policy) {
 }
 
 template <class Policy>
-void run_baseline(const Job& job, const Policy& policy) {
-  reduce_loop(job, policy);
+void run_baseline(const ReductionArgs& args, const Policy& policy) {
+  reduce_loop(args, policy);
 }
 
 #if HVD_HAVE_AVX_VARIANTS
 template <class Policy>
-HVD_TARGET_AVX2 void run_avx2(const Job& job, const Policy& policy) {
-  reduce_loop(job, policy);
+HVD_TARGET_AVX2 void run_avx2(const ReductionArgs& args, const Policy& policy) {
+  reduce_loop(args, policy);
 }
 
 template <class Policy>
-HVD_TARGET_AVX512 void run_avx512(const Job& job, const Policy& policy) {
-  reduce_loop(job, policy);
+HVD_TARGET_AVX512 void run_avx512(const ReductionArgs& args, const Policy& policy) {
+  reduce_loop(args, policy);
 }
 #endif
 
 template <class Policy>
-void run([[maybe_unused]] InstructionSet instructions, const Job& job, const Policy& policy) {
+void run([[maybe_unused]] InstructionSet instructions, const ReductionArgs& args,
+         const Policy& policy) {
 #if HVD_HAVE_AVX_VARIANTS
   if (instructions == InstructionSet::kAvx512) {
-    run_avx512(job, policy);
+    run_avx512(args, policy);
     return;
   }
   if (instructions == InstructionSet::kAvx2) {
-    run_avx2(job, policy);
+    run_avx2(args, policy);
     return;
   }
 #endif
-  run_baseline(job, policy);
+  run_baseline(args, policy);
 }
 
 /// One stage of a reduction, block by block.
 template <class Policy>
-HVD_INLINE void stage_loop(const Job& job, const Policy policy) {
+HVD_INLINE void stage_loop(const ReductionArgs& args, const Policy policy) {
   using Accumulator = typename Policy::Accumulator;
-  const std::byte* const* const sources = job.sources.data();
-  const std::size_t source_count = job.sources.size();
-  std::byte* const destination = job.destinations.data()[0];
+  const std::byte* const* const sources = args.sources.data();
+  const std::size_t source_count = args.sources.size();
+  std::byte* const destination = args.destinations.data()[0];
   alignas(64) Accumulator block[kBlock];
-  for (std::int64_t begin = 0; begin < job.count; begin += kBlock) {
-    const std::int64_t length = job.count - begin < kBlock ? job.count - begin : kBlock;
+  for (std::int64_t begin = 0; begin < args.count; begin += kBlock) {
+    const std::int64_t length = args.count - begin < kBlock ? args.count - begin : kBlock;
     std::size_t source = 0;
-    if (job.before != nullptr) {
+    if (args.before != nullptr) {
       for (std::int64_t i = 0; i < length; ++i) {
-        block[i] = kernels::load<Accumulator>(job.before, begin + i);
+        block[i] = kernels::load<Accumulator>(args.before, begin + i);
       }
     } else {
       const std::byte* const first = sources[source++];
@@ -229,7 +230,7 @@ HVD_INLINE void stage_loop(const Job& job, const Policy policy) {
         block[i] = policy.combine(block[i], policy.load(next, begin + i));
       }
     }
-    if (job.partial) {
+    if (args.partial) {
       for (std::int64_t i = 0; i < length; ++i) {
         store(destination, begin + i, block[i]);
       }
@@ -242,27 +243,28 @@ HVD_INLINE void stage_loop(const Job& job, const Policy policy) {
 }
 
 template <class Policy>
-void run_stage_baseline(const Job& job, const Policy& policy) {
-  stage_loop(job, policy);
+void run_stage_baseline(const ReductionArgs& args, const Policy& policy) {
+  stage_loop(args, policy);
 }
 
 #if HVD_HAVE_AVX_VARIANTS
 template <class Policy>
-HVD_TARGET_AVX2 void run_stage_avx2(const Job& job, const Policy& policy) {
-  stage_loop(job, policy);
+HVD_TARGET_AVX2 void run_stage_avx2(const ReductionArgs& args, const Policy& policy) {
+  stage_loop(args, policy);
 }
 #endif
 
 /// No variant for AVX-512: a stage waits for the network, not for this loop.
 template <class Policy>
-void run_stage([[maybe_unused]] InstructionSet instructions, const Job& job, const Policy& policy) {
+void run_stage([[maybe_unused]] InstructionSet instructions, const ReductionArgs& args,
+               const Policy& policy) {
 #if HVD_HAVE_AVX_VARIANTS
   if (instructions != InstructionSet::kBaseline) {
-    run_stage_avx2(job, policy);
+    run_stage_avx2(args, policy);
     return;
   }
 #endif
-  run_stage_baseline(job, policy);
+  run_stage_baseline(args, policy);
 }
 
 template <ReduceOp op>

@@ -120,7 +120,7 @@ SharedArena::~SharedArena() {
 
 // The copy is made page by page, by the kernel, when this process writes. Shared, its writes would
 // change what the parent and the other ranks compute with. Only system calls: of a process with
-// several threads the child has one, and whatever the others held is held for ever.
+// several threads the child has one, and whatever the others held is held forever.
 void SharedArena::after_fork_in_child() noexcept {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   const bool first =

@@ -206,7 +206,7 @@ bool room_for_shm(const host::Node& node) {
 /// do without.
 bool room_for_hierarchical(const host::Node& node) {
   const Topology& topology = node.topology();
-  if (topology.host_names.size() < 2 || !node.all_boards_shared()) return false;
+  if (topology.host_names.size() < 2 || !node.all_control_segments_shared()) return false;
   std::vector<int> ranks_of_host(topology.host_names.size(), 0);
   for (const int host : topology.host_of_rank) ++ranks_of_host[static_cast<std::size_t>(host)];
   for (int rank = 0; rank < topology.size; ++rank) {
@@ -263,7 +263,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   const GpuAgreement agreement = agree_on_gpus(reports, node->topology());
   job.backends.push_back(
       std::make_shared<mpi::MpiBackend>(carrier, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
-  if (node->board_shared() && room_for_shm(*node))
+  if (node->control_segment_shared() && room_for_shm(*node))
     job.backends.push_back(std::make_shared<ShmBackend>(node->name_prefix(), std::move(arena)));
   if (room_for_hierarchical(*node))
     job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(carrier, node));

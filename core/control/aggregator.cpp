@@ -94,10 +94,10 @@ wire::MergedReport::Group& group_of(wire::MergedReport::Section& section, const 
 
 }  // namespace
 
-RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t locked_at) {
+RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t replay_plan) {
   RankSet leaving = merged.leaving;
   for (const auto& applied : merged.applied) {
-    if (applied.last_applied < locked_at) leaving.remove(applied.ranks);
+    if (applied.last_applied < replay_plan) leaving.remove(applied.ranks);
   }
   return leaving;
 }
@@ -109,9 +109,9 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
   const RankRange one{rank, rank};
   const RankSpan ranks{&one, 1};
   note_applied(ranks, report.last_applied);
-  // The rank takes all this back when it comes to the lock, as the coordinator knows: see
-  // ScheduleLock.
-  if (report.last_applied < locked_at_) return;
+  // The rank takes all this back when it comes to the replay, as the coordinator knows: see
+  // ScheduleReplay.
+  if (report.last_applied < replay_plan_) return;
   const std::uint64_t number = ++report_numbers_[rank];
   if (report.shutdown) leaving_.add(ranks);
   if (report.ended) ended_.add(ranks);
@@ -135,12 +135,12 @@ void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
 
 void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
-  leaving_.add(leaving_since(merged, locked_at_));
+  leaving_.add(leaving_since(merged, replay_plan_));
   ended_.add(merged.ended);
   if (merged.overdue) open_ = overdue_ = true;
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
-    if (section.groups.empty() || section.as_of < locked_at_) continue;
+    if (section.groups.empty() || section.as_of < replay_plan_) continue;
     Store& store = store_for(section.as_of);
     for (const auto& group : section.groups) {
       for (const auto& hits : group.hits)
@@ -396,7 +396,7 @@ void Aggregator::forget(const wire::PlannedTensor& tensor) {
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
-  bool new_epoch = !plan.errors.empty() || !plan.lock.empty();
+  bool new_epoch = !plan.errors.empty() || !plan.replay.empty();
   for (const auto& error : plan.errors) {
     forget(error.process_set, error.name);
     if (error.name == join_name_) joining_ = false;
@@ -409,7 +409,7 @@ void Aggregator::note_plan(const wire::Plan& plan) {
       if (remembers) forget(tensor);
     }
   }
-  if (!plan.lock.empty()) forget_for_lock(plan.sequence);
+  if (!plan.replay.empty()) forget_for_replay(plan.sequence);
   if (new_epoch) begin_epoch(plan.sequence);
   // Some of it no plan will ever name: the coordinator ignores what crosses an error on its way.
   if (plan.sequence < remembered_at_ + kPlansToRemember) return;
@@ -417,9 +417,9 @@ void Aggregator::note_plan(const wire::Plan& plan) {
   open_names_.clear();
 }
 
-// Whoever has asked for any of it asks again, after the lock or under it.
-void Aggregator::forget_for_lock(std::uint64_t sequence) {
-  locked_at_ = sequence;
+// Whoever has asked for any of it asks again, after the replay or under it.
+void Aggregator::forget_for_replay(std::uint64_t sequence) {
+  replay_plan_ = sequence;
   stores_.clear();
   leaving_ = {};
   ended_ = {};

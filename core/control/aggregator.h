@@ -15,9 +15,9 @@
 
 namespace hvd::control {
 
-/// Who says that it leaves, but for those that said so before they came to the lock: they take that
-/// back there, as all they have said.
-RankSet leaving_since(const wire::MergedReport&, std::uint64_t locked_at);
+/// The ranks that want to leave, except those that said so before the replay began: applying its
+/// plan withdraws whatever a rank had reported.
+RankSet leaving_since(const wire::MergedReport&, std::uint64_t replay_plan);
 
 /// Merges the reports that pass through an inner rank of the tree (its own, its children's, merged
 /// or not) into messages for the next rank. Pure; not thread-safe.
@@ -38,12 +38,12 @@ class Aggregator {
   /// @pre this rank's negotiator has applied it
   void note_plan(const wire::Plan&);
 
-  /// What has to go on now.
+  /// What must be forwarded now.
   std::optional<wire::MergedReport> take(TimePoint now);
   /// When take() will give something although nothing more comes.
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !stores_.empty(); }
-  /// Whether it passes everything on at once, as it does while anything unusual is under way.
+  /// Whether it forwards everything at once, as it does while anything unusual is pending.
   bool open() const noexcept { return open_; }
 
  private:
@@ -79,7 +79,7 @@ class Aggregator {
     Meaning meaning = {};
     std::uint64_t until = 0;  ///< the plan that put something else into the slot
   };
-  /// What means what it means after the same plan.
+  /// Reports whose slots refer to the cache as of the same plan.
   struct Store {
     std::vector<Hits> hits = {};
     std::vector<Named> named = {};
@@ -108,7 +108,7 @@ class Aggregator {
   void forget(int process_set, const std::string& name);
   void forget(const wire::PlannedTensor&);
   void begin_epoch(std::uint64_t sequence);
-  void forget_for_lock(std::uint64_t sequence);
+  void forget_for_replay(std::uint64_t sequence);
 
   const RankSet subtree_;
   const Negotiator& state_;
@@ -117,7 +117,7 @@ class Aggregator {
   /// The last plan that changed more than the order of the cache: what is reported after it or any
   /// later plan means the same.
   std::uint64_t epoch_ = 0;
-  std::uint64_t locked_at_ = 0;    ///< the last plan that locked a schedule
+  std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
   std::vector<Meaning> meanings_;  // per slot, since the epoch began
   std::map<std::uint32_t, std::vector<FormerMeaning>> former_meanings_;  // oldest first
   wire::SlotSet foreign_slots_;            // of other process sets than 0

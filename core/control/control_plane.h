@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/arrival_flags.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
-#include "base/lock_words.h"
 #include "hvd/backend.h"
 #include "hvd/topology.h"
 
@@ -47,25 +47,25 @@ class ControlPlane : public Peers {
   /// The next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
 
-  /// A transfer is under way that only poll() moves on: do not sleep for long.
+  /// A transfer is in flight that advances only in poll(): do not sleep for long.
   virtual bool busy() const noexcept = 0;
   /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts
   /// cannot ring).
   virtual bool rung_by_all() const noexcept = 0;
-  /// poll() would find nothing, for certain: so the steady state needs no call of the transport.
+  /// poll() would certainly find nothing, so the steady state makes no call to the transport.
   virtual bool quiet() const noexcept = 0;
-  /// This rank's bell.
+  /// This rank's doorbell.
   virtual Doorbell& doorbell() noexcept = 0;
 
-  /// A rank's words for the schedule lock, in memory shared by the ranks of its host. Null for
+  /// A rank's flags for schedule replay, in memory shared by the ranks of its host. Null for
   /// ranks of other hosts, and for all when there is a host whose ranks share none.
-  virtual LockWords* lock_words(int rank) noexcept = 0;
-  /// The words of this host for all other hosts together, written by its first rank. Null when
+  virtual ArrivalFlags* arrival_flags(int rank) noexcept = 0;
+  /// The flags of this host for all other hosts together, written by its first rank. Null when
   /// there are none.
-  virtual LockWords* outside_lock_words() noexcept = 0;
+  virtual ArrivalFlags* remote_arrival_flags() noexcept = 0;
 
-  /// Tells the ranks on this host that this one lives.
-  virtual void beat(TimePoint now) noexcept = 0;
+  /// Publishes this rank's heartbeat to the ranks of its host.
+  virtual void heartbeat(TimePoint now) noexcept = 0;
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
@@ -75,7 +75,7 @@ class ControlPlane : public Peers {
   /// This rank fails because it has lost `rank`: the ranks on this host learn that from
   /// check_peers(), rather than take the end of this process for the loss, with what it says of it.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;
-  /// This rank leaves in order: its silence from now on is no loss.
+  /// This rank exits in an orderly way: its silence from now on is no loss.
   virtual void farewell() noexcept = 0;
 };
 

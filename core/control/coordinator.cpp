@@ -45,8 +45,8 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   const Source source{{&one, 1}, report.last_applied, now};
   check_applied(source.ranks, report.last_applied);
   note_applied(source.ranks, report.last_applied);
-  // The rank takes all this back when it comes to the lock: See ScheduleLock.
-  if (report.last_applied < locked_at_) return;
+  // The rank takes all this back when it comes to the replay: See ScheduleReplay.
+  if (report.last_applied < replay_plan_) return;
   if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() ||
       !report.requests.empty())
     note_change(now);
@@ -234,7 +234,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   if (learning_) learn_repeat(plan, ready_bytes);
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
-  if (options_.schedule_lock) lock_if_steady(plan);
+  if (options_.schedule_lock) replay_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
   note_change(now);
@@ -254,9 +254,9 @@ void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
   if (last_applied == sequence_) blocked_.add(RankSet(rank));
 }
 
-// What ranks have asked for early, of the next step, they ask for again under the lock. What is not
-// of the schedule would end it at once.
-void Coordinator::lock_if_steady(wire::Plan& plan) {
+// What ranks have asked for early, of the next step, they ask for again under the replay. What is
+// not of the schedule would end it at once.
+void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
   if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !shut_down_.empty()) return;
   std::set<std::uint32_t> slots;
@@ -264,8 +264,8 @@ void Coordinator::lock_if_steady(wire::Plan& plan) {
   for (const PendingTensor& tensor : table_.pending()) {
     if (!tensor.cached_slot || !slots.contains(*tensor.cached_slot)) return;
   }
-  plan.lock = learner_.schedule();
-  locked_at_ = plan.sequence;
+  plan.replay = learner_.schedule();
+  replay_plan_ = plan.sequence;
   table_.clear();
 }
 

@@ -15,7 +15,7 @@
 #include "control/process_set_table.h"
 #include "control/ready_table.h"
 #include "control/response_cache.h"
-#include "control/schedule_lock.h"
+#include "control/schedule_replay.h"
 #include "control/stall_inspector.h"
 #include "wire/messages.h"
 
@@ -63,8 +63,8 @@ class Coordinator {
   /// The same with its bytes, which are cheaper to make here where a plan repeats.
   std::optional<EncodedPlan> decide_encoded(TimePoint now, std::size_t in_flight);
 
-  /// The ranks have left the lock that the last plan with one began.
-  void note_lock_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
+  /// The ranks have left the replay that the last plan with one began.
+  void note_replay_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
@@ -150,7 +150,7 @@ class Coordinator {
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
   void end_set(int process_set);
-  void lock_if_steady(wire::Plan&);
+  void replay_if_steady(wire::Plan&);
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
   wire::PlannedTensor plan_tensor(PendingRef);
 
@@ -160,7 +160,7 @@ class Coordinator {
   ResponseCache cache_;
   StallInspector stalls_;
   StepLearner learner_;
-  std::uint64_t locked_at_ = 0;  ///< the last plan with a lock
+  std::uint64_t replay_plan_ = 0;  ///< the last plan with a replay
   std::uint64_t sequence_ = 0;
 
   RankMap<std::uint64_t> last_applied_;

@@ -36,7 +36,8 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
                   std::to_string(sequence_));
     }
     for (const auto& group : section.groups) check_ranks(group.ranks);
-    if (section.as_of < locked_at_) continue;  // the ranks take it back when they come to the lock
+    if (section.as_of < replay_plan_)
+      continue;  // the ranks take it back when they come to the replay
     // What a rank asks for before it joins lies anywhere in the section.
     for (const bool joins : {false, true}) {
       for (const auto& group : section.groups)
@@ -47,13 +48,13 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   // Last: what the sections say was said before.
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  shut_down_.add(leaving_since(merged, locked_at_));
+  shut_down_.add(leaving_since(merged, replay_plan_));
   ended_.add(merged.ended);
 }
 
 bool Coordinator::take_whole(const wire::MergedReport& merged) {
   if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 ||
-      merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < locked_at_) {
+      merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < replay_plan_) {
     return false;
   }
   const wire::MergedReport::Group& group = merged.sections[0].groups[0];
@@ -100,11 +101,11 @@ std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t i
       for (const auto& tensor : batch.tensors) cache_.touch(*tensor.slot);
     }
   }
-  if (options_.schedule_lock) lock_if_steady(repeat_->decoded);
+  if (options_.schedule_lock) replay_if_steady(repeat_->decoded);
   EncodedPlan repeated{.plan = repeat_->decoded};
-  repeated.bytes = repeated.plan.lock.empty() ? wire::renumber(repeat_->plan, sequence_)
-                                              : wire::encode(repeated.plan);
-  repeat_->decoded.lock.clear();
+  repeated.bytes = repeated.plan.replay.empty() ? wire::renumber(repeat_->plan, sequence_)
+                                                : wire::encode(repeated.plan);
+  repeat_->decoded.replay.clear();
   return repeated;
 }
 

@@ -99,7 +99,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   // Errors first: the coordinator, too, decides them before it touches the cache.
   for (const auto& error : plan.errors) apply_error(error, applied);
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
-  if (!plan.lock.empty()) applied.lock = apply_lock(plan.lock);
+  if (!plan.replay.empty()) applied.replay = apply_replay(plan.replay);
   last_applied_ = plan.sequence;
   return applied;
 }
@@ -164,7 +164,7 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
 
 // The coordinator forgets what has been asked for, too: reports from before this plan no longer
 // count.
-std::vector<AgreedBatch> Negotiator::apply_lock(
+std::vector<AgreedBatch> Negotiator::apply_replay(
     const std::vector<std::vector<std::uint32_t>>& schedule) {
   std::vector<AgreedBatch> batches;
   std::set<std::uint32_t> seen;
@@ -174,19 +174,19 @@ std::vector<AgreedBatch> Negotiator::apply_lock(
     for (const std::uint32_t slot : slots) {
       if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
           !seen.insert(slot).second) {
-        throw Error("a plan locks cache slot " + std::to_string(slot) +
-                    ", which is empty, of a process set, or locked twice");
+        throw Error("a plan replays cache slot " + std::to_string(slot) +
+                    ", which is empty, of a process set, or replayed twice");
       }
       const ResponseCache::Entry& entry = cache_.at(slot);
       AgreedOperation operation{cache_.expand(slot, 0, rank_), entry.first_dims};
       if (!batch.operations.empty() &&
           !may_share_batch(batch.operations.front().request, operation.request)) {
-        throw Error("a plan locks " + describe(batch.operations.front().request) + " and " +
+        throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
                     describe(operation.request) + " in one batch");
       }
       batch.operations.push_back(std::move(operation));
     }
-    if (batch.operations.empty()) throw Error("a plan locks an empty batch");
+    if (batch.operations.empty()) throw Error("a plan replays an empty batch");
     batches.push_back(std::move(batch));
   }
   awaiting_.clear();
@@ -273,7 +273,7 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
       std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);
   if (found == awaiting_.end()) {
-    if (!missing && was_joined_) return;  // the others' affair
+    if (!missing && was_joined_) return;  // concerns only members that have not joined
     if (!missing)
       throw Error("a plan ends '" + error.name +
                   "', which this rank has not asked for: " + error.message);

@@ -37,7 +37,7 @@ struct Applied {
   std::vector<int> sets_removed = {};
   /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as
   /// if it had never been.
-  std::vector<AgreedBatch> lock = {};
+  std::vector<AgreedBatch> replay = {};
 };
 
 /// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
@@ -51,7 +51,7 @@ class Negotiator {
   /// @throws UsageError when a message could not carry it or this rank is not in the process set;
   /// hvd::Error when it is in flight.
   std::optional<wire::ErrorEntry> submit(wire::Request);
-  /// What a locked operation that the others have given up on ends with.
+  /// What a replayed operation that the others have given up on ends with.
   std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
   /// This rank wants to leave.
   /// @param ended nobody has asked for it, the process ends without
@@ -86,7 +86,7 @@ class Negotiator {
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
   void apply_error(const wire::ErrorEntry&, Applied&);
-  std::vector<AgreedBatch> apply_lock(const std::vector<std::vector<std::uint32_t>>&);
+  std::vector<AgreedBatch> apply_replay(const std::vector<std::vector<std::uint32_t>>&);
 
   const int rank_;
   ProcessSetTable sets_;  ///< as of the last plan applied

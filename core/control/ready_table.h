@@ -95,8 +95,8 @@ class ReadyTable {
   /// One rank, which asks in the order of the calls.
   PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
                  TimePoint now);
-  /// The cheap way for hits on a slot whose tensor is already pending by hits only; false when it
-  /// is not so and add() has to do it.
+  /// The fast path for hits on a slot whose tensor is pending by hits only; false otherwise: add()
+  /// has to do it.
   bool add_hit(const Askers&, std::uint32_t slot);
   bool add_hit(int rank, std::uint32_t slot);
 
@@ -108,13 +108,13 @@ class ReadyTable {
   void note_joined(RankSpan ranks);
   /// Ranks are still at work, so those that have joined wait for good reason: they wait from now.
   void refresh_join(TimePoint now);
-  /// The kJoin leaves the table, for good or ill.
+  /// The kJoin leaves the table, whether it succeeded or failed.
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
   const RankSet& joined() const noexcept { return joined_; }
   /// Drops all that is pending.
   void clear();
-  /// Drops what is pending in a process set that is no more.
+  /// Drops what is pending in a process set that was removed.
   void drop_set(int process_set);
 
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the

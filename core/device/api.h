@@ -13,16 +13,16 @@
 /// real one. No header of a GPU library is needed to use it.
 namespace hvd::device {
 
-/// A queue of work on the device (CUDA: cudaStream_t). Does not own it.
+/// A handle of a stream of the device (CUDA: cudaStream_t). Does not own it.
 struct Stream {
   void* handle = nullptr;
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
-/// A mark that can be put into a queue and waited for (CUDA: cudaEvent_t). Does not own it.
-struct Mark {
+/// A handle of an event that a stream can record and wait for (CUDA: cudaEvent_t). Does not own it.
+struct EventHandle {
   void* handle = nullptr;
-  friend bool operator==(const Mark&, const Mark&) = default;
+  friend bool operator==(const EventHandle&, const EventHandle&) = default;
 };
 
 enum class Direction : std::uint8_t { kToDevice, kToHost, kOnDevice };
@@ -66,14 +66,14 @@ class Api {
   /// A queue of high priority that does not wait for the default one.
   virtual Stream create_stream() = 0;
   virtual void destroy_stream(Stream) noexcept = 0;
-  virtual Mark create_mark() = 0;
-  virtual void destroy_mark(Mark) noexcept = 0;
-  virtual void record(Mark, Stream) = 0;
-  /// What is put into the stream from now on runs after the mark's last record(). Does not wait on
+  virtual EventHandle create_event() = 0;
+  virtual void destroy_event(EventHandle) noexcept = 0;
+  virtual void record(EventHandle, Stream) = 0;
+  /// What is put into the stream from now on runs after the event's last record(). Does not wait on
   /// the host.
-  virtual void wait(Stream, Mark) = 0;
+  virtual void wait(Stream, EventHandle) = 0;
   /// The last record() has been reached. Does not wait.
-  virtual bool reached(Mark) = 0;
+  virtual bool reached(EventHandle) = 0;
   /// The stream records a graph instead of working.
   virtual bool capturing(Stream) = 0;
   /// Waits on the host. Not in a step that repeats: tests count it.

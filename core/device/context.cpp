@@ -9,7 +9,7 @@
 namespace hvd::device {
 
 Context::Context(std::shared_ptr<Api> api, int device)
-    : api_(std::move(api)), device_(device), marks_(MarkPool::create(api_, device)) {}
+    : api_(std::move(api)), device_(device), events_(EventPool::create(api_, device)) {}
 
 Context::~Context() {
   if (!plans_) return;
@@ -22,7 +22,7 @@ Context::~Context() {
 }
 
 PlanCache& Context::plans() {
-  if (!plans_) plans_ = std::make_unique<PlanCache>(*api_, marks_);
+  if (!plans_) plans_ = std::make_unique<PlanCache>(*api_, events_);
   return *plans_;
 }
 

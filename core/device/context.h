@@ -4,7 +4,7 @@
 
 #include "device/api.h"
 #include "device/buffers.h"
-#include "device/marks.h"
+#include "device/event_pool.h"
 #include "device/plan_cache.h"
 
 namespace hvd::device {
@@ -24,7 +24,7 @@ class Context {
 
   Api& api() noexcept { return *api_; }
   int device() const noexcept { return device_; }
-  const std::shared_ptr<MarkPool>& marks() noexcept { return marks_; }
+  const std::shared_ptr<EventPool>& events() noexcept { return events_; }
   PlanCache& plans();
 
   /// What the stream does from now on waits for the event (null: nothing to wait for). With the
@@ -36,7 +36,7 @@ class Context {
  private:
   const std::shared_ptr<Api> api_;
   const int device_;
-  const std::shared_ptr<MarkPool> marks_;
+  const std::shared_ptr<EventPool> events_;
   std::unique_ptr<PlanCache> plans_;
 };
 

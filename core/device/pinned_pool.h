@@ -15,7 +15,7 @@ namespace hvd::device {
 /// where it is instead of copying it once more.
 ///
 /// Used by the thread that drives the engine, with the device current. What is taken and not given
-/// back is kept for ever: the device or a peer may still be at work on it.
+/// back is kept forever: the device or a peer may still be at work on it.
 class PinnedPool {
  public:
   /// @param arena may be null: all memory comes from the device's library

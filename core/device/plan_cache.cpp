@@ -33,8 +33,8 @@ std::uint64_t hash_of(std::span<const Piece> pieces, const CopyForm& form, Strea
 
 }  // namespace
 
-PlanCache::PlanCache(Api& api, std::shared_ptr<MarkPool> marks)
-    : api_(api), marks_(std::move(marks)) {}
+PlanCache::PlanCache(Api& api, std::shared_ptr<EventPool> events)
+    : api_(api), events_(std::move(events)) {}
 
 PlanCache::~PlanCache() {
   for (Table& table : tables_) free_memory(table);
@@ -101,7 +101,7 @@ PlanCache::Table& PlanCache::find(std::span<const Piece> pieces, const CopyForm&
               reinterpret_cast<const std::byte*>(place->staging), tiles.size() * sizeof(Tile),
               Direction::kToDevice, stream);
   }
-  place->last_used = marks_->record(stream);
+  place->last_used = events_->record(stream);
   by_hash_.emplace(hash, place);
   ++uploads_;
   return *place;
@@ -112,7 +112,7 @@ void PlanCache::run(std::span<const Piece> pieces, const CopyForm& form, std::by
   Table& table = find(pieces, form, stream);
   if (table.count == 0) return;
   api_.run({table.tiles, table.count, buffer, form, to_buffer, factor}, stream);
-  table.last_used = marks_->record(stream);
+  table.last_used = events_->record(stream);
 }
 
 }  // namespace hvd::device

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/api.h"
-#include "device/marks.h"
+#include "device/event_pool.h"
 
 namespace hvd::device {
 
@@ -16,7 +16,7 @@ namespace hvd::device {
 /// the engine.
 class PlanCache {
  public:
-  PlanCache(Api&, std::shared_ptr<MarkPool>);
+  PlanCache(Api&, std::shared_ptr<EventPool>);
   PlanCache(const PlanCache&) = delete;
   PlanCache& operator=(const PlanCache&) = delete;
   ~PlanCache();
@@ -45,7 +45,7 @@ class PlanCache {
   void free_memory(Table&) noexcept;
 
   Api& api_;
-  const std::shared_ptr<MarkPool> marks_;
+  const std::shared_ptr<EventPool> events_;
   Tables tables_;  // the one used last is first
   std::unordered_multimap<std::uint64_t, Tables::iterator> by_hash_;
   std::size_t uploads_ = 0;

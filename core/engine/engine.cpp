@@ -66,17 +66,17 @@ bool Engine::step(Callbacks callbacks) noexcept {
     moved = take_submissions(callbacks) || moved;
     moved = run_steady() || moved;
     // Before this rank reports that it has left: after that the ranks of this host may enter the
-    // next lock, and their words no longer say that one left (MUT_REPORT in
-    // test/models/lock_relay.pml).
-    while (steady_.relay()) moved = run_steady() || moved;
+    // next replay, and their flags no longer say that one left (MUT_REPORT in
+    // test/models/dissemination_barrier.pml).
+    while (steady_.exchange_updates()) moved = run_steady() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
-    moved = route_.pass_on() || moved;
+    moved = route_.forward_reports() || moved;
     moved = decide() || moved;
     moved = executor_.progress() || moved;
-    moved = keep_house() || moved;
+    moved = do_housekeeping() || moved;
     dump_state_if_asked();
-    if (shutdown_agreed_ && !executor_.active() && executor_.device_queue().empty())
+    if (shutdown_agreed_ && !executor_.active() && executor_.device_completions().empty())
       front_.set_shut_down();
   } catch (const std::exception& error) {
     if (front_.failed()) control_broken_ = true;
@@ -182,7 +182,7 @@ bool Engine::receive() {
   while (const auto received = route_.receive()) {
     if (const auto* plan = std::get_if<wire::Plan>(&received->asks)) take_in(*plan);
     if (const auto* abort = std::get_if<wire::Abort>(&received->asks)) take_in(*abort);
-    if (const auto* news = std::get_if<wire::LockNews>(&received->asks))
+    if (const auto* news = std::get_if<wire::ReplayUpdate>(&received->asks))
       steady_.accept(received->source, *news);
     moved = moved || front_.failed() || received->moves;
     if (front_.failed()) break;
@@ -209,12 +209,12 @@ void Engine::apply(const wire::Plan& plan) {
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
-  if (!applied.lock.empty() && !steady_.available()) {
+  if (!applied.replay.empty() && !steady_.available()) {
     throw Error("rank 0 repeats a schedule, which is switched off on rank " +
                 std::to_string(control_->rank()) +
-                "; set the schedule lock (HVD_SCHEDULE_LOCK) alike on every rank");
+                "; set schedule replay (HVD_SCHEDULE_LOCK) alike on every rank");
   }
-  if (!applied.lock.empty()) begin_steady(std::move(applied.lock));
+  if (!applied.replay.empty()) begin_steady(std::move(applied.replay));
 }
 
 void Engine::start(control::AgreedBatch batch) {
@@ -277,7 +277,7 @@ Duration Engine::time_to_deadline() const noexcept {
     if (limit) next = std::min(next, *limit);
   };
   if (waits_for_others()) at_most(steady_.deadline());
-  at_most(executor_.device_queue().next_look());
+  at_most(executor_.device_completions().next_look());
   at_most(route_.deadline());
   return std::max(next - time_.now(), Duration::zero());
 }

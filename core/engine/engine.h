@@ -36,7 +36,8 @@ struct EngineParts {
 /// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to
 /// executed batches.
 ///
-/// step() and what is marked so belong to the thread that holds the engine's token (see Runtime);
+/// step() and what is marked "progress owner" belong to the thread that owns progress (see
+/// Runtime);
 /// front(), doorbell() and topology() may be used by any thread.
 /// Nothing blocks, and no error escapes: the first one is the cause of failure with which
 /// everything outstanding and later ends.
@@ -57,16 +58,16 @@ class Engine {
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
   const Topology& topology() const noexcept { return control_->topology(); }
 
-  // --- token holder ---
+  // --- progress owner ---
   using Callbacks = EngineFront::Callbacks;
-  /// Does all that can be done now. True when something moved. kNone: takes up nothing while an
-  /// operation that calls the program back is among what was submitted, so that none does if none
-  /// had been taken up before.
+  /// Makes all the progress possible now; true when there was any. kNone: accepts no submissions
+  /// while one of them has a callback, so that no callback runs unless its operation was in flight
+  /// before.
   bool step(Callbacks = Callbacks::kAll) noexcept;
-  /// A thread waits for an operation and is about to sleep. True when that has changed something,
-  /// and step() has work.
+  /// A thread waits for an operation and is about to sleep. True when step() has work because of
+  /// it.
   bool note_blocked() noexcept;
-  /// Something is under way that no doorbell announces.
+  /// Something is in flight, visible only by polling.
   bool needs_polling() const noexcept;
   /// Data or control messages are being moved right now.
   bool transferring() const noexcept {
@@ -74,10 +75,10 @@ class Engine {
   }
   /// This rank waits for something or works on something.
   bool busy() const noexcept {
-    return waits_for_others() || executor_.active() || !executor_.device_queue().empty() ||
+    return waits_for_others() || executor_.active() || !executor_.device_completions().empty() ||
            (front_.shutdown_requested() && !front_.shut_down());
   }
-  /// How long nothing will happen without a ring.
+  /// Time until the next deadline.
   Duration time_to_deadline() const noexcept;
   /// Ends what is left, after shut_down() or failed().
   void end_outstanding(const Status&) noexcept;
@@ -85,7 +86,7 @@ class Engine {
   void give_up(const Status&) noexcept;
   /// What this rank is doing, a line per outstanding operation; on rank 0 also who is waited for.
   std::string state_text() const;
-  /// Leaves in order, so that the silence that follows is no loss.
+  /// Announces an orderly exit, so that the silence that follows is not taken for a loss.
   void farewell() noexcept { control_->farewell(); }
 
  private:
@@ -108,7 +109,7 @@ class Engine {
   void apply(const wire::Plan&);
   void start(control::AgreedBatch);
   bool decide();
-  bool keep_house();
+  bool do_housekeeping();
   bool waiting() const noexcept { return busy() || route_.waiting(); }
   Status explained(const Status& cause);
   void fail(const Status&, bool tell_others) noexcept;
@@ -122,7 +123,7 @@ class Engine {
   std::unique_ptr<control::ControlPlane> control_;
   EngineFront front_;
 
-  // Token holder only.
+  // Progress owner only.
   StepTime time_;
   control::Negotiator negotiator_;
   Executor executor_;

@@ -26,7 +26,7 @@ Status as_told_to(int rank, const Status& cause) {
 
 }  // namespace
 
-bool Engine::keep_house() {
+bool Engine::do_housekeeping() {
   const bool leaves = steady_.watch(time_.step(), waits_for_others());
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;

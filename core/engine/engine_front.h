@@ -15,8 +15,8 @@ namespace hvd::runtime {
 /// What any thread may touch of an engine: what the program asks of it, and what has become of it.
 ///
 /// Thread-safe. What is marked so is called by the thread that drives the engine; that the others
-/// see it in order is what the rest relies on. Nothing here rings a bell. Errors: only the lack of
-/// memory is thrown.
+/// see it in order is what the rest relies on. Nothing here rings a doorbell. Errors: only the lack
+/// of memory is thrown.
 class EngineFront {
  public:
   explicit EngineFront(control::ProcessSetTable sets)

@@ -56,8 +56,7 @@ std::string Engine::state_text() const {
                                          : "running")
        << ", " << told.size() << " operations outstanding, last plan applied "
        << negotiator_.last_applied();
-  if (steady_.repeating())
-    text << ", repeating a locked schedule of " << steady_.batches() << " batches";
+  if (steady_.repeating()) text << ", replaying a schedule of " << steady_.batches() << " batches";
   if (negotiator_.last_applied() > 0) text << ", " << age(now - route_.last_plan_at()) << " ago";
   text << "\n";
   for (std::size_t i = 0; i < told.size(); ++i) {

@@ -30,7 +30,7 @@ PeerWatch::PeerWatch(const RuntimeOptions& options, control::ControlPlane& contr
       sender_(control, counters),
       time_(time),
       liveness_(ranks_to_ask(control), options.peer_timeout) {
-  control_.beat(time_.step());
+  control_.heartbeat(time_.step());
 }
 
 bool PeerWatch::due(bool waiting) noexcept {
@@ -45,7 +45,7 @@ bool PeerWatch::due(bool waiting) noexcept {
 
 std::optional<control::PeerLoss> PeerWatch::look(bool waiting) {
   const TimePoint now = time_.step();
-  control_.beat(now);
+  control_.heartbeat(now);
   if (waiting) {
     if (auto loss = control_.check_peers(time_.awake(now), options_.peer_timeout)) return loss;
   }

@@ -102,7 +102,7 @@ void ReportRoute::count_own_message() noexcept {
   counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool ReportRoute::pass_on() {
+bool ReportRoute::forward_reports() {
   if (!aggregator_) return false;
   const auto merged = aggregator_->take(time_.now());
   if (!merged) return false;
@@ -123,7 +123,7 @@ void ReportRoute::tell_blocked() {
 }
 
 void ReportRoute::note_left(std::uint64_t batches_run) {
-  if (coordinator_) coordinator_->note_lock_left(batches_run);
+  if (coordinator_) coordinator_->note_replay_left(batches_run);
 }
 
 bool ReportRoute::decide(std::size_t in_flight) {
@@ -171,7 +171,7 @@ std::optional<ReportRoute::Received> ReportRoute::receive() {
 
 ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
   if (auto* plan = std::get_if<wire::Plan>(&message)) return std::move(*plan);
-  if (auto* news = std::get_if<wire::LockNews>(&message)) return *news;
+  if (auto* news = std::get_if<wire::ReplayUpdate>(&message)) return *news;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
   if (const auto* report_in = std::get_if<wire::Report>(&message)) take_in(source, *report_in);
   if (const auto* merged = std::get_if<wire::MergedReport>(&message)) take_in(source, *merged);

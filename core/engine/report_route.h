@@ -46,7 +46,7 @@ class ReportRoute {
   };
   /// A message, as far as it is not dealt with here.
   struct Received {
-    std::variant<std::monostate, wire::Plan, wire::LockNews, wire::Abort> asks = {};
+    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort> asks = {};
     int source = 0;
     /// That another rank waits is nothing to go on with; a thread that waits here must come to its
     /// rest, or it would not be known that it does.
@@ -63,7 +63,7 @@ class ReportRoute {
   void report(const wire::Report&);
   /// What has come from below and is not held back goes on towards the coordinator. @return whether
   /// anything was
-  bool pass_on();
+  bool forward_reports();
   /// This rank waits, and has nothing to go on with.
   void tell_blocked();
   /// Rank 0: the schedule that the last plan with one began has been left.
@@ -82,7 +82,7 @@ class ReportRoute {
   // --- messages ---
   /// receive() would find nothing.
   bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
-  /// Rank 0 has decided a plan that it has not received. No bell announces it.
+  /// Rank 0 has decided a plan that it has not received. No doorbell announces it.
   bool has_own_plan() const noexcept { return own_plan_.has_value(); }
   /// The job has failed: receive() is not called any more.
   void drop_own_plan() noexcept { own_plan_.reset(); }
@@ -97,7 +97,7 @@ class ReportRoute {
   void tell_of_stalls();
   /// Others depend on this rank, or it does on them, for what passes here.
   bool waiting() const noexcept;
-  /// When pass_on() or decide() may have something to do though nothing comes.
+  /// When forward_reports() or decide() may have something to do though nothing comes.
   std::optional<TimePoint> deadline() const;
   /// When note_applied() was last called.
   TimePoint last_plan_at() const noexcept { return last_plan_at_; }

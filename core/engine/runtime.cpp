@@ -72,7 +72,7 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
                  std::vector<std::shared_ptr<Backend>> backends, const Clock& clock,
                  std::shared_ptr<SharedArena> arena, std::shared_ptr<device::Context> device)
     : options_(options),
-      pace_(choose_pace(options.progress, control->topology().local_size)),
+      progress_policy_(choose_progress_policy(options.progress, control->topology().local_size)),
       clock_(clock),
       device_(device) {
   engine_ = std::make_unique<Engine>(
@@ -186,31 +186,32 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
 }
 
 /// After a submission. The calling thread does what can be done at once, if that is its job; what
-/// others do later rings the bell.
+/// others do later rings the doorbell.
 void Runtime::move_on() {
-  Doorbell& bell = engine_->doorbell();
-  if (!pace_.inline_progress || !options_.background_thread || calls_back() || !try_take_token())
-    return bell.ring();
+  Doorbell& doorbell = engine_->doorbell();
+  if (!progress_policy_.inline_progress || !options_.background_thread || calls_back() ||
+      !try_acquire_progress())
+    return doorbell.ring();
   // A callback must find the program as it would be outside of a call to hvd, with no lock held.
-  // Under the token this tells whether the engine has an operation with one, and it takes up none
-  // meanwhile.
+  // Under progress ownership this tells whether the engine has an operation with one, and it takes
+  // up none meanwhile.
   if (calls_back()) {
-    give_token();
-    return bell.ring();
+    release_progress();
+    return doorbell.ring();
   }
-  bell.take_over();
-  std::uint32_t ticket = bell.ticket();
+  doorbell.take_over();
+  std::uint32_t ticket = doorbell.ticket();
   while (engine_->step(Engine::Callbacks::kNone)) {
-    ticket = bell.ticket();
-    tell_waiters();
+    ticket = doorbell.ticket();
+    notify_waiters();
   }
   const bool wants_polling = engine_->transferring();
   const bool work_left = engine_->busy() || engine_->needs_polling();
   const bool left_over = engine_->front().has_submissions();
-  give_token();
-  bell.hand_back(ticket);
+  release_progress();
+  doorbell.hand_back(ticket);
   if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
-    bell.ring();
+    doorbell.ring();
 }
 
 std::vector<Operation> Runtime::submit(const std::vector<Submission>& submissions,
@@ -233,39 +234,39 @@ void Runtime::release_name(const OperationState& operation) {
   ordinals_.clear();
 }
 
-bool Runtime::try_take_token() {
-  const std::lock_guard lock(token_mutex_);
-  if (token_taken_) return false;
-  return token_taken_ = true;
+bool Runtime::try_acquire_progress() {
+  const std::lock_guard lock(progress_mutex_);
+  if (progress_owned_) return false;
+  return progress_owned_ = true;
 }
 
-void Runtime::take_token() {
-  std::unique_lock lock(token_mutex_);
-  token_changed_.wait(lock, [this] { return !token_taken_; });
-  token_taken_ = true;
+void Runtime::acquire_progress() {
+  std::unique_lock lock(progress_mutex_);
+  progress_changed_.wait(lock, [this] { return !progress_owned_; });
+  progress_owned_ = true;
 }
 
 /// @param leaving waiters that leave with it
-void Runtime::give_token(int leaving) {
+void Runtime::release_progress(int leaving) {
   {
-    const std::lock_guard lock(token_mutex_);
-    token_taken_ = false;
+    const std::lock_guard lock(progress_mutex_);
+    progress_owned_ = false;
     waiters_.fetch_sub(leaving);
   }
-  token_changed_.notify_all();
+  progress_changed_.notify_all();
 }
 
-void Runtime::tell_waiters() {
+void Runtime::notify_waiters() {
   // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter,
   // or the waiter what has been done.
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
-  { const std::lock_guard lock(token_mutex_); }
-  token_changed_.notify_all();
+  { const std::lock_guard lock(progress_mutex_); }
+  progress_changed_.notify_all();
 }
 
-// Note [Who hears the bell]
+// Note [Who hears the doorbell]
 // The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that
 // step says, and any ring wakes it unless a driver is there to hear it. Where it has stood back for
 // another thread it sleeps for long, without having looked at anything; then the thread it stood
@@ -273,12 +274,12 @@ void Runtime::tell_waiters() {
 // itself out before it rings; the last one that leaves without having driven rings too, as what
 // rang meanwhile was left to it; and a thread that drove after its submission, which rings for
 // nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait
-// rings for whoever drives already, as its submission may have rung nobody. test/models/token.pml
-// has each of these as a mutant.
+// rings for whoever drives already, as its submission may have rung nobody.
+// test/models/progress_ownership.pml has each of these as a mutant.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_->doorbell().ticket();
-    if (!take_token_as_standby()) {
+    if (!acquire_progress_as_standby()) {
       engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
       continue;
     }
@@ -286,12 +287,12 @@ void Runtime::run(std::stop_token stop) {
   }
 }
 
-/// Stands back for a waiter, which drives or is about to, and for whoever has the token.
-bool Runtime::take_token_as_standby() {
-  const std::lock_guard lock(token_mutex_);
-  standby_stood_back_ = token_taken_ || waiters_.load() > 0;
+/// Stands back for a waiter, which drives or is about to, and for whoever owns progress.
+bool Runtime::acquire_progress_as_standby() {
+  const std::lock_guard lock(progress_mutex_);
+  standby_stood_back_ = progress_owned_ || waiters_.load() > 0;
   if (standby_stood_back_) return false;
-  return token_taken_ = true;
+  return progress_owned_ = true;
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
@@ -299,7 +300,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
   for (;;) {
     const std::uint32_t ticket = engine_->doorbell().ticket();
     const bool moved = engine_->step();
-    if (moved) tell_waiters();
+    if (moved) notify_waiters();
     idle_rounds = moved ? 0 : idle_rounds + 1;
     const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, *engine_);
     const bool leave = waiters_.load() > 0 || stop.stop_requested();
@@ -308,24 +309,24 @@ void Runtime::drive_standby(const std::stop_token& stop) {
       sched_yield();
       continue;
     }
-    give_token();
+    release_progress();
     if (leave) return;
     engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
-    if (stop.stop_requested() || !take_token_as_standby()) return;
+    if (stop.stop_requested() || !acquire_progress_as_standby()) return;
   }
 }
 
 template <class Done>
 void Runtime::drive_until(const Done& done) {
-  Doorbell& bell = engine_->doorbell();
-  bell.take_over();
-  std::uint32_t ticket = bell.ticket();
-  const int spins = pace_.spins ? kSpinsBeforeYield : 0;
+  Doorbell& doorbell = engine_->doorbell();
+  doorbell.take_over();
+  std::uint32_t ticket = doorbell.ticket();
+  const int spins = progress_policy_.spins ? kSpinsBeforeYield : 0;
   for (int idle_rounds = 0; !done() && !closing_.load();) {
-    ticket = bell.ticket();
+    ticket = doorbell.ticket();
     if (engine_->step()) {
       idle_rounds = 0;
-      tell_waiters();
+      notify_waiters();
       continue;
     }
     if (done()) break;
@@ -337,51 +338,51 @@ void Runtime::drive_until(const Done& done) {
     if (pause == Duration::zero()) {
       sched_yield();
     } else if (!engine_->note_blocked()) {
-      bell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
+      doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
   // What rang meanwhile was mostly about what is done by now; looking costs less than waking the
   // coordinator thread to look.
-  for (int looks = 0; looks < 4 && bell.ticket() != ticket; ++looks) {
-    ticket = bell.ticket();
-    if (engine_->step()) tell_waiters();
+  for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
+    ticket = doorbell.ticket();
+    if (engine_->step()) notify_waiters();
   }
   const bool work_left = engine_->busy() || engine_->needs_polling();
-  give_token(1);
-  bell.hand_back(ticket);
+  release_progress(1);
+  doorbell.hand_back(ticket);
   if (work_left || closing_.load())
-    bell.ring();  // the coordinator thread sleeps with an idle rank's patience
+    doorbell.ring();  // the coordinator thread sleeps with an idle rank's patience
 }
 
 /// @param until nobody who drives tells of the time
-/// @return whether this thread has the token, and counts among the waiters until it gives it back;
+/// @return whether this thread owns progress, and counts among the waiters until it gives it back;
 /// else it need not wait any more
 template <class Done>
-bool Runtime::take_token_as_waiter(const Done& done, std::optional<TimePoint> until) {
-  Doorbell& bell = engine_->doorbell();
+bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until) {
+  Doorbell& doorbell = engine_->doorbell();
   {
-    std::unique_lock lock(token_mutex_);
+    std::unique_lock lock(progress_mutex_);
     waiters_.fetch_add(1);
     // What this thread has submitted has rung for nobody yet, and whoever drives may be asleep.
-    if (token_taken_) bell.ring();
+    if (progress_owned_) doorbell.ring();
     const auto over = [&] { return closed_ || done(); };
-    while (!over() && (token_taken_ || closing_.load())) {
+    while (!over() && (progress_owned_ || closing_.load())) {
       if (until) {
-        token_changed_.wait_for(lock, std::max(*until - clock_.now(), kShortestSleep));
+        progress_changed_.wait_for(lock, std::max(*until - clock_.now(), kShortestSleep));
       } else {
-        token_changed_.wait(lock);
+        progress_changed_.wait(lock);
       }
     }
-    if (!over()) return token_taken_ = true;
+    if (!over()) return progress_owned_ = true;
     if (waiters_.fetch_sub(1) > 1) return false;
   }
-  bell.ring();
+  doorbell.ring();
   return false;
 }
 
 template <class Done>
 void Runtime::wait_until(const Done& done, std::optional<TimePoint> until) {
-  while (!done() && take_token_as_waiter(done, until)) drive_until(done);
+  while (!done() && acquire_progress_as_waiter(done, until)) drive_until(done);
 }
 
 void Runtime::wait(const OperationState& operation) {
@@ -389,9 +390,9 @@ void Runtime::wait(const OperationState& operation) {
 }
 
 bool Runtime::step() {
-  if (!try_take_token()) return false;
+  if (!try_acquire_progress()) return false;
   const bool moved = engine_->step();
-  give_token();
+  release_progress();
   return moved;
 }
 
@@ -426,7 +427,7 @@ void Runtime::stop_thread() {
 
 /// Ends whatever is left, also for threads that wait and drive for it.
 void Runtime::close() {
-  take_token();
+  acquire_progress();
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
   { const std::lock_guard lock(names_mutex_); }
   // In order nothing is under way; else a peer may still be at work on this rank's memory.
@@ -434,10 +435,10 @@ void Runtime::close() {
       {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
   if (!engine_->front().failed()) engine_->farewell();
   {
-    const std::lock_guard lock(token_mutex_);
+    const std::lock_guard lock(progress_mutex_);
     closed_ = true;
   }
-  give_token();
+  release_progress();
 }
 
 void Runtime::abort(const Status& cause) {
@@ -449,7 +450,7 @@ void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept
   try {
     const TimePoint limit = clock_.now() + patience;
     engine_->front().fail_from_outside(cause);
-    // This thread may hold the token or be what another waits for, so it leaves the driving to
+    // This thread may own progress or be what another waits for, so it leaves the driving to
     // them.
     while (!engine_->front().failed() && clock_.now() < limit) {
       engine_->doorbell().ring();

@@ -12,15 +12,15 @@
 
 #include "engine/engine.h"
 #include "engine/name_table.h"
-#include "engine/pace.h"
+#include "engine/progress_policy.h"
 
 namespace hvd::runtime {
 
-/// One rank: an engine, the token that says who drives it, and the coordinator thread that drives
-/// it when nobody else does.
+/// One rank: an engine, which thread owns its progress, and the coordinator thread that drives it
+/// when no other thread does.
 ///
-/// Thread-safe. A process normally has one (see context.h); tests have many. See docs/threading.md
-/// for the token.
+/// Thread-safe. A process normally has one (see process.h); tests have many. See docs/threading.md
+/// for progress ownership.
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   static std::shared_ptr<Runtime> create(const RuntimeOptions&,
@@ -41,13 +41,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Until the operation is done. The calling thread drives the engine when nobody else does.
   void wait(const OperationState&);
   /// Collective: until every rank has called it, or the runtime has failed, or, with a warning,
-  /// `patience` (default: stall_shutdown; 0 = for ever) has passed. Idempotent. @return whether
+  /// `patience` (default: stall_shutdown; 0 = forever) has passed. Idempotent. @return whether
   /// every rank has called it
   bool shutdown(std::optional<Duration> patience = std::nullopt);
   /// Before shutdown(), which the process has not called: it ends without. The others are told so.
   void note_ending() noexcept { engine_->front().note_ending(); }
-  /// Fails the runtime with this cause, here and on every rank. Returns when the others have been
-  /// told as far as that is possible at once.
+  /// Fails the runtime with this cause on every rank. Returns once the others have been notified,
+  /// as far as that is possible without waiting.
   void abort(const Status& cause);
 
   /// The same from a process that is about to end, whatever its threads are in: never longer than
@@ -57,7 +57,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const Topology& topology() const noexcept { return engine_->topology(); }
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
-  const Pace& pace() const noexcept { return pace_; }
+  const ProgressPolicy& progress_policy() const noexcept { return progress_policy_; }
   bool failed() const noexcept { return engine_->front().failed(); }
   /// A thread waits for an operation, or for the others at shutdown.
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
@@ -80,20 +80,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
           std::vector<std::shared_ptr<Backend>>, const Clock&, std::shared_ptr<SharedArena>,
           std::shared_ptr<device::Context>);
   void run(std::stop_token);
-  /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants the
-  /// token, or stop.
+  /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
+  /// own progress, or stop is requested.
   void drive_standby(const std::stop_token&);
   template <class Done>
   void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
   template <class Done>
   void drive_until(const Done& done);
   template <class Done>
-  bool take_token_as_waiter(const Done& done, std::optional<TimePoint> until);
-  bool take_token_as_standby();
-  bool try_take_token();
-  void take_token();
-  void give_token(int leaving = 0);
-  void tell_waiters();
+  bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until);
+  bool acquire_progress_as_standby();
+  bool try_acquire_progress();
+  void acquire_progress();
+  void release_progress(int leaving = 0);
+  void notify_waiters();
   void move_on();
   wire::Request number(const Submission&);
   OperationPtr claim(const Submission&, TimePoint now);
@@ -106,7 +106,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void close();
 
   const RuntimeOptions options_;
-  const Pace pace_;
+  const ProgressPolicy progress_policy_;
   const Clock& clock_;
   observe::Counters counters_;
   TimelineSlot timeline_;
@@ -120,15 +120,15 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::uint64_t joins_ = 0;  // guarded by names_mutex_; that have succeeded
   bool joined_ = false;      // guarded by names_mutex_; a join() is in flight
 
-  std::mutex token_mutex_;
-  std::condition_variable token_changed_;  // the token is free, or an operation has ended
-  bool token_taken_ = false;               // guarded by token_mutex_
-  std::atomic<int> waiters_{0};  // threads inside wait_until(); written under token_mutex_
-  std::atomic<bool> standby_stood_back_{false};  // written under token_mutex_; the coordinator
+  std::mutex progress_mutex_;
+  std::condition_variable progress_changed_;  // nobody owns progress, or an operation has ended
+  bool progress_owned_ = false;               // guarded by progress_mutex_
+  std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
+  std::atomic<bool> standby_stood_back_{false};  // written under progress_mutex_; the coordinator
                                                  // thread has not looked at anything since
   std::atomic<bool> closing_{
       false};            // shutdown() is about to end what is left: nobody else drives any more
-  bool closed_ = false;  // guarded by token_mutex_; it has
+  bool closed_ = false;  // guarded by progress_mutex_; it has
   std::atomic<int> callbacks_{0};  // operations in flight that call the program back
 
   std::atomic<bool> shutdown_called_{false};

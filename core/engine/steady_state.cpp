@@ -11,30 +11,32 @@ namespace hvd::runtime {
 namespace {
 
 /// Of the ranks of this host.
-std::vector<LockWords*> words_of_host(control::ControlPlane& control) {
+std::vector<ArrivalFlags*> flags_of_host(control::ControlPlane& control) {
   const Topology& topology = control.topology();
-  std::vector<LockWords*> words;
+  std::vector<ArrivalFlags*> words;
   for (int rank = 0; rank < control.size(); ++rank) {
-    if (topology.same_host(rank, topology.rank)) words.push_back(control.lock_words(rank));
+    if (topology.same_host(rank, topology.rank)) words.push_back(control.arrival_flags(rank));
   }
   return words;
 }
 
-control::ScheduleLock make_schedule(const RuntimeOptions& options, control::ControlPlane& control) {
-  std::vector<LockWords*> words = words_of_host(control);
+control::ScheduleReplay make_schedule(const RuntimeOptions& options,
+                                      control::ControlPlane& control) {
+  std::vector<ArrivalFlags*> words = flags_of_host(control);
   if (!options.schedule_lock || words.front() == nullptr) return {{}, 0};
   return {std::move(words), static_cast<std::size_t>(control.topology().local_rank),
-          control.outside_lock_words()};
+          control.remote_arrival_flags()};
 }
 
 // The first rank of each of several hosts tells the others how far its host has got.
-std::optional<control::LockRelay> make_relay(const control::ScheduleLock& schedule,
-                                             control::ControlPlane& control) {
+std::optional<control::DisseminationBarrier> make_dissemination_barrier(
+    const control::ScheduleReplay& schedule, control::ControlPlane& control) {
   const Topology& topology = control.topology();
   if (!schedule.available() || !schedule.spans_hosts() || topology.local_rank != 0)
     return std::nullopt;
-  return control::LockRelay(words_of_host(control), *control.outside_lock_words(),
-                            topology.host_index(), static_cast<int>(topology.host_names.size()));
+  return control::DisseminationBarrier(flags_of_host(control), *control.remote_arrival_flags(),
+                                       topology.host_index(),
+                                       static_cast<int>(topology.host_names.size()));
 }
 
 // Short beside the times after which stalls are told.
@@ -56,13 +58,14 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       sender_(control, counters),
       patience_(patience_of(options)),
       schedule_(make_schedule(options, control)),
-      relay_(make_relay(schedule_, control)) {}
+      barrier_(make_dissemination_barrier(schedule_, control)) {}
 
 void SteadyState::begin(std::vector<control::AgreedBatch> schedule, TimePoint now) {
-  HVD_LOG(kDebug) << "locked a schedule of " << schedule.size() << " batches";
-  jobs_.clear();
-  for (const control::AgreedBatch& batch : schedule) jobs_.push_back(executor_.prepare(batch));
-  executor_.keep_buffers_for(jobs_);
+  HVD_LOG(kDebug) << "replaying a schedule of " << schedule.size() << " batches";
+  executions_.clear();
+  for (const control::AgreedBatch& batch : schedule)
+    executions_.push_back(executor_.prepare(batch));
+  executor_.keep_buffers_for(executions_);
   schedule_.enter(std::move(schedule));
   moved_at_ = now;
 }
@@ -73,25 +76,25 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   // and the last one may still run there.
   const wire::Request& request = operation->request;
   if (request.unnamed && schedule_.find(request, operation->place) &&
-      jobs_[operation->place.batch]->started) {
+      executions_[operation->place.batch]->started) {
     schedule_.leave_soon();
     return false;
   }
   if (!schedule_.offer(request, operation->place)) return false;
-  jobs_[operation->place.batch]->put(operation->place.index, operation);
+  executions_[operation->place.batch]->put(operation->place.index, operation);
   ++waiting_;
   return true;
 }
 
 SteadyState::Progress SteadyState::advance(TimePoint now) {
   Progress progress = Progress::kNothing;
-  while (schedule_.locked()) {
-    const control::ScheduleLock::Advance next = schedule_.advance();
+  while (schedule_.replaying()) {
+    const control::ScheduleReplay::Advance next = schedule_.advance();
     if (next.ring) ring_others();
-    if (next.outcome == control::ScheduleLock::Outcome::kNothing) break;
+    if (next.outcome == control::ScheduleReplay::Outcome::kNothing) break;
     moved_at_ = now;
-    if (next.outcome == control::ScheduleLock::Outcome::kLeft) {
-      HVD_LOG(kDebug) << "left the lock after " << batches_run() << " batches";
+    if (next.outcome == control::ScheduleReplay::Outcome::kLeft) {
+      HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
       return Progress::kLeft;
     }
     run(next.batch);
@@ -101,18 +104,18 @@ SteadyState::Progress SteadyState::advance(TimePoint now) {
 }
 
 void SteadyState::run(std::size_t batch) {
-  const std::shared_ptr<Job>& job = jobs_[batch];
-  const std::size_t operations = job->agreed().size();
+  const std::shared_ptr<BatchExecution>& execution = executions_[batch];
+  const std::size_t operations = execution->agreed().size();
   counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
-  executor_.start(job);
+  executor_.start(execution);
   waiting_ -= operations;
 }
 
 std::vector<OperationPtr> SteadyState::waiting() const {
   std::vector<OperationPtr> operations;
-  for (const auto& job : jobs_) {
-    if (job->started) continue;
-    for (const OperationPtr& operation : job->operations()) {
+  for (const auto& execution : executions_) {
+    if (execution->started) continue;
+    for (const OperationPtr& operation : execution->operations()) {
       if (operation) operations.push_back(operation);
     }
   }
@@ -121,19 +124,19 @@ std::vector<OperationPtr> SteadyState::waiting() const {
 
 std::vector<OperationPtr> SteadyState::take_waiting() {
   std::vector<OperationPtr> operations = waiting();
-  jobs_.clear();
+  executions_.clear();
   waiting_ = 0;
   return operations;
 }
 
 void SteadyState::defer(const wire::Plan& plan) {
   if (!schedule_.spans_hosts())
-    throw Error("plan " + std::to_string(plan.sequence) + " arrived inside a lock");
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived during a replay");
   plans_.push_back(plan);
 }
 
 std::optional<wire::Plan> SteadyState::take_plan() {
-  if (schedule_.locked() || plans_.empty()) return std::nullopt;
+  if (schedule_.replaying() || plans_.empty()) return std::nullopt;
   std::optional<wire::Plan> plan = std::move(plans_.front());
   plans_.pop_front();
   return plan;
@@ -148,7 +151,7 @@ bool SteadyState::note_blocked() noexcept {
 }
 
 bool SteadyState::watch(TimePoint now, bool waits) {
-  if (!schedule_.locked() || !waits || now - moved_at_ < patience_) return false;
+  if (!schedule_.replaying() || !waits || now - moved_at_ < patience_) return false;
   moved_at_ = now;
   if (note_blocked()) return true;
   schedule_.ask_others_to_leave();
@@ -157,27 +160,27 @@ bool SteadyState::watch(TimePoint now, bool waits) {
 }
 
 std::optional<TimePoint> SteadyState::deadline() const noexcept {
-  return schedule_.locked() ? std::optional(moved_at_ + patience_) : std::nullopt;
+  return schedule_.replaying() ? std::optional(moved_at_ + patience_) : std::nullopt;
 }
 
-bool SteadyState::relay() {
-  if (!relay_) return false;
-  news_.clear();
-  const bool changed = relay_->advance(news_);
-  for (const auto& [host, news] : news_)
+bool SteadyState::exchange_updates() {
+  if (!barrier_) return false;
+  updates_.clear();
+  const bool changed = barrier_->advance(updates_);
+  for (const auto& [host, news] : updates_)
     sender_.send(control_.topology().first_rank_on(host), wire::encode(news));
   if (changed) ring_others();
   return changed;
 }
 
-void SteadyState::accept(int source, const wire::LockNews& news) {
-  if (!relay_) {
-    throw Error("rank " + std::to_string(source) + " sent news of a schedule lock to rank " +
+void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
+  if (!barrier_) {
+    throw Error("rank " + std::to_string(source) + " sent a replay update to rank " +
                 std::to_string(control_.rank()) +
-                ", which does not speak for its host; set the schedule lock (HVD_SCHEDULE_LOCK) "
+                ", which does not speak for its host; set schedule replay (HVD_SCHEDULE_LOCK) "
                 "alike on every rank");
   }
-  if (relay_->accept(news)) ring_others();
+  if (barrier_->accept(news)) ring_others();
 }
 
 void SteadyState::ring_others() noexcept {

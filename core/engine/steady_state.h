@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "control/control_plane.h"
-#include "control/lock_relay.h"
-#include "control/schedule_lock.h"
+#include "control/dissemination_barrier.h"
+#include "control/schedule_replay.h"
 #include "engine/control_sender.h"
 #include "engine/runtime_options.h"
 #include "execution/executor.h"
@@ -19,12 +19,13 @@
 namespace hvd::runtime {
 
 /// One rank's steady state: the batches of a schedule, which every rank repeats without a plan, as
-/// jobs that wait for their operations; and the plans that wait until it is over.
+/// batch executions that wait for their operations; and the plans that wait until it is over.
 ///
 ///   open --begin()--> repeating --advance(): kLeft, then take_waiting()--> open
 ///
-/// What decides which batch runs is control::ScheduleLock, and between hosts control::LockRelay.
-/// The schedule's jobs are made when it begins, so that a step allocates nothing.
+/// What decides which batch runs is control::ScheduleReplay, and between hosts
+/// control::DisseminationBarrier. The executions are made when it begins, so that a step
+/// allocates nothing.
 ///
 /// Not thread-safe: the thread that drives the engine. Errors of the transport and of a backend go
 /// through as hvd::Error; the engine ends with them.
@@ -37,7 +38,7 @@ class SteadyState {
 
   /// False when it is switched off, or some host's ranks share no memory: nothing is ever repeated.
   bool available() const noexcept { return schedule_.available(); }
-  bool repeating() const noexcept { return schedule_.locked(); }
+  bool repeating() const noexcept { return schedule_.replaying(); }
   /// In the schedule that is repeated.
   std::size_t batches() const noexcept { return schedule_.batches(); }
   /// Since begin(), also after it was left.
@@ -53,7 +54,8 @@ class SteadyState {
   Progress advance(TimePoint now);
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { schedule_.leave_soon(); }
-  /// What waits in batches that have not started; it does not any more, and there are no jobs.
+  /// What waits in batches that have not started; it does not any more, and there are no
+  /// executions.
   std::vector<OperationPtr> take_waiting();
   /// The same, which go on waiting.
   std::vector<OperationPtr> waiting() const;
@@ -78,10 +80,10 @@ class SteadyState {
   /// Between hosts, by the first rank of each: tells other hosts what has changed here. To be
   /// called until it returns false. @return whether this host's ranks, this one included, have
   /// something to do
-  bool relay();
-  /// What another host tells. relay() is to be called next. @throws hvd::Error when this rank does
-  /// not speak for its host, or no host can have such news
-  void accept(int source, const wire::LockNews&);
+  bool exchange_updates();
+  /// What another host tells. exchange_updates() is to be called next. @throws hvd::Error when this
+  /// rank does not speak for its host, or no host can have such news
+  void accept(int source, const wire::ReplayUpdate&);
 
  private:
   void run(std::size_t batch);
@@ -92,13 +94,15 @@ class SteadyState {
   observe::Counters& counters_;
   const ControlSender sender_;
   const Duration patience_;
-  control::ScheduleLock schedule_;
-  std::optional<control::LockRelay> relay_;     // the first rank of each of several hosts
-  std::vector<control::LockRelay::Send> news_;  // of one relay(), kept for its memory
-  std::deque<wire::Plan> plans_;                // deferred
-  std::vector<std::shared_ptr<Job>> jobs_;      // by number of the batch, while repeating
-  std::size_t waiting_ = 0;                     // operations in jobs that have not started
-  TimePoint moved_at_{};                        // a batch last ran or an operation last came
+  control::ScheduleReplay schedule_;
+  std::optional<control::DisseminationBarrier> barrier_;  // the first rank of each of several hosts
+  std::vector<control::DisseminationBarrier::Send>
+      updates_;                   // of one exchange_updates(), kept for its memory
+  std::deque<wire::Plan> plans_;  // deferred
+  std::vector<std::shared_ptr<BatchExecution>>
+      executions_;           // by number of the batch, while repeating
+  std::size_t waiting_ = 0;  // operations in executions that have not started
+  TimePoint moved_at_{};     // a batch last ran or an operation last came
 };
 
 }  // namespace hvd::runtime

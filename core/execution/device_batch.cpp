@@ -27,17 +27,18 @@ std::size_t aligned(std::size_t bytes) {
 
 class DeviceBatch final : public Work {
  public:
-  DeviceBatch(DeviceLane& lane, Job& job, const composite::Launch& launch)
-      : lane_(lane),
-        job_(job),
-        tensor_type_(job.request().dtype),
-        type_(job.collective().dtype),
-        collective_(job.collective()) {
-    const device::DeviceGuard guard(lane_.context.api(), lane_.context.device());
-    if (!job_.absent_here()) job_.ask_for_outputs();
+  DeviceBatch(DevicePipeline& pipeline, BatchExecution& execution, const composite::Launch& launch)
+      : pipeline_(pipeline),
+        execution_(execution),
+        tensor_type_(execution.request().dtype),
+        type_(execution.collective().dtype),
+        collective_(execution.collective()) {
+    const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+    if (!execution_.absent_here()) execution_.ask_for_outputs();
     fold();
     prepare();
-    if (needs_in_stream()) collective_.input_ready = lane_.context.marks()->record(lane_.in.get());
+    if (needs_in_stream())
+      collective_.input_ready = pipeline_.context.events()->record(pipeline_.in.get());
     work_ = launch(collective_, in_, out_);
   }
   DeviceBatch(const DeviceBatch&) = delete;
@@ -50,73 +51,75 @@ class DeviceBatch final : public Work {
     if (unpacks()) unpack();
     input_.release(ready_);
     output_.release(ready_);
-    if (in_turn_) lane_.channels_own.release(ready_);
+    if (in_turn_) pipeline_.channels_own.release(ready_);
     return true;
   }
   bool moved() const noexcept override { return work_->moved(); }
   EventPtr output_ready() const override { return ready_; }
 
  private:
-  bool unpacks() const { return job_.buffered() && !job_.absent_here(); }
+  bool unpacks() const { return execution_.buffered() && !execution_.absent_here(); }
   bool needs_in_stream() const {
-    return job_.buffered() || job_.absent_here() || job_.scales_early() || !single_event();
+    return execution_.buffered() || execution_.absent_here() || execution_.scales_early() ||
+           !single_event();
   }
-  bool sends() const { return collective_.kind != OpKind::kBroadcast || job_.at_root(); }
+  bool sends() const { return collective_.kind != OpKind::kBroadcast || execution_.at_root(); }
 
   /// With packing and unpacking at hand, factors cost nothing there. An average over all is left to
   /// the channel.
   void fold() {
     const bool reduces =
         collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
-    before_ = job_.factor_in();
-    after_ = job_.factor_out();
-    if (job_.scales_early()) {
+    before_ = execution_.factor_in();
+    after_ = execution_.factor_out();
+    if (execution_.scales_early()) {
       if (!is_floating(type_))
         throw Error(
             "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
             "floating type");
     }
-    if (!reduces || !job_.buffered() || !lane_.folds || !is_floating(type_)) return;
+    if (!reduces || !execution_.buffered() || !pipeline_.folds || !is_floating(type_)) return;
     ReduceScale& scale = collective_.scale;
     before_ *= std::exchange(scale.prescale, 1.0);
     after_ *= std::exchange(scale.postscale, 1.0);
-    if (scale.divisor != static_cast<std::int64_t>(job_.spec().ranks.size())) {
+    if (scale.divisor != static_cast<std::int64_t>(execution_.spec().ranks.size())) {
       after_ /= static_cast<double>(std::exchange(scale.divisor, 1));
     }
   }
 
   /// All there is to wait for is one event (or none), which the channel can do itself.
-  bool single_event() const { return job_.writable().empty(); }
+  bool single_event() const { return execution_.writable().empty(); }
 
   void wait_for_inputs() {
     const Event* last = nullptr;
-    for (const OperationPtr& operation : job_.operations()) {
+    for (const OperationPtr& operation : execution_.operations()) {
       const EventPtr& event = operation->submission.input_ready;
-      if (event.get() != last) lane_.context.wait(lane_.in.get(), event);
+      if (event.get() != last) pipeline_.context.wait(pipeline_.in.get(), event);
       last = event.get();
     }
-    for (const EventPtr& event : job_.writable()) lane_.context.wait(lane_.in.get(), event);
+    for (const EventPtr& event : execution_.writable())
+      pipeline_.context.wait(pipeline_.in.get(), event);
   }
 
   void prepare() {
     if (needs_in_stream()) wait_for_inputs();
-    if (job_.absent_here()) return prepare_absent();
-    if (job_.buffered()) return prepare_buffered();
-    const Submission& submission = job_.operations().front()->submission;
+    if (execution_.absent_here()) return prepare_absent();
+    if (execution_.buffered()) return prepare_buffered();
+    const Submission& submission = execution_.operations().front()->submission;
     if (!needs_in_stream()) collective_.input_ready = submission.input_ready;
     in_ = {submission.input.data, submission.input.bytes()};
-    if (job_.request().kind != OpKind::kGather || job_.at_root())
+    if (execution_.request().kind != OpKind::kGather || execution_.at_root())
       out_ = {submission.output.data, submission.output.bytes()};
-    if (!job_.scales_early()) return;
+    if (!execution_.scales_early()) return;
     // Into the output where it is as large, so that the caller's input stays as it is.
     std::span<std::byte> scaled = out_;
-    if (!job_.in_place_kind()) {
-      input_ = lane_.buffers.lease(in_.size(), lane_.in.get());
+    if (!execution_.in_place_kind()) {
+      input_ = pipeline_.buffers.lease(in_.size(), pipeline_.in.get());
       scaled = input_.bytes();
     }
     const device::Piece piece{submission.input.data, 0, in_.size() / size_of(type_)};
-    lane_.context.plans().run({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_,
-                              lane_.in.get());
+    pipeline_.context.plans().run({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_,
+                                  pipeline_.in.get());
     in_ = scaled;
   }
 
@@ -124,49 +127,50 @@ class DeviceBatch final : public Work {
   /// itself has no gap behind it, which Adasum would take for a part of the vector. The same on
   /// every rank.
   std::size_t room_for(std::size_t bytes) const {
-    return job_.fused() && job_.in_place_kind() ? aligned(bytes) : bytes;
+    return execution_.fused() && execution_.in_place_kind() ? aligned(bytes) : bytes;
   }
 
   std::size_t padded_bytes() const {
     std::size_t bytes = 0;
-    for (const auto& operation : job_.agreed())
+    for (const auto& operation : execution_.agreed())
       bytes += room_for(static_cast<std::size_t>(operation.request.elements()) * size_of(type_));
     return bytes;
   }
 
   /// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides
-  /// is agreed, and batches of a lane follow each other in one order. A tensor by itself lies in
-  /// the caller's memory on the ranks that have it, so a rank that has joined may not take one for
-  /// it, unless it is cast.
+  /// is agreed, and batches of a pipeline follow each other in one order. A tensor by itself lies
+  /// in the caller's memory on the ranks that have it, so a rank that has joined may not take one
+  /// for it, unless it is cast.
   void lease_output(std::size_t bytes, bool buffered_in_place) {
     std::span<std::byte> own;
     if (buffered_in_place)
-      own = lane_.channels_own.take(lane_.channel.fusion_buffers(), bytes, lane_.in.get());
+      own = pipeline_.channels_own.take(pipeline_.channel.fusion_buffers(), bytes,
+                                        pipeline_.in.get());
     in_turn_ = !own.empty();
-    if (!in_turn_) output_ = lane_.buffers.lease(bytes, lane_.in.get());
+    if (!in_turn_) output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
     out_ = in_turn_ ? own : output_.bytes();
   }
 
   void prepare_buffered() {
     // What is cut or joined by rows has its sizes from the collective, so it lies without gaps.
-    const bool in_place = job_.in_place_kind();
-    const std::size_t out_bytes = in_place ? padded_bytes() : job_.out_bytes();
+    const bool in_place = execution_.in_place_kind();
+    const std::size_t out_bytes = in_place ? padded_bytes() : execution_.out_bytes();
     lease_output(out_bytes, in_place);
     std::span<std::byte> packed = out_;
     if (in_place) {
       collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
     } else {
-      input_ = lane_.buffers.lease(job_.in_bytes(), lane_.in.get());
+      input_ = pipeline_.buffers.lease(execution_.in_bytes(), pipeline_.in.get());
       packed = input_.bytes();
     }
     in_ = packed;
     if (!sends()) return;
     pieces_.clear();
     std::size_t offset = 0;
-    for (const auto piece : job_.input_pieces())
+    for (const auto piece : execution_.input_pieces())
       add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset);  // only read
-    lane_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(), true,
-                              before_, lane_.in.get());
+    pipeline_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(),
+                                  true, before_, pipeline_.in.get());
   }
 
   void add_piece(std::byte* tensor, std::size_t bytes, std::size_t& offset) {
@@ -176,13 +180,13 @@ class DeviceBatch final : public Work {
   }
 
   void prepare_absent() {
-    const bool in_place = job_.in_place_kind() && job_.buffered();
-    const std::size_t out_bytes = in_place ? padded_bytes() : job_.out_bytes();
+    const bool in_place = execution_.in_place_kind() && execution_.buffered();
+    const std::size_t out_bytes = in_place ? padded_bytes() : execution_.out_bytes();
     if (in_place) collective_.count = static_cast<std::int64_t>(out_bytes / size_of(type_));
     lease_output(out_bytes, in_place);
     std::span<std::byte> contribution = out_;
-    if (!job_.in_place_kind()) {
-      input_ = lane_.buffers.lease(job_.in_bytes(), lane_.in.get());
+    if (!execution_.in_place_kind()) {
+      input_ = pipeline_.buffers.lease(execution_.in_bytes(), pipeline_.in.get());
       contribution = input_.bytes();
     }
     in_ = contribution;
@@ -191,23 +195,24 @@ class DeviceBatch final : public Work {
     std::uint64_t pattern = 0;
     const ReduceOp op = collective_.op == ReduceOp::kAdasum ? ReduceOp::kSum : collective_.op;
     fill_identity(reinterpret_cast<std::byte*>(&pattern), 1, type_, op);
-    lane_.context.api().fill(contribution.data(), contribution.size() / size_of(type_),
-                             size_of(type_), pattern, lane_.in.get());
+    pipeline_.context.api().fill(contribution.data(), contribution.size() / size_of(type_),
+                                 size_of(type_), pattern, pipeline_.in.get());
   }
 
   void unpack() {
-    const device::DeviceGuard guard(lane_.context.api(), lane_.context.device());
-    lane_.context.wait(lane_.out.get(), ready_);
+    const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+    pipeline_.context.wait(pipeline_.out.get(), ready_);
     pieces_.clear();
     std::size_t offset = 0;
-    for (const auto piece : job_.output_pieces()) add_piece(piece.data(), piece.size(), offset);
-    lane_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false,
-                              after_, lane_.out.get());
-    ready_ = lane_.context.marks()->record(lane_.out.get());
+    for (const auto piece : execution_.output_pieces())
+      add_piece(piece.data(), piece.size(), offset);
+    pipeline_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false,
+                                  after_, pipeline_.out.get());
+    ready_ = pipeline_.context.events()->record(pipeline_.out.get());
   }
 
-  DeviceLane& lane_;
-  Job& job_;
+  DevicePipeline& pipeline_;
+  BatchExecution& execution_;
   const DataType tensor_type_;
   const DataType type_;  // in the buffer
   Collective collective_;
@@ -225,7 +230,7 @@ class DeviceBatch final : public Work {
 
 }  // namespace
 
-DeviceLane::DeviceLane(device::Context& on, Channel& of, bool folds_factors)
+DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors)
     : context(on),
       channel(of),
       folds(folds_factors),
@@ -234,7 +239,7 @@ DeviceLane::DeviceLane(device::Context& on, Channel& of, bool folds_factors)
       buffers(on.api(), on.device(), on.plain_memory()),
       channels_own(on.api()) {}
 
-DeviceLane::~DeviceLane() {
+DevicePipeline::~DevicePipeline() {
   try {
     const device::DeviceGuard guard(context.api(), context.device());
     if (channels_own.idle()) channel.give_back_fusion_buffers();
@@ -244,32 +249,34 @@ DeviceLane::~DeviceLane() {
   }
 }
 
-std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const composite::Launch& launch,
+std::unique_ptr<Work> start_on_device(DevicePipeline& pipeline, BatchExecution& execution,
+                                      const composite::Launch& launch,
                                       const composite::Launch& launch_on_host) {
-  if (job.request().kind != OpKind::kAlltoall)
-    return std::make_unique<DeviceBatch>(lane, job, launch);
-  Submission& submission = job.operations().front()->submission;
-  const composite::Launch launch_rows = [&lane, &submission, launch](const Collective& rows,
-                                                                     std::span<const std::byte> in,
-                                                                     std::span<std::byte> out) {
+  if (execution.request().kind != OpKind::kAlltoall)
+    return std::make_unique<DeviceBatch>(pipeline, execution, launch);
+  Submission& submission = execution.operations().front()->submission;
+  const composite::Launch launch_rows = [&pipeline, &submission, launch](
+                                            const Collective& rows, std::span<const std::byte> in,
+                                            std::span<std::byte> out) {
     Collective exchange = rows;
     if (rows.input_ready == nullptr) {
       exchange.input_ready = submission.input_ready;
     } else {
-      const device::DeviceGuard guard(lane.context.api(), lane.context.device());
-      lane.context.wait(lane.in.get(), submission.input_ready);
-      lane.context.wait(lane.in.get(), rows.input_ready);
-      exchange.input_ready = lane.context.marks()->record(lane.in.get());
+      const device::DeviceGuard guard(pipeline.context.api(), pipeline.context.device());
+      pipeline.context.wait(pipeline.in.get(), submission.input_ready);
+      pipeline.context.wait(pipeline.in.get(), rows.input_ready);
+      exchange.input_ready = pipeline.context.events()->record(pipeline.in.get());
     }
     return launch(exchange, in, out);
   };
   return composite::make_alltoall(launch_rows, launch_on_host, submission);
 }
 
-void DeviceQueue::add(Channel& channel, const Job& job, EventPtr output_ready) {
+void DeviceCompletions::add(Channel& channel, const BatchExecution& execution,
+                            EventPtr output_ready) {
   Entry entry{&channel, std::move(output_ready), {}, {}, clock_.now()};
-  entry.what = control::describe(job.request());
-  for (const OperationPtr& operation : job.operations()) {
+  entry.what = control::describe(execution.request());
+  for (const OperationPtr& operation : execution.operations()) {
     const Submission& submission = operation->submission;
     if (submission.keep_alive) entry.keep_alive.push_back(submission.keep_alive);
   }
@@ -277,17 +284,17 @@ void DeviceQueue::add(Channel& channel, const Job& job, EventPtr output_ready) {
   entries_.push_back(std::move(entry));
 }
 
-bool DeviceQueue::has(const Channel& channel) const noexcept {
+bool DeviceCompletions::has(const Channel& channel) const noexcept {
   return std::any_of(entries_.begin(), entries_.end(),
                      [&](const Entry& entry) { return entry.channel == &channel; });
 }
 
-void DeviceQueue::look() {
+void DeviceCompletions::look() {
   if (entries_.empty()) return;
   const TimePoint now = clock_.now();
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
-  // Batches of one lane end in order, those of several in any.
+  // Batches of one pipeline end in order, those of several in any.
   std::erase_if(entries_, [](const Entry& entry) { return entry.output_ready->query(); });
   const Channel* checked = nullptr;
   for (const Entry& entry : entries_) {
@@ -306,12 +313,12 @@ void DeviceQueue::look() {
   }
 }
 
-std::optional<TimePoint> DeviceQueue::next_look() const noexcept {
+std::optional<TimePoint> DeviceCompletions::next_look() const noexcept {
   if (entries_.empty()) return std::nullopt;
   return next_look_;
 }
 
-void DeviceQueue::abandon() noexcept {
+void DeviceCompletions::abandon() noexcept {
   for (Entry& entry : entries_) {
     for (auto& owner : entry.keep_alive) keep_until_exit(std::move(owner));
   }

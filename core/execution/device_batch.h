@@ -11,18 +11,18 @@
 #include "base/clock.h"
 #include "device/buffer_ring.h"
 #include "device/context.h"
-#include "execution/job.h"
+#include "execution/batch_execution.h"
 #include "hvd/backend.h"
 
 namespace hvd::runtime {
 
-/// What a lane for a device has besides its channel: queues for packing and unpacking, so that the
-/// next batch is packed while this one is reduced, and the buffers.
-struct DeviceLane {
+/// What a channel queue of a device has besides its channel: streams for packing and unpacking, so
+/// that the next batch is packed while this one is reduced, and buffers.
+struct DevicePipeline {
   /// @param channel outlives this
   /// @param folds factors of floating types are applied while packing and unpacking
-  DeviceLane(device::Context&, Channel& channel, bool folds);
-  ~DeviceLane();
+  DevicePipeline(device::Context&, Channel& channel, bool folds);
+  ~DevicePipeline();
 
   device::Context& context;
   Channel& channel;
@@ -34,23 +34,24 @@ struct DeviceLane {
                                     ///< Channel::fusion_buffers()
 };
 
-/// Starts a job whose tensors are on the device: one launch packs them (and scales and casts)
+/// Starts a batch whose tensors are on the device: one launch packs them (and scales and casts)
 /// behind their input_ready events, the collective follows, and one launch unpacks; an unfused one
 /// without a factor or a cast goes to the channel as it is. The Work is complete once all of that
 /// is queued, which takes no time of the device, and output_ready() is the event behind it. No call
 /// waits on the host.
-/// @param job and lane outlive the Work
-std::unique_ptr<Work> start_on_device(DeviceLane& lane, Job& job, const composite::Launch& launch,
+/// @param execution and pipeline outlive the Work
+std::unique_ptr<Work> start_on_device(DevicePipeline& pipeline, BatchExecution& execution,
+                                      const composite::Launch& launch,
                                       const composite::Launch& launch_on_host);
 
-/// What is complete for the host and still in a device's queue: keeps its memory alive, and finds
-/// out when it fails there. Used by the thread that drives the engine.
-class DeviceQueue {
+/// Batches that are complete for the host and still queued on the device: keeps their memory alive,
+/// and notices when one fails there. Used by the thread that drives the engine.
+class DeviceCompletions {
  public:
-  /// @param limit how long anything may be in the queue; zero: for ever
-  DeviceQueue(const Clock& clock, Duration limit) : clock_(clock), limit_(limit) {}
+  /// @param limit how long anything may be in the queue; zero: forever
+  DeviceCompletions(const Clock& clock, Duration limit) : clock_(clock), limit_(limit) {}
 
-  void add(Channel&, const Job&, EventPtr output_ready);
+  void add(Channel&, const BatchExecution&, EventPtr output_ready);
   bool empty() const noexcept { return entries_.empty(); }
   bool has(const Channel&) const noexcept;
   /// Looks, now and then, which have come to their end. @throws PeerLostError, Error when one has

@@ -45,27 +45,31 @@ Executor::Executor(Environment environment, std::vector<std::shared_ptr<Backend>
       forced_backend_(std::move(forced_backend)),
       finish_(std::move(finish)),
       buffers_(environment_.arena),
-      device_queue_(environment_.clock, environment_.device_limit) {}
+      device_completions_(environment_.clock, environment_.device_limit) {}
 
 // What a device may still be at work on outlives this.
-Executor::~Executor() { device_queue_.abandon(); }
+Executor::~Executor() { device_completions_.abandon(); }
 
-void JobQueue::push(std::shared_ptr<Job> job) {
-  if (head_ > 0 && (empty() || jobs_.size() == jobs_.capacity())) {
-    jobs_.erase(jobs_.begin(), jobs_.begin() + static_cast<std::ptrdiff_t>(head_));
+void ExecutionQueue::push(std::shared_ptr<BatchExecution> execution) {
+  if (head_ > 0 && (empty() || executions_.size() == executions_.capacity())) {
+    executions_.erase(executions_.begin(),
+                      executions_.begin() + static_cast<std::ptrdiff_t>(head_));
     head_ = 0;
   }
-  jobs_.push_back(std::move(job));
+  executions_.push_back(std::move(execution));
 }
 
-std::shared_ptr<Job> JobQueue::pop() noexcept { return std::move(jobs_[head_++]); }
+std::shared_ptr<BatchExecution> ExecutionQueue::pop() noexcept {
+  return std::move(executions_[head_++]);
+}
 
 void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
   if (!wire::only_agrees(batch.operations.front().request.kind)) {
-    const auto job =
-        std::make_shared<Job>(std::move(batch), std::move(operations), environment_.topology.rank);
-    job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
-    return start(job);
+    const auto execution = std::make_shared<BatchExecution>(std::move(batch), std::move(operations),
+                                                            environment_.topology.rank);
+    execution->queue =
+        execution->on_device() ? &device_queue_for(*execution) : &queue_for(*execution);
+    return start(execution);
   }
   for (std::size_t i = 0; i < operations.size(); ++i) {
     operations[i]->set_result(batch.operations[i].result);
@@ -73,45 +77,48 @@ void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> opera
   }
 }
 
-std::shared_ptr<Job> Executor::prepare(control::AgreedBatch batch) {
-  auto job = std::make_shared<Job>(std::move(batch), environment_.topology.rank);
-  if (!wire::only_agrees(job->request().kind))
-    job->lane = job->on_device() ? &device_lane_for(*job) : &lane_for(*job);
-  return job;
+std::shared_ptr<BatchExecution> Executor::prepare(control::AgreedBatch batch) {
+  auto execution = std::make_shared<BatchExecution>(std::move(batch), environment_.topology.rank);
+  if (!wire::only_agrees(execution->request().kind))
+    execution->queue =
+        execution->on_device() ? &device_queue_for(*execution) : &queue_for(*execution);
+  return execution;
 }
 
-void Executor::keep_buffers_for(std::span<const std::shared_ptr<Job>> jobs) {
+void Executor::keep_buffers_for(std::span<const std::shared_ptr<BatchExecution>> executions) {
   std::size_t largest = 0;
-  for (const auto& job : jobs) {
-    if (job->lane == nullptr || job->on_device() || !job->buffered()) continue;
-    largest = std::max({largest, job->in_bytes(), job->out_bytes()});
+  for (const auto& execution : executions) {
+    if (execution->queue == nullptr || execution->on_device() || !execution->buffered()) continue;
+    largest = std::max({largest, execution->in_bytes(), execution->out_bytes()});
   }
   // A pool's buffer has at least a cache line.
   buffers_.trim(std::max<std::size_t>(largest, 64));
 }
 
-void Executor::start(const std::shared_ptr<Job>& job) {
-  if (job->lane == nullptr) {  // nothing is to be moved
-    for (const OperationPtr& operation : job->operations()) finish_(operation, {}, nullptr, false);
-    return job->let_go();
+void Executor::start(const std::shared_ptr<BatchExecution>& execution) {
+  if (execution->queue == nullptr) {  // nothing is to be moved
+    for (const OperationPtr& operation : execution->operations())
+      finish_(operation, {}, nullptr, false);
+    return execution->let_go();
   }
-  if (job->lane->ordered) job->device_order = device_jobs_++;
-  job->lane->queue.push(job);
-  job->agreed_at = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
-  job->launched_at = {};
-  job->started = true;
+  if (execution->queue->ordered) execution->device_order = device_launches_++;
+  execution->queue->pending.push(execution);
+  execution->agreed_at = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
+  execution->launched_at = {};
+  execution->started = true;
   ++in_flight_;
 }
 
 void Executor::retire(int process_set) {
-  for (auto& [key, lane] : lanes_) lane.retired = lane.retired || key.first == process_set;
+  for (auto& [key, queue] : queues_) queue.retired = queue.retired || key.first == process_set;
   close_retired();
 }
 
 void Executor::close_retired() {
-  std::erase_if(lanes_, [this](const auto& entry) {
-    const Lane& lane = entry.second;
-    return lane.retired && lane.queue.empty() && !(lane.device && device_queue_.has(*lane.channel));
+  std::erase_if(queues_, [this](const auto& entry) {
+    const ChannelQueue& queue = entry.second;
+    return queue.retired && queue.pending.empty() &&
+           !(queue.device && device_completions_.has(*queue.channel));
   });
 }
 
@@ -138,167 +145,172 @@ Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& col
   return *best;
 }
 
-Executor::Lane& Executor::lane_for(const Job& job) {
-  Collective collective = job.collective();
+ChannelQueue& Executor::queue_for(const BatchExecution& execution) {
+  Collective collective = execution.collective();
   if (collective.op == ReduceOp::kAdasum) {
     // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What
     // has the first has the others.
     collective.op = ReduceOp::kSum;
     collective.kind = OpKind::kAlltoall;
   }
-  Backend& backend = choose_backend(job.spec(), collective);
-  Lane& lane = lanes_[{job.spec().process_set, std::string(backend.name())}];
-  if (!lane.channel) {
-    lane.channel = backend.open(job.spec(), environment_.peers);
-    lane.backend = backend.name();
+  Backend& backend = choose_backend(execution.spec(), collective);
+  ChannelQueue& queue = queues_[{execution.spec().process_set, std::string(backend.name())}];
+  if (!queue.channel) {
+    queue.channel = backend.open(execution.spec(), environment_.peers);
+    queue.backend = backend.name();
   }
-  return lane;
+  return queue;
 }
 
 bool Executor::progress() {
   bool moved = false;
-  if (!device_queue_.empty()) {
-    device_queue_.look();
+  if (!device_completions_.empty()) {
+    device_completions_.look();
     close_retired();
   }
   if (in_flight_ == 0) return moved;
   bool retired = false;
-  for (auto& [key, lane] : lanes_) {
-    moved = progress(lane) || moved;
-    retired = retired || lane.retired;
+  for (auto& [key, queue] : queues_) {
+    moved = progress(queue) || moved;
+    retired = retired || queue.retired;
   }
   if (retired) close_retired();
   return moved;
 }
 
-bool Executor::progress(Lane& lane) {
+bool Executor::progress(ChannelQueue& queue) {
   bool moved = false;
-  while (!lane.queue.empty()) {
-    Job& job = lane.queue.front();
+  while (!queue.pending.empty()) {
+    BatchExecution& execution = queue.pending.front();
     try {
-      if (!job.launched) {
-        if (lane.device && !device_may_launch(lane, job)) return moved;
-        launch(lane, job);
+      if (!execution.launched) {
+        if (queue.device && !device_may_launch(queue, execution)) return moved;
+        launch(queue, execution);
         moved = true;
       }
-      if (job.work && !job.work->progress()) return moved || job.work->moved();
-      complete(lane, job);
+      if (execution.work && !execution.work->progress()) return moved || execution.work->moved();
+      complete(queue, execution);
     } catch (const PeerLostError& error) {
-      throw PeerLostError(job.title() + ": " + error.what(), error.rank());
+      throw PeerLostError(execution.title() + ": " + error.what(), error.rank());
     } catch (const std::exception& error) {
-      throw Error(job.title() + ": " + error.what());
+      throw Error(execution.title() + ": " + error.what());
     }
-    lane.queue.pop();
+    queue.pending.pop();
     --in_flight_;
     moved = true;
   }
   return moved;
 }
 
-void Executor::launch(Lane& lane, Job& job) {
-  job.launched = true;
-  if (environment_.timeline.on()) job.launched_at = environment_.clock.now();
-  if (lane.device) {
-    job.work = launch_on_device(lane, job);
+void Executor::launch(ChannelQueue& queue, BatchExecution& execution) {
+  execution.launched = true;
+  if (environment_.timeline.on()) execution.launched_at = environment_.clock.now();
+  if (queue.device) {
+    execution.work = launch_on_device(queue, execution);
     return;
   }
-  job.prepare(buffers_);
-  if (job.nothing_to_move()) return;
-  if (job.last_work && job.last_work->again(job.in(), job.out())) {
+  execution.prepare(buffers_);
+  if (execution.nothing_to_move()) return;
+  if (execution.last_work && execution.last_work->again(execution.in(), execution.out())) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
-    job.work = std::move(job.last_work);
+    execution.work = std::move(execution.last_work);
     return;
   }
-  const composite::Launch launch = [this, &lane](const Collective& collective,
-                                                 std::span<const std::byte> in,
-                                                 std::span<std::byte> out) {
+  const composite::Launch launch = [this, &queue](const Collective& collective,
+                                                  std::span<const std::byte> in,
+                                                  std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
-    return lane.channel->launch(collective, in, out);
+    return queue.channel->launch(collective, in, out);
   };
-  if (job.request().kind == OpKind::kAlltoall) {
-    job.work = composite::make_alltoall(launch, launch, job.operations().front()->submission);
-  } else if (job.collective().op == ReduceOp::kAdasum) {
-    job.work = composite::make_adasum(launch, job.collective(), job.spec(), job.in(), job.out());
+  if (execution.request().kind == OpKind::kAlltoall) {
+    execution.work =
+        composite::make_alltoall(launch, launch, execution.operations().front()->submission);
+  } else if (execution.collective().op == ReduceOp::kAdasum) {
+    execution.work = composite::make_adasum(launch, execution.collective(), execution.spec(),
+                                            execution.in(), execution.out());
   } else {
-    job.work = launch(job.collective(), job.in(), job.out());
+    execution.work = launch(execution.collective(), execution.in(), execution.out());
   }
 }
 
-void Executor::complete(Lane& lane, Job& job) {
-  if (!lane.device) job.unpack();
-  const EventPtr output_ready = job.work ? job.work->output_ready() : nullptr;
-  if (output_ready) device_queue_.add(*lane.channel, job, output_ready);
-  if (lane.ordered) ++device_completed_;
-  if (job.repeated() && !lane.device && job.work && job.work->repeats()) {
-    job.last_work = std::move(job.work);
+void Executor::complete(ChannelQueue& queue, BatchExecution& execution) {
+  if (!queue.device) execution.unpack();
+  const EventPtr output_ready = execution.work ? execution.work->output_ready() : nullptr;
+  if (output_ready) device_completions_.add(*queue.channel, execution, output_ready);
+  if (queue.ordered) ++device_completed_;
+  if (execution.repeated() && !queue.device && execution.work && execution.work->repeats()) {
+    execution.last_work = std::move(execution.work);
   } else {
-    job.work.reset();
+    execution.work.reset();
   }
-  if (environment_.timeline.on() && job.launched_at != TimePoint{}) record(lane, job);
-  for (const OperationPtr& operation : job.operations())
+  if (environment_.timeline.on() && execution.launched_at != TimePoint{}) record(queue, execution);
+  for (const OperationPtr& operation : execution.operations())
     finish_(operation, {}, output_ready, false);
-  job.started = job.launched = false;
-  job.let_go();
+  execution.started = execution.launched = false;
+  execution.let_go();
 }
 
-void Executor::record(const Lane& lane, const Job& job) {
+void Executor::record(const ChannelQueue& queue, const BatchExecution& execution) {
   const auto writer = environment_.timeline.writer();
   if (!writer) return;
   const TimePoint now = environment_.clock.now();
-  const std::string detail = lane.backend + ", " + std::to_string(job.agreed().size()) +
-                             " tensors, " + std::to_string(job.out().size()) + " bytes";
-  for (std::size_t i = 0; i < job.agreed().size(); ++i) {
-    const std::string& name =
-        (job.operations().empty() ? job.agreed()[i].request : job.operations()[i]->request).name;
-    if (!job.operations().empty())
-      writer->span(name, "NEGOTIATE", job.operations()[i]->submitted, job.agreed_at);
-    writer->span(name, "QUEUE", job.agreed_at, job.launched_at);
-    writer->span(name, phase_of(job.request().kind), job.launched_at, now, detail);
+  const std::string detail = queue.backend + ", " + std::to_string(execution.agreed().size()) +
+                             " tensors, " + std::to_string(execution.out().size()) + " bytes";
+  for (std::size_t i = 0; i < execution.agreed().size(); ++i) {
+    const std::string& name = (execution.operations().empty() ? execution.agreed()[i].request
+                                                              : execution.operations()[i]->request)
+                                  .name;
+    if (!execution.operations().empty())
+      writer->span(name, "NEGOTIATE", execution.operations()[i]->submitted, execution.agreed_at);
+    writer->span(name, "QUEUE", execution.agreed_at, execution.launched_at);
+    writer->span(name, phase_of(execution.request().kind), execution.launched_at, now, detail);
   }
 }
 
 bool Executor::needs_polling() const noexcept {
-  return active() && std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) {
-           return !entry.second.queue.empty() && entry.second.channel->needs_polling();
+  return active() && std::any_of(queues_.begin(), queues_.end(), [](const auto& entry) {
+           return !entry.second.pending.empty() && entry.second.channel->needs_polling();
          });
 }
 
 std::string Executor::first_active() const {
-  for (const auto& [key, lane] : lanes_) {
-    if (!lane.queue.empty()) return lane.queue.front().title();
+  for (const auto& [key, queue] : queues_) {
+    if (!queue.pending.empty()) return queue.pending.front().title();
   }
   return {};
 }
 
 std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
-  for (const auto& [key, lane] : lanes_) {
-    for (const auto& job : lane.queue.jobs()) {
-      const std::string state = (job->work ? "runs on " : "agreed, queued for ") + lane.backend;
-      for (const OperationPtr& operation : job->operations()) found.emplace_back(operation, state);
+  for (const auto& [key, queue] : queues_) {
+    for (const auto& execution : queue.pending.executions()) {
+      const std::string state =
+          (execution->work ? "runs on " : "agreed, queued for ") + queue.backend;
+      for (const OperationPtr& operation : execution->operations())
+        found.emplace_back(operation, state);
     }
   }
   return found;
 }
 
 void Executor::abort(const Status& status) noexcept {
-  for (auto& [key, lane] : lanes_) {
-    if (lane.channel) lane.channel->abort();
-    while (!lane.queue.empty()) {
-      const std::shared_ptr<Job> job = lane.queue.pop();
-      const bool launched = job->work != nullptr;
-      job->work.reset();
+  for (auto& [key, queue] : queues_) {
+    if (queue.channel) queue.channel->abort();
+    while (!queue.pending.empty()) {
+      const std::shared_ptr<BatchExecution> execution = queue.pending.pop();
+      const bool launched = execution->work != nullptr;
+      execution->work.reset();
       if (launched)
-        job->abandon_buffers();  // those on a device go with the work, and stay allocated
-      for (const OperationPtr& operation : job->operations())
+        execution->abandon_buffers();  // those on a device go with the work, and stay allocated
+      for (const OperationPtr& operation : execution->operations())
         finish_(operation, status, nullptr, launched);
-      job->started = job->launched = false;
-      job->let_go();
+      execution->started = execution->launched = false;
+      execution->let_go();
     }
   }
   in_flight_ = 0;
-  device_queue_.abandon();
-  device_completed_ = device_jobs_;
+  device_completions_.abandon();
+  device_completed_ = device_launches_;
 }
 
 }  // namespace hvd::runtime

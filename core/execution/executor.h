@@ -12,9 +12,9 @@
 #include "backend/composite/composite_work.h"
 #include "base/clock.h"
 #include "control/negotiator.h"
+#include "execution/batch_execution.h"
 #include "execution/device_batch.h"
 #include "execution/fusion_buffer.h"
-#include "execution/job.h"
 #include "execution/operation_state.h"
 #include "execution/timeline_slot.h"
 #include "hvd/backend.h"
@@ -23,30 +23,30 @@
 namespace hvd::runtime {
 
 /// First in, first out. Keeps its memory.
-class JobQueue {
+class ExecutionQueue {
  public:
-  bool empty() const noexcept { return head_ == jobs_.size(); }
-  Job& front() const noexcept { return *jobs_[head_]; }
-  void push(std::shared_ptr<Job> job);
-  std::shared_ptr<Job> pop() noexcept;
-  std::span<const std::shared_ptr<Job>> jobs() const noexcept {
-    return std::span(jobs_).subspan(head_);
+  bool empty() const noexcept { return head_ == executions_.size(); }
+  BatchExecution& front() const noexcept { return *executions_[head_]; }
+  void push(std::shared_ptr<BatchExecution> execution);
+  std::shared_ptr<BatchExecution> pop() noexcept;
+  std::span<const std::shared_ptr<BatchExecution>> executions() const noexcept {
+    return std::span(executions_).subspan(head_);
   }
 
  private:
-  std::vector<std::shared_ptr<Job>> jobs_;
+  std::vector<std::shared_ptr<BatchExecution>> executions_;
   std::size_t head_ = 0;  // what is before it has been taken
 };
 
 /// A channel and what is to run on it.
-struct ExecutorLane {
+struct ChannelQueue {
   std::unique_ptr<Channel> channel;
   std::string backend;
-  JobQueue queue;
+  ExecutionQueue pending;
   bool retired = false;
-  /// For GPUs. Its jobs are launched in one order over all lanes that are `ordered`, the plan's:
-  /// communicators that share a GPU must be used in the same order everywhere.
-  std::unique_ptr<DeviceLane> device;
+  /// For GPUs. Its batches are launched in one order over all queues that are `ordered`, the
+  /// plan's: communicators that share a GPU must be used in the same order everywhere.
+  std::unique_ptr<DevicePipeline> device;
   bool ordered = false;
 };
 
@@ -68,7 +68,7 @@ class Executor {
     TimelineSlot& timeline;
     std::shared_ptr<SharedArena> arena = nullptr;       ///< of this rank
     std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
-    Duration device_limit = {};  ///< how long work may be in a device's queue; zero: for ever
+    Duration device_limit = {};  ///< how long work may be in a device's queue; zero: forever
   };
 
   Executor(Environment, std::vector<std::shared_ptr<Backend>>,
@@ -79,12 +79,12 @@ class Executor {
   /// batch
   void start(control::AgreedBatch, std::vector<OperationPtr> operations);
   /// For a batch that will be started again and again, without allocating anything then.
-  std::shared_ptr<Job> prepare(control::AgreedBatch);
-  /// These are what will run from now on: buffers that none of them needs are freed.
-  void keep_buffers_for(std::span<const std::shared_ptr<Job>>);
+  std::shared_ptr<BatchExecution> prepare(control::AgreedBatch);
+  /// Only these will run from now on: frees the buffers that none of them needs.
+  void keep_buffers_for(std::span<const std::shared_ptr<BatchExecution>>);
   /// @pre all its operations are there, and it does not run
-  void start(const std::shared_ptr<Job>&);
-  /// The set is no more: its channels are closed as soon as what was started in them has ended.
+  void start(const std::shared_ptr<BatchExecution>&);
+  /// The set was removed: its channels are closed once what was started on them has ended.
   void retire(int process_set);
   /// Asked at the beginning of a round of the engine: the device that has to be current for all of
   /// it; null: none has to be. See Note [The device of MPI's calls].
@@ -92,12 +92,12 @@ class Executor {
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
   bool active() const noexcept { return in_flight_ > 0; }
-  /// Something is under way that no bell announces.
+  /// Something is in flight, visible only by polling.
   bool needs_polling() const noexcept;
   /// Batches that have been started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
   /// What is complete here and still in a device's queue.
-  const DeviceQueue& device_queue() const noexcept { return device_queue_; }
+  const DeviceCompletions& device_completions() const noexcept { return device_completions_; }
   /// The name of an operation that runs or waits to run; empty when none does.
   std::string first_active() const;
   /// What runs or waits to run, and which of the two.
@@ -106,28 +106,27 @@ class Executor {
   void abort(const Status&) noexcept;
 
  private:
-  using Lane = ExecutorLane;
-  Lane& lane_for(const Job&);
-  Lane& device_lane_for(const Job&);
-  std::unique_ptr<Work> launch_on_device(Lane&, Job&);
-  bool device_may_launch(Lane&, const Job&);
+  ChannelQueue& queue_for(const BatchExecution&);
+  ChannelQueue& device_queue_for(const BatchExecution&);
+  std::unique_ptr<Work> launch_on_device(ChannelQueue&, BatchExecution&);
+  bool device_may_launch(ChannelQueue&, const BatchExecution&);
   void close_retired();
   Backend& choose_backend(const ChannelSpec&, const Collective&) const;
-  bool progress(Lane&);
-  void launch(Lane&, Job&);
-  void complete(Lane&, Job&);
-  void record(const Lane&, const Job&);
+  bool progress(ChannelQueue&);
+  void launch(ChannelQueue&, BatchExecution&);
+  void complete(ChannelQueue&, BatchExecution&);
+  void record(const ChannelQueue&, const BatchExecution&);
 
   const Environment environment_;
   std::vector<std::shared_ptr<Backend>> backends_;
   std::optional<std::string> forced_backend_;
   Finish finish_;
   FusionBufferPool buffers_;
-  std::map<std::pair<int, std::string>, Lane>
-      lanes_;  // by process set and backend; a lane stays where it is
+  std::map<std::pair<int, std::string>, ChannelQueue>
+      queues_;  // by process set and backend; node addresses are stable: executions point here
   std::size_t in_flight_ = 0;
-  DeviceQueue device_queue_;
-  std::uint64_t device_jobs_ = 0;       // of ordered lanes, started and
+  DeviceCompletions device_completions_;
+  std::uint64_t device_launches_ = 0;   // of ordered queues, started and
   std::uint64_t device_completed_ = 0;  // completed
   bool carries_device_memory_ = false;  // a channel does
   bool device_is_current_ = false;      // in this round

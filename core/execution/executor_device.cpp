@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/staged/staged_channel.h"
+#include "backend/staged/host_staged_channel.h"
 #include "execution/executor.h"
 #include "hvd/error.h"
 
@@ -20,19 +20,20 @@ static_assert(kCarrierInstance < kMostInstances);
 // The best backend that has GPUs; where none can do this, a channel through the host's memory. All
 // of it follows from what the ranks have agreed on, so they open the same channels at the same
 // point of the plan.
-Executor::Lane& Executor::device_lane_for(const Job& job) {
+ChannelQueue& Executor::device_queue_for(const BatchExecution& execution) {
   if (!environment_.device) throw Error("a plan names a tensor on a GPU, and this rank has none");
-  ChannelSpec spec = job.spec();
+  ChannelSpec spec = execution.spec();
   spec.device.index = environment_.device->device();
   Backend* own = nullptr;
   for (const auto& backend : backends_) {
     if (forced_backend_ && backend->name() != *forced_backend_) continue;
-    if (backend->score(environment_.topology, spec, job.collective()) > 0) own = backend.get();
+    if (backend->score(environment_.topology, spec, execution.collective()) > 0)
+      own = backend.get();
   }
   ChannelSpec host = spec;
   host.device = {};
   host.instance = kStagingInstance;
-  Collective collective = job.collective();
+  Collective collective = execution.collective();
   if (collective.op == ReduceOp::kAdasum) {  // it is made of what backends have that can exchange
     collective.op = ReduceOp::kSum;
     collective.kind = OpKind::kAlltoall;
@@ -42,24 +43,25 @@ Executor::Lane& Executor::device_lane_for(const Job& job) {
   const std::string name = std::string(backend.name()) + (own != nullptr ? ""
                                                           : carries      ? ", CUDA-aware"
                                                                          : ", staged");
-  Lane& lane = lanes_[{spec.process_set, name}];
-  if (lane.channel) return lane;
-  lane.backend = name;
-  lane.ordered = own != nullptr;
+  ChannelQueue& queue = queues_[{spec.process_set, name}];
+  if (queue.channel) return queue;
+  queue.backend = name;
+  queue.ordered = own != nullptr;
   if (own != nullptr) {
-    lane.channel = backend.open(spec, environment_.peers);
+    queue.channel = backend.open(spec, environment_.peers);
   } else {
     ChannelSpec carried = spec;
     carried.instance = kCarrierInstance;
     std::unique_ptr<Channel> carrier =
         carries ? backend.open(carried, environment_.peers) : nullptr;
-    lane.channel =
-        staged::make_staged_channel(backend.open(host, environment_.peers), std::move(carrier),
-                                    environment_.device, spec, environment_.arena);
+    queue.channel =
+        staged::make_host_staged_channel(backend.open(host, environment_.peers), std::move(carrier),
+                                         environment_.device, spec, environment_.arena);
   }
-  lane.device = std::make_unique<DeviceLane>(*environment_.device, *lane.channel, own != nullptr);
+  queue.device =
+      std::make_unique<DevicePipeline>(*environment_.device, *queue.channel, own != nullptr);
   carries_device_memory_ = carries_device_memory_ || carries;
-  return lane;
+  return queue;
 }
 
 device::Context* Executor::device_to_be_current() noexcept {
@@ -67,30 +69,30 @@ device::Context* Executor::device_to_be_current() noexcept {
   return device_is_current_ ? environment_.device.get() : nullptr;
 }
 
-bool Executor::device_may_launch(Lane& lane, const Job& job) {
-  if (lane.ordered && job.device_order != device_completed_) return false;
+bool Executor::device_may_launch(ChannelQueue& queue, const BatchExecution& execution) {
+  if (queue.ordered && execution.device_order != device_completed_) return false;
   if (carries_device_memory_ && !device_is_current_) return false;  // from the next round on it is
-  return lane.channel->ready();
+  return queue.channel->ready();
 }
 
-std::unique_ptr<Work> Executor::launch_on_device(Lane& lane, Job& job) {
-  if (job.nothing_to_move()) {
-    if (!job.absent_here()) job.ask_for_outputs();
+std::unique_ptr<Work> Executor::launch_on_device(ChannelQueue& queue, BatchExecution& execution) {
+  if (execution.nothing_to_move()) {
+    if (!execution.absent_here()) execution.ask_for_outputs();
     return nullptr;
   }
-  const composite::Launch launch = [this, &lane](const Collective& collective,
-                                                 std::span<const std::byte> in,
-                                                 std::span<std::byte> out) {
+  const composite::Launch launch = [this, &queue](const Collective& collective,
+                                                  std::span<const std::byte> in,
+                                                  std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
-    return lane.channel->launch(collective, in, out);
+    return queue.channel->launch(collective, in, out);
   };
-  const composite::Launch launch_on_host = [&lane](const Collective& collective,
-                                                   std::span<const std::byte> in,
-                                                   std::span<std::byte> out) {
-    Channel* const host = lane.channel->host();
-    return (host != nullptr ? host : lane.channel.get())->launch(collective, in, out);
+  const composite::Launch launch_on_host = [&queue](const Collective& collective,
+                                                    std::span<const std::byte> in,
+                                                    std::span<std::byte> out) {
+    Channel* const host = queue.channel->host();
+    return (host != nullptr ? host : queue.channel.get())->launch(collective, in, out);
   };
-  return start_on_device(*lane.device, job, launch, launch_on_host);
+  return start_on_device(*queue.device, execution, launch, launch_on_host);
 }
 
 }  // namespace hvd::runtime

@@ -21,8 +21,8 @@ class FusionLease {
   ~FusionLease();
 
   std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
-  /// The buffer leaves the pool for good and is never freed: something outside may still write to
-  /// it.
+  /// The buffer leaves the pool for good and is never freed: a peer or the transport may still
+  /// write to it.
   void abandon() noexcept;
 
  private:

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "control/schedule_lock.h"
+#include "control/schedule_replay.h"
 #include "hvd/collectives.h"
 #include "wire/messages.h"
 
@@ -31,12 +31,12 @@ class OperationState {
   /// For the same operation once more: `what` asks_for_the_same(). @pre over()
   void begin_again(const Submission& what, TimePoint now);
   /// Done, and no handle of the program is left that could ask how it ended. (The engine may still
-  /// be about to let go of it.)
+  /// hold a reference.)
   bool over() const noexcept {
     return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
   }
 
-  /// The program is called on its way. @pre not yet taken up by the engine
+  /// It has a callback into the program. @pre not yet taken up by the engine
   bool calls_back() const noexcept {
     return submission.on_done != nullptr || submission.allocate_output != nullptr;
   }
@@ -61,7 +61,7 @@ class OperationState {
   const wire::Request request;
   TimePoint submitted;
   std::uint64_t order = 0;            ///< engine only: in which it was begun
-  control::SchedulePlace place = {};  ///< engine only: in the schedule that is locked, or was
+  control::SchedulePlace place = {};  ///< engine only: in the schedule that is replayed, or was
   NamedOperation* named = nullptr;    ///< Runtime only: what knows it by name
 
  private:

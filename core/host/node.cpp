@@ -30,7 +30,7 @@ struct Introduction {
   std::uint64_t token;
 };
 
-struct BoardReport {
+struct ControlSegmentReport {
   char failure[192];         ///< empty: fine
   std::uint64_t free_bytes;  ///< that segments may take
 };
@@ -108,10 +108,10 @@ TimePoint now() { return SteadyClock().now(); }
 
 }  // namespace
 
-std::shared_ptr<Node> Node::meet(int rank, int size, const Exchange& exchange, bool share_board) {
+std::shared_ptr<Node> Node::meet(int rank, int size, const Exchange& exchange, bool share_memory) {
   std::shared_ptr<Node> node(new Node);
   node->find_topology(rank, size, exchange);
-  node->set_up_board(exchange, share_board);
+  node->set_up_control_segment(exchange, share_memory);
   return node;
 }
 
@@ -143,56 +143,56 @@ void Node::find_topology(int rank, int size, const Exchange& exchange) {
   name_prefix_ = name.str();
 }
 
-void Node::set_up_board(const Exchange& exchange, bool share_board) {
+void Node::set_up_control_segment(const Exchange& exchange, bool share_memory) {
   const int slots = topology_.local_size;
   const int slot = topology_.local_rank;
-  std::unique_ptr<HostBoard> board;
-  BoardReport own = {};
-  const auto try_board = [&](auto&& make) {
+  std::unique_ptr<ControlSegment> control_segment;
+  ControlSegmentReport own = {};
+  const auto try_control_segment = [&](auto&& make) {
     try {
-      board = std::make_unique<HostBoard>(make(name_prefix_, slots));
-      board->enter(slot, now());
+      control_segment = std::make_unique<ControlSegment>(make(name_prefix_, slots));
+      control_segment->enter(slot, now());
     } catch (const Error& error) {
       copy_text(error.what(), own.failure);
     }
   };
-  if (!share_board) copy_text("switched off", own.failure);
+  if (!share_memory) copy_text("switched off", own.failure);
   own.free_bytes = free_shared_memory();
 
   // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map,
   // remove the name.
-  std::vector<BoardReport> all(static_cast<std::size_t>(topology_.size));
+  std::vector<ControlSegmentReport> all(static_cast<std::size_t>(topology_.size));
   const auto exchange_reports = [&] { exchange(&own, all.data(), sizeof own); };
-  const bool wanted = slots > 1 && share_board;
-  if (wanted && slot == 0) try_board(HostBoard::create);
+  const bool wanted = slots > 1 && share_memory;
+  if (wanted && slot == 0) try_control_segment(ControlSegment::create);
   exchange_reports();
-  const BoardReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
-  if (wanted && slot != 0 && makers.failure[0] == '\0') try_board(HostBoard::attach);
+  const ControlSegmentReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
+  if (wanted && slot != 0 && makers.failure[0] == '\0') try_control_segment(ControlSegment::attach);
   exchange_reports();
-  if (board != nullptr) board->unlink();
+  if (control_segment != nullptr) control_segment->unlink();
 
-  // A rank that is alone on its host needs no board that others share.
+  // A rank that is alone on its host needs no control segment that others share.
   std::vector<const char*> failure_of_host(topology_.host_names.size(), "");
   std::vector<int> ranks_of_host(topology_.host_names.size(), 0);
   free_of_host_.assign(topology_.host_names.size(), 0);
   for (int rank = 0; rank < topology_.size; ++rank) {
     const auto host =
         static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)]);
-    const BoardReport& report = all[static_cast<std::size_t>(rank)];
+    const ControlSegmentReport& report = all[static_cast<std::size_t>(rank)];
     if (++ranks_of_host[host] == 1) free_of_host_[host] = report.free_bytes;
     if (failure_of_host[host][0] == '\0') failure_of_host[host] = report.failure;
   }
-  all_boards_shared_ = true;
+  all_control_segments_shared_ = true;
   for (std::size_t host = 0; host < ranks_of_host.size(); ++host) {
-    all_boards_shared_ =
-        all_boards_shared_ && (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
+    all_control_segments_shared_ = all_control_segments_shared_ &&
+                                   (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
   }
   const char* const failure = failure_of_host[static_cast<std::size_t>(
       topology_.host_of_rank[static_cast<std::size_t>(topology_.rank)])];
   if (slots > 1 && failure[0] == '\0') {
-    board_ = std::move(board);
-    board_->watch_others(now());
-    board_shared_ = true;
+    control_segment_ = std::move(control_segment);
+    control_segment_->watch_others(now());
+    control_segment_shared_ = true;
     return;
   }
   if (slots > 1 && slot == 0) {
@@ -200,32 +200,34 @@ void Node::set_up_board(const Exchange& exchange, bool share_board) {
                          "dead rank is noticed late: "
                       << failure;
   }
-  board_ = std::make_unique<HostBoard>(HostBoard::solitary());
-  board_->enter(0, now());
-  board_shared_ = slots == 1;
+  control_segment_ = std::make_unique<ControlSegment>(ControlSegment::solitary());
+  control_segment_->enter(0, now());
+  control_segment_shared_ = slots == 1;
 }
 
 void Node::ring(int world_rank) noexcept {
-  if (world_rank == topology_.rank) return board_->own_bell().ring();
-  if (!board_shared_ || world_rank < 0 || world_rank >= topology_.size) return;
+  if (world_rank == topology_.rank) return control_segment_->own_doorbell().ring();
+  if (!control_segment_shared_ || world_rank < 0 || world_rank >= topology_.size) return;
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
-  if (slot >= 0) board_->bell(slot).ring();
+  if (slot >= 0) control_segment_->doorbell(slot).ring();
 }
 
 void Node::announce(int world_rank) noexcept {
   if (rung_by_all())
-    board_->mail(slot_of_rank_[static_cast<std::size_t>(world_rank)])
+    control_segment_->message_count(slot_of_rank_[static_cast<std::size_t>(world_rank)])
         .fetch_add(1, std::memory_order_release);
 }
 
-LockWords* Node::lock_words(int world_rank) noexcept {
+ArrivalFlags* Node::arrival_flags(int world_rank) noexcept {
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
-  return all_boards_shared_ && slot >= 0 ? &board_->lock_words(slot) : nullptr;
+  return all_control_segments_shared_ && slot >= 0 ? &control_segment_->arrival_flags(slot)
+                                                   : nullptr;
 }
 
-LockWords* Node::outside_lock_words() noexcept {
-  return all_boards_shared_ && topology_.local_size < topology_.size ? &board_->outside_lock_words()
-                                                                     : nullptr;
+ArrivalFlags* Node::remote_arrival_flags() noexcept {
+  return all_control_segments_shared_ && topology_.local_size < topology_.size
+             ? &control_segment_->remote_arrival_flags()
+             : nullptr;
 }
 
 }  // namespace hvd::host

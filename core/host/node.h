@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/lock_words.h"
-#include "host/host_board.h"
+#include "base/arrival_flags.h"
+#include "host/control_segment.h"
 #include "hvd/topology.h"
 
 namespace hvd::host {
@@ -17,8 +17,8 @@ namespace hvd::host {
 /// when not every rank has come in time.
 using Exchange = std::function<void(const void* mine, void* all, std::size_t bytes)>;
 
-/// This rank's host, and what it shares with the other ranks there: the board, the bells, the
-/// counts of messages. Whatever carries the messages, they go past it.
+/// This rank's host, and what it shares with the other ranks there: the control segment, the
+/// doorbells, the counts of messages. Whatever carries the messages, they go past it.
 ///
 /// Used by the thread that drives the engine, except topology() and ring(), which any thread may
 /// call.
@@ -28,18 +28,18 @@ using Exchange = std::function<void(const void* mine, void* all, std::size_t byt
 /// different names then treat each other as remote.
 class Node {
  public:
-  /// Finds out who shares a host with whom, and sets up the boards. Collective.
-  /// @param share_board false: as if the host had no shared memory. For tests.
-  static std::shared_ptr<Node> meet(int rank, int size, const Exchange&, bool share_board = true);
+  /// Finds out who shares a host with whom, and sets up the control segments. Collective.
+  /// @param share_memory false: as if the host had no shared memory. For tests.
+  static std::shared_ptr<Node> meet(int rank, int size, const Exchange&, bool share_memory = true);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   const Topology& topology() const noexcept { return topology_; }
 
-  /// All ranks of this host share the board. When false they poll: see rung_by_all().
-  bool board_shared() const noexcept { return board_shared_; }
-  /// The ranks of every host share its board. The same on every rank.
-  bool all_boards_shared() const noexcept { return all_boards_shared_; }
+  /// All ranks of this host share the control segment. When false they poll: see rung_by_all().
+  bool control_segment_shared() const noexcept { return control_segment_shared_; }
+  /// The ranks of every host share its control segment. The same on every rank.
+  bool all_control_segments_shared() const noexcept { return all_control_segments_shared_; }
   /// Room for segments on the host of this rank when the job began, in bytes, as the host's first
   /// rank found it: that of /dev/shm where segments cannot do without it. The same on every rank.
   std::uint64_t shared_memory_free(int world_rank) const noexcept {
@@ -48,39 +48,41 @@ class Node {
   }
   /// Every rank of the job can ring this one.
   bool rung_by_all() const noexcept {
-    return board_shared_ && topology_.local_size == topology_.size;
+    return control_segment_shared_ && topology_.local_size == topology_.size;
   }
   /// Begins the names of what the ranks of this host share; no other job has the same.
   const std::string& name_prefix() const noexcept { return name_prefix_; }
-  HostBoard& board() noexcept { return *board_; }
+  ControlSegment& control_segment() noexcept { return *control_segment_; }
   /// See control::ControlPlane.
-  LockWords* lock_words(int world_rank) noexcept;
-  LockWords* outside_lock_words() noexcept;
-  /// World rank of the process in a slot of the board.
+  ArrivalFlags* arrival_flags(int world_rank) noexcept;
+  ArrivalFlags* remote_arrival_flags() noexcept;
+  /// World rank of the process in a slot of the control segment.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
   /// Wakes a rank of this host; no effect on others.
   void ring(int world_rank) noexcept;
   /// A message is on its way to that rank, which will know of it if it is on this host.
   void announce(int world_rank) noexcept;
   /// One that was announced has been received here.
-  void note_received() noexcept { ++mail_received_; }
+  void note_received() noexcept { ++messages_received_; }
   /// All that was announced has been received. @pre rung_by_all()
-  bool mail_empty() const noexcept { return board_->own_mail() == mail_received_; }
+  bool inbox_empty() const noexcept {
+    return control_segment_->own_message_count() == messages_received_;
+  }
 
  private:
   Node() = default;
   void find_topology(int rank, int size, const Exchange&);
-  void set_up_board(const Exchange&, bool share_board);
+  void set_up_control_segment(const Exchange&, bool share_memory);
 
   Topology topology_;
   std::vector<int> local_ranks_;   ///< world rank per slot
   std::vector<int> slot_of_rank_;  ///< per world rank; -1 on other hosts
   std::string name_prefix_;        ///< agreed by the ranks of this host
-  std::unique_ptr<HostBoard> board_;
-  bool board_shared_ = false;
-  bool all_boards_shared_ = false;
+  std::unique_ptr<ControlSegment> control_segment_;
+  bool control_segment_shared_ = false;
+  bool all_control_segments_shared_ = false;
   std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology
-  std::uint64_t mail_received_ = 0;
+  std::uint64_t messages_received_ = 0;
 };
 
 }  // namespace hvd::host

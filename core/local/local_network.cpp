@@ -15,7 +15,7 @@ class LocalControlPlane final : public control::ControlPlane {
   int rank() const noexcept override { return topology_.rank; }
   int size() const noexcept override { return topology_.size; }
   const Topology& topology() const noexcept override { return topology_; }
-  void ring(int world_rank) noexcept override { mailbox(world_rank).bell.ring(); }
+  void ring(int world_rank) noexcept override { mailbox(world_rank).doorbell.ring(); }
 
   void report(std::span<const std::byte> message) override {
     network_->deliver(rank(), 0, message);
@@ -34,8 +34,8 @@ class LocalControlPlane final : public control::ControlPlane {
     LocalNetwork::Mailbox& own = mailbox(rank());
     const std::lock_guard lock(own.mutex);
     if (own.queue.empty()) return std::nullopt;
-    // Mail of different senders overtakes; of one sender it is in order because its arrival times
-    // are.
+    // Messages of different senders overtake one another; those of one sender are in order because
+    // their arrival times are.
     const auto first =
         std::min_element(own.queue.begin(), own.queue.end(),
                          [](const auto& a, const auto& b) { return a.arrives < b.arrives; });
@@ -48,25 +48,25 @@ class LocalControlPlane final : public control::ControlPlane {
   bool busy() const noexcept override {
     LocalNetwork::Mailbox& own = mailbox(rank());
     const std::lock_guard lock(own.mutex);
-    return !own.queue.empty();  // mail that has not arrived yet rings no bell when it does
+    return !own.queue.empty();  // a message that has not arrived yet rings no doorbell when it does
   }
   bool rung_by_all() const noexcept override {
     return network_->options_.rings_across_hosts || topology_.host_names.size() == 1;
   }
   bool quiet() const noexcept override { return !busy(); }
-  Doorbell& doorbell() noexcept override { return mailbox(rank()).bell; }
+  Doorbell& doorbell() noexcept override { return mailbox(rank()).doorbell; }
 
-  LockWords* lock_words(int rank) noexcept override {
-    return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).lock : nullptr;
+  ArrivalFlags* arrival_flags(int rank) noexcept override {
+    return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).arrival_flags : nullptr;
   }
-  LockWords* outside_lock_words() noexcept override {
+  ArrivalFlags* remote_arrival_flags() noexcept override {
     return topology_.host_names.size() > 1
-               ? &mailbox(topology_.first_rank_on(topology_.host_index())).outside
+               ? &mailbox(topology_.first_rank_on(topology_.host_index())).remote
                : nullptr;
   }
 
-  void beat(TimePoint now) noexcept override {
-    mailbox(rank()).beat.store(now.count(), std::memory_order_relaxed);
+  void heartbeat(TimePoint now) noexcept override {
+    mailbox(rank()).heartbeat.store(now.count(), std::memory_order_relaxed);
   }
 
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {
@@ -74,8 +74,8 @@ class LocalControlPlane final : public control::ControlPlane {
       const LocalNetwork::Mailbox& other = mailbox(peer);
       if (peer == rank() || other.left.load()) continue;
       if (other.dead.load()) return control::PeerLoss{peer, "it was killed"};
-      const TimePoint beat{other.beat.load(std::memory_order_relaxed)};
-      if (beat.count() != 0 && now - beat > timeout)
+      const TimePoint heartbeat{other.heartbeat.load(std::memory_order_relaxed)};
+      if (heartbeat.count() != 0 && now - heartbeat > timeout)
         return control::PeerLoss{peer, "no sign of life"};
     }
     return std::nullopt;
@@ -153,7 +153,7 @@ void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
   const auto host = [this](int rank) {
     return options_.host_per_rank[static_cast<std::size_t>(rank)];
   };
-  if (options_.rings_across_hosts || host(from) == host(to)) mailbox.bell.ring();
+  if (options_.rings_across_hosts || host(from) == host(to)) mailbox.doorbell.ring();
 }
 
 }  // namespace hvd::local

@@ -54,10 +54,10 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     bool corrupt_next = false;         // guarded by mutex
     std::atomic<bool> dead{false};
     std::atomic<bool> left{false};
-    std::atomic<TimePoint::rep> beat{0};  // 0: has not beaten yet
-    Doorbell bell;
-    LockWords lock{};
-    LockWords outside{};  // of the host, if this is its first rank
+    std::atomic<TimePoint::rep> heartbeat{0};  // 0: has not beaten yet
+    Doorbell doorbell;
+    ArrivalFlags arrival_flags{};
+    ArrivalFlags remote{};  // of the host, if this is its first rank
   };
 
   LocalNetwork(NetworkOptions options, const Clock& clock);

@@ -47,7 +47,7 @@ class MessageControlPlane final : public control::ControlPlane {
   int size() const noexcept override { return node_->topology().size; }
   const Topology& topology() const noexcept override { return node_->topology(); }
   void ring(int world_rank) noexcept override { node_->ring(world_rank); }
-  Doorbell& doorbell() noexcept override { return node_->board().own_bell(); }
+  Doorbell& doorbell() noexcept override { return node_->control_segment().own_doorbell(); }
 
   void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
   void publish(std::span<const std::byte> message) override;
@@ -59,20 +59,20 @@ class MessageControlPlane final : public control::ControlPlane {
     return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
   }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
-  bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->mail_empty(); }
+  bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->inbox_empty(); }
 
-  LockWords* lock_words(int rank) noexcept override { return node_->lock_words(rank); }
-  LockWords* outside_lock_words() noexcept override { return node_->outside_lock_words(); }
+  ArrivalFlags* arrival_flags(int rank) noexcept override { return node_->arrival_flags(rank); }
+  ArrivalFlags* remote_arrival_flags() noexcept override { return node_->remote_arrival_flags(); }
 
-  void beat(TimePoint now) noexcept override { node_->board().beat(now); }
+  void heartbeat(TimePoint now) noexcept override { node_->control_segment().heartbeat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
   std::optional<control::PeerLoss> find_loss_behind_error() override;
   void accuse(int rank, std::string_view cause) noexcept override {
     accused_ = true;
-    node_->board().accuse(rank, cause);
+    node_->control_segment().accuse(rank, cause);
   }
   void farewell() noexcept override {
-    node_->board().farewell();
+    node_->control_segment().farewell();
     carrier_->farewell();
   }
 
@@ -198,7 +198,7 @@ std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error() {
 }
 
 std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
-  auto loss = node_->board().check(now, timeout);
+  auto loss = node_->control_segment().check(now, timeout);
   if (!loss) return std::nullopt;
   // Nothing may wait for that rank any more, not even the carrier's end.
   carrier_->mark_failed();

@@ -67,7 +67,8 @@ constexpr Tag with_source(Tag tag, int source) noexcept {
 // may overtake one another have kinds of their own. The channels that two backends have open for
 // one set work side by side, so no two backends share one.
 
-inline constexpr int kMpiBackendKinds = 0;  ///< the first of 10: core/backend/mpi/lane.h
+inline constexpr int kMpiBackendKinds =
+    0;  ///< the first of 10: core/backend/mpi/mpi_channel_context.h
 inline constexpr int kHierarchicalBackendKind = 10;
 inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< of set 0, instance 0
 

@@ -32,7 +32,7 @@ std::string library_version();
 /// MPI says that it takes pointers to GPU memory. Usable before ensure_initialized().
 bool cuda_aware() noexcept;
 
-/// After the loss of a peer MPI_Finalize would wait for it for ever: from now on hvd does not call
+/// After the loss of a peer MPI_Finalize would wait for it forever: from now on hvd does not call
 /// it.
 void mark_failed() noexcept;
 bool has_failed() noexcept;

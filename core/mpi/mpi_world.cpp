@@ -22,9 +22,10 @@ std::string in_seconds(Duration duration) {
 }
 
 // Note [A call that does not return]
-// The thread that made it holds the token, so neither the engine nor a handler of the program can
+// The thread that made it owns progress, so neither the engine nor a handler of the program can
 // do anything any more, and what ends a process in order would wait for MPI. What is left: the
-// board, which takes no message, for the ranks of this host; a line on stderr; and _exit().
+// control segment, which takes no message, for the ranks of this host; a line on stderr; and
+// _exit().
 
 [[noreturn]] void end_process(const std::string& text) noexcept {
   log_message(LogLevel::kFatal,
@@ -64,14 +65,14 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
     world->control_->allgather(mine, all, static_cast<int>(bytes), deadline);
   };
   world->node_ = host::Node::meet(world->control_->rank(), world->control_->size(), exchange,
-                                  options.host_board);
+                                  options.control_segment);
   free_retired_communicators();
   world->watch_ = std::move(watch);
   MpiWorld* const self = world.get();
   world->watch_->watch_calls(
       options.call_timeout,
       [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
-      [self] { return self->node_->board().glance(self->topology().rank).has_value(); });
+      [self] { return self->node_->control_segment().glance(self->topology().rank).has_value(); });
   return world;
 }
 
@@ -81,7 +82,7 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
                       " has not returned for " + in_seconds(lasted) +
                       ", as happens when a connection breaks";
   const Topology& topology = node_->topology();
-  const auto suspect = node_->board().glance(topology.rank);
+  const auto suspect = node_->control_segment().glance(topology.rank);
   const int lost = suspect ? suspect->accused.value_or(node_->rank_of_slot(suspect->slot)) : -1;
   if (suspect && suspect->accused) {
     cause += "; what rank " + std::to_string(node_->rank_of_slot(suspect->slot)) +
@@ -94,8 +95,8 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
   }
   const std::string own = "rank " + std::to_string(topology.rank) + " (host " +
                           topology.host_name(topology.rank) + "): ";
-  node_->board().accuse(suspect ? lost : topology.rank,
-                        suspect ? suspect->cause : "lost " + own + cause);
+  node_->control_segment().accuse(suspect ? lost : topology.rank,
+                                  suspect ? suspect->cause : "lost " + own + cause);
   end_process(own + cause);
 }
 

@@ -25,7 +25,7 @@ struct WorldOptions {
   /// others guess.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
   /// False: as if the host had no shared memory. For tests.
-  bool host_board = true;
+  bool control_segment = true;
 };
 
 /// One job, as this process takes part in it over MPI: two private communicators, one for control
@@ -54,7 +54,8 @@ class MpiWorld {
   /// @throws PeerLostError when not every rank has arrived in time.
   void allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const;
 
-  /// This rank leaves in order, as far as MPI is concerned: the board has a farewell of its own.
+  /// This rank leaves in order, as far as MPI is concerned: the control segment has a farewell of
+  /// its own.
   void farewell() noexcept { said_farewell_ = true; }
   /// Something broke: MPI is not asked to clean up any more.
   void mark_failed() noexcept;

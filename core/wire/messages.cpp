@@ -25,7 +25,7 @@ enum RequestFlag : std::uint8_t {
 enum PlanFlag : std::uint8_t {
   kShutdown = 1,
   kHasAbsent = 2,  ///< each batch ends with the list of its absent ranks
-  kHasLock = 4,    ///< the schedule to repeat follows the errors
+  kHasReplay = 4,  ///< the schedule to repeat follows the errors
   kAllPlanFlags = 7,
 };
 
@@ -33,10 +33,10 @@ enum PlanFlag : std::uint8_t {
 constexpr std::uint8_t kCalledShutdown = 1;
 constexpr std::uint8_t kEnded = 2;
 
-// Bits of the flag byte of news of a lock.
+// Bits of the flag byte of a replay update.
 enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
 
-constexpr int kMostLockRounds = 64;
+constexpr int kMostReplayRounds = 64;
 
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
 
@@ -285,10 +285,10 @@ Plan read_plan(Reader& in) {
   }
   const std::size_t errors = in.count("errors", kMaxTensors);
   for (std::size_t i = 0; i < errors; ++i) plan.errors.push_back(read_error(in));
-  if ((flags & kHasLock) == 0) return plan;
-  plan.lock.resize(in.count("locked batches", kMaxTensors));
-  for (auto& batch : plan.lock) {
-    batch.resize(in.count("locked tensors", kMaxTensors));
+  if ((flags & kHasReplay) == 0) return plan;
+  plan.replay.resize(in.count("replayed batches", kMaxTensors));
+  for (auto& batch : plan.replay) {
+    batch.resize(in.count("replayed tensors", kMaxTensors));
     for (auto& slot : batch) slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
   }
   return plan;
@@ -303,12 +303,12 @@ Abort read_abort(Reader& in) {
   return abort;
 }
 
-LockNews read_lock_news(Reader& in) {
-  LockNews news;
+ReplayUpdate read_replay_update(Reader& in) {
+  ReplayUpdate news;
   news.position = in.varint("position", kMaxSize);
   news.round = in.u8("round");
-  if (news.round >= kMostLockRounds)
-    in.fail("round", "expected less than " + std::to_string(kMostLockRounds) + ", got " +
+  if (news.round >= kMostReplayRounds)
+    in.fail("round", "expected less than " + std::to_string(kMostReplayRounds) + ", got " +
                          std::to_string(news.round));
   const std::uint8_t flags = in.u8("flags");
   if (flags > kAllNewsFlags) in.fail("flags", "unknown ones in " + std::to_string(flags));
@@ -327,8 +327,8 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return read_abort(in);
     case MessageKind::kPing:
       return Ping{};
-    case MessageKind::kLockNews:
-      return read_lock_news(in);
+    case MessageKind::kReplayUpdate:
+      return read_replay_update(in);
     case MessageKind::kBlocked:
       return Blocked{in.varint("last applied plan", kAnyNumber)};
     case MessageKind::kPong:
@@ -382,7 +382,7 @@ Bytes encode(const Plan& plan) {
   const bool has_absent = std::any_of(plan.batches.begin(), plan.batches.end(),
                                       [](const Batch& batch) { return !batch.absent.empty(); });
   out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0) |
-                                   (plan.lock.empty() ? 0 : kHasLock)));
+                                   (plan.replay.empty() ? 0 : kHasReplay)));
   out.varint(plan.batches.size());
   for (const auto& batch : plan.batches) {
     out.varint(batch.tensors.size());
@@ -391,9 +391,9 @@ Bytes encode(const Plan& plan) {
   }
   out.varint(plan.errors.size());
   for (const auto& error : plan.errors) write_error(out, error);
-  if (plan.lock.empty()) return std::move(out).take();
-  out.varint(plan.lock.size());
-  for (const auto& batch : plan.lock) {
+  if (plan.replay.empty()) return std::move(out).take();
+  out.varint(plan.replay.size());
+  for (const auto& batch : plan.replay) {
     out.varint(batch.size());
     for (const auto slot : batch) out.varint(slot);
   }
@@ -417,8 +417,8 @@ Bytes encode(const Abort& abort) {
   return std::move(out).take();
 }
 
-Bytes encode(const LockNews& news) {
-  Writer out = start(MessageKind::kLockNews);
+Bytes encode(const ReplayUpdate& news) {
+  Writer out = start(MessageKind::kReplayUpdate);
   out.varint(news.position);
   out.u8(news.round);
   out.u8(static_cast<std::uint8_t>((news.leaves ? kLeaves : 0) | (news.asks ? kAsks : 0)));

@@ -36,7 +36,7 @@ enum class MessageKind : std::uint8_t {
   kPing = 4,
   kPong = 5,
   kMergedReport = 6,
-  kLockNews = 7,
+  kReplayUpdate = 7,
   kBlocked = 8
 };
 
@@ -163,7 +163,7 @@ struct MergedReport {
     std::vector<StampedRequest> requests = {};
     friend bool operator==(const Group&, const Group&) = default;
   };
-  /// What means what it means after plan `as_of`. A rank asks for nothing twice within one, so the
+  /// Slots refer to the cache as of plan `as_of`. A rank asks for nothing twice within one, so the
   /// order within a section is free, but that joins come last.
   struct Section {
     std::uint64_t as_of = 0;
@@ -218,7 +218,7 @@ struct Plan {
   std::vector<ErrorEntry> errors = {};
   /// Unless empty: from here on every rank repeats these batches, of cache slots as they are after
   /// this plan, without being told.
-  std::vector<std::vector<std::uint32_t>> lock = {};
+  std::vector<std::vector<std::uint32_t>> replay = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
@@ -239,17 +239,18 @@ struct Blocked {
   friend bool operator==(const Blocked&, const Blocked&) = default;
 };
 
-/// Between the first ranks of hosts: how far the ranks of some hosts have got in a locked schedule.
-/// See control::LockRelay.
-struct LockNews {
+/// Between the first ranks of hosts: how far the ranks of some hosts have got in a replayed
+/// schedule. See control::DisseminationBarrier.
+struct ReplayUpdate {
   std::uint64_t position = 0;
   std::uint8_t round = 0;
-  bool leaves = false;  ///< one of them leaves the lock there; else all are ready
+  bool leaves = false;  ///< one of them leaves the replay there; else all are ready
   bool asks = false;    ///< no news: a rank there asks the others to leave
-  friend bool operator==(const LockNews&, const LockNews&) = default;
+  friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
-using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, LockNews, Blocked>;
+using AnyMessage =
+    std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, ReplayUpdate, Blocked>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -257,7 +258,7 @@ Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const MergedReport&);
-Bytes encode(const LockNews&);
+Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
 /// What encode() gives for the plan under another number. @param plan an encoded plan with the
 /// sequence 0

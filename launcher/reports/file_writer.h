@@ -14,7 +14,7 @@
 namespace hvd::launcher {
 
 /// Writes files from a thread of its own: a file system that does not answer (a network's whose
-/// server is gone) holds write(2) for ever, and must not hold hvdrun's signals and reports. The
+/// server is gone) holds write(2) forever, and must not hold hvdrun's signals and reports. The
 /// thread starts with the first write, so that it inherits the signals that are blocked by then.
 /// Used by one thread.
 class FileWriter {

@@ -51,7 +51,7 @@ struct Counts {
   double messages_sent = 0;
   double negotiated = 0;
   double cached = 0;
-  double locked = 0;
+  double replayed = 0;
 };
 
 Counts operator-(const Metrics& after, const Metrics& before) {
@@ -87,7 +87,7 @@ class Latency {
 
  private:
   void measure_block(std::size_t way, int repetitions) {
-    // The schedule lock, too, wants some equal steps before it does without negotiation.
+    // Schedule replay, too, needs some equal steps before it does without negotiation.
     constexpr int kWarmUps = 10;
     for (int i = 0; i < kWarmUps; ++i) once(kWays[way]);
     session_.align();
@@ -99,7 +99,7 @@ class Latency {
     total.messages_sent += counts.messages_sent;
     total.negotiated += counts.negotiated;
     total.cached += counts.cached;
-    total.locked += counts.locked;
+    total.replayed += counts.replayed;
   }
 
   double once(const Way& way) {
@@ -161,7 +161,8 @@ class Latency {
     row["control_messages_per_operation"] = session_.sum(counts.messages_sent) / operations;
     row["negotiated_per_operation"] = counts.negotiated / operations;
     row["cached_per_operation"] = counts.cached / operations;
-    row["locked_per_operation"] = counts.locked / operations;
+    row["replayed_per_operation"] = counts.replayed / operations;
+    row["locked_per_operation"] = row["replayed_per_operation"];  // the name before
     return row;
   }
 
@@ -176,12 +177,12 @@ class Latency {
 void print_latency(const Json& rows, std::ostream& out) {
   out << "\nallreduce of 8 bytes; counts per operation, messages of all ranks together\n";
   Table table({"way", "times", "p50 us", "p95 us", "p99 us", "/MPI", "messages", "negotiated",
-               "cached", "locked"});
+               "cached", "replayed"});
   for (const Json& row : rows) {
     std::vector<std::string> cells = {row["way"], std::to_string(row["repetitions"].get<int>())};
     for (const char* key :
          {"p50_us", "p95_us", "p99_us", "ratio_to_mpi", "control_messages_per_operation",
-          "negotiated_per_operation", "cached_per_operation", "locked_per_operation"}) {
+          "negotiated_per_operation", "cached_per_operation", "replayed_per_operation"}) {
       cells.push_back(row[key].is_null() ? "-" : number_text(row[key].get<double>()));
     }
     table.add(std::move(cells));

@@ -18,7 +18,7 @@ struct SteadyOptions {
   double pause_seconds = 3;
 };
 
-/// What leaving the schedule lock once costs, and what hvd uses of a core while the program is busy
+/// What leaving schedule replay once costs, and what hvd uses of a core while the program is busy
 /// with something else. Collective over the ranks of the session; rank 0 prints. @return
 /// {"deviation": {...}, "idle": {...}}
 Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out);

@@ -15,12 +15,12 @@
 /// there when an event says so.
 namespace hvd::conformance {
 
-/// A rank with a channel of its own; polls, since devices ring no bells.
+/// A rank with a channel of its own; polls, since devices ring no doorbells.
 class DeviceHarness final : public Harness {
  public:
-  DeviceHarness(int rank, Bells& bells, std::unique_ptr<Backend> backend,
+  DeviceHarness(int rank, Doorbells& doorbells, std::unique_ptr<Backend> backend,
                 std::pmr::memory_resource& memory)
-      : memory_(memory), peers_(rank, bells), backend_(std::move(backend)) {
+      : memory_(memory), peers_(rank, doorbells), backend_(std::move(backend)) {
     channel_ = backend_->open(
         {.ranks = all_ranks(peers_.size()), .set_rank = rank, .device = {DeviceType::kCuda, 0}},
         peers_);
@@ -38,7 +38,7 @@ class DeviceHarness final : public Harness {
 
  private:
   std::pmr::memory_resource& memory_;
-  BellPeers peers_;
+  DoorbellPeers peers_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Channel> channel_;
 };

@@ -22,12 +22,12 @@ MakeParts local_ranks(int size) {
 
 /// All ranks stepped in turn by the calling thread.
 void step_ranks(int size, const std::vector<Case>& cases) {
-  Bells bells(static_cast<std::size_t>(size));
+  Doorbells doorbells(static_cast<std::size_t>(size));
   const auto world = std::make_shared<LocalWorld>(size);
-  std::deque<BellPeers> peers;
+  std::deque<DoorbellPeers> peers;
   std::vector<std::unique_ptr<Channel>> channels;
   for (int rank = 0; rank < size; ++rank) {
-    peers.emplace_back(rank, bells);
+    peers.emplace_back(rank, doorbells);
     channels.push_back(
         LocalBackend(world).open({.ranks = all_ranks(size), .set_rank = rank}, peers.back()));
   }

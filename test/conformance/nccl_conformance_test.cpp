@@ -37,7 +37,7 @@ TEST_P(NcclConformance, RanksAsThreads) {
   testing::FakeGpu gpu({.seed = static_cast<std::uint64_t>(size)});
   testing::FakeNccl nccl(gpu);
   const auto world = std::make_shared<LocalWorld>(size);
-  Bells bells(static_cast<std::size_t>(size));
+  Doorbells doorbells(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank, kind = kind] {
@@ -46,10 +46,10 @@ TEST_P(NcclConformance, RanksAsThreads) {
         auto backend = std::make_unique<NcclBackend>(
             nccl.library(rank), std::make_shared<device::Context>(gpu.api(rank), 0),
             [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
-        const auto cases = exact_cases(*backend, kind, static_cast<int>(bells.size()));
+        const auto cases = exact_cases(*backend, kind, static_cast<int>(doorbells.size()));
         EXPECT_GT(cases.size(), 40U);
         FakeMemory memory(gpu);
-        DeviceHarness harness(rank, bells, std::move(backend), memory);
+        DeviceHarness harness(rank, doorbells, std::move(backend), memory);
         run_cases(harness, cases);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();

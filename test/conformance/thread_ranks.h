@@ -25,21 +25,21 @@ inline std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-/// The bells of all ranks. Thread-safe.
-using Bells = std::deque<Doorbell>;
+/// The doorbells of all ranks. Thread-safe.
+using Doorbells = std::deque<Doorbell>;
 
-class BellPeers final : public Peers {
+class DoorbellPeers final : public Peers {
  public:
-  BellPeers(int rank, Bells& bells) : rank_(rank), bells_(bells) {}
+  DoorbellPeers(int rank, Doorbells& doorbells) : rank_(rank), doorbells_(doorbells) {}
   int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return static_cast<int>(bells_.size()); }
+  int size() const noexcept override { return static_cast<int>(doorbells_.size()); }
   void ring(int world_rank) noexcept override {
-    bells_[static_cast<std::size_t>(world_rank)].ring();
+    doorbells_[static_cast<std::size_t>(world_rank)].ring();
   }
 
  private:
   const int rank_;
-  Bells& bells_;
+  Doorbells& doorbells_;
 };
 
 /// What a rank works with.
@@ -54,10 +54,10 @@ using MakeParts = std::function<RankParts(int rank)>;
 /// sleep that was not ended.
 class ThreadHarness final : public Harness {
  public:
-  ThreadHarness(int rank, Bells& bells, RankParts parts)
+  ThreadHarness(int rank, Doorbells& doorbells, RankParts parts)
       : memory_(std::move(parts.memory)),
-        bell_(bells[static_cast<std::size_t>(rank)]),
-        peers_(rank, bells),
+        doorbell_(doorbells[static_cast<std::size_t>(rank)]),
+        peers_(rank, doorbells),
         backend_(std::move(parts.backend)) {
     channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
   }
@@ -70,12 +70,12 @@ class ThreadHarness final : public Harness {
   void run(Work& work) override {
     started_.fetch_add(1, std::memory_order_relaxed);
     for (;;) {
-      const std::uint32_t ticket = bell_.ticket();
+      const std::uint32_t ticket = doorbell_.ticket();
       if (work.progress()) {
         return;
       }
       const TimePoint asleep_since = SteadyClock().now();
-      bell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
+      doorbell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
       if (SteadyClock().now() - asleep_since >= kNobodyRang) {
         throw std::runtime_error("rank " + std::to_string(rank()) + " was not woken");
       }
@@ -87,8 +87,8 @@ class ThreadHarness final : public Harness {
 
   std::unique_ptr<std::pmr::memory_resource> memory_;
 
-  Doorbell& bell_;
-  BellPeers peers_;
+  Doorbell& doorbell_;
+  DoorbellPeers peers_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Channel> channel_;
   std::atomic<int> started_{0};
@@ -100,11 +100,11 @@ class ThreadHarness final : public Harness {
 
 template <class Body>
 void run_threads(int size, const MakeParts& make_parts, const Body& body) {
-  Bells bells(static_cast<std::size_t>(size));
+  Doorbells doorbells(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      ThreadHarness harness(rank, bells, make_parts(rank));
+      ThreadHarness harness(rank, doorbells, make_parts(rank));
       try {
         body(harness);
       } catch (const std::exception& error) {

@@ -15,7 +15,7 @@
 namespace hvd::testing {
 namespace {
 
-/// Longer than ranks wait before they ask the others to leave the lock.
+/// Longer than ranks wait before they ask the others to leave the replay.
 constexpr std::chrono::milliseconds kLonger{1300};
 
 /// A tensor whose values differ by rank, and the sum over all ranks; exact.
@@ -68,7 +68,7 @@ class Steady : public ::testing::Test {
       for (Tensor& tensor : tensors_) tensor.check(step);
     }
   }
-  static std::uint64_t locked() { return metrics().locked_operations; }
+  static std::uint64_t replayed() { return metrics().locked_operations; }
 
   bool one_host_ = false;
   std::vector<Tensor> tensors_{{"a", 10}, {"b", 3000}, {"c", 40001}};
@@ -76,7 +76,7 @@ class Steady : public ::testing::Test {
 
 TEST_F(Steady, NothingIsNegotiated) {
   steps(0, 30);
-  // What was on its way when the lock began arrives some time.
+  // What was on its way when the replay began arrives some time.
   std::this_thread::sleep_for(kLonger);
   steps(30, 130);
   const Metrics before = metrics();
@@ -111,7 +111,7 @@ TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
     extra.submit(round);
     extra.check(round);
   }
-  EXPECT_GT(locked(), 4U * 8U * 3U);
+  EXPECT_GT(replayed(), 4U * 8U * 3U);
 }
 
 TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
@@ -125,9 +125,9 @@ TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
   };
   steps_with_it(30);
   std::this_thread::sleep_for(kLonger);
-  const std::uint64_t before = locked();
+  const std::uint64_t before = replayed();
   steps_with_it(20);
-  EXPECT_EQ(locked() - before, 20U * 4U);
+  EXPECT_EQ(replayed() - before, 20U * 4U);
 }
 
 TEST_F(Steady, WhatIsCastOnTheWayIsLockedToo) {
@@ -135,12 +135,12 @@ TEST_F(Steady, WhatIsCastOnTheWayIsLockedToo) {
   tensors_.emplace_back("brain", 40001, Compression::kBFloat16);
   steps(0, 30);
   std::this_thread::sleep_for(kLonger);
-  const std::uint64_t before = locked();
+  const std::uint64_t before = replayed();
   steps(30, 50);
-  EXPECT_EQ(locked() - before, 20U * 5U);
+  EXPECT_EQ(replayed() - before, 20U * 5U);
   tensors_.back().compression = Compression::kFloat16;  // another operation of the same name
   steps(50, 90);
-  EXPECT_GT(locked() - before, 20U * 5U);
+  EXPECT_GT(replayed() - before, 20U * 5U);
 }
 
 TEST_F(Steady, RanksMaySubmitInAnyOrder) {
@@ -151,7 +151,7 @@ TEST_F(Steady, RanksMaySubmitInAnyOrder) {
     }
     for (Tensor& tensor : tensors_) tensor.check(step);
   }
-  EXPECT_GT(locked(), 50U);
+  EXPECT_GT(replayed(), 50U);
 }
 
 TEST_F(Steady, AProgramThatBeginsToWaitInBetweenDoesNotHang) {

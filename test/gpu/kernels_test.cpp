@@ -168,7 +168,7 @@ TEST_F(GpuKernelsTest, AnotherThreadNeedsNoDeviceSetAndKeepsItsOwn) {
     cudaGetDevice(&before);
     {
       const device::DeviceGuard guard(*api_, 0);
-      const EventPtr event = context_->marks()->record(stream_->get());
+      const EventPtr event = context_->events()->record(stream_->get());
       while (!event->query()) std::this_thread::yield();
     }
     cudaGetDevice(&after);

@@ -43,9 +43,9 @@ TEST_P(GpuNcclConformance, OneRank) {
       library, std::make_shared<device::Context>(api, 0),
       [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
   const auto cases = exact_cases(*backend, GetParam(), 1);
-  Bells bells(1);
+  Doorbells doorbells(1);
   ManagedMemory memory;
-  DeviceHarness harness(0, bells, std::move(backend), memory);
+  DeviceHarness harness(0, doorbells, std::move(backend), memory);
   run_cases(harness, cases);
 }
 

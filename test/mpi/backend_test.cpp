@@ -255,8 +255,8 @@ TEST_P(MpiBackendTest, KeepsProcessSetsApart) {
 
 TEST_P(MpiBackendTest, WakesAPeerThatSleeps) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
-  // Every rank sleeps on its bell whenever progress() has nothing to do; a missed ring would cost
-  // ten seconds.
+  // Every rank sleeps on its doorbell whenever progress() has nothing to do; a missed ring would
+  // cost ten seconds.
   const SteadyClock clock;
   const TimePoint start = clock.now();
   constexpr std::int64_t kCount = 500;

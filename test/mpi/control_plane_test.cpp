@@ -20,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
  protected:
   MpiControlPlaneTest()
-      : world_(MpiWorld::join({.start_timeout = 30s, .host_board = GetParam()})),
+      : world_(MpiWorld::join({.start_timeout = 30s, .control_segment = GetParam()})),
         plane_(make_mpi_control_plane(world_)) {}
   ~MpiControlPlaneTest() override {
     testing::mpi_barrier();

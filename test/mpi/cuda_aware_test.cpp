@@ -66,7 +66,7 @@ class CudaAware : public ::testing::TestWithParam<int> {
     std::byte* const source = gpu_.allocate(std::max<std::size_t>(bytes, 1));
     std::ranges::copy(std::as_bytes(std::span(values)), source);
     api_->copy(view.data, source, bytes, device::Direction::kOnDevice, app_->get());
-    return {view, device_->marks()->record(app_->get())};
+    return {view, device_->events()->record(app_->get())};
   }
   TensorView empty(std::size_t count) {
     const auto elements = static_cast<std::int64_t>(count);

@@ -38,7 +38,7 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
   const hvd::TimePoint start = clock.now();
   const int last = plane.size() - 1;
   while (clock.now() - start < 20s) {
-    plane.beat(clock.now());
+    plane.heartbeat(clock.now());
     if (plane.rank() == last && clock.now() - start > 300ms) be_lost(plane, how);
     const auto loss = plane.check_peers(clock.now(), kTimeout);
     if (loss) {

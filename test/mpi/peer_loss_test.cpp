@@ -83,7 +83,7 @@ TEST(PeerLoss, AnAbsentRankEndsTheStart) {
   EXPECT_LT(job.took, 20s);
 }
 
-// Killed where no deadline of hvd's is looked at: MPI's own start waits for it for ever.
+// Killed where no deadline of hvd's is looked at: MPI's own start waits for it forever.
 TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
   const Job job = run("init-kill");
   for (int rank = 0; rank < 2; ++rank) {

@@ -25,7 +25,7 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_EQ(world->topology().rank, mpi_rank());
   EXPECT_EQ(world->topology().size, mpi_size());
   EXPECT_EQ(world->topology().local_size, mpi_size());
-  EXPECT_TRUE(world->node()->board_shared());
+  EXPECT_TRUE(world->node()->control_segment_shared());
   EXPECT_TRUE(world->node()->rung_by_all());
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty())
@@ -55,8 +55,8 @@ TEST(MpiWorld, SeparatesHostsThatATestInvents) {
   EXPECT_EQ(world->topology().local_rank, mpi_rank() / 2);
   EXPECT_EQ(world->topology().local_size, (mpi_size() + 1 - mpi_rank() % 2) / 2);
   EXPECT_EQ(world->node()->rung_by_all(), mpi_size() == 1);
-  EXPECT_TRUE(world->node()->board_shared());
-  EXPECT_TRUE(world->node()->all_boards_shared());
+  EXPECT_TRUE(world->node()->control_segment_shared());
+  EXPECT_TRUE(world->node()->all_control_segments_shared());
   for (int rank = 0; rank < mpi_size(); ++rank)
     EXPECT_GT(world->node()->shared_memory_free(rank), 0U);
   world->farewell();
@@ -67,10 +67,10 @@ TEST(MpiWorld, AllRanksKnowThatOneHostSharesNoMemory) {
   std::string hosts = "pair,pair";
   for (int rank = 2; rank < mpi_size(); ++rank) hosts += ",other" + std::to_string(rank);
   setenv("HVD_TEST_HOSTS", hosts.c_str(), 1);
-  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != 1});
+  const auto world = MpiWorld::join({.start_timeout = 30s, .control_segment = mpi_rank() != 1});
   unsetenv("HVD_TEST_HOSTS");
-  EXPECT_FALSE(world->node()->all_boards_shared());
-  EXPECT_EQ(world->node()->board_shared(), mpi_rank() >= 2);
+  EXPECT_FALSE(world->node()->all_control_segments_shared());
+  EXPECT_EQ(world->node()->control_segment_shared(), mpi_rank() >= 2);
   world->farewell();
 }
 
@@ -81,19 +81,20 @@ TEST(MpiWorld, RefusesAMalformedHostList) {
 }
 
 TEST(MpiWorld, WorksWithoutSharedMemory) {
-  const auto world = MpiWorld::join({.start_timeout = 30s, .host_board = false});
+  const auto world = MpiWorld::join({.start_timeout = 30s, .control_segment = false});
   EXPECT_EQ(world->node()->rung_by_all(), mpi_size() == 1);
-  EXPECT_EQ(world->node()->all_boards_shared(), mpi_size() == 1);
-  const std::uint32_t before = world->node()->board().own_bell().ticket();
+  EXPECT_EQ(world->node()->all_control_segments_shared(), mpi_size() == 1);
+  const std::uint32_t before = world->node()->control_segment().own_doorbell().ticket();
   world->node()->ring(mpi_rank());
-  EXPECT_NE(world->node()->board().own_bell().ticket(), before) << "a rank can always ring itself";
+  EXPECT_NE(world->node()->control_segment().own_doorbell().ticket(), before)
+      << "a rank can always ring itself";
   world->farewell();
 }
 
 TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const auto world =
-      MpiWorld::join({.start_timeout = 30s, .host_board = mpi_rank() != mpi_size() - 1});
-  EXPECT_EQ(world->node()->board_shared(), mpi_size() == 1);
+      MpiWorld::join({.start_timeout = 30s, .control_segment = mpi_rank() != mpi_size() - 1});
+  EXPECT_EQ(world->node()->control_segment_shared(), mpi_size() == 1);
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind().empty());
   testing::mpi_barrier();

@@ -96,12 +96,12 @@ TEST(RuntimeSimulation, AnyOrderAndDelayGiveTheRightNumbersOnEveryRank) {
 
 TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) { run_any_order_and_delay(true); }
 
-// The schedule lock: steps that repeat, with deviations (operations that are not in every step,
+// Schedule replay: steps that repeat, with deviations (operations that are not in every step,
 // joins, other orders) at random moments.
 enum class Place { kOneHost, kHosts, kTree };
 
-void run_locked_steps(Place place, std::uint64_t count) {
-  std::uint64_t locked = 0, negotiated = 0;
+void run_replayed_steps(Place place, std::uint64_t count) {
+  std::uint64_t replayed = 0, negotiated = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {
     const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 4);
     VirtualClock clock;
@@ -136,23 +136,23 @@ void run_locked_steps(Place place, std::uint64_t count) {
       EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations)
           << "seed " << seed;
     }
-    locked += job.rank(0).metrics().locked_operations;
+    replayed += job.rank(0).metrics().locked_operations;
     negotiated += job.rank(0).metrics().negotiated_operations;
     if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(locked, negotiated / 2) << "the lock was hardly tried";
+  EXPECT_GT(replayed, negotiated / 2) << "the lock was hardly tried";
 }
 
 TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
-  run_locked_steps(Place::kOneHost, seeds(300, 1000));
+  run_replayed_steps(Place::kOneHost, seeds(300, 1000));
 }
 
 TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) {
-  run_locked_steps(Place::kHosts, seeds(150, 400));
+  run_replayed_steps(Place::kHosts, seeds(150, 400));
 }
 
 TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) {
-  run_locked_steps(Place::kTree, seeds(150, 400));
+  run_replayed_steps(Place::kTree, seeds(150, 400));
 }
 
 TEST(RuntimeSimulation, RanksAsThreads) {

@@ -81,7 +81,7 @@ class DeviceJob {
     const std::size_t bytes = values.size() * sizeof(Element);
     GpuTensor<Element> tensor{gpu_.allocate(bytes), static_cast<std::int64_t>(values.size())};
     write(rank, tensor, values);
-    return {tensor, one.device->marks()->record(one.app->get())};
+    return {tensor, one.device->events()->record(one.app->get())};
   }
   template <class Element>
   void write(int rank, const GpuTensor<Element>& tensor, const std::vector<Element>& values) {

@@ -55,44 +55,45 @@ class FakeApi final : public device::Api {
   void destroy_stream(device::Stream) noexcept override {
     const auto lock = begin("destroy_stream");
   }
-  device::Mark create_mark() override {
-    const auto lock = begin("create_mark");
-    gpu_.marks_.emplace_back();
-    return {handle_of(static_cast<int>(gpu_.marks_.size()) - 1)};
+  device::EventHandle create_event() override {
+    const auto lock = begin("create_event");
+    gpu_.events_.emplace_back();
+    return {handle_of(static_cast<int>(gpu_.events_.size()) - 1)};
   }
-  void destroy_mark(device::Mark mark) noexcept override {
-    const auto lock = begin("destroy_mark");
-    gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))].alive = false;
+  void destroy_event(device::EventHandle event) noexcept override {
+    const auto lock = begin("destroy_event");
+    gpu_.events_[static_cast<std::size_t>(gpu_.event_index_of(event))].alive = false;
   }
-  void record(device::Mark mark, device::Stream stream) override {
+  void record(device::EventHandle event, device::Stream stream) override {
     const auto lock = begin("record");
     gpu_.check_not_captured(stream, rank_, "record");
     ++counts().records;
     const int queue = gpu_.queue_of(stream);
-    const int index = gpu_.mark_of(mark);
-    FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(index)];
+    const int index = gpu_.event_index_of(event);
+    FakeGpu::EventState& state = gpu_.events_[static_cast<std::size_t>(index)];
     ++gpu_.queues_[static_cast<std::size_t>(queue)]->clock[queue];
     state.clock = gpu_.queues_[static_cast<std::size_t>(queue)]->clock;
     state.ahead.insert(++state.recorded);
     gpu_.enqueue_locked(queue, {{"record"}, false, index, state.recorded});
   }
-  void wait(device::Stream stream, device::Mark mark) override {
+  void wait(device::Stream stream, device::EventHandle event) override {
     const auto lock = begin("wait");
     gpu_.check_not_captured(stream, rank_, "wait");
     ++counts().waits;
     const int queue = gpu_.queue_of(stream);
-    const int index = gpu_.mark_of(mark);
-    const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(index)];
+    const int index = gpu_.event_index_of(event);
+    const FakeGpu::EventState& state = gpu_.events_[static_cast<std::size_t>(index)];
     for (const auto& [other, seen] : state.clock) {
       auto& own = gpu_.queues_[static_cast<std::size_t>(queue)]->clock[other];
       own = std::max(own, seen);
     }
     gpu_.enqueue_locked(queue, {{"wait"}, true, index, state.recorded});
   }
-  bool reached(device::Mark mark) override {
+  bool reached(device::EventHandle event) override {
     const auto lock = begin("reached");
     gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
-    const FakeGpu::MarkState& state = gpu_.marks_[static_cast<std::size_t>(gpu_.mark_of(mark))];
+    const FakeGpu::EventState& state =
+        gpu_.events_[static_cast<std::size_t>(gpu_.event_index_of(event))];
     if (state.ahead.count(state.recorded) > 0) return false;
     for (const auto& [queue, seen] : state.clock)
       gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
@@ -228,10 +229,10 @@ int FakeGpu::queue_of(device::Stream stream) const {
   return index;
 }
 
-int FakeGpu::mark_of(device::Mark mark) const {
-  const int index = index_of(mark.handle);
-  if (index < 0 || index >= static_cast<int>(marks_.size()) ||
-      !marks_[static_cast<std::size_t>(index)].alive)
+int FakeGpu::event_index_of(device::EventHandle event) const {
+  const int index = index_of(event.handle);
+  if (index < 0 || index >= static_cast<int>(events_.size()) ||
+      !events_[static_cast<std::size_t>(index)].alive)
     throw Error("fake: not a mark");
   return index;
 }
@@ -369,10 +370,10 @@ void FakeGpu::check_ranges(const Item& item, int queue, Clock& clock) {
 bool FakeGpu::run_head(Queue& queue) {
   if (queue.items.empty()) return false;
   QueuedItem& head = queue.items.front();
-  if (head.mark >= 0) {
-    MarkState& mark = marks_[static_cast<std::size_t>(head.mark)];
-    if (head.is_wait && mark.ahead.count(head.generation) > 0) return false;
-    if (!head.is_wait) mark.ahead.erase(head.generation);
+  if (head.event >= 0) {
+    EventState& event = events_[static_cast<std::size_t>(head.event)];
+    if (head.is_wait && event.ahead.count(head.generation) > 0) return false;
+    if (!head.is_wait) event.ahead.erase(head.generation);
   } else if (head.item.ready && !head.item.ready()) {
     return false;
   }
@@ -416,25 +417,25 @@ void FakeGpu::check_not_captured(device::Stream stream, int rank, const char* ca
     fault(std::string(call) + " on a stream that is being captured into a graph");
 }
 
-// Until the mark's record() has run, or to the end. Marks are recorded before they are waited for,
-// so it always gets there.
-void FakeGpu::run_queue(Queue& queue, int until_mark, std::uint64_t generation) {
+// Until the event's record() has run, or to the end. Events are recorded before they are waited
+// for, so it always gets there.
+void FakeGpu::run_queue(Queue& queue, int until_event, std::uint64_t generation) {
   while (!queue.items.empty()) {
-    if (until_mark >= 0 &&
-        marks_[static_cast<std::size_t>(until_mark)].ahead.count(generation) == 0)
+    if (until_event >= 0 &&
+        events_[static_cast<std::size_t>(until_event)].ahead.count(generation) == 0)
       return;
     if (run_head(queue)) continue;
     const QueuedItem& head = queue.items.front();
     const auto holds = [&](const std::unique_ptr<Queue>& other) {
       return std::any_of(other->items.begin(), other->items.end(), [&](const QueuedItem& item) {
-        return !item.is_wait && item.mark == head.mark && item.generation == head.generation;
+        return !item.is_wait && item.event == head.event && item.generation == head.generation;
       });
     };
     const auto other = std::find_if(queues_.begin(), queues_.end(), holds);
-    if (head.mark < 0 || other == queues_.end())
+    if (head.event < 0 || other == queues_.end())
       throw Error("fake: '" + head.item.name + "' waits for what never comes");
-    const auto [mark, wanted] = std::pair(head.mark, head.generation);
-    run_queue(**other, mark, wanted);
+    const auto [event, wanted] = std::pair(head.event, head.generation);
+    run_queue(**other, event, wanted);
   }
 }
 

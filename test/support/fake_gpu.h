@@ -40,10 +40,11 @@ struct FakeGpuCounts {
 
 /// Shared by the ranks of a test. Thread-safe.
 ///
-/// Work runs when somebody asks whether a mark has been reached, some at a time, and in run_all().
-/// Each queue has a vector clock; recording and waiting for marks carry clocks from queue to queue.
-/// Two accesses to the same memory, one of them writing, of which neither clock knows the other,
-/// are a race: faults() has a line for each, whether or not this run computed something wrong.
+/// Work runs when somebody asks whether an event has been reached, some at a time, and in
+/// run_all(). Each queue has a vector clock; recording and waiting for events carry clocks from
+/// queue to queue. Two accesses to the same memory, one of them writing, of which neither clock
+/// knows the other, are a race: faults() has a line for each, whether or not this run computed
+/// something wrong.
 class FakeGpu {
  public:
   explicit FakeGpu(const FakeGpuOptions& = {});
@@ -112,18 +113,18 @@ class FakeGpu {
   struct QueuedItem {
     Item item;
     bool is_wait = false;
-    int mark = -1;                 // waited for or recorded; -1: neither
-    std::uint64_t generation = 0;  // of the mark
+    int event = -1;                // waited for or recorded; -1: neither
+    std::uint64_t generation = 0;  // of the event
   };
   struct Queue {
     std::deque<QueuedItem> items;
     int captured_by = -1;  // a rank; -1: it is not
     Clock clock;           // of what was put in so far
   };
-  struct MarkState {
+  struct EventState {
     std::uint64_t recorded = 0;
-    /// Recorded and not reached. More than one when a mark is used again before the device has come
-    /// to where it was.
+    /// Recorded and not reached. More than one when an event is used again before the device has
+    /// come to where it was.
     std::set<std::uint64_t> ahead;
     Clock clock;
     bool alive = true;
@@ -142,7 +143,7 @@ class FakeGpu {
   };
 
   int queue_of(device::Stream) const;
-  int mark_of(device::Mark) const;
+  int event_index_of(device::EventHandle) const;
   void check_not_captured(device::Stream, int rank, const char* call);
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
   void pin_locked(std::byte*, std::size_t bytes);
@@ -152,13 +153,13 @@ class FakeGpu {
   void check_memory(const Item&);
   bool run_some(int most);
   bool run_head(Queue&);
-  void run_queue(Queue&, int until_mark = -1, std::uint64_t generation = 0);
+  void run_queue(Queue&, int until_event = -1, std::uint64_t generation = 0);
 
   const FakeGpuOptions options_;
   mutable std::recursive_mutex mutex_;
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<MarkState> marks_;
+  std::vector<EventState> events_;
   std::map<const std::byte*, Block> blocks_;
   std::map<const std::byte*, std::vector<std::byte>> uploads_;
   std::vector<Access> accesses_;

@@ -69,7 +69,7 @@ TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
   }
 }
 
-// As long as one rank wants them, nobody takes buckets, and nobody waits for ever.
+// As long as one rank wants them, nobody takes buckets, and nobody waits forever.
 TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
   const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram +
                                    " return : -np 1 " + kProgram + " return");

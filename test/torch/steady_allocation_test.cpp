@@ -48,7 +48,7 @@ struct Training {
   }
   /// In one step; the least of several, since other threads of the process allocate now and then.
   std::uint64_t allocated() {
-    // Long enough to learn the buckets, and to lock the schedule.
+    // Long enough to learn the buckets, and to replay the schedule.
     for (int i = 0; i < 40; ++i) step();
     std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
     for (int i = 0; i < 20; ++i) {
@@ -73,9 +73,9 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
     wrapped.distributed = std::make_unique<DistributedOptimizer>(
         wrapped.sgd, wrapped.net->named_parameters(), options);
     broadcast_parameters(wrapped.net);
-    const std::uint64_t locked = metrics().locked_operations;
+    const std::uint64_t replayed = metrics().locked_operations;
     const std::uint64_t with_hvd = wrapped.allocated();
-    EXPECT_GT(metrics().locked_operations, locked) << "the schedule has not been locked";
+    EXPECT_GT(metrics().locked_operations, replayed) << "the schedule has not been locked";
     // With LibTorch 2.13 there is even one less for each parameter, whose gradient is a view that
     // is there already.
     EXPECT_LE(with_hvd, own) << to_string(options.compression) << ", parameters compared "

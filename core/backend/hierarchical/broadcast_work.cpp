@@ -1,18 +1,18 @@
 #include <utility>
 #include <vector>
 
-#include "backend/hierarchical/staged_work.h"
+#include "backend/hierarchical/host_pipeline.h"
 
 namespace hvd::hierarchical {
 namespace {
 
 /// A binomial tree of the hosts. One member of each, the root on its own host, puts the data into
 /// the result's slot and passes it on.
-class BroadcastWork final : public StagedWork {
+class BroadcastWork final : public HostPipeline {
  public:
-  BroadcastWork(std::shared_ptr<HostLane> shared, const Collective& collective,
+  BroadcastWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out)
-      : StagedWork(std::move(shared), collective, in, out),
+      : HostPipeline(std::move(shared), collective, in, out),
         root_host_(plan().host_of(collective.root)),
         root_(is(collective.root)) {
     rounds_ = (out.size() + step_bytes() - 1) / step_bytes();
@@ -100,8 +100,9 @@ class BroadcastWork final : public StagedWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostLane> host, const Collective& collective,
-                                     std::span<const std::byte> in, std::span<std::byte> out) {
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<ChannelContext> host,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
   return std::make_unique<BroadcastWork>(std::move(host), collective, in, out);
 }
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/hierarchical/staged_work.h"
+#include "backend/hierarchical/host_pipeline.h"
 #include "base/kernels.h"
 
 namespace hvd::hierarchical {
@@ -18,11 +18,11 @@ namespace {
 /// So every element is reduced once, in one order, and rounded once. Many rounds are under way at
 /// the same time, and the two directions of a link are both in use. Source: the pipelined chain, as
 /// in van de Geijn, "On global combine operations" (JPDC 22, 1994).
-class ChainAllreduce final : public StagedWork {
+class ChainAllreduce final : public HostPipeline {
  public:
-  ChainAllreduce(std::shared_ptr<HostLane> shared, const Collective& collective,
+  ChainAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                  std::span<const std::byte> in, std::span<std::byte> out)
-      : StagedWork(std::move(shared), collective, in, out),
+      : HostPipeline(std::move(shared), collective, in, out),
         partial_(partial_size(collective.dtype, collective.scale)),
         // Never less than a line, as 64 bytes are 4 of the largest elements.
         step_(std::max(kLine, host().tuning.slot_bytes / std::max(partial_, element()) * element() /
@@ -38,7 +38,7 @@ class ChainAllreduce final : public StagedWork {
  private:
   static constexpr std::size_t kDepth = 4;  ///< partial slices under way with a neighbour
   static constexpr std::size_t kResults = HostSegment::kResults;
-  enum Flow : std::size_t {
+  enum Transfer : std::size_t {
     kPartialIn = 0,
     kPartialOut = kDepth,
     kResultIn = 2 * kDepth,
@@ -176,7 +176,7 @@ class ChainAllreduce final : public StagedWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostLane> host,
+std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<ChannelContext> host,
                                            const Collective& collective,
                                            std::span<const std::byte> in,
                                            std::span<std::byte> out) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/hierarchical/staged_work.h"
+#include "backend/hierarchical/host_pipeline.h"
 #include "host/node.h"
 #include "hvd/error.h"
 
@@ -19,7 +19,7 @@ constexpr std::size_t kSetsToExpect = 4;
 
 class HierarchicalChannel final : public Channel {
  public:
-  explicit HierarchicalChannel(std::shared_ptr<HostLane> host) : host_(std::move(host)) {}
+  explicit HierarchicalChannel(std::shared_ptr<ChannelContext> host) : host_(std::move(host)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
@@ -36,7 +36,7 @@ class HierarchicalChannel final : public Channel {
   void abort() noexcept override { host_->abandon(); }
 
  private:
-  const std::shared_ptr<HostLane> host_;
+  const std::shared_ptr<ChannelContext> host_;
 };
 
 }  // namespace
@@ -92,7 +92,7 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   const int index = plan.index;
   auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
   // Not by make_shared: a segment cannot be moved.
-  std::shared_ptr<HostLane> host(new HostLane{
+  std::shared_ptr<ChannelContext> host(new ChannelContext{
       std::move(plan), tuning_,
       HostSegment(name, std::move(local), index, tuning_.slot_bytes, peers), std::move(messages)});
   return std::make_unique<HierarchicalChannel>(std::move(host));

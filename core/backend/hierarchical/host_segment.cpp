@@ -23,14 +23,15 @@ HostSegment::HostSegment(std::string name, std::vector<int> local, int index,
 }
 
 std::size_t HostSegment::bytes(std::size_t members, std::size_t slot_bytes) noexcept {
-  return sizeof(Header) + members * sizeof(Party) + (kInputs * members + kResults) * slot_bytes;
+  return sizeof(Header) + members * sizeof(MemberState) +
+         (kInputs * members + kResults) * slot_bytes;
 }
 
 void HostSegment::adopt(std::unique_ptr<SharedSegment> segment) noexcept {
   segment_ = std::move(segment);
   header_ = reinterpret_cast<Header*>(segment_->data());
-  parties_ = reinterpret_cast<Party*>(segment_->data() + sizeof(Header));
-  slots_ = segment_->data() + sizeof(Header) + local_.size() * sizeof(Party);
+  member_states_ = reinterpret_cast<MemberState*>(segment_->data() + sizeof(Header));
+  slots_ = segment_->data() + sizeof(Header) + local_.size() * sizeof(MemberState);
   // The last to arrive removes the name, so nothing is left behind from then on.
   if (header_->attached.fetch_add(1) + 1 == local_.size()) segment_->unlink();
 }
@@ -56,7 +57,7 @@ std::byte* HostSegment::result(std::uint64_t round) noexcept {
 
 bool HostSegment::others_reached(Stage stage, std::uint64_t rounds) const noexcept {
   for (int other = 0; other < static_cast<int>(local_.size()); ++other) {
-    if (other != index_ && (parties_[other].*stage).load(std::memory_order_seq_cst) < rounds)
+    if (other != index_ && (member_states_[other].*stage).load(std::memory_order_seq_cst) < rounds)
       return false;
   }
   return true;

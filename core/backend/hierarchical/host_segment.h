@@ -18,7 +18,7 @@ namespace hvd::hierarchical {
 /// Not thread-safe: the thread that drives the engine. The first member of the host makes the
 /// segment, the others find it when it is there.
 ///
-/// Layout: Header, a Party per member, kInputs buffers of a slot per member, kResults slots.
+/// Layout: Header, a MemberState per member, kInputs buffers of a slot per member, kResults slots.
 class HostSegment {
  public:
   /// Rounds whose inputs, and whose results, are in memory at the same time.
@@ -27,14 +27,14 @@ class HostSegment {
 
   /// Rounds that its owner has got through, of each stage; never reset. Zero-filled memory is a
   /// valid beginning.
-  struct alignas(128) Party {
+  struct alignas(128) MemberState {
     std::atomic<std::uint64_t> filled;    ///< its input is in its slot
     std::atomic<std::uint64_t> reduced;   ///< it needs nothing of the members' slots any more
     std::atomic<std::uint64_t> settled;   ///< its share of the result is in the result's slot
     std::atomic<std::uint64_t> released;  ///< it needs nothing of the result's slot any more, and
                                           ///< none of its messages comes from there
   };
-  using Stage = std::atomic<std::uint64_t> Party::*;
+  using Stage = std::atomic<std::uint64_t> MemberState::*;
 
   static std::size_t bytes(std::size_t members, std::size_t slot_bytes) noexcept;
 
@@ -50,7 +50,7 @@ class HostSegment {
   std::byte* input(std::uint64_t round, int index) noexcept;
   std::byte* result(std::uint64_t round) noexcept;
   void reach(Stage stage, std::uint64_t rounds) noexcept {
-    (parties_[index_].*stage).store(rounds, std::memory_order_seq_cst);
+    (member_states_[index_].*stage).store(rounds, std::memory_order_seq_cst);
   }
   /// Every other member of the host has got as far.
   bool others_reached(Stage, std::uint64_t rounds) const noexcept;
@@ -73,7 +73,7 @@ class HostSegment {
   Peers& peers_;
   std::unique_ptr<SharedSegment> segment_;
   Header* header_ = nullptr;
-  Party* parties_ = nullptr;
+  MemberState* member_states_ = nullptr;
   std::byte* slots_ = nullptr;
   bool ready_ = false;
 };

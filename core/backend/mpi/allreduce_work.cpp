@@ -18,21 +18,21 @@ std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by
 /// order. One message's latency.
 class DirectAllreduce final : public MpiWork {
  public:
-  DirectAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
+  DirectAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                   std::span<const std::byte> in, std::span<std::byte> out)
       : MpiWork(std::move(shared)), collective_(collective), in_(in), out_(out) {}
 
  protected:
   bool step() override {
     if (!started_) start();
-    const auto ranks = static_cast<std::size_t>(lane().size());
-    for (const int slot : lane().test()) {
+    const auto ranks = static_cast<std::size_t>(context().size());
+    for (const int slot : context().test()) {
       // Sends in the first half of the table, receives in the second.
       --(static_cast<std::size_t>(slot) < ranks ? sends_ : receives_);
     }
     // Not before the sends are done: `out` may be what they read.
     if (sends_ > 0 || receives_ > 0) return false;
-    reduce(lane().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
+    reduce(context().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
            collective_.scale);
     return true;
   }
@@ -40,7 +40,7 @@ class DirectAllreduce final : public MpiWork {
  private:
   void start() {
     started_ = true;
-    Lane& shared = lane();
+    ChannelContext& shared = context();
     const auto ranks = static_cast<std::size_t>(shared.size());
     shared.requests().reset(2 * ranks);
     std::byte* const staging = shared.buffer().reserve(ranks > 1 ? ranks * in_.size() : 0);
@@ -78,7 +78,7 @@ class DirectAllreduce final : public MpiWork {
 /// overtake one another.
 class WindowedAllreduce final : public MpiWork {
  public:
-  WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
+  WindowedAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out);
 
  protected:
@@ -134,21 +134,22 @@ class WindowedAllreduce final : public MpiWork {
   bool started_ = false;
 };
 
-WindowedAllreduce::WindowedAllreduce(std::shared_ptr<Lane> shared, const Collective& collective,
-                                     std::span<const std::byte> in, std::span<std::byte> out)
+WindowedAllreduce::WindowedAllreduce(std::shared_ptr<ChannelContext> shared,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out)
     : MpiWork(std::move(shared)),
       collective_(collective),
       in_(in),
       out_(out),
       element_(size_of(collective.dtype)),
-      ranks_(lane().size()),
-      own_(lane().rank()) {
+      ranks_(context().size()),
+      own_(context().rank()) {
   constexpr std::int64_t kStagedBytes = 1 << 20;  // of one window: what the cache holds
   constexpr std::int64_t kSmallestSlice =
       32 * 1024;  // below it the messages cost more than the cache saves
   constexpr std::int64_t kLine = 64;
   const auto element = static_cast<std::int64_t>(element_);
-  const auto chunk = static_cast<std::int64_t>(lane().tuning().chunk_bytes);
+  const auto chunk = static_cast<std::int64_t>(context().tuning().chunk_bytes);
   const std::int64_t slice_bytes = std::min(
       chunk, std::max(kSmallestSlice, kStagedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
   const std::int64_t limit = std::max<std::int64_t>(1, slice_bytes / element);
@@ -168,10 +169,11 @@ WindowedAllreduce::Slice WindowedAllreduce::slice(const Window& window, int owne
 
 void WindowedAllreduce::start() {
   started_ = true;
-  windows_used_ = static_cast<int>(std::min<std::int64_t>(lane().tuning().windows, window_count_));
-  lane().requests().reset(static_cast<std::size_t>(windows_used_ * ranks_) * kPhases);
-  staging_ = lane().buffer().reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
-                                     static_cast<std::size_t>(slice_elements_) * element_);
+  windows_used_ =
+      static_cast<int>(std::min<std::int64_t>(context().tuning().windows, window_count_));
+  context().requests().reset(static_cast<std::size_t>(windows_used_ * ranks_) * kPhases);
+  staging_ = context().buffer().reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
+                                        static_cast<std::size_t>(slice_elements_) * element_);
   for (int number = 0; number < windows_used_; ++number) open_window(number);
 }
 
@@ -186,14 +188,14 @@ void WindowedAllreduce::open_window(std::int64_t number) {
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
     if (mine.count > 0) {
-      lane().receive(slot(index, kScatterReceive, peer), {staged(index, peer), mine_bytes}, peer,
-                     kScatterKind + index);
+      context().receive(slot(index, kScatterReceive, peer), {staged(index, peer), mine_bytes}, peer,
+                        kScatterKind + index);
       ++window.contributions;
       window.messages += 2;  // this one, and the result to this peer
     }
     const Slice theirs = slice(window, peer);
     if (theirs.count > 0) {
-      lane().send(slot(index, kScatterSend, peer), input(theirs), peer, kScatterKind + index);
+      context().send(slot(index, kScatterSend, peer), input(theirs), peer, kScatterKind + index);
       window.messages += 2;  // this one, and the result from this peer
     }
   }
@@ -202,15 +204,15 @@ void WindowedAllreduce::open_window(std::int64_t number) {
 void WindowedAllreduce::reduce_own_slice(int index) {
   const Slice mine = slice(windows_[static_cast<std::size_t>(index)], own_);
   for (int rank = 0; rank < ranks_; ++rank) {
-    lane().sources[static_cast<std::size_t>(rank)] =
+    context().sources[static_cast<std::size_t>(rank)] =
         rank == own_ ? input(mine).data() : staged(index, rank);
   }
   const std::span<std::byte> result = output(mine);
-  reduce(lane().sources, result.data(), mine.count, collective_.dtype, collective_.op,
+  reduce(context().sources, result.data(), mine.count, collective_.dtype, collective_.op,
          collective_.scale);
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
-    lane().send(slot(index, kGatherSend, peer), result, peer, kGatherKind + index);
+    context().send(slot(index, kGatherSend, peer), result, peer, kGatherKind + index);
   }
 }
 
@@ -223,8 +225,8 @@ void WindowedAllreduce::completed(std::size_t finished) {
   --window.messages;
   switch (phase) {
     case kScatterSend:
-      lane().receive(slot(index, kGatherReceive, peer), output(slice(window, peer)), peer,
-                     kGatherKind + index);
+      context().receive(slot(index, kGatherReceive, peer), output(slice(window, peer)), peer,
+                        kGatherKind + index);
       break;
     case kScatterReceive:
       if (--window.contributions == 0) reduce_own_slice(index);
@@ -239,19 +241,20 @@ void WindowedAllreduce::completed(std::size_t finished) {
 
 bool WindowedAllreduce::step() {
   if (!started_) start();
-  for (const int slot_index : lane().test()) completed(static_cast<std::size_t>(slot_index));
+  for (const int slot_index : context().test()) completed(static_cast<std::size_t>(slot_index));
   return open_ == 0;
 }
 
 }  // namespace
 
-std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<Lane> lane, const Collective& collective,
+std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<ChannelContext> context,
+                                          const Collective& collective,
                                           std::span<const std::byte> in, std::span<std::byte> out) {
-  const auto peers = static_cast<std::size_t>(lane->size()) - 1;
-  if (in.size() * peers <= lane->tuning().direct_bytes) {
-    return std::make_unique<DirectAllreduce>(std::move(lane), collective, in, out);
+  const auto peers = static_cast<std::size_t>(context->size()) - 1;
+  if (in.size() * peers <= context->tuning().direct_bytes) {
+    return std::make_unique<DirectAllreduce>(std::move(context), collective, in, out);
   }
-  return std::make_unique<WindowedAllreduce>(std::move(lane), collective, in, out);
+  return std::make_unique<WindowedAllreduce>(std::move(context), collective, in, out);
 }
 
 }  // namespace hvd::mpi

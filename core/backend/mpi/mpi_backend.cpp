@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "backend/mpi/allreduce_work.h"
-#include "backend/mpi/flow_works.h"
-#include "backend/mpi/lane.h"
+#include "backend/mpi/chunked_works.h"
+#include "backend/mpi/mpi_channel_context.h"
 #include "hvd/error.h"
 
 namespace hvd::mpi {
@@ -33,14 +33,14 @@ class EmptyWork final : public Work {
 
 class MpiChannel final : public Channel {
  public:
-  explicit MpiChannel(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
+  explicit MpiChannel(std::shared_ptr<ChannelContext> context) : context_(std::move(context)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    if (lane_->abandoned())
+    if (context_->abandoned())
       throw Error("mpi: " + std::string(to_string(collective.kind)) +
                   " launched on a channel that has failed");
-    if (lane_->on_device() &&
+    if (context_->on_device() &&
         (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
       throw Error("mpi: " + std::string(to_string(collective.kind)) +
                   " of a device's memory, which the CPU cannot reduce");
@@ -48,7 +48,7 @@ class MpiChannel final : public Channel {
     const Sizes sizes = sizes_of(collective);
     const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
     const bool reads_input =
-        collective.kind != OpKind::kBroadcast || collective.root == lane_->rank();
+        collective.kind != OpKind::kBroadcast || collective.root == context_->rank();
     if (reads_input) require(collective, "input", sizes.in * element, in.size());
     require(collective, "output", sizes.out * element, out.size());
     // alltoall and reducescatter know their own sizes only; they run, and messages of no bytes are
@@ -56,19 +56,19 @@ class MpiChannel final : public Channel {
     if (!sizes.anything_to_do) return std::make_unique<EmptyWork>();
     switch (collective.kind) {
       case OpKind::kAllreduce:
-        return make_allreduce_work(lane_, collective, in, out);
+        return make_allreduce_work(context_, collective, in, out);
       case OpKind::kBroadcast:
-        return make_broadcast_work(lane_, collective, in, out);
+        return make_broadcast_work(context_, collective, in, out);
       case OpKind::kAllgather:
-        return make_allgather_work(lane_, collective, in, out);
+        return make_allgather_work(context_, collective, in, out);
       case OpKind::kReducescatter:
-        return make_reducescatter_work(lane_, collective, in, out);
+        return make_reducescatter_work(context_, collective, in, out);
       default:
-        return make_alltoall_work(lane_, collective, in, out);
+        return make_alltoall_work(context_, collective, in, out);
     }
   }
 
-  void abort() noexcept override { static_cast<void>(lane_->abandon()); }
+  void abort() noexcept override { static_cast<void>(context_->abandon()); }
 
  private:
   static void require(const Collective& collective, const char* what, std::int64_t expected,
@@ -79,7 +79,7 @@ class MpiChannel final : public Channel {
   }
 
   void require_counts(const Collective& collective, std::span<const std::int64_t> counts) const {
-    const auto ranks = static_cast<std::size_t>(lane_->size());
+    const auto ranks = static_cast<std::size_t>(context_->size());
     const bool valid =
         counts.size() == ranks &&
         std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
@@ -90,15 +90,15 @@ class MpiChannel final : public Channel {
   }
 
   Sizes sizes_of(const Collective& collective) const {
-    const auto own = static_cast<std::size_t>(lane_->rank());
+    const auto own = static_cast<std::size_t>(context_->rank());
     const std::int64_t count = collective.count;
     switch (collective.kind) {
       case OpKind::kAllreduce:
         return {count, count, count > 0};
       case OpKind::kBroadcast: {
-        if (collective.root < 0 || collective.root >= lane_->size()) {
+        if (collective.root < 0 || collective.root >= context_->size()) {
           throw Error("mpi: broadcast: root " + std::to_string(collective.root) + " of " +
-                      std::to_string(lane_->size()) + " ranks");
+                      std::to_string(context_->size()) + " ranks");
         }
         return {count, count, count > 0};
       }
@@ -121,7 +121,7 @@ class MpiChannel final : public Channel {
     }
   }
 
-  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<ChannelContext> context_;
 };
 
 }  // namespace
@@ -155,7 +155,8 @@ std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers)
     throw Error("mpi: this MPI has not said that it takes memory of a " +
                 std::string(to_string(spec.device.type)) + " device");
   }
-  return std::make_unique<MpiChannel>(std::make_shared<Lane>(carrier_, spec, peers, tuning_));
+  return std::make_unique<MpiChannel>(
+      std::make_shared<ChannelContext>(carrier_, spec, peers, tuning_));
 }
 
 }  // namespace hvd::mpi

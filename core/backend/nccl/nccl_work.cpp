@@ -70,7 +70,7 @@ class NcclWork final : public Work {
     if (!nothing_to_do() && !channel_.settled()) return false;
     const device::DeviceGuard guard(channel_.device().api(), channel_.device().device());
     if (scales_output()) run_scale(out_.data(), out_, after_);
-    ready_ = channel_.device().marks()->record(channel_.stream());
+    ready_ = channel_.device().events()->record(channel_.stream());
     scaled_.release(ready_);
     return true;
   }

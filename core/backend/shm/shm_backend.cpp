@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/shm/round_work.h"
-#include "backend/shm/shm_lane.h"
+#include "backend/shm/pipelined_work.h"
+#include "backend/shm/shm_channel_context.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -18,10 +18,10 @@ constexpr std::size_t kSetsToExpect = 4;
 
 class ShmChannel final : public Channel {
  public:
-  explicit ShmChannel(std::shared_ptr<Lane> lane) : lane_(std::move(lane)) {}
+  explicit ShmChannel(std::shared_ptr<ChannelContext> context) : context_(std::move(context)) {}
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    return make_work(lane_, collective, in, out);
+    return make_work(context_, collective, in, out);
   }
   // A peer may still be at work on tensors in this rank's arena: the runtime keeps the memory of
   // what was launched.
@@ -29,7 +29,7 @@ class ShmChannel final : public Channel {
   void abort() noexcept override {}
 
  private:
-  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<ChannelContext> context_;
 };
 
 }  // namespace
@@ -50,7 +50,8 @@ ShmBackend::ShmBackend(std::string name, std::shared_ptr<const SharedArena> aren
 ShmBackend::~ShmBackend() = default;
 
 std::size_t ShmBackend::wanted_shared_memory(int local_size) noexcept {
-  return shm::kSetsToExpect * shm::Lane::segment_bytes(static_cast<std::size_t>(local_size), {});
+  return shm::kSetsToExpect *
+         shm::ChannelContext::segment_bytes(static_cast<std::size_t>(local_size), {});
 }
 
 int ShmBackend::score(const Topology& topology, const ChannelSpec& spec,
@@ -68,7 +69,7 @@ int ShmBackend::score(const Topology& topology, const ChannelSpec& spec,
 
 std::unique_ptr<Channel> ShmBackend::open(const ChannelSpec& spec, Peers& peers) {
   return std::make_unique<shm::ShmChannel>(
-      std::make_shared<shm::Lane>(name_, spec, peers, arenas_, tuning_));
+      std::make_shared<shm::ChannelContext>(name_, spec, peers, arenas_, tuning_));
 }
 
 }  // namespace hvd

@@ -25,7 +25,7 @@ void forget(cudaError_t result) noexcept {
 }
 
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-cudaEvent_t event_of(Mark mark) { return static_cast<cudaEvent_t>(mark.handle); }
+cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event.handle); }
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -72,20 +72,22 @@ class CudaApi final : public Api {
     forget(cudaStreamDestroy(stream_of(stream)));
   }
 
-  Mark create_mark() override {
+  EventHandle create_event() override {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return {event};
   }
-  void destroy_mark(Mark mark) noexcept override { forget(cudaEventDestroy(event_of(mark))); }
-  void record(Mark mark, Stream stream) override {
-    check(cudaEventRecord(event_of(mark), stream_of(stream)), "cudaEventRecord");
+  void destroy_event(EventHandle event) noexcept override {
+    forget(cudaEventDestroy(event_of(event)));
   }
-  void wait(Stream stream, Mark mark) override {
-    check(cudaStreamWaitEvent(stream_of(stream), event_of(mark), 0), "cudaStreamWaitEvent");
+  void record(EventHandle event, Stream stream) override {
+    check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
   }
-  bool reached(Mark mark) override {
-    const cudaError_t result = cudaEventQuery(event_of(mark));
+  void wait(Stream stream, EventHandle event) override {
+    check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent");
+  }
+  bool reached(EventHandle event) override {
+    const cudaError_t result = cudaEventQuery(event_of(event));
     if (result == cudaErrorNotReady) {
       cudaGetLastError();
       return false;

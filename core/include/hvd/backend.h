@@ -30,12 +30,12 @@ struct ReduceScale {
 
 /// One collective as a backend sees it. Ranks are positions in the channel's set.
 ///
-/// kind           in                          out
-/// allreduce      count elements              count elements (may be the same memory as in)
-/// broadcast      count elements at the root  count elements (at the root it may be the same memory
-/// as in) allgather      counts[rank] elements       sum(counts) elements, in rank order
-/// reducescatter  sum(counts) elements        counts[rank] elements
-/// alltoall       sum(send_counts) elements   sum(counts) elements; counts[r] come from rank r
+///   kind           in                          out
+///   allreduce      count elements              count elements (may be the same memory as in)
+///   broadcast      count elements at the root  count elements (at the root: may be in's memory)
+///   allgather      counts[rank] elements       sum(counts) elements, in rank order
+///   reducescatter  sum(counts) elements        counts[rank] elements
+///   alltoall       sum(send_counts) elements   sum(counts) elements; counts[r] come from rank r
 struct Collective {
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;  ///< never kAverage: an average arrives as a sum with scale.divisor
@@ -45,20 +45,20 @@ struct Collective {
   int root = 0;
   std::span<const std::int64_t> counts = {};       ///< valid until the Work is destroyed
   std::span<const std::int64_t> send_counts = {};  ///< valid until the Work is destroyed
-  /// On a device: the point in its queue after which the input may be read and the output written;
-  /// null: already.
+  /// On a device: the event after which the input may be read and the output written; null: both
+  /// may be accessed at once.
   EventPtr input_ready = {};
 };
 
-/// What a channel may ask of the runtime about the other ranks. Thread-safe.
+/// What the runtime offers to a channel: who its peers are, and how to wake them. Thread-safe.
 class Peers {
  public:
   virtual ~Peers() = default;
   /// World rank and size.
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  /// Wakes a peer on this host whose engine may sleep, after something was sent to it. No effect
-  /// on other hosts, whose engines poll.
+  /// Rings the doorbell of a peer on this host, after something was sent to it. No effect on other
+  /// hosts, whose engines poll.
   virtual void ring(int world_rank) noexcept = 0;
 };
 
@@ -70,18 +70,17 @@ class Work {
   /// device: see output_ready). Throws hvd::Error when the transport fails. Not called again after
   /// true or a throw.
   virtual bool progress() = 0;
-  /// Whether the last call of progress() got on, though not to the end: it will then be called
+  /// Whether the last call of progress() made progress without completing: it will then be called
   /// again at once.
   virtual bool moved() const noexcept { return false; }
-  /// Begins the same collective once more, from and to other memory of the same sizes, after it was
-  /// completed; instead of launch(), in the order of launches. False: not supported, launch a new
-  /// one.
+  /// Restarts a completed collective on other buffers of the same sizes; takes the place of
+  /// launch() in the order of launches. False: not supported, launch a new Work.
   virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {
     return false;
   }
-  /// Whether again() can be true, so that a completed Work is worth keeping with all its memory.
+  /// Whether again() can succeed, so that a completed Work is worth keeping, buffers included.
   virtual bool repeats() const noexcept { return false; }
-  /// The point in the device's queue after which the output may be read; null: already.
+  /// The event after which the output may be read; null: it is ready.
   virtual EventPtr output_ready() const { return nullptr; }
 };
 
@@ -94,29 +93,29 @@ class Channel {
   /// `in` and `out` stay valid until the Work reports completion; after abort() until process end.
   virtual std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
                                        std::span<std::byte> out) = 0;
-  /// Whether a Work gets on only if it is asked again and again. False: whoever does what it waits
-  /// for rings this rank's bell.
+  /// Whether a Work advances only when polled. False: the peer that it waits for rings this rank's
+  /// doorbell.
   virtual bool needs_polling() const noexcept { return true; }
   /// After a failure: the outstanding Work will not be asked to progress again and may be
   /// destroyed.
   virtual void abort() noexcept = 0;
 
-  // --- channels of a device; the defaults do for those of the host ---
-  /// Whether launch() may be called: does what can be done without blocking to get there. Once true
-  /// it stays true. Throws hvd::Error when it cannot be had, or not in time.
+  // --- device channels; the defaults suit host channels ---
+  /// Whether launch() may be called; advances the set-up without blocking. Once true it stays true.
+  /// Throws hvd::Error when the set-up fails or times out.
   virtual bool ready() { return true; }
   /// Throws hvd::Error when work that was reported complete, and may still be in the device's
   /// queue, has failed.
   virtual void check_health() {}
-  /// A channel between the same ranks for memory of the host, to be used between works of this one;
-  /// null: this one will do.
+  /// A channel between the same ranks for host memory, to be used between works of this one; null:
+  /// this channel takes host memory too.
   virtual Channel* host() noexcept { return nullptr; }
-  /// Device memory of the channel's own that it reduces best: buffers of one size, as many and as
-  /// large on every rank, empty where any memory will do. What is launched from one of them has to
-  /// be so on every rank, from the buffer of the same index. @pre ready()
+  /// Device buffers of the channel's own that it reduces fastest: all of one size, the same number
+  /// and size on every rank; empty if any memory will do. What is launched from one of them must be
+  /// launched from the buffer of the same index on every rank. @pre ready()
   virtual std::span<const std::span<std::byte>> fusion_buffers() const noexcept { return {}; }
-  /// The device no longer works on them. Those that are not given back before the channel ends stay
-  /// allocated.
+  /// To be called once the device no longer uses them. Buffers not given back before the channel is
+  /// destroyed stay allocated.
   virtual void give_back_fusion_buffers() noexcept {}
 };
 
@@ -125,8 +124,8 @@ struct ChannelSpec {
   std::vector<int> ranks = {};  ///< world ranks of the set, ascending
   int set_rank = 0;             ///< this rank's position in `ranks`
   Device device = {};
-  /// Tells the channels apart that one backend has open for one set: 0 is the set's own, others
-  /// belong to channels of a device.
+  /// Distinguishes the channels that one backend has open for one set: 0 is the set's own, others
+  /// belong to device channels.
   int instance = 0;
 };
 inline constexpr int kMostInstances = 4;
@@ -141,11 +140,11 @@ class Backend {
   /// Called on every member of the set at the same point of the agreed plan. Must not block on
   /// other ranks.
   virtual std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) = 0;
-  /// For a backend of the host's memory, whose score() for this type is 0: open() takes a spec with
-  /// such a device all the same, for a channel that only carries the device's memory from rank to
-  /// rank (broadcast, allgather, alltoall). Its works read and write the memory from launch() until
-  /// they are complete, without waiting for the device; what a rank keeps for itself is left to the
-  /// caller. They are launched and driven with the device current. Must be the same on every rank.
+  /// For a host backend, whose score() for this device type is 0: whether open() nevertheless takes
+  /// a spec with such a device, for a channel that only moves device memory between ranks
+  /// (broadcast, allgather, alltoall). Its works access the memory from launch() until they
+  /// complete, without waiting for the device; a rank's own part is left to the caller. They are
+  /// launched and driven with the device current. Must be the same on every rank.
   virtual bool carries_memory_of(DeviceType) const noexcept { return false; }
 };
 

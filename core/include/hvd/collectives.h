@@ -21,8 +21,8 @@ struct OutputSizes {
   /// Allgather, and gather at its destination: the first dimension of every member's input, in set
   /// order. Alltoall: the rows received from each member.
   std::span<const std::int64_t> first_dims = {};
-  /// GPU: where the callback may leave the event after which the memory that it returns may be
-  /// written. Null elsewhere.
+  /// On a GPU: where the callback may store the event after which the memory it returns may be
+  /// written. Null otherwise.
   EventPtr* writable = nullptr;
 };
 
@@ -62,18 +62,16 @@ struct Submission {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
-  /// Not to be fused with others: it is large, and lies where it need not be copied (see
-  /// hvd::allocate_shared()).
+  /// Never fused: it is large, and its memory need not be copied (see hvd::allocate_shared()).
   bool alone = false;
-  /// Null: the input may be read, and the output written, at once. A GPU's tensors come with an
-  /// event of its (see hvd::record_event()).
+  /// Null: the input may be read, and the output written, at once. GPU tensors need an
+  /// event (see hvd::record_event()).
   EventPtr input_ready = {};
   /// Keeps the memory alive until the operation is done, and the device is done with it (longer
   /// when it failed in flight).
   std::shared_ptr<const void> keep_alive = {};
   /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On
-  /// a GPU the result is there for whoever waits for `output_ready` on the device; null: it is
-  /// there.
+  /// a GPU the result is ready once the device has reached `output_ready`; null: it is ready.
   std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
 };
 
@@ -135,8 +133,8 @@ class Operation {
   void wait() const;
   /// How it ended. Valid once done().
   const Status& status() const;
-  /// On a GPU the result is there for whoever waits for this event (see hvd::wait_for_event());
-  /// null: it is there. Valid once done().
+  /// On a GPU: the event after which the result is ready (see hvd::wait_for_event()); null: it is
+  /// ready. Valid once done().
   EventPtr output_ready() const;
   /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and
   /// status().ok().
@@ -146,11 +144,11 @@ class Operation {
   runtime::OperationHolder<runtime::kHandle> state_;
 };
 
-/// Who moves the operation on.
+/// Which thread makes progress on the operation.
 enum class Progress {
   kBackground,  ///< the runtime's own thread, woken for it
-  kCaller,  ///< the caller, who is about to wait() for it: nobody else is woken, which saves two
-            ///< thread switches
+  kCaller,  ///< the caller, which is about to wait() for it: no other thread is woken, which saves
+            ///< two thread switches
 };
 
 /// Starts a collective. Never blocks on other ranks.
@@ -164,9 +162,9 @@ Operation submit(Submission, Progress = Progress::kBackground);
 /// are accepted or the first error is thrown and none is.
 std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::kBackground);
 
-/// The same, for operations that are submitted again and again: of one that the rank has submitted
-/// before under this name, with the same parameters, nothing is allocated. @param handles as many
-/// as submissions; what they held is let go of first, which is what makes it so
+/// The same, for operations that are submitted repeatedly: one that this rank has submitted before
+/// under the same name and with the same parameters allocates nothing. @param handles one per
+/// submission; the operations they held are released first, which makes that possible
 void submit_all(std::span<const Submission>, std::span<Operation> handles,
                 Progress = Progress::kBackground);
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// The torch-free public interface of hvd: start and stop, who am I, barrier, timeline, metrics.
+/// The torch-free public interface of hvd: start and stop, rank and size, barrier, timeline,
+/// metrics.
 /// `<hvd/torch.h>` adds LibTorch; `<hvd/collectives.h>` is for framework adapters.
 
 #include <cstdint>
@@ -68,8 +69,8 @@ struct Metrics {
   std::uint64_t control_messages_sent = 0;
   std::uint64_t control_messages_received = 0;
   std::uint64_t control_bytes_sent = 0;
-  /// Operations that went through the coordinator; of these, the ones that took a cache hit instead
-  /// of a full request; and operations that ran without the coordinator.
+  /// Operations that were negotiated; of these, those reported as a cache hit instead of a full
+  /// request; and operations that ran without negotiation, by schedule replay.
   std::uint64_t negotiated_operations = 0;
   std::uint64_t cached_operations = 0;
   std::uint64_t locked_operations = 0;

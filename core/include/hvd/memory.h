@@ -5,8 +5,8 @@
 
 namespace hvd {
 
-/// Memory in which ranks of one host reduce tensors where they lie: an operation whose tensors are
-/// in such memory on every rank makes no copies. 64-byte aligned, contents arbitrary, released with
+/// Memory in which the ranks of one host reduce tensors in place: an operation whose tensors are in
+/// such memory on every rank makes no copies. 64-byte aligned, contents arbitrary, released with
 /// the last copy of the pointer, at any time before or after shutdown(); its pages then go back to
 /// the system.
 ///

@@ -7,11 +7,10 @@
 
 namespace hvd {
 
-/// Who moves operations on between submission and wait().
+/// Which thread makes progress between submission and wait().
 enum class ProgressMode {
-  kAuto,    ///< inline when this rank has less than two cores, background otherwise
-  kInline,  ///< the submitting thread does at once what can be done at once, and wakes nobody for
-            ///< it
+  kAuto,        ///< inline when this rank has less than two cores, background otherwise
+  kInline,      ///< the submitting thread makes what progress it can at once; no other is woken
   kBackground,  ///< the runtime's own thread, woken for it
 };
 
@@ -24,9 +23,9 @@ struct Options {
   /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it
   /// off.
   std::optional<std::int64_t> cache_capacity = {};
-  /// Steps that repeat are run without being negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
+  /// Schedule replay: steps that repeat are not negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
   std::optional<bool> schedule_lock = {};
-  /// Who moves operations on while the program computes. HVD_PROGRESS (auto, inline, background);
+  /// Which thread makes progress meanwhile. HVD_PROGRESS (auto, inline, background);
   /// default auto: see ProgressMode.
   std::optional<ProgressMode> progress = {};
   /// An operation that some ranks have not submitted is reported after this long.

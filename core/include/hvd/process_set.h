@@ -13,7 +13,7 @@ class ProcessSet {
   /// All ranks of the job.
   ProcessSet() = default;
 
-  /// 0 for all ranks; otherwise the number that every rank knows it by.
+  /// 0 for all ranks; otherwise a number that is the same on every rank.
   int id() const noexcept { return members_ ? members_->id : 0; }
   /// This process's position in the set, or -1 outside it.
   int rank() const;

@@ -28,15 +28,15 @@ struct Status {
   void raise_if_error() const;
 };
 
-/// A point in a device's work queue. Backends that complete on the host use none (a null EventPtr).
+/// A point in a device's stream. Backends that complete on the host use none (a null EventPtr).
 /// Thread-safe.
 class Event {
  public:
   virtual ~Event() = default;
-  /// Whether the device has come to it. Does not wait.
+  /// Whether the device has reached it. Does not wait.
   virtual bool query() const = 0;
-  /// What the device's own library calls it (CUDA: a cudaEvent_t), for a stream to wait for. Events
-  /// that are handed to hvd as `input_ready` of a GPU tensor must have one.
+  /// The native handle (CUDA: a cudaEvent_t), for a stream to wait for. Events passed to hvd as
+  /// `input_ready` of a GPU tensor must have one.
   virtual void* native() const noexcept { return nullptr; }
 };
 using EventPtr = std::shared_ptr<Event>;

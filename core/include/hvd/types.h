@@ -85,8 +85,8 @@ inline std::string shape_to_string(std::initializer_list<std::int64_t> shape) {
   return shape_to_string(std::span(shape.begin(), shape.size()));
 }
 
-/// The sizes of a tensor's dimensions. Needs no memory of its own for up to six, so that a
-/// submission needs none.
+/// The sizes of a tensor's dimensions. Stores up to six inline, so that a
+/// submission allocates nothing.
 class Shape {
  public:
   Shape() = default;

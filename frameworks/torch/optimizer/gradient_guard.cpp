@@ -18,18 +18,18 @@ torch::Tensor GuardedGradient::of(const torch::Tensor& memory) {
 
 c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
     const c10::VariableVersion& version, bool allow_metadata_change) const {
-  refuse_while_locked();
+  refuse_while_guarded();
   return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
     c10::VariableVersion&& version, bool allow_metadata_change) const {
-  refuse_while_locked();
+  refuse_while_guarded();
   return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
 }
 
-void GuardedGradient::refuse_while_locked() const {
-  const std::string* const parameter = locked_for_.load();
+void GuardedGradient::refuse_while_guarded() const {
+  const std::string* const parameter = guarded_for_.load();
   if (parameter == nullptr) return;
   // An operator's copy, such as detach()'s in Module::zero_grad(), below autograd. What is done
   // with that is seen in the version.

@@ -8,11 +8,11 @@
 
 namespace hvd::libtorch {
 
-/// A dense gradient that refuses to be taken by `data()` while it is locked. That is how LibTorch's
+/// A dense gradient that does not let `data()` take it while guarded. That is how LibTorch's
 /// clip_grad_norm_() and clip_grad_value_() and the step() of some optimizers reach it, and what
 /// they write there no version counter shows; an ordinary operation counts up `_version()`.
 ///
-/// Thread-safe as far as the lock goes; otherwise as a tensor.
+/// Thread-safe as far as the guard goes; otherwise as a tensor.
 class GuardedGradient final : public c10::TensorImpl {
  public:
   GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
@@ -26,9 +26,9 @@ class GuardedGradient final : public c10::TensorImpl {
     return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl());
   }
 
-  /// @param parameter its name, which must live until unlock()
-  void lock(const std::string& parameter) noexcept { locked_for_.store(&parameter); }
-  void unlock() noexcept { locked_for_.store(nullptr); }
+  /// @param parameter its name, which must live until release()
+  void guard(const std::string& parameter) noexcept { guarded_for_.store(&parameter); }
+  void release() noexcept { guarded_for_.store(nullptr); }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_metadata_change) const override;
@@ -36,9 +36,9 @@ class GuardedGradient final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override;
 
  private:
-  void refuse_while_locked() const;
+  void refuse_while_guarded() const;
 
-  std::atomic<const std::string*> locked_for_ = nullptr;
+  std::atomic<const std::string*> guarded_for_ = nullptr;
 };
 
 /// What to do instead of touching a gradient between backward() and step(): the end of an error

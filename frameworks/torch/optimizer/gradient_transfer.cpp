@@ -39,8 +39,8 @@ void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
                    "on it, or compute what needs a graph with torch::autograd::grad()");
 }
 
-/// A tensor of the same memory that can be detached though the gradient is locked.
-torch::Tensor unlocked(const torch::Tensor& gradient) {
+/// A tensor of the same memory that can be detached though the gradient is guarded.
+torch::Tensor unguarded(const torch::Tensor& gradient) {
   if (GuardedGradient::find(gradient) == nullptr) return gradient;
   torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(gradient.storage()), gradient.key_set(), gradient.dtype());
@@ -80,7 +80,7 @@ void GradientTransfer::guard(const std::string& name) {
       unguarded_ = gradient;
       gradient = GuardedGradient::of(gradient);
     }
-    GuardedGradient::find(gradient)->lock(name);
+    GuardedGradient::find(gradient)->guard(name);
     version_ = gradient._version();
   } else {
     return;
@@ -94,7 +94,7 @@ bool GradientTransfer::release() noexcept {
   const bool still_there = gradient.is_same(guarded_);
   bool written = false;
   if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
-    guard->unlock();
+    guard->release();
     written = still_there && guarded_._version() != version_;
     if (still_there && unguarded_.defined()) gradient = unguarded_;
   } else {
@@ -216,7 +216,7 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
       type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
   if (sent_.defined()) {
     check_tensor(sent_, label, Elements::kAddable);
-    wire_ = packed(unlocked(sent_)).to(wire_dtype);
+    wire_ = packed(unguarded(sent_)).to(wire_dtype);
     if (shared_ && wire_.is_alias_of(sent_)) wire_ = wire_.clone();
   } else {
     check_tensor(parameter_, label, Elements::kAddable);

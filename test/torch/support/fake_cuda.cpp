@@ -199,7 +199,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
               c10::EventFlag) const override {
     const device::Stream queue = FakeCuda::instance().queue(stream);
     const device::DeviceGuard guard(api(), stream.device_index());
-    if (*event == nullptr) *event = api().create_mark().handle;
+    if (*event == nullptr) *event = api().create_event().handle;
     api().record({*event}, queue);
   }
   void block(void* event, const c10::Stream& stream) const override {
@@ -215,7 +215,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex device) const noexcept override {
     if (event == nullptr) return;
     const device::DeviceGuard guard(api(), device);
-    api().destroy_mark({event});
+    api().destroy_event({event});
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     ++host_waits;

@@ -20,53 +20,54 @@ Duration elapsed(TimePoint start) { return SteadyClock().now() - start; }
 TimePoint now() { return SteadyClock().now(); }
 
 TEST(Doorbell, ARingAfterTheTicketEndsTheSleepAtOnce) {
-  Doorbell bell;
-  const std::uint32_t ticket = bell.ticket();
-  bell.ring();
+  Doorbell doorbell;
+  const std::uint32_t ticket = doorbell.ticket();
+  doorbell.ring();
   const TimePoint start = now();
-  bell.sleep(ticket, Sleeper::kStandby, seconds(20));
+  doorbell.sleep(ticket, Sleeper::kStandby, seconds(20));
   EXPECT_LT(elapsed(start), seconds(10));
 }
 
 TEST(Doorbell, SleepEndsAfterTheTimeout) {
-  Doorbell bell;
-  bell.ring();  // before the ticket: must not count
+  Doorbell doorbell;
+  doorbell.ring();  // before the ticket: must not count
   const TimePoint start = now();
-  bell.sleep(bell.ticket(), Sleeper::kDriver, milliseconds(30));
+  doorbell.sleep(doorbell.ticket(), Sleeper::kDriver, milliseconds(30));
   EXPECT_GE(elapsed(start), milliseconds(29));
   EXPECT_LT(elapsed(start), seconds(10));
 }
 
 TEST(Doorbell, NoTimeoutLeftReturnsAtOnce) {
-  Doorbell bell;
+  Doorbell doorbell;
   const TimePoint start = now();
-  bell.sleep(bell.ticket(), Sleeper::kDriver, Duration::zero());
-  bell.sleep(bell.ticket(), Sleeper::kDriver, -seconds(1));
+  doorbell.sleep(doorbell.ticket(), Sleeper::kDriver, Duration::zero());
+  doorbell.sleep(doorbell.ticket(), Sleeper::kDriver, -seconds(1));
   EXPECT_LT(elapsed(start), seconds(5));
 }
 
 TEST(Doorbell, ARingWakesEverySleeperOfBothKinds) {
-  Doorbell bell;
-  const std::uint32_t ticket = bell.ticket();
+  Doorbell doorbell;
+  const std::uint32_t ticket = doorbell.ticket();
   std::vector<std::jthread> sleepers;
   for (const Sleeper who :
        {Sleeper::kStandby, Sleeper::kStandby, Sleeper::kDriver, Sleeper::kDriver}) {
-    sleepers.emplace_back([&bell, ticket, who] { bell.sleep(ticket, who, Duration::max()); });
+    sleepers.emplace_back(
+        [&doorbell, ticket, who] { doorbell.sleep(ticket, who, Duration::max()); });
   }
   std::this_thread::sleep_for(milliseconds(20));
-  bell.ring();
+  doorbell.ring();
   sleepers.clear();  // joins; a sleeper that was missed hangs until the watchdog
 }
 
 // How long a standby sleeper that took its ticket before `act` stays asleep, with `limit` as
 // timeout.
 template <class Act>
-Duration standby_sleep(Doorbell& bell, Duration limit, Act act) {
-  const std::uint32_t ticket = bell.ticket();
+Duration standby_sleep(Doorbell& doorbell, Duration limit, Act act) {
+  const std::uint32_t ticket = doorbell.ticket();
   const TimePoint start = now();
   Duration slept{};
   std::jthread standby([&] {
-    bell.sleep(ticket, Sleeper::kStandby, limit);
+    doorbell.sleep(ticket, Sleeper::kStandby, limit);
     slept = elapsed(start);
   });
   std::this_thread::sleep_for(milliseconds(50));
@@ -76,63 +77,65 @@ Duration standby_sleep(Doorbell& bell, Duration limit, Act act) {
 }
 
 TEST(Doorbell, ADriverKeepsRingsFromTheStandbySleeper) {
-  Doorbell bell;
-  bell.take_over();
+  Doorbell doorbell;
+  doorbell.take_over();
   // A spurious wake-up would fail this, but nothing here sends the thread a signal.
-  EXPECT_GE(standby_sleep(bell, milliseconds(300), [&] { bell.ring(); }), milliseconds(299));
-  bell.hand_back(bell.ticket());
-  EXPECT_LT(standby_sleep(bell, seconds(20), [&] { bell.ring(); }), seconds(10));
+  EXPECT_GE(standby_sleep(doorbell, milliseconds(300), [&] { doorbell.ring(); }),
+            milliseconds(299));
+  doorbell.hand_back(doorbell.ticket());
+  EXPECT_LT(standby_sleep(doorbell, seconds(20), [&] { doorbell.ring(); }), seconds(10));
 }
 
 TEST(Doorbell, HandBackPassesOnARingThatTheDriverDidNotHandle) {
-  Doorbell bell;
-  EXPECT_LT(standby_sleep(bell, seconds(20),
+  Doorbell doorbell;
+  EXPECT_LT(standby_sleep(doorbell, seconds(20),
                           [&] {
-                            bell.take_over();
-                            const std::uint32_t handled = bell.ticket();
-                            bell.ring();
-                            bell.hand_back(handled);
+                            doorbell.take_over();
+                            const std::uint32_t handled = doorbell.ticket();
+                            doorbell.ring();
+                            doorbell.hand_back(handled);
                           }),
             seconds(10));
 }
 
 TEST(Doorbell, HandBackOfAllHandledWakesNobody) {
-  Doorbell bell;
-  EXPECT_GE(standby_sleep(bell, milliseconds(300),
+  Doorbell doorbell;
+  EXPECT_GE(standby_sleep(doorbell, milliseconds(300),
                           [&] {
-                            bell.take_over();
-                            bell.ring();
-                            bell.hand_back(bell.ticket());
+                            doorbell.take_over();
+                            doorbell.ring();
+                            doorbell.hand_back(doorbell.ticket());
                           }),
             milliseconds(299));
 }
 
 TEST(Doorbell, DriversNest) {
-  Doorbell bell;
-  bell.take_over();
-  bell.take_over();
-  bell.hand_back(bell.ticket());
-  EXPECT_GE(standby_sleep(bell, milliseconds(300), [&] { bell.ring(); }), milliseconds(299));
-  bell.hand_back(bell.ticket());
+  Doorbell doorbell;
+  doorbell.take_over();
+  doorbell.take_over();
+  doorbell.hand_back(doorbell.ticket());
+  EXPECT_GE(standby_sleep(doorbell, milliseconds(300), [&] { doorbell.ring(); }),
+            milliseconds(299));
+  doorbell.hand_back(doorbell.ticket());
 }
 
-// Two sides pass a token back and forth through plain words beside the bells; a lost ring hangs
+// Two sides pass a token back and forth through plain words beside the doorbells; a lost ring hangs
 // until the sleep's timeout and is seen as the time that it takes.
 struct PingPong {
-  Doorbell bells[2];
+  Doorbell doorbells[2];
   std::atomic<std::uint32_t> turns{0};
 
   void play(std::uint32_t side, std::uint32_t rounds, Duration timeout) {
     for (std::uint32_t turn = side; turn < rounds; turn += 2) {
       for (;;) {
-        const std::uint32_t ticket = bells[side].ticket();
+        const std::uint32_t ticket = doorbells[side].ticket();
         if (turns.load(std::memory_order_acquire) >= turn) {
           break;
         }
-        bells[side].sleep(ticket, side == 0 ? Sleeper::kStandby : Sleeper::kDriver, timeout);
+        doorbells[side].sleep(ticket, side == 0 ? Sleeper::kStandby : Sleeper::kDriver, timeout);
       }
       turns.store(turn + 1, std::memory_order_release);
-      bells[1 - side].ring();
+      doorbells[1 - side].ring();
     }
   }
 };
@@ -167,12 +170,12 @@ TEST(Doorbell, NoRingIsLostBetweenProcesses) {
   munmap(page, sizeof(PingPong));
 }
 
-// A standby thread and drivers that come and go share an engine's token, as the runtime does;
+// A standby thread and drivers that come and go share an engine's progress, as the runtime does;
 // producers count work and ring. All work must be done without any sleep running into its timeout.
 TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
   constexpr int kItems = 20000;
-  Doorbell bell;
-  std::atomic<bool> token{false};
+  Doorbell doorbell;
+  std::atomic<bool> progress_owned{false};
   std::atomic<int> offered{0};
   std::atomic<int> done{0};
   const auto drive = [&] {
@@ -186,43 +189,44 @@ TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
   const TimePoint start = now();
   std::jthread standby([&] {
     while (done.load() < kItems) {
-      const std::uint32_t ticket = bell.ticket();
-      if (!token.exchange(true)) {
+      const std::uint32_t ticket = doorbell.ticket();
+      if (!progress_owned.exchange(true)) {
         drive();
-        token.store(false);
+        progress_owned.store(false);
         if (done.load() >= kItems) {
           break;
         }
       }
-      bell.sleep(ticket, Sleeper::kStandby, seconds(40));
+      doorbell.sleep(ticket, Sleeper::kStandby, seconds(40));
     }
   });
   std::jthread driver([&] {
     for (int visit = 0; done.load() < kItems && visit < 5000; ++visit) {
-      bell.take_over();
-      std::uint32_t handled = bell.ticket() - 1;
-      if (!token.exchange(true)) {
-        handled = bell.ticket();
+      doorbell.take_over();
+      std::uint32_t handled = doorbell.ticket() - 1;
+      if (!progress_owned.exchange(true)) {
+        handled = doorbell.ticket();
         drive();
         if (visit % 16 == 0) {
-          bell.sleep(handled, Sleeper::kDriver, milliseconds(1));
-          handled = bell.ticket();
+          doorbell.sleep(handled, Sleeper::kDriver, milliseconds(1));
+          handled = doorbell.ticket();
           drive();
         }
-        token.store(false);
+        progress_owned.store(false);
       }
-      bell.hand_back(handled);
+      doorbell.hand_back(handled);
     }
   });
   for (int i = 0; i < kItems; ++i) {
     offered.fetch_add(1);
-    bell.ring();
+    doorbell.ring();
     if (i % 64 == 0) {
       std::this_thread::yield();
     }
   }
   driver.join();
-  bell.ring();  // a driver that did the last item leaves the standby thread asleep, as it should
+  doorbell
+      .ring();  // a driver that did the last item leaves the standby thread asleep, as it should
   standby.join();
   EXPECT_EQ(done.load(), kItems);
   EXPECT_LT(elapsed(start), seconds(40));

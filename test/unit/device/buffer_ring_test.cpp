@@ -38,10 +38,10 @@ TEST_F(BufferRingTest, TakesTurnsByCountWithoutWaitingOnTheHost) {
     ASSERT_EQ(buffer.data(), buffers_[step % 2].data()) << "also where the other was free sooner";
     ASSERT_EQ(buffer.size(), kBytes - step);
     context_.api().fill(buffer.data(), buffer.size(), 1, 3, in_.get());
-    context_.wait(out_.get(), context_.marks()->record(in_.get()));
+    context_.wait(out_.get(), context_.events()->record(in_.get()));
     context_.api().copy(result_, buffer.data(), buffer.size(), device::Direction::kOnDevice,
                         out_.get());
-    ring_.release(context_.marks()->record(out_.get()));
+    ring_.release(context_.events()->record(out_.get()));
   }
   EXPECT_EQ(gpu_.counts(0).synchronize, 0);
   EXPECT_TRUE(gpu_.run_all());
@@ -65,7 +65,7 @@ TEST_F(BufferRingTest, IsIdleOnceTheDeviceIsDone) {
   slow.ready = [&go] { return go; };
   gpu_.enqueue(in_.get(), std::move(slow));
   context_.api().fill(buffer.data(), buffer.size(), 1, 3, in_.get());
-  ring_.release(context_.marks()->record(in_.get()));
+  ring_.release(context_.events()->record(in_.get()));
   EXPECT_FALSE(ring_.idle());
   go = true;
   EXPECT_TRUE(gpu_.run_all());

@@ -22,10 +22,10 @@ class BuffersTest : public ::testing::Test {
     device::BufferLease lease = pool_.lease(bytes, in_.get());
     ASSERT_EQ(lease.bytes().size(), bytes);
     context_.api().fill(lease.bytes().data(), bytes, 1, 3, in_.get());
-    context_.wait(out_.get(), context_.marks()->record(in_.get()));
+    context_.wait(out_.get(), context_.events()->record(in_.get()));
     context_.api().copy(result_, lease.bytes().data(), bytes, device::Direction::kOnDevice,
                         out_.get());
-    lease.release(context_.marks()->record(out_.get()));
+    lease.release(context_.events()->record(out_.get()));
   }
 
   FakeGpu gpu_;
@@ -51,8 +51,8 @@ TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
     device::BufferLease first = pool_.lease(100, in_.get());
     device::BufferLease second = pool_.lease(100, in_.get());
     EXPECT_NE(first.bytes().data(), second.bytes().data());
-    first.release(context_.marks()->record(in_.get()));
-    second.release(context_.marks()->record(in_.get()));
+    first.release(context_.events()->record(in_.get()));
+    second.release(context_.events()->record(in_.get()));
   }
   for (const std::size_t bytes : {100U, 100000U, 200000U, 400000U, 400000U, 100U}) run_batch(bytes);
   EXPECT_TRUE(gpu_.run_all());

@@ -26,11 +26,11 @@ class FakeGpuTest : public ::testing::Test {
 };
 
 TEST_F(FakeGpuTest, WorkThatWaitsForAMarkIsInOrder) {
-  const device::Mark mark = api_->create_mark();
+  const device::EventHandle event = api_->create_event();
   api_->fill(memory_, 256, 4, 7, a_);
-  api_->record(mark, a_);
+  api_->record(event, a_);
   EXPECT_FALSE(gpu_.faults().size() > 0);
-  api_->wait(b_, mark);
+  api_->wait(b_, event);
   api_->copy(memory_ + 512, memory_, 512, device::Direction::kOnDevice, b_);
   EXPECT_TRUE(gpu_.run_all());
   EXPECT_TRUE(gpu_.faults().empty());
@@ -48,10 +48,10 @@ TEST_F(FakeGpuTest, AMissingWaitIsARace) {
 }
 
 TEST_F(FakeGpuTest, AMarkRecordedTooEarlyDoesNotHelp) {
-  const device::Mark mark = api_->create_mark();
-  api_->record(mark, a_);
+  const device::EventHandle event = api_->create_event();
+  api_->record(event, a_);
   api_->fill(memory_, 256, 4, 7, a_);
-  api_->wait(b_, mark);
+  api_->wait(b_, event);
   api_->copy(memory_ + 512, memory_, 16, device::Direction::kOnDevice, b_);
   EXPECT_FALSE(gpu_.faults().empty());
 }
@@ -63,15 +63,15 @@ TEST_F(FakeGpuTest, OverwritingWhatIsStillReadIsARace) {
 }
 
 TEST_F(FakeGpuTest, AMarkThatIsUsedAgainStandsForBothPlaces) {
-  const device::Mark mark = api_->create_mark();
+  const device::EventHandle event = api_->create_event();
   const device::Stream c = api_->create_stream();
   api_->fill(memory_, 4, 4, 7, a_);
-  api_->record(mark, a_);
-  api_->wait(b_, mark);
+  api_->record(event, a_);
+  api_->wait(b_, event);
   api_->copy(memory_ + 512, memory_, 16, device::Direction::kOnDevice, b_);
-  api_->record(mark, c);  // reached at once, which b does not care about
+  api_->record(event, c);  // reached at once, which b does not care about
   gpu_.run_through(c, {"work", {}, {}, {}});
-  EXPECT_TRUE(api_->reached(mark));
+  EXPECT_TRUE(api_->reached(event));
   gpu_.run_through(b_, {"work", {}, {}, {}});
   std::uint32_t value = 0;
   std::memcpy(&value, memory_ + 512, sizeof value);
@@ -81,10 +81,10 @@ TEST_F(FakeGpuTest, AMarkThatIsUsedAgainStandsForBothPlaces) {
 
 TEST_F(FakeGpuTest, RunsThroughAQueueAndNoFurther) {
   api_->fill(memory_, 1, 4, 1, a_);
-  const device::Mark mark = api_->create_mark();
-  api_->record(mark, a_);
+  const device::EventHandle event = api_->create_event();
+  api_->record(event, a_);
   api_->fill(memory_, 1, 4, 2, a_);
-  api_->wait(b_, mark);
+  api_->wait(b_, event);
   gpu_.run_through(b_, {"work", {}, {}, {}});
   std::uint32_t value = 0;
   std::memcpy(&value, memory_, sizeof value);
@@ -92,14 +92,14 @@ TEST_F(FakeGpuTest, RunsThroughAQueueAndNoFurther) {
 }
 
 TEST_F(FakeGpuTest, MemoryOfSomebodyElseNeedsNoOrderOnceTheHostHasSeenTheEnd) {
-  const device::Mark mark = api_->create_mark();
+  const device::EventHandle event = api_->create_event();
   api_->fill(memory_, 4, 4, 7, a_);
   gpu_.forget_seen(memory_);
   api_->fill(memory_, 4, 4, 8, b_);
   EXPECT_EQ(gpu_.take_faults().size(), 1U);
-  api_->record(mark, b_);
+  api_->record(event, b_);
   EXPECT_TRUE(gpu_.run_all());
-  EXPECT_TRUE(api_->reached(mark));
+  EXPECT_TRUE(api_->reached(event));
   gpu_.forget_seen(memory_);
   gpu_.run_through(a_, {"work", {{memory_, 16, true}}, {}, {}});
   EXPECT_EQ(gpu_.take_faults().size(), 0U);

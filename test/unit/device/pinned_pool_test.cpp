@@ -60,7 +60,7 @@ TEST_F(PinnedPoolTest, MemoryIsUsedAgainOnceTheDeviceIsDoneWithIt) {
   std::byte* const tensor = gpu_.allocate(4096);
   auto buffer = pool.take(4096);
   context_.api().copy(tensor, buffer.memory, 4096, device::Direction::kToDevice, stream_.get());
-  buffer.free_after = context_.marks()->record(stream_.get());
+  buffer.free_after = context_.events()->record(stream_.get());
   const std::byte* const memory = buffer.memory;
   pool.give_back(std::move(buffer));
   EXPECT_TRUE(gpu_.run_all());

@@ -46,9 +46,9 @@ TEST_F(PlanCacheTest, ARepeatedLayoutIsUploadedOnce) {
   const device::CopyForm form{DataType::kFloat32, DataType::kFloat32, true};
   for (int step = 0; step < 20; ++step) {
     context_.plans().run(pieces, form, buffer, true, 2.0, in_.get());
-    context_.wait(out_.get(), context_.marks()->record(in_.get()));
+    context_.wait(out_.get(), context_.events()->record(in_.get()));
     context_.plans().run(pieces, form, buffer, false, 0.5, out_.get());
-    context_.wait(in_.get(), context_.marks()->record(out_.get()));
+    context_.wait(in_.get(), context_.events()->record(out_.get()));
   }
   EXPECT_EQ(context_.plans().uploads(), 2U) << "one for each of the two queues";
   EXPECT_EQ(gpu_.counts(0).launches, 40);

@@ -56,9 +56,9 @@ class EngineTest : public ::testing::Test {
     clock_.advance(microseconds(1));
     while (const auto message = plane.poll()) {
       const wire::AnyMessage decoded = wire::decode(message->bytes);
-      result.push_back(std::holds_alternative<wire::Report>(decoded)     ? "report"
-                       : std::holds_alternative<wire::LockNews>(decoded) ? "news"
-                                                                         : "other");
+      result.push_back(std::holds_alternative<wire::Report>(decoded)         ? "report"
+                       : std::holds_alternative<wire::ReplayUpdate>(decoded) ? "news"
+                                                                             : "other");
     }
     return result;
   }
@@ -103,6 +103,26 @@ TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
   EXPECT_FALSE(alone->transferring());
 }
 
+TEST_F(EngineTest, AfterSchedulesThatDidNotLastTheNextOneComesLaterAndLater) {
+  make({"a"});
+  const auto alone = engine(0);
+  const auto run = [&](const std::string& name) {
+    const OperationPtr operation = submit(*alone, name);
+    for (int i = 0; i < 9 && !operation->done(); ++i) step(*alone);
+    return operation->done();
+  };
+  const auto repeats = [&] { return alone->state_text().find("replaying") != std::string::npos; };
+  std::vector<int> steps;
+  for (int schedule = 0; schedule < 5; ++schedule) {
+    for (steps.push_back(0); !repeats(); ++steps.back()) {
+      ASSERT_LT(steps.back(), 50);
+      ASSERT_TRUE(run("x"));
+    }
+    ASSERT_TRUE(run("y"));
+  }
+  EXPECT_GT(steps.back(), steps[1] + 2) << "as if the coordinator had not heard of them";
+}
+
 /// Rank 1 is an engine, the first of its host; rank 0, the coordinator, is played.
 class PlayedCoordinator : public EngineTest {
  protected:
@@ -112,36 +132,63 @@ class PlayedCoordinator : public EngineTest {
     engine_ = engine(1);
   }
   void send(const wire::Bytes& bytes) { coordinator_->send(1, bytes); }
-  /// Has both ranks repeat "x".
-  void repeat_x() {
-    submit(*engine_, "x");
-    step(*engine_);
-    wire::Plan first;
-    first.sequence = 1;
+  static wire::Plan plan(std::uint64_t sequence) {
+    wire::Plan made;
+    made.sequence = sequence;
+    return made;
+  }
+  /// The first plan: "x", in full.
+  static wire::Plan plan_of_x() {
+    wire::Plan first = plan(1);
     wire::PlannedTensor tensor;
     tensor.request.name = "x";
     tensor.request.shape = {4};
     first.batches.push_back({{tensor}, {}});  // it runs until the end, as rank 0 does not come
-    first.lock = {{0}};
+    return first;
+  }
+  /// Has both ranks repeat "x".
+  void repeat_x() {
+    submit(*engine_, "x");
+    step(*engine_);
+    wire::Plan first = plan_of_x();
+    first.replay = {{0}};
     send(wire::encode(first));
     step(*engine_);
     kinds(*coordinator_);
-  }
-  wire::Plan plan(std::uint64_t sequence) {
-    wire::Plan made;
-    made.sequence = sequence;
-    return made;
   }
 
   std::unique_ptr<control::ControlPlane> coordinator_;
   std::unique_ptr<Engine> engine_;
 };
 
-// See MUT_REPORT in test/models/lock_relay.pml.
+TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhereElse) {
+  const auto count = [](const std::string& text, const std::string& part) {
+    int found = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  submit(*engine_, "x");
+  step(*engine_);
+  wire::Plan first = plan_of_x();
+  send(wire::encode(first));
+  step(*engine_);
+  EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 0);
+  submit(*engine_, "x");
+  step(*engine_);
+  wire::Plan second = plan(2);
+  second.replay = {{0}};
+  send(wire::encode(second));
+  step(*engine_);
+  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
+  EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
+}
+
+// See MUT_REPORT in test/models/dissemination_barrier.pml.
 TEST_F(PlayedCoordinator, OtherHostsHearThatThisOneLeavesBeforeTheCoordinatorGetsAReport) {
   repeat_x();
   ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
-  ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("repeating"));
+  ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   submit(*engine_, "something else");
   step(*engine_);
   EXPECT_THAT(kinds(*coordinator_), ElementsAre("news", "report"));
@@ -154,7 +201,7 @@ TEST_F(PlayedCoordinator, PlansThatComeEarlyAreAppliedWhenTheNewsHasCome) {
   step(*engine_);
   step(*engine_);
   EXPECT_EQ(counters_.plans_applied, 1U);
-  send(wire::encode(wire::LockNews{.position = 1, .round = 0, .leaves = true}));
+  send(wire::encode(wire::ReplayUpdate{.position = 1, .round = 0, .leaves = true}));
   for (int i = 0; i < 3; ++i) step(*engine_);
   ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
   EXPECT_EQ(counters_.plans_applied, 3U);

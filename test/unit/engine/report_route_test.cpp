@@ -137,7 +137,7 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
       EXPECT_FALSE(route(rank).quiet());
       EXPECT_THAT(node(rank).receive(), ElementsAre(round));
       EXPECT_TRUE(route(rank).quiet());
-      EXPECT_FALSE(route(rank).pass_on());
+      EXPECT_FALSE(route(rank).forward_reports());
       EXPECT_EQ(route(rank).last_plan_at(), clock_.now());
       EXPECT_EQ(node(rank).counters.plans_applied, round);
     }
@@ -170,14 +170,14 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
   // Before what others have sent.
-  give(1, 0, wire::encode(wire::LockNews{}));
+  give(1, 0, wire::encode(wire::ReplayUpdate{}));
   const auto own = route(0).receive();
   ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->asks));
   EXPECT_EQ(std::get<wire::Plan>(own->asks), std::get<wire::Plan>(sent[0]));
   EXPECT_EQ(own->source, 0);
   EXPECT_FALSE(route(0).has_own_plan());
   const auto next = route(0).receive();
-  ASSERT_TRUE(next && std::holds_alternative<wire::LockNews>(next->asks));
+  ASSERT_TRUE(next && std::holds_alternative<wire::ReplayUpdate>(next->asks));
   EXPECT_TRUE(route(0).quiet());
 }
 
@@ -205,12 +205,12 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
     const bool inner =
         !control::place_in_tree(node(rank).control->topology(), static_cast<int>(rank), 2)
              .children.empty();
-    EXPECT_EQ(route(rank).pass_on(), inner);
+    EXPECT_EQ(route(rank).forward_reports(), inner);
     EXPECT_EQ(node(rank).sent(), 1U) << "one message to its parent, rank " << rank;
   }
   EXPECT_FALSE(route(0).decide(0)) << "nothing has come to it";
   node(0).receive();
-  EXPECT_TRUE(route(0).pass_on());
+  EXPECT_TRUE(route(0).forward_reports());
   EXPECT_TRUE(route(0).decide(0));
   for (std::size_t rank = 0; rank < nodes_.size(); ++rank) {
     EXPECT_THAT(node(rank).receive(), ElementsAre(1U)) << "rank " << rank;
@@ -223,11 +223,11 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
 TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
   make_tree();
   node(1).submit("x");
-  EXPECT_FALSE(route(1).pass_on()) << "ranks below have not asked";
+  EXPECT_FALSE(route(1).forward_reports()) << "ranks below have not asked";
   EXPECT_TRUE(route(1).waiting());
   ASSERT_TRUE(route(1).deadline().has_value());
   clock_.advance(*route(1).deadline() - clock_.now());
-  EXPECT_TRUE(route(1).pass_on());
+  EXPECT_TRUE(route(1).forward_reports());
   EXPECT_EQ(mail(0).size(), 1U);
 }
 
@@ -244,12 +244,12 @@ TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
 
 TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
   make({"a", "a", "a"});
-  give(1, 0, wire::encode(wire::LockNews{.position = 3}));
+  give(1, 0, wire::encode(wire::ReplayUpdate{.position = 3}));
   give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
   give(2, 0, wire::encode(wire::Blocked{0}));
   const auto news = route(0).receive();
-  ASSERT_TRUE(news && std::holds_alternative<wire::LockNews>(news->asks));
-  EXPECT_EQ(std::get<wire::LockNews>(news->asks).position, 3U);
+  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->asks));
+  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->asks).position, 3U);
   EXPECT_EQ(news->source, 1);
   EXPECT_TRUE(news->moves);
   const auto abort = route(0).receive();
@@ -382,7 +382,7 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   options_.peer_timeout = seconds(8);
   make({"a", "b", "c"}, false);
   const auto look = [&](std::size_t rank) {
-    for (const auto& one : nodes_) one->control->beat(clock_.now());
+    for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
     return node(rank).watch.look(true);
   };
   EXPECT_FALSE(look(0).has_value());
@@ -403,6 +403,27 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   EXPECT_EQ(loss->rank, 2);
   EXPECT_FALSE(loss->known);
   EXPECT_EQ(loss->cause, "it has not answered for 8000 ms");
+}
+
+TEST_F(ReportRouteTest, WhatOthersPassOnIsASignOfLifeOfItsSource) {
+  options_.peer_timeout = seconds(8);
+  options_.control_radix = 2;
+  make({"a", "b", "c", "d", "e", "f", "g", "h"}, false);
+  for (int i = 0; i < 4; ++i) {
+    begin_step();
+    for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
+    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in what rank 1 has merged";
+    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "a plan comes from rank 0 in the end";
+    clock_.advance(seconds(3));
+    for (const std::size_t rank : {1, 2, 4, 5, 6, 7}) give(rank, 0, wire::encode(wire::Pong{}));
+    wire::MergedReport merged;
+    merged.applied.push_back({0, RankSet(3)});
+    give(1, 0, wire::encode(merged));
+    node(0).receive();
+    wire::Plan plan;
+    plan.sequence = static_cast<std::uint64_t>(i) + 1;
+    node(1).apply(plan);
+  }
 }
 
 }  // namespace

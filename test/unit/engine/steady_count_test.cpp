@@ -165,11 +165,12 @@ TEST_F(SteadyCount, TheCountersCount) {
   const std::uint64_t called = system_calls.load();
   const std::uint64_t asked = log_checks.load();
   for (int i = 0; i < 12; ++i)
-    step();  // the first is negotiated, and some step is the first that is locked, which is logged
+    step();  // the first is negotiated, and some step is the first that is replayed, which is
+             // logged
   EXPECT_GT(log_checks.load(), asked);
   EXPECT_GT(allocations(), allocated);
-  Doorbell bell;
-  bell.sleep(bell.ticket(), Doorbell::Sleeper::kStandby, std::chrono::microseconds(1));
+  Doorbell doorbell;
+  doorbell.sleep(doorbell.ticket(), Doorbell::Sleeper::kStandby, std::chrono::microseconds(1));
   EXPECT_GT(system_calls.load(), called);
 }
 

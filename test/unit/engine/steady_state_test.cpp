@@ -61,10 +61,10 @@ struct Rank {
         steady(options, *control, executor, counters) {}
 
   std::uint64_t sent() const { return counters.control_messages_sent.load(); }
-  std::vector<wire::LockNews> received() {
-    std::vector<wire::LockNews> news;
+  std::vector<wire::ReplayUpdate> received() {
+    std::vector<wire::ReplayUpdate> news;
     while (const auto message = control->poll())
-      news.push_back(std::get<wire::LockNews>(wire::decode(message->bytes)));
+      news.push_back(std::get<wire::ReplayUpdate>(wire::decode(message->bytes)));
     return news;
   }
 
@@ -230,31 +230,31 @@ TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
 TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
   make({"a", "a", "b"});
   begin({{request("x")}});
-  EXPECT_FALSE(steady(0).relay()) << "nothing has happened";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "nothing has happened";
   for (std::size_t rank : {0, 1}) {
     EXPECT_TRUE(offer(rank, "x"));
     EXPECT_EQ(advance(rank), Progress::kNothing);
   }
-  EXPECT_FALSE(steady(0).relay()) << "the other host has not said anything";
-  EXPECT_FALSE(steady(1).relay());
+  EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has not said anything";
+  EXPECT_FALSE(steady(1).exchange_updates());
   EXPECT_EQ(ranks_[0]->sent(), 1U);
   EXPECT_EQ(ranks_[1]->sent(), 0U) << "it does not speak for its host";
   EXPECT_TRUE(offer(2, "x"));
   EXPECT_EQ(advance(2), Progress::kNothing);
-  EXPECT_FALSE(steady(2).relay());
-  for (const wire::LockNews& news : ranks_[2]->received()) steady(2).accept(0, news);
-  EXPECT_TRUE(steady(2).relay());
+  EXPECT_FALSE(steady(2).exchange_updates());
+  for (const wire::ReplayUpdate& news : ranks_[2]->received()) steady(2).accept(0, news);
+  EXPECT_TRUE(steady(2).exchange_updates());
   EXPECT_EQ(advance(2), Progress::kRan);
   EXPECT_EQ(advance(1), Progress::kNothing) << "its host has not heard of the other one";
-  const std::vector<wire::LockNews> told = ranks_[0]->received();
+  const std::vector<wire::ReplayUpdate> told = ranks_[0]->received();
   ASSERT_EQ(told.size(), 1U);
   steady(0).accept(2, told.front());
   const std::uint32_t before = ticket(1);
-  EXPECT_TRUE(steady(0).relay());
+  EXPECT_TRUE(steady(0).exchange_updates());
   EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
   EXPECT_EQ(advance(0), Progress::kRan);
   EXPECT_EQ(advance(1), Progress::kRan);
-  EXPECT_FALSE(steady(0).relay()) << "and nothing is told twice";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "and nothing is told twice";
   EXPECT_EQ(ranks_[0]->sent(), 1U);
 }
 
@@ -273,7 +273,7 @@ TEST_F(SteadyStateTest, NewsForARankThatDoesNotSpeakForItsHostAreAnError) {
     steady(1).accept(2, {.position = 1});
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 2 sent news of a schedule lock to rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 sent a replay update to rank 1"));
   }
 }
 
@@ -341,7 +341,7 @@ TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
   options_.schedule_lock = false;
   make({"a", "b"});
   EXPECT_FALSE(steady(0).available());
-  EXPECT_FALSE(steady(0).relay());
+  EXPECT_FALSE(steady(0).exchange_updates());
   EXPECT_EQ(advance(0), Progress::kNothing);
 }
 

@@ -112,16 +112,16 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   options.stall_warning = seconds(20);
   DeviceJob job(2, Path::kNccl, options);
   // Rank 1's program never gets to its gradient: its queue waits for an event that does not come.
-  const device::Mark never = [&] {
+  const device::EventHandle never = [&] {
     const device::DeviceGuard guard(job.rank(1).device->api(), 0);
     const device::Stream stuck = job.rank(1).device->api().create_stream();
     FakeGpu::Item item;
     item.ready = [] { return false; };
     job.gpu().enqueue(stuck, std::move(item));
-    const device::Mark mark = job.rank(1).device->api().create_mark();
-    job.rank(1).device->api().record(mark, stuck);
-    job.rank(1).device->api().wait(job.rank(1).app->get(), mark);
-    return mark;
+    const device::EventHandle event = job.rank(1).device->api().create_event();
+    job.rank(1).device->api().record(event, stuck);
+    job.rank(1).device->api().wait(job.rank(1).app->get(), event);
+    return event;
   }();
   EXPECT_NE(never.handle, nullptr);
   std::vector<Operation> handles;

@@ -254,7 +254,7 @@ class TwoBuffers final : public Channel {
   const std::vector<std::span<std::byte>> buffers_;
 };
 
-TEST(DeviceLaneTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
+TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
   FakeGpu gpu;
   device::Context context(gpu.api(0), 0);
   const device::OwnedStream queue(context);
@@ -263,14 +263,15 @@ TEST(DeviceLaneTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
   FakeGpu::Item slow;
   slow.ready = [&go] { return go; };
   gpu.enqueue(queue.get(), std::move(slow));
-  const EventPtr behind = context.marks()->record(queue.get());
-  // A lane whose batch ends, or does not, and then the lane does.
+  const EventPtr behind = context.events()->record(queue.get());
+  // A pipeline whose batch ends, or does not, and then the pipeline does.
   const auto given_back = [&](bool ends, const EventPtr& last_use) {
     TwoBuffers channel(gpu);
     {
-      runtime::DeviceLane lane(context, channel, true);
-      EXPECT_EQ(lane.channels_own.take(channel.fusion_buffers(), 8, lane.in.get()).size(), 8U);
-      if (ends) lane.channels_own.release(last_use);
+      runtime::DevicePipeline pipeline(context, channel, true);
+      EXPECT_EQ(pipeline.channels_own.take(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
+                8U);
+      if (ends) pipeline.channels_own.release(last_use);
     }
     return channel.given_back;
   };

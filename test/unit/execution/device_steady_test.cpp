@@ -41,7 +41,7 @@ class DeviceSteadyTest : public ::testing::Test {
         one.device->api().fill(gradient.memory, static_cast<std::size_t>(gradient.count), 4, bits,
                                one.app->get());
       }
-      const EventPtr written = one.device->marks()->record(one.app->get());
+      const EventPtr written = one.device->events()->record(one.app->get());
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         Submission submission;
         submission.name = "gradient " + std::to_string(tensor);

@@ -21,22 +21,23 @@ TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
     Node& node = *nodes[static_cast<std::size_t>(rank)];
     EXPECT_EQ(node.topology().rank, rank);
     EXPECT_EQ(node.topology().local_size, 3);
-    EXPECT_TRUE(node.board_shared() && node.all_boards_shared() && node.rung_by_all());
+    EXPECT_TRUE(node.control_segment_shared() && node.all_control_segments_shared() &&
+                node.rung_by_all());
     EXPECT_EQ(node.name_prefix(), nodes.front()->name_prefix());
     EXPECT_EQ(node.rank_of_slot(rank), rank);
-    EXPECT_NE(node.lock_words(2), nullptr);
-    EXPECT_EQ(node.outside_lock_words(), nullptr) << "there is no other host";
-    EXPECT_TRUE(node.mail_empty());
+    EXPECT_NE(node.arrival_flags(2), nullptr);
+    EXPECT_EQ(node.remote_arrival_flags(), nullptr) << "there is no other host";
+    EXPECT_TRUE(node.inbox_empty());
     EXPECT_FALSE(std::filesystem::exists("/dev/shm" + node.name_prefix()));
   }
-  const std::uint32_t before = nodes[2]->board().own_bell().ticket();
+  const std::uint32_t before = nodes[2]->control_segment().own_doorbell().ticket();
   nodes[0]->ring(2);
-  EXPECT_NE(nodes[2]->board().own_bell().ticket(), before);
+  EXPECT_NE(nodes[2]->control_segment().own_doorbell().ticket(), before);
   nodes[0]->announce(2);
-  EXPECT_FALSE(nodes[2]->mail_empty());
-  EXPECT_TRUE(nodes[1]->mail_empty());
+  EXPECT_FALSE(nodes[2]->inbox_empty());
+  EXPECT_TRUE(nodes[1]->inbox_empty());
   nodes[2]->note_received();
-  EXPECT_TRUE(nodes[2]->mail_empty());
+  EXPECT_TRUE(nodes[2]->inbox_empty());
 }
 
 TEST(Node, RanksOfOtherHostsAreOutOfReach) {
@@ -47,33 +48,35 @@ TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   EXPECT_EQ(nodes[2]->rank_of_slot(1), 2);
   EXPECT_EQ(nodes[0]->name_prefix(), nodes[2]->name_prefix());
   EXPECT_NE(nodes[0]->name_prefix(), nodes[1]->name_prefix());
-  EXPECT_EQ(nodes[0]->lock_words(1), nullptr);
-  EXPECT_NE(nodes[0]->outside_lock_words(), nullptr);
+  EXPECT_EQ(nodes[0]->arrival_flags(1), nullptr);
+  EXPECT_NE(nodes[0]->remote_arrival_flags(), nullptr);
   for (const auto& node : nodes) {
-    EXPECT_TRUE(node->board_shared() && node->all_boards_shared());
+    EXPECT_TRUE(node->control_segment_shared() && node->all_control_segments_shared());
     EXPECT_FALSE(node->rung_by_all());
     for (int rank = 0; rank < 3; ++rank) EXPECT_GT(node->shared_memory_free(rank), 0U);
   }
-  const std::uint32_t before = nodes[1]->board().own_bell().ticket();
+  const std::uint32_t before = nodes[1]->control_segment().own_doorbell().ticket();
   nodes[0]->ring(1);
   nodes[0]->ring(-1);
   nodes[0]->ring(3);
-  EXPECT_EQ(nodes[1]->board().own_bell().ticket(), before);
+  EXPECT_EQ(nodes[1]->control_segment().own_doorbell().ticket(), before);
   nodes[0]->announce(2);
-  EXPECT_EQ(nodes[2]->board().own_mail(), 0U) << "who is not rung by all polls, and counts nothing";
+  EXPECT_EQ(nodes[2]->control_segment().own_message_count(), 0U)
+      << "who is not rung by all polls, and counts nothing";
 }
 
 TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const testing::PretendHosts pretend("aba");
   const auto nodes = meet_nodes(3, 2);
-  EXPECT_FALSE(nodes[0]->board_shared());
-  EXPECT_TRUE(nodes[1]->board_shared()) << "it is alone";
+  EXPECT_FALSE(nodes[0]->control_segment_shared());
+  EXPECT_TRUE(nodes[1]->control_segment_shared()) << "it is alone";
   for (const auto& node : nodes) {
-    EXPECT_FALSE(node->all_boards_shared());
-    EXPECT_EQ(node->lock_words(node->topology().rank), nullptr);
-    const std::uint32_t before = node->board().own_bell().ticket();
+    EXPECT_FALSE(node->all_control_segments_shared());
+    EXPECT_EQ(node->arrival_flags(node->topology().rank), nullptr);
+    const std::uint32_t before = node->control_segment().own_doorbell().ticket();
     node->ring(node->topology().rank);
-    EXPECT_NE(node->board().own_bell().ticket(), before) << "a rank can always ring itself";
+    EXPECT_NE(node->control_segment().own_doorbell().ticket(), before)
+        << "a rank can always ring itself";
   }
 }
 

@@ -216,9 +216,9 @@ std::vector<Golden> messages() {
       {"ping", Ping{}, "680104"},
       {"pong", Pong{}, "680105"},
       {"blocked", Blocked{300}, "680108 ac02"},
-      {"lock_news_leaves", LockNews{.position = 300, .round = 3, .leaves = true},
+      {"replay_update_leaves", ReplayUpdate{.position = 300, .round = 3, .leaves = true},
        "680107 ac02 03 01"},
-      {"lock_news_asks", LockNews{.position = 1, .asks = true}, "680107 01 00 02"},
+      {"replay_update_asks", ReplayUpdate{.position = 1, .asks = true}, "680107 01 00 02"},
   };
 }
 

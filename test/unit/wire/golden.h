@@ -6,7 +6,7 @@
 
 #include "wire/messages.h"
 
-/// Messages and the bytes they must have, for ever (the format is append only). docs/protocol.md
+/// Messages and the bytes they must have, forever (the format is append only). docs/protocol.md
 /// explains some of them.
 namespace hvd::wire::golden {
 

@@ -53,8 +53,8 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* merged = std::get_if<MergedReport>(&message)) {
       EXPECT_EQ(std::get<MergedReport>(decoded), *merged);
     }
-    if (const auto* news = std::get_if<LockNews>(&message)) {
-      EXPECT_EQ(std::get<LockNews>(decoded), *news);
+    if (const auto* news = std::get_if<ReplayUpdate>(&message)) {
+      EXPECT_EQ(std::get<ReplayUpdate>(decoded), *news);
     }
     if (const auto* blocked = std::get_if<Blocked>(&message)) {
       EXPECT_EQ(std::get<Blocked>(decoded), *blocked);
@@ -294,7 +294,7 @@ TEST(Messages, TheScheduleToRepeatEndsAPlan) {
   Plan plan;
   plan.sequence = 5;
   const std::size_t without = encode(plan).size();
-  plan.lock = {{3, 1}, {0}};
+  plan.replay = {{3, 1}, {0}};
   EXPECT_EQ(encode(plan).size(), without + 6);
   EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
   Bytes cut = encode(plan);

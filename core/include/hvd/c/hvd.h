@@ -271,7 +271,7 @@ typedef struct hvd_operation hvd_operation_t;
 ///
 /// `input` and `output` must stay, and not be touched (the input not written), until the operation
 /// is done. When it ends with HVD_ERROR_PEER_LOST, HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL they
-/// must stay until the process ends: the transport cannot take back what is under way.
+/// must stay until the process ends: the transport cannot take back what is in flight.
 /// HVD_ERROR_USAGE when this rank alone can tell that it is wrong (a name in flight twice, a bad
 /// shape, root or set), or the cause of failure when the runtime has failed.
 hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** operation);

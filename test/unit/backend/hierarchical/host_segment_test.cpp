@@ -23,7 +23,7 @@ std::string unique_name(const char* test) {
 }
 
 constexpr std::size_t kSlot = 128;
-constexpr auto kFilled = &HostSegment::Party::filled;
+constexpr auto kFilled = &HostSegment::MemberState::filled;
 
 TEST(HostSegment, IsReadyOnceAllMembersAreThere) {
   RecordingPeers peers;

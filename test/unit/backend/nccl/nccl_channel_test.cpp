@@ -84,7 +84,7 @@ TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
       std::memcpy(&bits, &value, sizeof bits);
       device.api().fill(tensors.back().data(), 100, 4, bits, app.get());
       Collective collective = sum(100);
-      collective.input_ready = device.marks()->record(app.get());
+      collective.input_ready = device.events()->record(app.get());
       works.push_back(ranks_[rank]->channel->launch(collective, tensors.back(), tensors.back()));
       while (!works.back()->progress()) {
       }

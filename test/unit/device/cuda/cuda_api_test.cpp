@@ -38,7 +38,7 @@ class CudaApiTest : public ::testing::Test {
   void call_everything() {
     const DeviceGuard guard(*api_, 1);
     const device::Stream stream = api_->create_stream();
-    const device::Mark mark = api_->create_mark();
+    const device::EventHandle event = api_->create_event();
     std::byte* const memory = api_->allocate(64);
     std::byte* const pinned = api_->allocate_pinned(64);
     api_->pin(pinned, 64);
@@ -46,14 +46,14 @@ class CudaApiTest : public ::testing::Test {
     api_->copy(memory, pinned, 64, device::Direction::kToDevice, stream);
     api_->run({}, stream);
     api_->fill(memory, 1, 1, 0, stream);
-    api_->record(mark, stream);
-    api_->wait(stream, mark);
-    api_->reached(mark);
+    api_->record(event, stream);
+    api_->wait(stream, event);
+    api_->reached(event);
     api_->capturing(stream);
     api_->synchronize(stream);
     api_->release_pinned(pinned);
     api_->release(memory);
-    api_->destroy_mark(mark);
+    api_->destroy_event(event);
     api_->destroy_stream(stream);
   }
   void TearDown() override {
@@ -80,7 +80,7 @@ TEST_F(CudaApiTest, SpoilsNoCaptureOfAnotherThread) {
 
 TEST_F(CudaApiTest, EventsMayBeLookedAtDuringACapture) {
   const auto context = std::make_shared<device::Context>(api_, 0);
-  const EventPtr event = context->marks()->record({});
+  const EventPtr event = context->events()->record({});
   set([](FakeCudart& fake) { fake.capture_under_way = true; });
   EXPECT_TRUE(event->query());
 }
@@ -112,12 +112,12 @@ TEST_F(CudaApiTest, AsksForNoContextOfAnotherDevice) {
 
 TEST_F(CudaApiTest, AMarkThatIsAheadIsNoError) {
   const DeviceGuard guard(*api_, 0);
-  const device::Mark mark = api_->create_mark();
+  const device::EventHandle event = api_->create_event();
   set([](FakeCudart& fake) { fake.event_query = cudaErrorNotReady; });
-  EXPECT_FALSE(api_->reached(mark));
+  EXPECT_FALSE(api_->reached(event));
   EXPECT_NO_THROW(api_->run({}, {}));  // finds no error of the past
   set([](FakeCudart& fake) { fake.event_query = cudaErrorIllegalAddress; });
-  EXPECT_THROW(api_->reached(mark), Error);
+  EXPECT_THROW(api_->reached(event), Error);
   EXPECT_NO_THROW(api_->run({}, {}));
 }
 
@@ -132,7 +132,7 @@ TEST_F(CudaApiTest, WhatCouldNotBeFreedIsNotTheNextLaunchsError) {
   api_->pin(&memory, 1);
   api_->unpin(&memory);
   EXPECT_NO_THROW(api_->run({}, {}));
-  api_->destroy_mark(api_->create_mark());
+  api_->destroy_event(api_->create_event());
   EXPECT_NO_THROW(api_->run({}, {}));
   api_->destroy_stream(api_->create_stream());
   EXPECT_NO_THROW(api_->run({}, {}));

@@ -161,13 +161,13 @@ class DistributedOptimizer {
   friend class GradScaler;
 
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
-  /// What step() does but for the optimizer's own step.
+  /// What step() does besides the optimizer's own step.
   void end_step();
   /// Multiplies final gradients. @return for all_finite()
   torch::Tensor unscale_gradients(double factor);
   /// False when a gradient of any rank was inf or nan. Collective.
   bool all_finite(const torch::Tensor& unscaled) const;
-  /// Another number when gradients are others.
+  /// Changes whenever the gradients change.
   std::uint64_t gradients_version() const;
   void refuse_new_parameters() const;
   std::vector<torch::Tensor> parameters() const;

@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "backend/hierarchical/host_pipeline.h"
+#include "base/kernels.h"
+
+namespace hvd::hierarchical {
+namespace {
+
+/// Every member gets a piece of every member's input in each round: small allreduces, and
+/// allgather. One driver per host and round, each in its turn, puts the host's pieces into the
+/// result's slot, sends them to the other hosts, and receives theirs beside them. The pieces lie
+/// one after the other in the order of the plan: host by host.
+class DirectExchange : public HostPipeline {
+ public:
+  /// @param sizes of each member's input, in bytes, by member
+  DirectExchange(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+                 std::span<const std::byte> in, std::span<std::byte> out,
+                 std::vector<std::size_t> sizes)
+      : HostPipeline(std::move(shared), collective, in, out),
+        sizes_(std::move(sizes)),
+        most_(*std::max_element(sizes_.begin(), sizes_.end())),
+        step_(host().tuning.slot_bytes / sizes_.size() / kLine * kLine) {
+    rounds_ = (most_ + step_ - 1) / step_;
+    for (const auto& members : plan().hosts)
+      order_.insert(order_.end(), members.begin(), members.end());
+  }
+
+ protected:
+  /// A member's piece of a round, in its input.
+  Range piece(std::uint64_t round, int member) const noexcept {
+    return round_of(sizes_[static_cast<std::size_t>(member)], round, step_);
+  }
+  /// Calls function(member, its piece of the round) for all, in the order of the plan.
+  template <class Function>
+  void for_each_piece(std::uint64_t round, const Function& function) {
+    const std::byte* at = result(round);
+    for (const int member : order_) {
+      function(member, at);
+      at += piece(round, member).size();
+    }
+  }
+
+ private:
+  bool drives(std::uint64_t round) const noexcept {
+    return static_cast<std::uint64_t>(plan().index) ==
+           round % static_cast<std::uint64_t>(plan().drivers);
+  }
+  std::size_t slot(std::uint64_t round, int other_host, bool outgoing) const noexcept {
+    const std::size_t pair =
+        round % HostSegment::kResults * static_cast<std::size_t>(plan().host_count()) +
+        static_cast<std::size_t>(other_host);
+    return 2 * pair + (outgoing ? 1 : 0);
+  }
+  bool all_idle(std::uint64_t round, bool outgoing) const noexcept {
+    for (int other = 0; other < plan().host_count(); ++other) {
+      if (!idle(slot(round, other, outgoing))) return false;
+    }
+    return true;
+  }
+  /// Where a host's pieces lie in the result's slot.
+  Range region(std::uint64_t round, int of_host) const noexcept {
+    const auto bytes_of = [&](int first, int last) {
+      std::size_t bytes = 0;
+      for (int position = first; position < last; ++position)
+        bytes += piece(round, order_[static_cast<std::size_t>(position)]).size();
+      return bytes;
+    };
+    const int first = plan().first_position(of_host);
+    const std::size_t begin = bytes_of(0, first);
+    return {begin, begin + bytes_of(first, plan().first_position(of_host + 1))};
+  }
+
+  void start() final {
+    requests().reset(2 * HostSegment::kResults * static_cast<std::size_t>(plan().host_count()));
+  }
+
+  void post() final {
+    for (; posted_ < rounds_; ++posted_) {
+      if (!drives(posted_)) continue;
+      if (!result_free(posted_)) return;
+      for (int distance = 1; distance < plan().host_count(); ++distance) {
+        const int other = (plan().host + distance) % plan().host_count();
+        const Range theirs = region(posted_, other);
+        receive(slot(posted_, other, false), result(posted_) + theirs.begin, theirs.size(),
+                peer(posted_, other));
+      }
+    }
+  }
+
+  void fill(std::uint64_t round) final {
+    const Range own = piece(round, plan().member(plan().host, plan().index));
+    copy_bytes(input(round, plan().index), in_.data() + own.begin, own.size());
+  }
+
+  // What is received is written at the same time, beside it.
+  bool reduce(std::uint64_t round) final {
+    if (!drives(round)) return true;
+    if (posted_ <= round || !inputs_here(round)) return false;
+    const Range ours = region(round, plan().host);
+    std::byte* to = result(round) + ours.begin;
+    for (int index = 0; index < plan().local_count(); ++index) {
+      const std::size_t bytes = piece(round, plan().member(plan().host, index)).size();
+      copy_bytes(to, input(round, index), bytes);
+      to += bytes;
+    }
+    for (int distance = 1; distance < plan().host_count(); ++distance) {
+      const int other = (plan().host + distance) % plan().host_count();
+      send(slot(round, other, true), result(round) + ours.begin, ours.size(), peer(round, other));
+    }
+    return true;
+  }
+
+  bool settle(std::uint64_t round) final { return !drives(round) || all_idle(round, false); }
+
+  bool sent(std::uint64_t round) const noexcept final { return all_idle(round, true); }
+
+  int peer(std::uint64_t round, int other_host) const noexcept {
+    return plan().member(other_host,
+                         static_cast<int>(round % static_cast<std::uint64_t>(plan().drivers)));
+  }
+
+  const std::vector<std::size_t> sizes_;
+  const std::size_t most_;
+  const std::size_t step_;
+  std::vector<int> order_;  ///< members, host by host
+  std::uint64_t posted_ = 0;
+};
+
+/// One round. Every member reduces all inputs by itself, in the order in which the chain does it.
+class ExchangeAllreduce final : public DirectExchange {
+ public:
+  ExchangeAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out, std::size_t members)
+      : DirectExchange(std::move(shared), collective, in, out,
+                       std::vector<std::size_t>(members, in.size())) {}
+
+ private:
+  void take(std::uint64_t round) override {
+    host().sources.clear();
+    for_each_piece(round, [this](int, const std::byte* input) { host().sources.push_back(input); });
+    hvd::reduce(host().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
+                collective_.scale);
+  }
+};
+
+class AllgatherWork final : public DirectExchange {
+ public:
+  AllgatherWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out,
+                std::vector<std::size_t> sizes)
+      : DirectExchange(std::move(shared), collective, in, out, sizes) {
+    std::exclusive_scan(sizes.begin(), sizes.end(), std::back_inserter(begins_), std::size_t{0});
+  }
+
+ private:
+  void take(std::uint64_t round) override {
+    for_each_piece(round, [&](int member, const std::byte* from) {
+      const Range own = piece(round, member);
+      copy_bytes(out_.data() + begins_[static_cast<std::size_t>(member)] + own.begin, from,
+                 own.size());
+    });
+  }
+
+  std::vector<std::size_t> begins_;  ///< of each member's block in `out`
+};
+
+}  // namespace
+
+std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<ChannelContext> host,
+                                              const Collective& collective,
+                                              std::span<const std::byte> in,
+                                              std::span<std::byte> out) {
+  std::size_t members = 0;
+  for (const auto& local : host->plan.hosts) members += local.size();
+  return std::make_unique<ExchangeAllreduce>(std::move(host), collective, in, out, members);
+}
+
+std::unique_ptr<Work> make_allgather(std::shared_ptr<ChannelContext> host,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  std::vector<std::size_t> sizes;
+  for (const std::int64_t count : collective.counts)
+    sizes.push_back(static_cast<std::size_t>(count) * size_of(collective.dtype));
+  return std::make_unique<AllgatherWork>(std::move(host), collective, in, out, std::move(sizes));
+}
+
+}  // namespace hvd::hierarchical

@@ -1,0 +1,269 @@
+#include "backend/staged/host_staged_channel.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "backend/composite/composite_work.h"
+#include "device/pinned_pool.h"
+#include "hvd/error.h"
+
+namespace hvd::staged {
+namespace {
+
+/// What a channel and its works share.
+struct Stage {
+  Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying,
+        std::shared_ptr<device::Context> on, const ChannelSpec& of,
+        std::shared_ptr<SharedArena> arena, const StagingOptions& how)
+      : host(std::move(host_channel)),
+        carrier(std::move(carrying)),
+        device(std::move(on)),
+        spec(of),
+        options(how),
+        down(*device),
+        up(*device),
+        pinned(device->api(), device->device(), std::move(arena)) {}
+
+  const std::unique_ptr<Channel> host;
+  const std::unique_ptr<Channel> carrier;  // of the device's memory; null: none
+  const std::shared_ptr<device::Context> device;
+  const ChannelSpec spec;
+  const StagingOptions options;
+  const device::OwnedStream down;  // to the host
+  const device::OwnedStream up;
+  device::PinnedPool pinned;
+};
+
+/// A collective through the host's memory, in pieces if it can be cut. Per piece:
+///
+///   waiting --copy queued--> coming down --event reached--> down --(in order)--> between the ranks
+///           --done--> copy up queued
+class HostStagedWork final : public Work {
+ public:
+  HostStagedWork(std::shared_ptr<Stage> stage, const Collective& collective,
+                 std::span<const std::byte> in, std::span<std::byte> out)
+      : stage_(std::move(stage)), collective_(collective), in_(in), out_(out) {
+    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
+    stage_->device->wait(stage_->down.get(), collective_.input_ready);
+    stage_->device->wait(stage_->up.get(), collective_.input_ready);
+    collective_.input_ready = nullptr;
+    cut();
+  }
+  HostStagedWork(const HostStagedWork&) = delete;
+  HostStagedWork& operator=(const HostStagedWork&) = delete;
+  ~HostStagedWork() override = default;
+
+  bool progress() override {
+    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
+    moved_ = false;
+    while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay)
+      come_down(pieces_[next_down_++]);
+    while (done_ < pieces_.size() && between(pieces_[done_])) {
+      go_up(pieces_[done_++]);
+      moved_ = true;
+      if (next_down_ < pieces_.size()) come_down(pieces_[next_down_++]);
+    }
+    if (done_ < pieces_.size()) return false;
+    if (!ready_) ready_ = stage_->device->events()->record(stage_->up.get());
+    return true;
+  }
+  bool moved() const noexcept override { return moved_; }
+  EventPtr output_ready() const override { return ready_; }
+
+ private:
+  static constexpr std::size_t kPiecesUnderWay = 3;
+  struct Piece {
+    std::span<const std::byte> in;  // on the device
+    std::span<std::byte> out;
+    std::int64_t count = 0;
+    device::PinnedPool::Buffer host_in = {};
+    device::PinnedPool::Buffer host_out = {};  // unless it is the same
+    EventPtr down = {};
+    std::unique_ptr<Work> work = {};
+  };
+
+  bool reads_input() const {
+    return collective_.kind != OpKind::kBroadcast || collective_.root == stage_->spec.set_rank;
+  }
+  bool in_place() const {
+    return (collective_.kind == OpKind::kAllreduce && collective_.op != ReduceOp::kAdasum) ||
+           collective_.kind == OpKind::kBroadcast;
+  }
+
+  void cut() {
+    if (!in_place()) return void(pieces_.push_back({in_, out_, collective_.count}));
+    const std::size_t element = size_of(collective_.dtype);
+    const std::size_t step =
+        std::max<std::size_t>(stage_->options.chunk_bytes / element, 1) * element;
+    for (std::size_t begin = 0; begin < out_.size(); begin += step) {
+      const std::size_t bytes = std::min(step, out_.size() - begin);
+      pieces_.push_back({reads_input() ? in_.subspan(begin, bytes) : in_.first(0),
+                         out_.subspan(begin, bytes), static_cast<std::int64_t>(bytes / element)});
+    }
+  }
+
+  void come_down(Piece& piece) {
+    device::Api& api = stage_->device->api();
+    const std::size_t bytes = in_place() ? piece.out.size() : piece.in.size();
+    piece.host_in = stage_->pinned.take(bytes);
+    if (!in_place()) piece.host_out = stage_->pinned.take(piece.out.size());
+    if (!reads_input() || piece.in.empty()) return;
+    api.copy(piece.host_in.memory, piece.in.data(), piece.in.size(), device::Direction::kToHost,
+             stage_->down.get());
+    piece.down = stage_->device->events()->record(stage_->down.get());
+  }
+
+  /// True when the ranks have exchanged the piece.
+  bool between(Piece& piece) {
+    if (!piece.work) {
+      if (piece.down && !piece.down->query()) return false;
+      piece.work = launch(piece);
+    }
+    if (piece.work->progress()) return true;
+    moved_ = moved_ || piece.work->moved();
+    return false;
+  }
+
+  std::unique_ptr<Work> launch(Piece& piece) {
+    Collective collective = collective_;
+    if (in_place()) collective.count = piece.count;
+    const std::span<std::byte> in{piece.host_in.memory,
+                                  in_place() ? piece.out.size() : piece.in.size()};
+    const std::span<std::byte> out =
+        in_place() ? in : std::span<std::byte>{piece.host_out.memory, piece.out.size()};
+    if (collective.op != ReduceOp::kAdasum || collective.kind != OpKind::kAllreduce)
+      return stage_->host->launch(collective, in, out);
+    const composite::Launch host =
+        [stage = stage_](const Collective& part, std::span<const std::byte> from,
+                         std::span<std::byte> to) { return stage->host->launch(part, from, to); };
+    return composite::make_adasum(host, collective, stage_->spec, in, out);
+  }
+
+  void go_up(Piece& piece) {
+    piece.work.reset();
+    device::PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
+    if (!piece.out.empty()) {
+      stage_->device->api().copy(piece.out.data(), source.memory, piece.out.size(),
+                                 device::Direction::kToDevice, stage_->up.get());
+      source.free_after = stage_->device->events()->record(stage_->up.get());
+    }
+    stage_->pinned.give_back(std::move(piece.host_in));
+    if (piece.host_out.memory != nullptr) stage_->pinned.give_back(std::move(piece.host_out));
+  }
+
+  const std::shared_ptr<Stage> stage_;
+  Collective collective_;
+  const std::span<const std::byte> in_;
+  const std::span<std::byte> out_;
+  std::vector<Piece> pieces_;
+  std::size_t next_down_ = 0;
+  std::size_t done_ = 0;
+  bool moved_ = false;
+  EventPtr ready_;
+};
+
+/// A collective that only moves, from the device's memory to the device's memory:
+///
+///   waiting --input_ready reached--> between the ranks, while the device copies this rank's own
+///           part --all is here--> complete
+///
+/// The carrier's messages read and write at once, so they begin when the host has seen input_ready
+/// reached, and what they have written when they end is there for whatever is queued then.
+class CarriedWork final : public Work {
+ public:
+  CarriedWork(std::shared_ptr<Stage> stage, const Collective& collective,
+              std::span<const std::byte> in, std::span<std::byte> out)
+      : stage_(std::move(stage)),
+        collective_(collective),
+        input_ready_(std::exchange(collective_.input_ready, nullptr)),
+        in_(in),
+        out_(out) {}
+
+  bool progress() override {
+    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
+    moved_ = false;
+    if (!work_) {
+      if (input_ready_ && !input_ready_->query()) return false;
+      copy_own_part();
+      work_ = stage_->carrier->launch(collective_, in_, out_);
+      moved_ = true;
+    }
+    if (work_->progress()) return true;
+    moved_ = moved_ || work_->moved();
+    return false;
+  }
+  bool moved() const noexcept override { return moved_; }
+  EventPtr output_ready() const override { return own_part_ready_; }
+
+ private:
+  std::size_t bytes_before(std::span<const std::int64_t> counts) const {
+    const auto own = counts.begin() + stage_->spec.set_rank;
+    return static_cast<std::size_t>(std::accumulate(counts.begin(), own, std::int64_t{0})) *
+           size_of(collective_.dtype);
+  }
+
+  void copy_own_part() {
+    std::span<const std::byte> from = in_;
+    std::byte* to = out_.data();
+    const auto own = static_cast<std::size_t>(stage_->spec.set_rank);
+    if (collective_.kind == OpKind::kBroadcast && collective_.root != stage_->spec.set_rank) return;
+    if (collective_.kind != OpKind::kBroadcast) to += bytes_before(collective_.counts);
+    if (collective_.kind == OpKind::kAlltoall) {
+      const auto bytes =
+          static_cast<std::size_t>(collective_.send_counts[own]) * size_of(collective_.dtype);
+      from = in_.subspan(bytes_before(collective_.send_counts), bytes);
+    }
+    if (from.empty() || from.data() == to) return;
+    const device::Stream stream = stage_->up.get();
+    stage_->device->api().copy(to, from.data(), from.size(), device::Direction::kOnDevice, stream);
+    own_part_ready_ = stage_->device->events()->record(stream);
+  }
+
+  const std::shared_ptr<Stage> stage_;
+  Collective collective_;
+  const EventPtr input_ready_;
+  const std::span<const std::byte> in_;
+  const std::span<std::byte> out_;
+  EventPtr own_part_ready_;
+  bool moved_ = false;
+  std::unique_ptr<Work> work_;  // last: it uses what is above
+};
+
+class HostStagedChannel final : public Channel {
+ public:
+  explicit HostStagedChannel(std::shared_ptr<Stage> stage) : stage_(std::move(stage)) {}
+  std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
+                               std::span<std::byte> out) override {
+    const bool reduces =
+        collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
+    if (stage_->carrier && !reduces)
+      return std::make_unique<CarriedWork>(stage_, collective, in, out);
+    return std::make_unique<HostStagedWork>(stage_, collective, in, out);
+  }
+  void abort() noexcept override {
+    stage_->host->abort();
+    if (stage_->carrier) stage_->carrier->abort();
+  }
+  Channel* host() noexcept override { return stage_->host.get(); }
+
+ private:
+  const std::shared_ptr<Stage> stage_;
+};
+
+}  // namespace
+
+std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,
+                                                  std::unique_ptr<Channel> carrier,
+                                                  std::shared_ptr<device::Context> device,
+                                                  const ChannelSpec& spec,
+                                                  std::shared_ptr<SharedArena> arena,
+                                                  const StagingOptions& options) {
+  return std::make_unique<HostStagedChannel>(std::make_shared<Stage>(
+      std::move(host), std::move(carrier), std::move(device), spec, std::move(arena), options));
+}
+
+}  // namespace hvd::staged

@@ -1,0 +1,39 @@
+#include "engine/progress_policy.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace hvd::runtime {
+namespace {
+
+/// Cores that this rank can count on. A rank does not see how the others are bound: if all of them
+/// can have had as many as this one without sharing, they have; else they share these.
+int cores_per_rank(int ranks, std::optional<double> quota) {
+  const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const int usable =
+      sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : online;
+  const int unlimited = usable * ranks <= online ? usable : usable / ranks;
+  return quota ? std::min(unlimited, static_cast<int>(*quota / ranks)) : unlimited;
+}
+
+}  // namespace
+
+ProgressPolicy choose_progress_policy(ProgressMode mode, int ranks, std::optional<double> quota) {
+  const int cores = cores_per_rank(ranks, quota);
+  return {mode == ProgressMode::kInline || (mode == ProgressMode::kAuto && cores < 2), cores >= 1};
+}
+
+std::string describe(const ProgressPolicy& progress_policy, int ranks,
+                     std::optional<double> quota) {
+  const int cores = cores_per_rank(ranks, quota);
+  return std::string(progress_policy.inline_progress ? "inline" : "background") + " progress, " +
+         (cores == 0 ? "less than one core"
+                     : std::to_string(cores) + (cores == 1 ? " core" : " cores")) +
+         " per rank";
+}
+
+}  // namespace hvd::runtime

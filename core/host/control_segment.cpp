@@ -1,0 +1,168 @@
+#include "host/control_segment.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "hvd/error.h"
+
+namespace hvd::host {
+
+// Both live in shared memory: no pointers, valid when zero. A doorbell has a cache line of its own,
+// since others write it while the owner writes its heartbeat.
+struct alignas(64) ControlSegment::Header {
+  static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
+  std::uint64_t magic;
+  std::uint64_t slots;
+  alignas(64) ArrivalFlags remote;
+};
+
+struct alignas(128) ControlSegment::Slot {
+  alignas(128) Doorbell doorbell;
+  std::atomic<std::uint64_t> message_count;  ///< messages that have been sent to this slot's rank;
+                                             ///< beside the doorbell, which is rung for each
+  alignas(128) ArrivalFlags arrival_flags;
+  alignas(128) std::atomic<std::int64_t> heartbeat;
+  std::atomic<std::uint32_t> left;
+  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
+  ProcessIdentity process;
+  char cause[512];  ///< of the accusation; zero-terminated
+};
+
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "beats are shared between processes");
+
+std::size_t ControlSegment::bytes_for(int slots) noexcept {
+  // The header takes the room of one slot, for the slots' alignment.
+  static_assert(sizeof(Header) <= sizeof(Slot));
+  return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot);
+}
+
+ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
+  return reinterpret_cast<Slot*>(segment_->data())[index + 1];
+}
+
+ControlSegment::ControlSegment(std::unique_ptr<SharedSegment> segment, int slots) noexcept
+    : segment_(std::move(segment)), slots_(slots) {}
+
+ControlSegment::~ControlSegment() = default;
+ControlSegment::ControlSegment(ControlSegment&&) noexcept = default;
+ControlSegment& ControlSegment::operator=(ControlSegment&&) noexcept = default;
+
+ControlSegment ControlSegment::solitary() {
+  return ControlSegment(SharedSegment::unshared(bytes_for(1)), 1);
+}
+
+ControlSegment ControlSegment::create(const std::string& name, int slots) {
+  auto segment = SharedSegment::create(name, bytes_for(slots));
+  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots), {}};
+  return ControlSegment(std::move(segment), slots);
+}
+
+ControlSegment ControlSegment::attach(const std::string& name, int slots) {
+  auto segment = SharedSegment::attach(name, bytes_for(slots));
+  const auto* const header = segment ? reinterpret_cast<const Header*>(segment->data()) : nullptr;
+  if (header == nullptr || header->magic != Header::kMagic ||
+      header->slots != static_cast<std::uint64_t>(slots)) {
+    throw Error("shared memory " + name + " is not a control segment of " + std::to_string(slots) +
+                " slots; do all ranks of this host run the same build?");
+  }
+  return ControlSegment(std::move(segment), slots);
+}
+
+Doorbell& ControlSegment::doorbell(int index) noexcept { return slot(index).doorbell; }
+
+std::atomic<std::uint64_t>& ControlSegment::message_count(int index) noexcept {
+  return slot(index).message_count;
+}
+
+ArrivalFlags& ControlSegment::remote_arrival_flags() noexcept {
+  return reinterpret_cast<Header*>(segment_->data())->remote;
+}
+
+ArrivalFlags& ControlSegment::arrival_flags(int index) noexcept {
+  return slot(index).arrival_flags;
+}
+
+void ControlSegment::enter(int index, TimePoint now) noexcept {
+  own_ = index;
+  Slot& own = slot(index);
+  own.process = current_process();
+  own.left.store(0, std::memory_order_relaxed);
+  own.accused.store(0, std::memory_order_relaxed);
+  own.heartbeat.store(now.count(), std::memory_order_release);
+}
+
+void ControlSegment::unlink() noexcept { segment_->unlink(); }
+
+void ControlSegment::watch_others(TimePoint now) {
+  watched_.clear();
+  watched_.reserve(static_cast<std::size_t>(slots_));
+  for (int index = 0; index < slots_; ++index) {
+    if (index == own_) continue;
+    Slot& other = slot(index);
+    watched_.push_back(
+        {index, ProcessWatch(other.process), other.heartbeat.load(std::memory_order_acquire), now});
+  }
+}
+
+void ControlSegment::heartbeat(TimePoint now) noexcept {
+  slot(own_).heartbeat.store(now.count(), std::memory_order_release);
+}
+
+void ControlSegment::farewell() noexcept { slot(own_).left.store(1, std::memory_order_seq_cst); }
+
+void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
+  Slot& own = slot(own_);
+  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // others may be reading the text
+  const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
+  std::memcpy(own.cause, cause.data(), length);
+  own.cause[length] = '\0';
+  own.accused.store(world_rank + 1, std::memory_order_seq_cst);
+}
+
+std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duration timeout) {
+  for (Watched& watched : watched_) {
+    Slot& other = slot(watched.slot);
+    // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read
+    // first.
+    const bool ended = watched.process.ended();
+    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
+      return Loss{watched.slot, other.cause, accused - 1};
+    const std::int64_t heartbeat = other.heartbeat.load(std::memory_order_acquire);
+    if (heartbeat != watched.heartbeat) {
+      watched.heartbeat = heartbeat;
+      watched.seen = now;
+    }
+    const Duration silence = now - watched.seen;
+    if (!ended && silence < timeout) continue;
+    if (other.left.load(std::memory_order_seq_cst) != 0) continue;
+    const std::string process = "process " + std::to_string(other.process.pid);
+    if (ended) return Loss{watched.slot, process + " ended", {}};
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(silence).count());
+    return Loss{watched.slot, process + " gave no sign of life for " + seconds + " s", {}};
+  }
+  return std::nullopt;
+}
+
+std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcept {
+  try {
+    for (int index = 0; index < slots_; ++index) {
+      if (index == own_) continue;
+      Slot& other = slot(index);
+      const bool ended = ProcessWatch(other.process).ended();
+      const int accused = other.accused.load(std::memory_order_seq_cst);
+      if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
+      if (ended && accused == 0 && other.left.load(std::memory_order_seq_cst) == 0) {
+        return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
+      }
+    }
+  } catch (const std::exception&) {  // no memory for a text: it is left out
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd::host

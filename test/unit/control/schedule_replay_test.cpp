@@ -1,0 +1,312 @@
+#include "control/schedule_replay.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <random>
+
+namespace hvd::control {
+namespace {
+
+using Outcome = ScheduleReplay::Outcome;
+
+wire::Request request(const std::string& name, std::int64_t elements = 4) {
+  wire::Request asked;
+  asked.name = name;
+  asked.shape = {elements};
+  return asked;
+}
+
+AgreedBatch batch(std::initializer_list<const char*> names) {
+  AgreedBatch agreed;
+  for (const char* const name : names) agreed.operations.push_back({request(name)});
+  return agreed;
+}
+
+/// Ranks that see each other's flags.
+class Ranks {
+ public:
+  explicit Ranks(int size) : flags_(static_cast<std::size_t>(size)) {
+    std::vector<ArrivalFlags*> pointers;
+    for (ArrivalFlags& flags : flags_) pointers.push_back(&flags);
+    for (int rank = 0; rank < size; ++rank)
+      replays_.push_back(std::make_unique<ScheduleReplay>(pointers, rank));
+  }
+  ScheduleReplay& operator[](std::size_t rank) { return *replays_[rank]; }
+  void enter(const std::vector<AgreedBatch>& schedule) {
+    for (auto& replay : replays_) replay->enter(schedule);
+  }
+
+ private:
+  std::vector<ArrivalFlags> flags_;
+  std::vector<std::unique_ptr<ScheduleReplay>> replays_;
+};
+
+bool offer(ScheduleReplay& replay, const wire::Request& request) {
+  SchedulePlace place;
+  return replay.offer(request, place);
+}
+
+/// The first operation of the batch that it now runs, or nothing.
+std::string ran(const ScheduleReplay& replay, const ScheduleReplay::Advance& advance) {
+  return advance.outcome == Outcome::kRun
+             ? replay.batch(advance.batch).operations.front().request.name
+             : "";
+}
+std::string runs(ScheduleReplay& replay) {
+  const ScheduleReplay::Advance next = replay.advance();
+  return ran(replay, next);
+}
+
+TEST(ScheduleReplay, AnUnnamedOperationIsKnownByItsParameters) {
+  const auto unnamed = [](std::uint64_t ordinal, std::int64_t elements) {
+    wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal), elements);
+    asked.unnamed = true;
+    asked.ordinal = ordinal;
+    return asked;
+  };
+  Ranks ranks(1);
+  AgreedBatch four, five;
+  four.operations.push_back({unnamed(0, 4)});
+  five.operations.push_back({unnamed(0, 5)});
+  ranks.enter({batch({"a"}), four, five});
+  for (std::uint64_t step = 1; step < 4; ++step) {
+    EXPECT_TRUE(offer(ranks[0], unnamed(2 * step, 4)));
+    EXPECT_TRUE(offer(ranks[0], unnamed(2 * step + 1, 5)));
+    EXPECT_TRUE(offer(ranks[0], request("a")));
+    for (int run = 0; run < 3; ++run) EXPECT_EQ(ranks[0].advance().outcome, Outcome::kRun);
+  }
+  EXPECT_FALSE(offer(ranks[0], unnamed(9, 6)));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
+}
+
+TEST(ScheduleReplay, RunsABatchOnceEveryRankHasAllOfIt) {
+  Ranks ranks(2);
+  ranks.enter({batch({"a", "b"}), batch({"c"})});
+  offer(ranks[0], request("a"));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  offer(ranks[0], request("b"));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  EXPECT_FALSE(ranks[0].lacks_own());
+  offer(ranks[1], request("b"));
+  offer(ranks[1], request("a"));
+  const auto last = ranks[1].advance();
+  EXPECT_EQ(ran(ranks[1], last), "a");
+  EXPECT_TRUE(last.ring) << "the other may sleep";
+  EXPECT_EQ(runs(ranks[0]), "a");
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  EXPECT_TRUE(ranks[0].lacks_own());
+}
+
+TEST(ScheduleReplay, GoesRoundAndRound) {
+  Ranks ranks(3);
+  ranks.enter({batch({"a"}), batch({"b"})});
+  for (int step = 0; step < 5; ++step) {
+    for (const char* const name : {"a", "b"}) {
+      for (std::size_t rank = 0; rank < 3; ++rank) offer(ranks[rank], request(name));
+      for (const std::size_t rank : {0, 1, 2, 0, 1}) {
+        const auto advance = ranks[rank].advance();
+        if (advance.outcome == Outcome::kRun) {
+          EXPECT_EQ(ran(ranks[rank], advance), name);
+        }
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks[rank].batches_run(), 10U);
+}
+
+TEST(ScheduleReplay, AllLeaveWhereOneDoes) {
+  for (const auto& deviate : std::vector<void (*)(ScheduleReplay&)>{
+           [](ScheduleReplay& replay) { offer(replay, request("extra")); },
+           [](ScheduleReplay& replay) { offer(replay, request("a", 5)); },
+           [](ScheduleReplay& replay) { replay.leave_soon(); }}) {
+    Ranks ranks(3);
+    ranks.enter({batch({"a"})});
+    offer(ranks[0], request("a"));
+    EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+    deviate(ranks[1]);
+    const auto first = ranks[1].advance();
+    EXPECT_EQ(first.outcome, Outcome::kLeft);
+    EXPECT_TRUE(first.ring);
+    EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft) << "though it had arrived ready";
+    EXPECT_EQ(ranks[2].advance().outcome, Outcome::kLeft) << "though it had not arrived";
+    EXPECT_FALSE(ranks[2].replaying());
+  }
+}
+
+TEST(ScheduleReplay, WhatHasArrivedReadyRunsBeforeItLeaves) {
+  Ranks ranks(2);
+  ranks.enter({batch({"a"}), batch({"b"})});
+  offer(ranks[0], request("a"));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  ranks[0].leave_soon();
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing) << "it has promised to run the first";
+  offer(ranks[1], request("a"));
+  EXPECT_EQ(runs(ranks[1]), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
+  EXPECT_EQ(ranks[1].advance().outcome, Outcome::kLeft);
+}
+
+TEST(ScheduleReplay, ARankThatWaitsCanAskTheOthersToLeave) {
+  Ranks ranks(2);
+  ranks.enter({batch({"a"})});
+  offer(ranks[0], request("a"));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  ranks[0].ask_others_to_leave();
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  EXPECT_EQ(ranks[1].advance().outcome, Outcome::kLeft);
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
+}
+
+TEST(ScheduleReplay, ASecondLockDoesNotTakeTheFirstOnesWordsForItsOwn) {
+  Ranks ranks(2);
+  ranks.enter({batch({"a"})});
+  ranks[0].leave_soon();
+  ranks[0].advance();
+  ranks[1].advance();
+  ranks.enter({batch({"a"})});
+  offer(ranks[0], request("a"));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing) << "the other has not arrived";
+  offer(ranks[1], request("a"));
+  EXPECT_EQ(runs(ranks[1]), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
+}
+
+// Random interleavings and deviations: every rank runs the same number of batches, and leaves
+// there.
+TEST(ScheduleReplay, RanksAgreeInEveryInterleaving) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    Ranks ranks(3);
+    ranks.enter({batch({"a", "b"}), batch({"c"}), batch({"d"})});
+    std::array<std::vector<std::string>, 3> to_offer;
+    for (auto& names : to_offer) {
+      for (int step = 0; step < 3; ++step) names.insert(names.end(), {"a", "b", "c", "d"});
+    }
+    std::array<std::size_t, 3> offered{};
+    std::array<std::size_t, 3> open{};  // offered and not run
+    std::array<int, 3> done{};
+    std::array<bool, 3> left{};
+    for (int action = 0; action < 400; ++action) {
+      const std::size_t rank = random() % 3;
+      if (random() % 60 == 0) ranks[rank].leave_soon();
+      // A name is offered again only once its last use has run.
+      if (!left[rank] && offered[rank] < to_offer[rank].size() && open[rank] < 4 &&
+          random() % 2 == 0) {
+        offer(ranks[rank], request(to_offer[rank][offered[rank]++]));
+        ++open[rank];
+      }
+      const auto advance = ranks[rank].advance();
+      if (advance.outcome == Outcome::kRun) {
+        ++done[rank];
+        open[rank] -= ranks[rank].batch(advance.batch).operations.size();
+      }
+      left[rank] = left[rank] || advance.outcome == Outcome::kLeft;
+    }
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      for (int more = 0; more < 5 && (left[0] || left[1] || left[2]); ++more) {
+        const auto advance = ranks[rank].advance();
+        if (advance.outcome == Outcome::kRun) ++done[rank];
+        left[rank] = left[rank] || advance.outcome == Outcome::kLeft;
+      }
+    }
+    if (!left[0] && !left[1] && !left[2]) continue;
+    EXPECT_TRUE(left[0] && left[1] && left[2]) << "seed " << seed;
+    EXPECT_TRUE(done[0] == done[1] && done[1] == done[2])
+        << "seed " << seed << ": " << done[0] << " " << done[1] << " " << done[2];
+  }
+}
+
+class Learner : public ::testing::Test {
+ protected:
+  Learner() {
+    for (const char* const name : {"a", "b", "c", "d"}) cache_.put({request(name)});
+  }
+  static wire::Plan plan(const std::vector<std::vector<std::uint32_t>>& batches) {
+    wire::Plan made;
+    for (const auto& slots : batches) {
+      wire::Batch one;
+      for (const std::uint32_t slot : slots) {
+        wire::PlannedTensor tensor;
+        tensor.slot = slot;
+        one.tensors.push_back(tensor);
+      }
+      made.batches.push_back(one);
+    }
+    return made;
+  }
+  bool observe(const std::vector<std::vector<std::uint32_t>>& batches) {
+    return learner_.observe(plan(batches), cache_);
+  }
+
+  ResponseCache cache_{16};
+  StepLearner learner_;
+};
+
+TEST_F(Learner, LocksAfterTwoEqualStepsInAnyOrder) {
+  EXPECT_FALSE(observe({{0, 1}}));
+  EXPECT_FALSE(observe({{2}}));
+  EXPECT_FALSE(observe({{1}}));
+  EXPECT_TRUE(observe({{2, 0}}));
+  EXPECT_EQ(learner_.schedule(), (std::vector<std::vector<std::uint32_t>>{{1}, {2, 0}}));
+}
+
+TEST_F(Learner, DoesNotLockStepsThatDiffer) {
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(observe({{0}}));
+    EXPECT_FALSE(observe({{1}, {static_cast<std::uint32_t>(2 + i % 2)}}));
+  }
+}
+
+// Unnamed operations of a kind share a slot.
+TEST_F(Learner, DoesNotLockABatchThatHasASlotTwice) {
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{0, 0}}));
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{1}, {2, 0, 2}}));
+}
+
+TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {
+  observe({{0, 1}});
+  ASSERT_TRUE(observe({{0, 1}}));
+  learner_.note_left(100);
+  EXPECT_FALSE(observe({{2}}));
+  EXPECT_FALSE(observe({{0}}));  // the step with 2 in it is another one
+  EXPECT_FALSE(observe({{1}}));
+  EXPECT_TRUE(observe({{0, 1}}));
+}
+
+TEST_F(Learner, WaitsLongerAndLongerWhenLocksDoNotLast) {
+  observe({{0}});
+  ASSERT_TRUE(observe({{0}}));
+  int steps = 0;
+  for (const int expected : {1, 2, 4, 8}) {
+    learner_.note_left(1);
+    steps = 1;
+    while (!observe({{0}})) ++steps;
+    EXPECT_EQ(steps, expected);
+  }
+  learner_.note_left(100);
+  EXPECT_TRUE(observe({{0}})) << "a lock that lasted makes up for it";
+}
+
+TEST_F(Learner, DoesNotLockWhatIsNewOrFailsOrLacksARank) {
+  const std::vector<std::vector<std::uint32_t>> step{{0}};
+  observe(step);
+  wire::Plan other = plan(step);
+  other.batches[0].absent = {1};
+  EXPECT_FALSE(learner_.observe(other, cache_));
+  EXPECT_FALSE(observe(step)) << "it has begun anew";
+  other = plan(step);
+  other.errors.emplace_back();
+  EXPECT_FALSE(learner_.observe(other, cache_));
+  observe(step);
+  other = plan(step);
+  other.batches[0].tensors[0].slot.reset();
+  EXPECT_FALSE(learner_.observe(other, cache_));
+  EXPECT_FALSE(observe(step));
+  EXPECT_TRUE(observe(step));
+}
+
+}  // namespace
+}  // namespace hvd::control
