@@ -23,7 +23,10 @@ constexpr std::array kFields = {
           &Metrics::negotiated_operations},
     Field{"cached_operations", "Negotiated operations that took a cache hit",
           &Metrics::cached_operations},
+    // The name of the member and of the C interface, and the one of docs/glossary.md.
     Field{"locked_operations", "Operations run without the coordinator",
+          &Metrics::locked_operations},
+    Field{"replayed_operations", "Operations run without the coordinator",
           &Metrics::locked_operations},
     Field{"completed_operations", "Operations that ended well", &Metrics::completed_operations},
     Field{"failed_operations", "Operations that ended with an error", &Metrics::failed_operations},
