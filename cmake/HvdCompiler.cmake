@@ -10,6 +10,8 @@ set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 
 find_package(Threads REQUIRED)
 
+add_compile_definitions(HVD_CONTRACTS=$<BOOL:${HVD_CONTRACTS}>)
+
 if(HVD_SANITIZE)
   # Clang takes the streams of libstdc++ for objects of another type.
   add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=vptr>)

@@ -22,3 +22,9 @@ set(HVD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
 endif()
+
+set(hvd_contracts OFF)
+if(CMAKE_BUILD_TYPE STREQUAL "Debug" OR HVD_SANITIZE)
+  set(hvd_contracts ON)
+endif()
+option(HVD_CONTRACTS "Check what functions expect of their callers (core/base/expect.h); on in debug and sanitizer builds" ${hvd_contracts})

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/thread_annotations.h"
+
+namespace hvd {
+
+/// std::mutex, which libstdc++ does not annotate, with annotations: the only one that `core` and
+/// `launcher` use.
+class HVD_CAPABILITY("mutex") Mutex {
+ public:
+  void lock() HVD_ACQUIRE() { mutex_.lock(); }
+  void unlock() HVD_RELEASE() { mutex_.unlock(); }
+  bool try_lock() HVD_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+
+ private:
+  friend class Condition;
+  std::mutex mutex_;
+};
+
+/// Holds a mutex for as long as it lives.
+class HVD_SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) HVD_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  /// Of a mutex that the caller has locked.
+  MutexLock(Mutex& mutex, std::adopt_lock_t) HVD_REQUIRES(mutex) : mutex_(mutex) {}
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+  ~MutexLock() HVD_RELEASE() { mutex_.unlock(); }
+
+ private:
+  Mutex& mutex_;
+};
+
+/// std::condition_variable for a Mutex. Waits end now and then without a reason, so that a caller
+/// asks for its condition in a loop, where the analysis sees which lock it is read under:
+///
+///    while (!ready_) changed_.wait(mutex_);
+class Condition {
+ public:
+  void wait(Mutex& mutex) HVD_REQUIRES(mutex) {
+    const Adopted adopted(mutex);
+    condition_.wait(adopted.lock);
+  }
+  /// For at most so long, by CLOCK_MONOTONIC.
+  void wait_for(Mutex& mutex, Duration patience) HVD_REQUIRES(mutex) {
+    wait_until(mutex, SteadyClock().now() + patience);
+  }
+  /// @param deadline as SteadyClock counts
+  void wait_until(Mutex& mutex, TimePoint deadline) HVD_REQUIRES(mutex) {
+    const Adopted adopted(mutex);
+    condition_.wait_until(adopted.lock, std::chrono::steady_clock::time_point(deadline));
+  }
+  void notify_one() noexcept { condition_.notify_one(); }
+  void notify_all() noexcept { condition_.notify_all(); }
+
+ private:
+  /// The mutex as std::condition_variable wants it. It is locked before and after.
+  struct Adopted {
+    explicit Adopted(Mutex& mutex) : lock(mutex.mutex_, std::adopt_lock) {}
+    ~Adopted() { lock.release(); }
+    mutable std::unique_lock<std::mutex> lock;
+  };
+  std::condition_variable condition_;
+};
+
+}  // namespace hvd

@@ -1,0 +1,25 @@
+#include <gtest/gtest.h>
+
+#include "base/expect.h"
+
+#if HVD_CONTRACTS
+#error "this file is compiled as a release build is"
+#endif
+
+namespace {
+
+// A constant expression calls no function that is not constexpr: nothing is left of the condition.
+constexpr int nothing_is_left() {
+  int evaluated = 0;
+  HVD_EXPECT(++evaluated < 0, "never");
+  return evaluated;
+}
+static_assert(nothing_is_left() == 0);
+
+TEST(ExpectOff, EvaluatesNothingAndGoesOn) {
+  int evaluated = 0;
+  HVD_EXPECT(++evaluated < 0, "never");
+  EXPECT_EQ(evaluated, 0);
+}
+
+}  // namespace

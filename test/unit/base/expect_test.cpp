@@ -1,0 +1,46 @@
+#include "base/expect.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace {
+
+#if !HVD_CONTRACTS
+#error "the tests are for builds with HVD_CONTRACTS; set it, or HVD_BUILD_TESTS=OFF"
+#endif
+
+TEST(ExpectTest, GoesOnWhereTheConditionHolds) {
+  int evaluated = 0;
+  HVD_EXPECT(++evaluated == 1, "it is the first");
+  EXPECT_EQ(evaluated, 1);
+}
+
+TEST(ExpectDeathTest, EndsTheProgramWithWhatWasExpectedWhere) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const int holds = 3;
+  EXPECT_EXIT(HVD_EXPECT(holds == 4, "there are four"), ::testing::KilledBySignal(SIGABRT),
+              "expect_test.cpp:[0-9]+: expected that there are four, but not: holds == 4");
+}
+
+// As hvd's own handler does, to tell the other ranks and hvdrun.
+TEST(ExpectDeathTest, TheTerminateHandlerFindsTheCause) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        std::set_terminate([] {
+          try {
+            std::rethrow_exception(std::current_exception());
+          } catch (const std::exception& error) {
+            std::fprintf(stderr, "handler: %s\n", error.what());
+          }
+          std::_Exit(7);
+        });
+        HVD_EXPECT(false, "it is true");
+      },
+      ::testing::ExitedWithCode(7), "handler: .*expected that it is true, but not: false");
+}
+
+}  // namespace
