@@ -17,6 +17,7 @@
 #include "api/terminate_handler.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "bootstrap/builtin_backends.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
@@ -33,18 +34,19 @@ constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 
 /// Never destroyed: the coordinator thread may outlive static objects otherwise.
 struct Context {
-  std::mutex lifecycle;  // held through init() and shutdown(), which are collective
-  std::mutex mutex;
-  std::shared_ptr<Runtime> runtime;                   // guarded by mutex
-  std::shared_ptr<void> world;                        // guarded by lifecycle; outlives the runtime
-  std::optional<DumpSignal> dump_signal;              // guarded by lifecycle
-  std::optional<TerminateHandler> terminate_handler;  // guarded by lifecycle
+  Mutex lifecycle;  // held through init() and shutdown(), which are collective
+  Mutex mutex;
+  std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
+  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
+  std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
+  std::optional<TerminateHandler> terminate_handler HVD_GUARDED_BY(lifecycle);
   const SteadyClock clock{};
   std::once_flag fork_handlers_registered;
   std::once_flag arena_made;
   std::shared_ptr<SharedArena>
       arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
-  bool exit_handler_registered = false;  // guarded by lifecycle
+  bool exit_handler_registered HVD_GUARDED_BY(lifecycle) = false;
+  bool variables_checked HVD_GUARDED_BY(lifecycle) = false;
   std::atomic<bool> full_told{false};
   std::atomic<bool> was_initialized{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
@@ -60,19 +62,21 @@ Context& context() {
 
 // There is an arena between these two exactly if there was one before, as it is made under the
 // mutex.
-void before_fork() {
+//
+// The analysis cannot follow locks that one handler takes and another releases.
+void before_fork() HVD_NO_THREAD_SAFETY_ANALYSIS {
   context().mutex.lock();
   if (context().arena) context().arena->before_fork();
 }
 
-void after_fork_in_parent() {
+void after_fork_in_parent() HVD_NO_THREAD_SAFETY_ANALYSIS {
   if (context().arena) context().arena->after_fork_in_parent();
   context().mutex.unlock();
 }
 
 /// The child is in no job: its messages would mix with its parent's, and its end must not look like
 /// the parent's.
-void after_fork_in_child() {
+void after_fork_in_child() HVD_NO_THREAD_SAFETY_ANALYSIS {
   Context& process = context();
   if (process.arena) process.arena->after_fork_in_child();
   process.job_inherited = process.job_inherited || process.runtime != nullptr;
@@ -98,20 +102,21 @@ std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
     register_fork_handlers();
     auto arena = SharedArena::create();
-    const std::lock_guard lock(context().mutex);
-    context().arena = std::move(arena);
+    Context& process = context();
+    const MutexLock lock(process.mutex);
+    process.arena = std::move(arena);
   });
   const std::shared_ptr<SharedArena>& arena = context().arena;
   return arena && !arena->inherited() ? arena : nullptr;
 }
 
 std::shared_ptr<Runtime> runtime_or_null() {
-  const std::lock_guard lock(context().mutex);
-  return context().runtime;
+  Context& process = context();
+  const MutexLock lock(process.mutex);
+  return process.runtime;
 }
 
-void leave(std::optional<Duration> patience) {
-  Context& process = context();
+void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(process.lifecycle) {
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.terminate_handler.reset();
@@ -120,7 +125,7 @@ void leave(std::optional<Duration> patience) {
   process.dump_signal.reset();
   if (!in_order) forget_job_peers();
   {
-    const std::lock_guard lock(process.mutex);
+    const MutexLock lock(process.mutex);
     process.runtime.reset();
   }
   runtime.reset();
@@ -130,13 +135,14 @@ void leave(std::optional<Duration> patience) {
 // A program that ends without shutdown() leaves as if it had called it: the others get a
 // ShutdownError that says so rather than hang.
 void leave_at_exit() {
-  const std::unique_lock lock(context().lifecycle, std::try_to_lock);
-  if (!lock.owns_lock()) return;
+  Context& process = context();
+  if (!process.lifecycle.try_lock()) return;
+  const MutexLock lock(process.lifecycle, std::adopt_lock);
   if (const auto runtime = runtime_or_null()) {
     HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
     runtime->note_ending();
   }
-  leave(kPatienceAtExit);
+  leave(process, kPatienceAtExit);
 }
 
 // Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's
@@ -167,10 +173,10 @@ void check_backend_name(const RuntimeOptions& options) {
 }
 
 // One rank speaks for its host, whose ranks were mostly started with the same environment.
-void report_settings(const Options& options, const Topology& topology) {
-  static bool warned = false;  // guarded by lifecycle
+void report_settings(Context& process, const Options& options, const Topology& topology)
+    HVD_REQUIRES(process.lifecycle) {
   HVD_LOG(kInfo) << describe_settings(options);
-  if (std::exchange(warned, true) || topology.local_rank != 0) return;
+  if (std::exchange(process.variables_checked, true) || topology.local_rank != 0) return;
   for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
 }
 
@@ -191,7 +197,7 @@ std::shared_ptr<Runtime> current_runtime() {
 
 void init(const Options& options) {
   auto& process = runtime::context();
-  const std::lock_guard lock(process.lifecycle);
+  const MutexLock lock(process.lifecycle);
   if (runtime::runtime_or_null())
     throw UsageError(
         "hvd::init: already initialised; call hvd::shutdown() before initialising again");
@@ -208,7 +214,7 @@ void init(const Options& options) {
   runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
-  runtime::report_settings(options, topology);
+  runtime::report_settings(process, options, topology);
   process.world = std::move(job.world);
   auto created =
       runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends),
@@ -223,15 +229,16 @@ void init(const Options& options) {
                  << runtime::describe(created->progress_policy(), topology.local_size);
   process.dump_signal.emplace(*created);
   process.terminate_handler.emplace(*created);
-  const std::lock_guard publish(process.mutex);
+  const MutexLock publish(process.mutex);
   process.runtime = std::move(created);
   process.was_initialized.store(true);
 }
 
 void shutdown() {
-  const std::lock_guard lock(runtime::context().lifecycle);
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.lifecycle);
   if (runtime::runtime_or_null()) observe::notify_supervisor(observe::NoticeKind::kLeft, 0, "");
-  runtime::leave(std::nullopt);
+  runtime::leave(process, std::nullopt);
 }
 
 std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) {

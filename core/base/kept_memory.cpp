@@ -1,18 +1,19 @@
 #include "base/kept_memory.h"
 
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace hvd {
 
 void keep_until_exit(std::shared_ptr<const void> owner) {
   struct Kept {
-    std::mutex mutex;
-    std::vector<std::shared_ptr<const void>> owners;
+    Mutex mutex;
+    std::vector<std::shared_ptr<const void>> owners HVD_GUARDED_BY(mutex);
   };
   static Kept* const kept = new Kept;  // never destroyed
-  const std::lock_guard lock(kept->mutex);
+  const MutexLock lock(kept->mutex);
   kept->owners.push_back(std::move(owner));
 }
 

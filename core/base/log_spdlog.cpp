@@ -7,11 +7,11 @@
 #include <atomic>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace hvd {
 namespace {
@@ -39,7 +39,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 }
 
 struct Sink {
-  std::mutex mutex;
+  Mutex mutex;  // one thread at a time sets the pattern
   std::shared_ptr<spdlog::logger> logger;
 
   Sink()
@@ -50,7 +50,7 @@ struct Sink {
     set_origin("pid " + std::to_string(::getpid()));
   }
 
-  void set_origin(const std::string& origin) {
+  void set_origin(const std::string& origin) HVD_REQUIRES(mutex) {
     std::string escaped;
     for (const char c : origin) escaped += c == '%' ? std::string("%%") : std::string(1, c);
     logger->set_pattern("%Y-%m-%d %H:%M:%S.%e hvd %l [" + escaped + "] %v");
@@ -96,7 +96,7 @@ void log_message(LogLevel level, std::string_view message) {
 }
 
 void set_log_identity(int rank, std::string_view host) {
-  const std::lock_guard lock(sink().mutex);
+  const MutexLock lock(sink().mutex);
   sink().set_origin("rank " + std::to_string(rank) + " " + std::string(host));
 }
 

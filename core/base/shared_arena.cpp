@@ -145,7 +145,7 @@ bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept
 std::byte* SharedArena::allocate(std::size_t bytes) {
   if (bytes > address_.capacity || inherited()) return nullptr;
   const std::size_t size = rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kLine : kPage);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto found = by_size_.lower_bound({size, 0});
   // A small block may lie anywhere; a large one begins a page, which the blocks of small ones may
   // have moved away from.
@@ -182,7 +182,7 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
 
 void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   if (inherited()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto [block, size_node] =
       std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
   std::size_t begin = block.key();
@@ -221,7 +221,7 @@ std::optional<std::uint64_t> SharedArena::offset_of(const void* memory,
 }
 
 std::size_t SharedArena::used() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return used_;
 }
 

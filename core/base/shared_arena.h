@@ -5,10 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace hvd {
 
@@ -57,11 +58,11 @@ class SharedArena {
   std::size_t used() const;
 
   /// To be called around fork(), by the thread that forks: nobody changes the arena meanwhile.
-  void before_fork() { mutex_.lock(); }
-  void after_fork_in_parent() { mutex_.unlock(); }
+  void before_fork() HVD_ACQUIRE(mutex_) { mutex_.lock(); }
+  void after_fork_in_parent() HVD_RELEASE(mutex_) { mutex_.unlock(); }
   /// From here on what this process writes to the memory is its own, and the arena gives nothing
   /// more.
-  void after_fork_in_child() noexcept;
+  void after_fork_in_child() noexcept HVD_RELEASE(mutex_);
   bool inherited() const noexcept { return inherited_.load(std::memory_order_relaxed); }
 
  private:
@@ -81,12 +82,11 @@ class SharedArena {
   const ArenaAddress address_;
   const Pages pages_;
   std::atomic<bool> inherited_{false};
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  Blocks free_;
-  Sizes by_size_;                       // the same blocks
-  std::map<std::size_t, Taken> taken_;  // by offset
-  std::size_t used_ = 0;
+  mutable Mutex mutex_;
+  Blocks free_ HVD_GUARDED_BY(mutex_);
+  Sizes by_size_ HVD_GUARDED_BY(mutex_);                       // the same blocks
+  std::map<std::size_t, Taken> taken_ HVD_GUARDED_BY(mutex_);  // by offset
+  std::size_t used_ HVD_GUARDED_BY(mutex_) = 0;
 };
 
 /// 64-byte aligned memory of the arena, whose pages go back to the system at the end if

@@ -49,7 +49,7 @@ EventPtr EventPool::record(Stream stream) {
 
 EventHandle EventPool::take() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!free_.empty()) {
       const EventHandle handle = free_.back();
       free_.pop_back();
@@ -62,12 +62,12 @@ EventHandle EventPool::take() {
 }
 
 void EventPool::give_back(EventHandle handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   free_.push_back(handle);
 }
 
 std::size_t EventPool::made() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return made_;
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "device/api.h"
 #include "hvd/status.h"
 
@@ -33,9 +33,9 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
   const std::shared_ptr<Api> api_;
   const int device_;
-  mutable std::mutex mutex_;
-  std::vector<EventHandle> free_;  // guarded by mutex_
-  std::size_t made_ = 0;           // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<EventHandle> free_ HVD_GUARDED_BY(mutex_);
+  std::size_t made_ HVD_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace hvd::device

@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "control/process_set_table.h"
 #include "execution/operation_state.h"
 
@@ -62,12 +62,12 @@ class EngineFront {
   std::shared_ptr<const control::ProcessSetTable> process_sets() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<OperationPtr> submitted_;                   // guarded by mutex_
-  bool callbacks_submitted_ = false;                      // guarded by mutex_; some call back
-  std::shared_ptr<const control::ProcessSetTable> sets_;  // guarded by mutex_
-  Status failure_;                                        // guarded by mutex_
-  std::optional<Status> outside_failure_;                 // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<OperationPtr> submitted_ HVD_GUARDED_BY(mutex_);
+  bool callbacks_submitted_ HVD_GUARDED_BY(mutex_) = false;  // some call back
+  std::shared_ptr<const control::ProcessSetTable> sets_ HVD_GUARDED_BY(mutex_);
+  Status failure_ HVD_GUARDED_BY(mutex_);
+  std::optional<Status> outside_failure_ HVD_GUARDED_BY(mutex_);
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> shutdown_requested_{false};

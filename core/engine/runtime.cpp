@@ -164,7 +164,7 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
   {
-    const std::lock_guard lock(names_mutex_);
+    const MutexLock lock(names_mutex_);
     check_running();
     claimed_.clear();
     try {
@@ -222,7 +222,7 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
 }
 
 void Runtime::release_name(const OperationState& operation) {
-  const std::lock_guard lock(names_mutex_);
+  const MutexLock lock(names_mutex_);
   const wire::Request& request = operation.request;
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
   names_.release(*operation.named, !request.unnamed && request.process_set == 0);
@@ -235,21 +235,21 @@ void Runtime::release_name(const OperationState& operation) {
 }
 
 bool Runtime::try_acquire_progress() {
-  const std::lock_guard lock(progress_mutex_);
+  const MutexLock lock(progress_mutex_);
   if (progress_owned_) return false;
   return progress_owned_ = true;
 }
 
 void Runtime::acquire_progress() {
-  std::unique_lock lock(progress_mutex_);
-  progress_changed_.wait(lock, [this] { return !progress_owned_; });
+  const MutexLock lock(progress_mutex_);
+  while (progress_owned_) progress_changed_.wait(progress_mutex_);
   progress_owned_ = true;
 }
 
 /// @param leaving waiters that leave with it
 void Runtime::release_progress(int leaving) {
   {
-    const std::lock_guard lock(progress_mutex_);
+    const MutexLock lock(progress_mutex_);
     progress_owned_ = false;
     waiters_.fetch_sub(leaving);
   }
@@ -262,7 +262,7 @@ void Runtime::notify_waiters() {
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
-  { const std::lock_guard lock(progress_mutex_); }
+  { const MutexLock lock(progress_mutex_); }
   progress_changed_.notify_all();
 }
 
@@ -289,7 +289,7 @@ void Runtime::run(std::stop_token stop) {
 
 /// Stands back for a waiter, which drives or is about to, and for whoever owns progress.
 bool Runtime::acquire_progress_as_standby() {
-  const std::lock_guard lock(progress_mutex_);
+  const MutexLock lock(progress_mutex_);
   standby_stood_back_ = progress_owned_ || waiters_.load() > 0;
   if (standby_stood_back_) return false;
   return progress_owned_ = true;
@@ -361,19 +361,19 @@ template <class Done>
 bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until) {
   Doorbell& doorbell = engine_->doorbell();
   {
-    std::unique_lock lock(progress_mutex_);
+    const MutexLock lock(progress_mutex_);
     waiters_.fetch_add(1);
     // What this thread has submitted has rung for nobody yet, and whoever drives may be asleep.
     if (progress_owned_) doorbell.ring();
-    const auto over = [&] { return closed_ || done(); };
-    while (!over() && (progress_owned_ || closing_.load())) {
+    while (!(closed_ || done()) && (progress_owned_ || closing_.load())) {
       if (until) {
-        progress_changed_.wait_for(lock, std::max(*until - clock_.now(), kShortestSleep));
+        progress_changed_.wait_for(progress_mutex_,
+                                   std::max(*until - clock_.now(), kShortestSleep));
       } else {
-        progress_changed_.wait(lock);
+        progress_changed_.wait(progress_mutex_);
       }
     }
-    if (!over()) return progress_owned_ = true;
+    if (!closed_ && !done()) return progress_owned_ = true;
     if (waiters_.fetch_sub(1) > 1) return false;
   }
   doorbell.ring();
@@ -429,13 +429,13 @@ void Runtime::stop_thread() {
 void Runtime::close() {
   acquire_progress();
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
-  { const std::lock_guard lock(names_mutex_); }
+  { const MutexLock lock(names_mutex_); }
   // In order nothing is under way; else a peer may still be at work on this rank's memory.
   engine_->give_up(
       {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
   if (!engine_->front().failed()) engine_->farewell();
   {
-    const std::lock_guard lock(progress_mutex_);
+    const MutexLock lock(progress_mutex_);
     closed_ = true;
   }
   release_progress();

@@ -1,15 +1,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/engine.h"
 #include "engine/name_table.h"
 #include "engine/progress_policy.h"
@@ -95,10 +94,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void release_progress(int leaving = 0);
   void notify_waiters();
   void move_on();
-  wire::Request number(const Submission&);
-  OperationPtr claim(const Submission&, TimePoint now);
-  OperationPtr claim_again(const Submission&, TimePoint now);
-  void take_back(const std::vector<OperationPtr>&);
+  wire::Request number(const Submission&) HVD_REQUIRES(names_mutex_);
+  OperationPtr claim(const Submission&, TimePoint now) HVD_REQUIRES(names_mutex_);
+  OperationPtr claim_again(const Submission&, TimePoint now) HVD_REQUIRES(names_mutex_);
+  void take_back(const std::vector<OperationPtr>&) HVD_REQUIRES(names_mutex_);
   void release_name(const OperationState&);
   void check_running() const;
   bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
@@ -112,23 +111,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   TimelineSlot timeline_;
   const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
-  std::mutex names_mutex_;
-  NameTable names_;                    // guarded by names_mutex_
-  std::vector<OperationPtr> claimed_;  // guarded by names_mutex_; by the submit() that holds it
-  std::map<std::pair<int, OpKind>, std::uint64_t>
-      ordinals_;             // guarded by names_mutex_; of unnamed operations
-  std::uint64_t joins_ = 0;  // guarded by names_mutex_; that have succeeded
-  bool joined_ = false;      // guarded by names_mutex_; a join() is in flight
+  Mutex names_mutex_;
+  NameTable names_ HVD_GUARDED_BY(names_mutex_);
+  std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(names_mutex_);  // by the submit() that holds it
+  std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_
+      HVD_GUARDED_BY(names_mutex_);                       // of unnamed operations
+  std::uint64_t joins_ HVD_GUARDED_BY(names_mutex_) = 0;  // that have succeeded
+  bool joined_ HVD_GUARDED_BY(names_mutex_) = false;      // a join() is in flight
 
-  std::mutex progress_mutex_;
-  std::condition_variable progress_changed_;  // nobody owns progress, or an operation has ended
-  bool progress_owned_ = false;               // guarded by progress_mutex_
+  Mutex progress_mutex_;
+  Condition progress_changed_;  // nobody owns progress, or an operation has ended
+  bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
   std::atomic<bool> standby_stood_back_{false};  // written under progress_mutex_; the coordinator
                                                  // thread has not looked at anything since
   std::atomic<bool> closing_{
-      false};            // shutdown() is about to end what is left: nobody else drives any more
-  bool closed_ = false;  // guarded by progress_mutex_; it has
+      false};  // shutdown() is about to end what is left: nobody else drives any more
+  bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has
   std::atomic<int> callbacks_{0};  // operations in flight that call the program back
 
   std::atomic<bool> shutdown_called_{false};

@@ -2,8 +2,8 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "observe/timeline_writer.h"
 
 namespace hvd::runtime {
@@ -14,14 +14,14 @@ class TimelineSlot {
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
   /// The writer, or null.
   std::shared_ptr<observe::TimelineWriter> writer() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return writer_;
   }
   /// Exchanges the writer; the old one is destroyed, and its file completed, when its last user is
   /// done.
   std::shared_ptr<observe::TimelineWriter> exchange(
       std::shared_ptr<observe::TimelineWriter> writer) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     on_.store(writer != nullptr, std::memory_order_relaxed);
     writer_.swap(writer);
     return writer;
@@ -29,8 +29,8 @@ class TimelineSlot {
 
  private:
   std::atomic<bool> on_{false};
-  mutable std::mutex mutex_;
-  std::shared_ptr<observe::TimelineWriter> writer_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::shared_ptr<observe::TimelineWriter> writer_ HVD_GUARDED_BY(mutex_);
 };
 
 }  // namespace hvd::runtime

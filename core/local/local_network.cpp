@@ -32,7 +32,7 @@ class LocalControlPlane final : public control::ControlPlane {
 
   std::optional<control::Message> poll() override {
     LocalNetwork::Mailbox& own = mailbox(rank());
-    const std::lock_guard lock(own.mutex);
+    const MutexLock lock(own.mutex);
     if (own.queue.empty()) return std::nullopt;
     // Messages of different senders overtake one another; those of one sender are in order because
     // their arrival times are.
@@ -47,7 +47,7 @@ class LocalControlPlane final : public control::ControlPlane {
 
   bool busy() const noexcept override {
     LocalNetwork::Mailbox& own = mailbox(rank());
-    const std::lock_guard lock(own.mutex);
+    const MutexLock lock(own.mutex);
     return !own.queue.empty();  // a message that has not arrived yet rings no doorbell when it does
   }
   bool rung_by_all() const noexcept override {
@@ -123,14 +123,14 @@ std::unique_ptr<control::ControlPlane> LocalNetwork::plane(int rank) {
 void LocalNetwork::kill(int rank) {
   mailboxes_[static_cast<std::size_t>(rank)]->dead.store(true);
   for (const auto& mailbox : mailboxes_) {
-    const std::lock_guard lock(mailbox->mutex);
+    const MutexLock lock(mailbox->mutex);
     std::erase_if(mailbox->queue, [rank](const Envelope& e) { return e.message.source == rank; });
   }
 }
 
 void LocalNetwork::corrupt_next_message_to(int rank) {
   Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(rank)];
-  const std::lock_guard lock(mailbox.mutex);
+  const MutexLock lock(mailbox.mutex);
   mailbox.corrupt_next = true;
 }
 
@@ -138,7 +138,7 @@ void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
   if (mailboxes_[static_cast<std::size_t>(from)]->dead.load()) return;
   Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(to)];
   {
-    const std::lock_guard lock(mailbox.mutex);
+    const MutexLock lock(mailbox.mutex);
     Envelope envelope{{from, {bytes.begin(), bytes.end()}}, clock_.now()};
     if (options_.longest_delay > Duration::zero()) {
       envelope.arrives += Duration(static_cast<Duration::rep>(

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "control/control_plane.h"
 
 namespace hvd::local {
@@ -47,11 +47,11 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     TimePoint arrives{};
   };
   struct Mailbox {
-    std::mutex mutex;
-    std::deque<Envelope> queue;        // guarded by mutex
-    std::vector<TimePoint> last_from;  // guarded by mutex; per sender
-    std::mt19937_64 random;            // guarded by mutex
-    bool corrupt_next = false;         // guarded by mutex
+    Mutex mutex;
+    std::deque<Envelope> queue HVD_GUARDED_BY(mutex);
+    std::vector<TimePoint> last_from HVD_GUARDED_BY(mutex);  // per sender
+    std::mt19937_64 random HVD_GUARDED_BY(mutex);
+    bool corrupt_next HVD_GUARDED_BY(mutex) = false;
     std::atomic<bool> dead{false};
     std::atomic<bool> left{false};
     std::atomic<TimePoint::rep> heartbeat{0};  // 0: has not beaten yet

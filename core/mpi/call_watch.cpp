@@ -52,36 +52,46 @@ CallWatch::~CallWatch() = default;
 
 void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_known) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     next_ = Task{limit, false, std::move(on_hang), std::move(loss_is_known)};
   }
   changed_.notify_all();
 }
 
 void CallWatch::run(const std::stop_token& stop) {
-  const SteadyClock clock;
+  const std::stop_callback wake(stop, [this] {
+    { const MutexLock lock(mutex_); }  // the watch waits already, or sees that it is to stop
+    changed_.notify_all();
+  });
   std::optional<Task> task;
+  if (const auto hang = watch(stop, task)) task->on_hang(*hang);
+}
+
+/// Until a call hangs, or a stop is requested. @param task receives the newest
+std::optional<CallWatch::Hang> CallWatch::watch(const std::stop_token& stop,
+                                                std::optional<Task>& task) {
+  const SteadyClock clock;
   std::optional<CallTimer> timer;
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!stop.stop_requested()) {
     if (next_) {
       task = std::exchange(next_, std::nullopt);
       timer.emplace(interval_for(task->limit), clock.now(),
                     call_state.moves.load(std::memory_order_acquire));
     }
-    if (changed_.wait_for(lock, stop, timer->interval(), [this] { return next_.has_value(); }) ||
-        stop.stop_requested())
-      continue;
+    const TimePoint next_look = clock.now() + timer->interval();
+    while (!next_ && !stop.stop_requested() && clock.now() < next_look)
+      changed_.wait_until(mutex_, next_look);
+    if (next_ || stop.stop_requested()) continue;
     timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
     const Duration lasted = task->starting ? timer->total() : timer->in_call();
     if (timer->in_call() == Duration::zero()) continue;
     if (lasted < task->limit && !(task->loss_is_known && task->loss_is_known())) continue;
     const char* const call = call_state.call.load(std::memory_order_relaxed);
-    const Hang hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed),
-                    lasted};
-    lock.unlock();
-    return task->on_hang(hang);
+    return Hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed),
+                lasted};
   }
+  return std::nullopt;
 }
 
 }  // namespace hvd::mpi

@@ -1,15 +1,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "mpi/mpi_error.h"
 
 namespace hvd::mpi {
@@ -103,11 +102,12 @@ class CallWatch {
     LossIsKnown loss_is_known;
   };
   void run(const std::stop_token&);
+  std::optional<Hang> watch(const std::stop_token&, std::optional<Task>& task);
 
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::optional<Task> next_;  // guarded by mutex_
-  std::jthread thread_;       // last: it uses everything above
+  Mutex mutex_;
+  Condition changed_;
+  std::optional<Task> next_ HVD_GUARDED_BY(mutex_);
+  std::jthread thread_;  // last: it uses everything above
 };
 
 }  // namespace hvd::mpi

@@ -1,10 +1,10 @@
 #include "mpi/communicator.h"
 
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "hvd/error.h"
 #include "mpi/call_watch.h"
 #include "mpi/environment.h"
@@ -22,8 +22,8 @@ namespace hvd::mpi {
 namespace {
 
 struct Retired {
-  std::mutex mutex;
-  std::vector<MPI_Comm> handles;
+  Mutex mutex;
+  std::vector<MPI_Comm> handles HVD_GUARDED_BY(mutex);
 };
 
 // Never destroyed: owners may be static objects.
@@ -35,8 +35,9 @@ Retired& retired() {
 void retire(MPI_Comm handle) noexcept {
   if (handle == MPI_COMM_NULL) return;
   try {
-    const std::lock_guard lock(retired().mutex);
-    retired().handles.push_back(handle);
+    Retired& owner = retired();
+    const MutexLock lock(owner.mutex);
+    owner.handles.push_back(handle);
   } catch (...) {
     // Out of memory: the handle is lost, MPI_Finalize frees it.
   }
@@ -153,8 +154,9 @@ void Communicator::allgather(const void* mine, void* all, int bytes, Deadline de
 void free_retired_communicators() {
   std::vector<MPI_Comm> handles;
   {
-    const std::lock_guard lock(retired().mutex);
-    handles.swap(retired().handles);
+    Retired& owner = retired();
+    const MutexLock lock(owner.mutex);
+    handles.swap(owner.handles);
   }
   if (has_failed() || !is_active()) return;
   const WatchedCall watched("MPI_Comm_free");

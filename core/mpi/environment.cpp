@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 
 #include "base/log.h"
+#include "base/mutex.h"
 #include "hvd/error.h"
 #include "mpi/call_watch.h"
 #include "mpi/mpi_error.h"
@@ -37,7 +37,7 @@ void outlive_broken_connections() {
 }
 
 struct ProcessState {
-  std::mutex mutex;
+  Mutex mutex;  ///< held while MPI is started
   std::atomic<bool> initialized_here{false};
   std::atomic<pid_t> process{0};  ///< that started MPI, not a child of it
   std::atomic<bool> warned{false};
@@ -84,7 +84,7 @@ void initialize() {
 
 void ensure_initialized() {
   ProcessState& state = process_state();
-  const std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   outlive_broken_connections();
   int finalized = 0;
   MPI_Finalized(&finalized);

@@ -13,7 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace hvd::observe {
 namespace {
@@ -49,9 +50,9 @@ int connect_to_supervisor() {
 /// A connected socket, or -1. Kept: a process that dies for want of memory or descriptors may not
 /// get another.
 int connection() {
-  static std::mutex mutex;
-  static int socket = -1;  // guarded by mutex
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static int socket HVD_GUARDED_BY(mutex) = -1;
+  const MutexLock lock(mutex);
   if (socket < 0) socket = connect_to_supervisor();
   return socket;
 }

@@ -74,7 +74,7 @@ TimelineWriter::~TimelineWriter() =
 
 void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin,
                           TimePoint end, std::string detail) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (events_.size() >= kMostBuffered) {
     ++dropped_;
     return;
@@ -83,12 +83,18 @@ void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoin
 }
 
 void TimelineWriter::run(std::stop_token stop) {
+  const SteadyClock clock;
+  const std::stop_callback wake(stop, [this] {
+    { const MutexLock lock(mutex_); }  // the writer waits already, or sees that it is to stop
+    changed_.notify_one();
+  });
   for (bool last = false; !last;) {
     std::vector<Event> events;
     std::uint64_t dropped = 0;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, stop, kFlushInterval, [] { return false; });
+      const MutexLock lock(mutex_);
+      const TimePoint flush = clock.now() + kFlushInterval;
+      while (!stop.stop_requested() && clock.now() < flush) changed_.wait_until(mutex_, flush);
       last = stop.stop_requested();
       events.swap(events_);
       std::swap(dropped, dropped_);

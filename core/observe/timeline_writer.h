@@ -1,16 +1,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace hvd::observe {
 
@@ -53,11 +52,11 @@ class TimelineWriter {
   std::unordered_map<std::string, int> rows_;  // writer thread; the newest of them
   int last_row_ = 0;                           // writer thread
 
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
-  std::vector<Event> events_;  // guarded by mutex_
-  std::uint64_t dropped_ = 0;  // guarded by mutex_
-  std::jthread thread_;        // last: it uses everything above
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<Event> events_ HVD_GUARDED_BY(mutex_);
+  std::uint64_t dropped_ HVD_GUARDED_BY(mutex_) = 0;
+  std::jthread thread_;  // last: it uses everything above
 };
 
 /// "{rank}" is replaced by the rank; without it ".rankN" is inserted before the extension.

@@ -6,14 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "system/error.h"
 #include "system/unique_fd.h"
 
@@ -40,8 +39,8 @@ struct FileWriter::State {
     bool over = false, failed = false;  ///< takes no more bytes; guarded by `mutex`
   };
 
-  std::mutex mutex;
-  std::condition_variable changed;
+  Mutex mutex;
+  Condition changed;
   std::deque<File> files;  ///< grows only before the thread starts
   std::deque<Piece> queue;
   std::size_t pending = 0;  ///< bytes in `queue` and in the thread's hands
@@ -64,7 +63,7 @@ FileWriter::FileWriter() : state_(std::make_shared<State>()) {}
 
 FileWriter::~FileWriter() {
   {
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     state_->over = true;
   }
   state_->changed.notify_one();
@@ -90,12 +89,12 @@ void FileWriter::close(std::size_t file) {
 }
 
 std::size_t FileWriter::pending() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->pending;
 }
 
 std::optional<FileWriter::Clock::time_point> FileWriter::next_deadline() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   if (state_->pending == 0) return std::nullopt;
   return state_->last_progress + kPatience;
 }
@@ -108,7 +107,7 @@ void FileWriter::add_to(Poller& poller) {
 }
 
 std::vector<std::string> FileWriter::take_failures(std::chrono::milliseconds patience) {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   if (state_->pending > 0 && Clock::now() - state_->last_progress >= patience) {
     const auto folder = std::filesystem::path(state_->files[0].path).parent_path().parent_path();
     state_->failures.push_back("cannot write the files in " + folder.string() +
@@ -126,7 +125,7 @@ std::vector<std::string> FileWriter::take_failures(std::chrono::milliseconds pat
 /// Whether the file takes it.
 bool FileWriter::State::add(Piece piece) {
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     if (files[piece.file].over) return false;
     files[piece.file].over = piece.last;
     if (pending == 0) last_progress = Clock::now();
@@ -145,8 +144,8 @@ bool FileWriter::State::add(Piece piece) {
 
 /// What is to be done next; nothing at the end.
 std::optional<FileWriter::State::Piece> FileWriter::State::next() {
-  std::unique_lock lock(mutex);
-  changed.wait(lock, [this] { return over || !queue.empty(); });
+  const MutexLock lock(mutex);
+  while (!over && queue.empty()) changed.wait(mutex);
   if (over) return std::nullopt;
   Piece piece = std::move(queue.front());
   queue.pop_front();
@@ -161,7 +160,7 @@ int FileWriter::State::write(const Piece& piece) {
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return count < 0 ? errno : EIO;
     left.remove_prefix(static_cast<std::size_t>(count));
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     last_progress = Clock::now();
   }
   return piece.last ? files[piece.file].fd.close() : 0;
@@ -170,7 +169,7 @@ int FileWriter::State::write(const Piece& piece) {
 void FileWriter::State::process(const Piece& piece) {
   const int error = write(piece);
   File& file = files[piece.file];
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (given_up) return;
   pending -= piece.size();
   last_progress = Clock::now();

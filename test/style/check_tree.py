@@ -95,6 +95,11 @@ ALSO = {
     "core/bootstrap/builtin_backends.cpp": {"mpi", "message", "host", "local", "backend"},
 }
 
+# Below these folders a lock is one that Clang's thread safety analysis knows.
+LOCKS_WITH_ANNOTATIONS = ("core/", "launcher/")
+BARE_LOCK = re.compile(r"\bstd::(mutex|timed_mutex|recursive_mutex|shared_mutex|lock_guard|unique_lock|scoped_lock|shared_lock|"
+                       r"condition_variable)\w*")
+
 # The control logic gets time, threads and messages from outside, so that a simulation can own them.
 CONTROL_MUST_NOT_INCLUDE = {"thread", "mutex", "condition_variable", "atomic", "future", "semaphore", "iostream",
                             "fstream", "unistd.h"}
@@ -232,6 +237,10 @@ def check_file(root, path):
                    "preprocessor what was built")
     if "include/hvd/" in path and CONDITIONAL.search(code):
         yield f"{path}:1: a public header must not have #if: its layout would depend on an option"
+    if path.startswith(LOCKS_WITH_ANNOTATIONS) and path != "core/base/mutex.h":
+        for match in BARE_LOCK.finditer(code):
+            yield (f"{path}:{text.count(chr(10), 0, match.start()) + 1}: uses {match.group(0)}; core/base/mutex.h has Mutex, "
+                   "MutexLock and Condition, which the compiler checks")
     if path.startswith("core/control/") and CONTROL_MUST_NOT_CALL.search(code):
         yield f"{path}:1: the control logic gets time, randomness and settings as arguments"
     for first, length, header in functions(text):

@@ -70,6 +70,13 @@ class CheckTree(unittest.TestCase):
                                   "core/engine/b.cpp": '#include "execution/batch_execution.h"\n',
                                   "test/unit/a.cpp": '#include "engine/engine.h"\n'})
 
+    def test_locks_are_those_that_the_compiler_checks(self):
+        for bare in ("std::mutex mutex_;", "const std::lock_guard lock(mutex_);", "std::condition_variable_any changed_;"):
+            self.assert_one({"core/engine/a.h": f"\n{bare}\n"}, f"a.h:2: uses {bare.replace('const ', '').split(' ')[0]}")
+            self.assert_one({"launcher/system/a.h": bare}, "core/base/mutex.h has Mutex")
+            self.assert_clean({"core/base/mutex.h": bare, "test/unit/a.cpp": bare, "frameworks/torch/state/a.cpp": bare})
+        self.assert_clean({"core/engine/a.h": "// not std::mutex\nMutex mutex_;\nstd::once_flag once_;\n"})
+
     def test_rooms_of_the_adapter_and_the_launcher(self):
         rooms = {"frameworks/torch/tensors/a.h": "", "frameworks/torch/optimizer/a.h": "", "launcher/system/text.h": "",
                  "launcher/processes/job.h": ""}

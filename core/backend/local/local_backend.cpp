@@ -334,7 +334,7 @@ class LocalChannel final : public Channel {
 
 std::shared_ptr<local::LocalGroup> LocalWorld::enter(const ChannelSpec& spec) {
   const int rank = spec.ranks.at(static_cast<std::size_t>(spec.set_rank));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const int before = opened_[{spec.process_set, rank}]++;
   const auto [entry, is_new] = waiting_.try_emplace(Opening{spec.process_set, before});
   Waiting& waiting = entry->second;

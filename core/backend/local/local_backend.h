@@ -2,10 +2,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
+#include "base/mutex.h"
 #include "hvd/backend.h"
 
 namespace hvd {
@@ -36,9 +36,10 @@ class LocalWorld {
   };
 
   const int size_;
-  std::mutex mutex_;                           ///< guards what follows
-  std::map<std::pair<int, int>, int> opened_;  ///< by process set and world rank
-  std::map<Opening, Waiting> waiting_;
+  Mutex mutex_;
+  /// By process set and world rank.
+  std::map<std::pair<int, int>, int> opened_ HVD_GUARDED_BY(mutex_);
+  std::map<Opening, Waiting> waiting_ HVD_GUARDED_BY(mutex_);
 };
 
 /// Collectives between the ranks of one process, each a thread or an object that one thread steps:

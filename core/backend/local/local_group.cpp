@@ -66,10 +66,9 @@ std::string LocalGroup::where(std::uint64_t number) const {
 }
 
 Meeting* LocalGroup::post(int set_rank, std::uint64_t number, const Post& post, bool* last) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (ended()) {
-    lock.unlock();
-    raise();
+    raise_end();
     return nullptr;
   }
   Meeting& meeting = meetings_[number % 2];
@@ -81,13 +80,11 @@ Meeting* LocalGroup::post(int set_rank, std::uint64_t number, const Post& post, 
   }
   const Post& reference = meeting.posts[static_cast<std::size_t>(meeting.first)];
   if (meeting.first != set_rank && !agree(reference.collective, post.collective)) {
-    const std::string message =
+    end_with_mismatch(
         "local backend, " + where(number) + ": ranks launched different collectives: rank " +
         std::to_string(world_rank(meeting.first)) + " " + describe(reference.collective) +
         "; rank " + std::to_string(world_rank(set_rank)) + " " + describe(post.collective) +
-        "; every member must launch the same one";
-    lock.unlock();
-    fail(message);
+        "; every member must launch the same one");
   }
   meeting.posts[static_cast<std::size_t>(set_rank)] = post;
   *last = meeting.posted.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
@@ -95,7 +92,6 @@ Meeting* LocalGroup::post(int set_rank, std::uint64_t number, const Post& post, 
 }
 
 void LocalGroup::end(End why, int lost_rank, std::string message) noexcept {
-  const std::lock_guard lock(mutex_);
   if (end_ == End::kNone) {
     end_ = why;
     lost_rank_ = lost_rank;
@@ -106,20 +102,33 @@ void LocalGroup::end(End why, int lost_rank, std::string message) noexcept {
 
 void LocalGroup::leave(int set_rank, const std::string& doing) noexcept {
   const int rank = world_rank(set_rank);
+  const MutexLock lock(mutex_);
   end(End::kLost, rank,
       "local backend, process set " + std::to_string(process_set_) + ": rank " +
           std::to_string(rank) + " left " + doing);
 }
 
-void LocalGroup::abort() noexcept { end(End::kAborted, -1, {}); }
+void LocalGroup::abort() noexcept {
+  const MutexLock lock(mutex_);
+  end(End::kAborted, -1, {});
+}
 
 void LocalGroup::fail(const std::string& message) {
+  const MutexLock lock(mutex_);
+  end_with_mismatch(message);
+}
+
+void LocalGroup::end_with_mismatch(const std::string& message) {
   end(End::kMismatch, -1, message);
   throw Error(message);
 }
 
 void LocalGroup::raise() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
+  raise_end();
+}
+
+void LocalGroup::raise_end() const {
   if (end_ == End::kLost) {
     throw PeerLostError(message_, lost_rank_);
   }

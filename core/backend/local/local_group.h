@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "hvd/backend.h"
 
 namespace hvd::local {
@@ -69,15 +69,18 @@ class LocalGroup {
 
  private:
   enum class End { kNone, kAborted, kLost, kMismatch };
-  void end(End, int lost_rank, std::string message) noexcept;
+  void end(End, int lost_rank, std::string message) noexcept HVD_REQUIRES(mutex_);
+  void raise_end() const HVD_REQUIRES(mutex_);
+  [[noreturn]] void end_with_mismatch(const std::string& message) HVD_REQUIRES(mutex_);
 
   const int process_set_;
   const std::vector<int> ranks_;
-  mutable std::mutex mutex_;  ///< guards what follows, but for the atomics
-  std::array<Meeting, 2> meetings_;
-  End end_ = End::kNone;
-  int lost_rank_ = -1;
-  std::string message_;
+  mutable Mutex mutex_;
+  /// A complete one, and the atomics in it, are used without the lock.
+  std::array<Meeting, 2> meetings_ HVD_GUARDED_BY(mutex_);
+  End end_ HVD_GUARDED_BY(mutex_) = End::kNone;
+  int lost_rank_ HVD_GUARDED_BY(mutex_) = -1;
+  std::string message_ HVD_GUARDED_BY(mutex_);
   std::atomic<bool> ended_{false};
 };
 

@@ -2,9 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/kernels.h"
 #include "hvd/error.h"
@@ -146,7 +146,7 @@ class CudaApi final : public Api {
  private:
   CUctx_st* context_of(const Driver& driver, int device) {
     const auto index = static_cast<std::size_t>(device);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (contexts_.size() <= index) contexts_.resize(index + 1);
     if (contexts_[index] == nullptr) contexts_[index] = driver.primary_context(device);
     return contexts_[index];
@@ -156,7 +156,7 @@ class CudaApi final : public Api {
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     const auto index = static_cast<std::size_t>(device);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (multiprocessors_.size() <= index) multiprocessors_.resize(index + 1);
     if (multiprocessors_[index] == 0) {
       check(
@@ -166,10 +166,9 @@ class CudaApi final : public Api {
     return multiprocessors_[index];
   }
 
-  std::mutex mutex_;
-  // Guarded by mutex_; by device.
-  std::vector<CUctx_st*> contexts_;
-  std::vector<int> multiprocessors_;
+  Mutex mutex_;
+  std::vector<CUctx_st*> contexts_ HVD_GUARDED_BY(mutex_);   // by device
+  std::vector<int> multiprocessors_ HVD_GUARDED_BY(mutex_);  // by device
 };
 
 }  // namespace
