@@ -5,6 +5,8 @@
 #include <deque>
 #include <functional>
 #include <iterator>
+#include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -58,9 +60,11 @@ class FakeNcclLibrary final : public nccl::Library {
       world->launches.resize(static_cast<std::size_t>(size));
       world->executed.resize(static_cast<std::size_t>(size));
       world->windows.resize(static_cast<std::size_t>(size));
+      world->owners.resize(static_cast<std::size_t>(size), -1);
     }
     if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
     ++world->joined;
+    world->owners[static_cast<std::size_t>(rank)] = rank_;
     nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true,
                               rank_ == nccl_.options_.init_fails_at});
     return {reinterpret_cast<void*>(nccl_.members_.size())};
@@ -102,6 +106,9 @@ class FakeNcclLibrary final : public nccl::Library {
     counts().windows -= static_cast<int>(std::exchange(member.windows, {}).size());
     if (member.window_to_be != nullptr)
       *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
+    const auto resident = nccl_.residents_.find(rank_);
+    if (resident != nccl_.residents_.end() && resident->second.world == member.world)
+      nccl_.residents_.erase(resident);
     // What waits on the device ends, with whatever is in memory.
     for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)])
       launch->done = true;
@@ -280,8 +287,12 @@ class FakeNcclLibrary final : public nccl::Library {
     for (const Call& call : launched->calls) add_ranges(call, member, item.ranges);
     item.ready = [this, launched, world = member.world, position] {
       const std::lock_guard lock(nccl_.mutex_);
+      if (launched->done) return true;
+      if (!nccl_.take_room(rank_, world, position)) return false;
       launched->at_head = true;
-      return launched->done || nccl_.try_execute(*world, position);
+      if (nccl_.try_execute(*world, position)) return true;
+      nccl_.report_circle(rank_);
+      return false;
     };
     nccl_.gpu_.enqueue(stream, std::move(item));
   }
@@ -329,6 +340,36 @@ nccl::Health FakeNccl::make_window(Member& member) {
   return {};
 }
 
+bool FakeNccl::take_room(int owner, const std::shared_ptr<World>& world, std::size_t position) {
+  const auto [found, took] = residents_.try_emplace(owner, Resident{world, position});
+  return took || (found->second.world == world && found->second.position == position);
+}
+
+/// Follows from a rank whose kernel waits to a rank that it waits for and that runs another one.
+void FakeNccl::report_circle(int owner) {
+  std::set<int> seen;
+  std::string path;
+  int at = owner;
+  while (seen.insert(at).second) {
+    const auto waiting = residents_.find(at);
+    if (waiting == residents_.end()) return;
+    const auto& [world, position] = waiting->second;
+    int next = -1;
+    for (std::size_t rank = 0; rank < world->owners.size(); ++rank) {
+      const int other = world->owners[rank];
+      const auto its = residents_.find(other);
+      if (its == residents_.end()) continue;
+      if (its->second.world != world || its->second.position != position) next = other;
+    }
+    if (next < 0) return;
+    path += "rank " + std::to_string(at) + " waits for ";
+    at = next;
+  }
+  const std::string text = "NCCL: kernels of several communicators wait for each other: rank " +
+                           path + "rank " + std::to_string(at);
+  if (gpu_.faults().empty()) gpu_.fault(text);  // asked again and again
+}
+
 bool FakeNccl::try_execute(World& world, std::size_t position) {
   for (const auto& launches : world.launches) {
     if (launches.size() <= position || !launches[position]->at_head) return false;
@@ -373,6 +414,7 @@ void FakeNccl::execute(World& world, std::size_t position) {
     execute_collective(world, members);
   }
   for (const auto& launches : world.launches) launches[position]->done = true;
+  for (const int owner : world.owners) residents_.erase(owner);
 }
 
 void FakeNccl::check_registered(const World& world, const std::vector<const Call*>& calls) {

@@ -9,12 +9,14 @@
 #include "backend/nccl/library.h"
 #include "support/fake_gpu.h"
 
-/// NCCL between the ranks of a test, on their simulated GPU. As the real one it does nothing unless
-/// all ranks of a communicator come, with the same collective, and in the same order; and like a
-/// non-blocking one it says "busy" for a while after each call. It reports, as a fault of the GPU,
-/// a collective that has registered memory, or a window, on some ranks only or another buffer on
-/// each, and registrations and windows that outlive their buffer or their communicator's destroy().
-/// Making a window ends when all ranks have come, with the same size.
+/// NCCL between the ranks of a test, on their simulated GPU. A rank's device has room for one
+/// kernel of NCCL, which stays until all ranks have theirs: the real one promises no more. As the
+/// real one it does nothing unless all ranks of a communicator come, with the same collective, and
+/// in the same order; and like a non-blocking one it says "busy" for a while after each call. It
+/// reports, as a fault of the GPU, a collective that has registered memory, or a window, on some
+/// ranks only or another buffer on each, kernels of communicators that wait for each other, and
+/// registrations and windows that outlive their buffer or their communicator's destroy(). Making a
+/// window ends when all ranks have come, with the same size.
 namespace hvd::testing {
 
 struct FakeNcclOptions {
@@ -94,6 +96,7 @@ class FakeNccl {
   struct World {
     int size = 0;
     int joined = 0;
+    std::vector<int> owners;                                     // by rank: which rank of the test
     std::vector<std::vector<std::shared_ptr<Launch>>> launches;  // by rank
     std::vector<std::size_t> executed;                           // by rank: launches that are done
     std::vector<std::vector<std::size_t>> windows;  // by rank: the sizes of those that were begun
@@ -114,7 +117,14 @@ class FakeNccl {
     bool changes() const { return busy > 0 || window_to_be != nullptr; }
   };
 
+  struct Resident {
+    std::shared_ptr<World> world;
+    std::size_t position = 0;
+  };
+
   nccl::Health make_window(Member&);
+  bool take_room(int owner, const std::shared_ptr<World>&, std::size_t position);
+  void report_circle(int owner);
   bool try_execute(World&, std::size_t position);
   void execute(World&, std::size_t position);
   void execute_collective(World&, const std::vector<const Call*>&);
@@ -127,6 +137,7 @@ class FakeNccl {
   std::vector<Member> members_;
   std::map<int, FakeNcclCounts> counts_;
   std::map<int, nccl::Health> broken_;
+  std::map<int, Resident> residents_;  // by rank of the test: the kernel that its device runs
   int ids_ = 0;
 };
 

@@ -52,11 +52,18 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
   }
 }
 
+// Note [One stream for all communicators]: a kernel of NCCL occupies its part of the GPU until all
+// ranks of its communicator run theirs. Two communicators in two streams may find room for the one
+// first on one rank, and for the other first on another, and then wait for each other forever,
+// although both ranks' hosts have launched them in the same order. In one stream the device keeps
+// to the order of the host, which is the plan's, and so the same on all ranks. NCCL has a setting
+// for that as well (NCCL_LAUNCH_ORDER_IMPLICIT), from 2.26 on.
 std::unique_ptr<Channel> NcclBackend::open(const ChannelSpec& spec, Peers& peers) {
   ChannelSpec host = spec;
   host.device = {};
   host.instance = 1;
-  return std::make_unique<nccl::NcclChannel>(library_, device_, spec,
+  if (!stream_) stream_ = std::make_shared<device::OwnedStream>(*device_);
+  return std::make_unique<nccl::NcclChannel>(library_, device_, stream_, spec,
                                              open_host_channel_(host, peers), options_, clock_);
 }
 

@@ -40,6 +40,9 @@ using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec
 /// docs/decisions/0014-nccl-behind-a-seam.md. Integers that would have to be scaled, int16 and
 /// Adasum are left to others.
 ///
+/// All communicators of a device queue their kernels in one stream: see Note [One stream for all
+/// communicators].
+///
 /// Threading: as hvd::Backend says.
 class NcclBackend final : public Backend {
  public:
@@ -58,6 +61,7 @@ class NcclBackend final : public Backend {
   const nccl::OpenHostChannel open_host_channel_;
   const nccl::NcclOptions options_;
   const Clock& clock_;
+  std::shared_ptr<const device::OwnedStream> stream_;  // made when the first channel is opened
 };
 
 }  // namespace hvd

@@ -24,16 +24,17 @@ constexpr int kFusionBuffers = 2;
 }  // namespace
 
 NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device,
-                         const ChannelSpec& spec, std::unique_ptr<Channel> host,
-                         const NcclOptions& options, const Clock& clock)
+                         std::shared_ptr<const device::OwnedStream> stream, const ChannelSpec& spec,
+                         std::unique_ptr<Channel> host, const NcclOptions& options,
+                         const Clock& clock)
     : library_(std::move(library)),
       device_(std::move(device)),
+      stream_(std::move(stream)),
       spec_(spec),
       options_(options),
       clock_(clock),
       deadline_(clock_.now() + options_.init_timeout),
       host_(std::move(host)),
-      stream_(*device_),
       buffers_(device_->api(), device_->device(), device_->plain_memory()),
       notes_(std::make_shared<Notes>()) {}
 

@@ -26,7 +26,9 @@ namespace hvd::nccl {
 ///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
-  NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>, const ChannelSpec&,
+  /// @param stream of all communicators of the device
+  NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>,
+              std::shared_ptr<const device::OwnedStream> stream, const ChannelSpec&,
               std::unique_ptr<Channel> host, const NcclOptions&, const Clock&);
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
@@ -47,7 +49,7 @@ class NcclChannel final : public Channel {
   // --- for its works ---
   Library& library() noexcept { return *library_; }
   device::Context& device() noexcept { return *device_; }
-  device::Stream stream() const noexcept { return stream_.get(); }
+  device::Stream stream() const noexcept { return stream_->get(); }
   Comm comm() const noexcept { return comm_; }
   int rank() const noexcept { return spec_.set_rank; }
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
@@ -75,12 +77,12 @@ class NcclChannel final : public Channel {
 
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<device::Context> device_;
+  const std::shared_ptr<const device::OwnedStream> stream_;
   const ChannelSpec spec_;
   const NcclOptions options_;
   const Clock& clock_;
   const TimePoint deadline_;
   const std::unique_ptr<Channel> host_;
-  device::OwnedStream stream_;
   device::BufferPool buffers_;
   /// What goes over the host's channel, kept for as long as that may write to it.
   struct Notes {

@@ -229,5 +229,65 @@ TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
             0);
 }
 
+TEST_F(NcclChannelTest, CommunicatorsOfOneDeviceDoNotWaitForEachOther) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  std::vector<std::unique_ptr<Channel>> second;
+  for (int rank = 0; rank < 2; ++rank) {
+    Rank& one = *ranks_[static_cast<std::size_t>(rank)];
+    second.push_back(one.backend->open(
+        {.process_set = 1, .ranks = {0, 1}, .set_rank = rank, .device = {DeviceType::kCuda, 0}},
+        one.peers));
+  }
+  bool ready = false;
+  for (int round = 0; round < 50 && !ready; ++round) {
+    ready = second[0]->ready();
+    ready = second[1]->ready() && ready;
+  }
+  ASSERT_TRUE(ready);
+  // Two kernels in the queues of each rank at a time, launched in the same order on both.
+  for (int step = 0; step < 30; ++step) {
+    std::vector<std::unique_ptr<Work>> works;
+    std::vector<std::span<std::byte>> tensors;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      for (Channel* const channel : {ranks_[rank]->channel.get(), second[rank].get()}) {
+        tensors.push_back(tensor({1, 2}));
+        works.push_back(channel->launch(sum(2), tensors.back(), tensors.back()));
+      }
+    }
+    for (const auto& work : works) {
+      while (!work->progress()) {
+      }
+    }
+    ASSERT_TRUE(gpu_.run_all()) << "step " << step << ": "
+                                << (gpu_.faults().empty() ? "" : gpu_.faults().front());
+    for (const auto& memory : tensors) EXPECT_EQ(values_of(memory), (std::vector<float>{2, 4}));
+  }
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+// What the test above relies on.
+TEST_F(NcclChannelTest, TheSimulationFindsKernelsThatWaitForEachOther) {
+  nccl_ = std::make_unique<FakeNccl>(gpu_, FakeNcclOptions{.busy_answers = 0});
+  const std::shared_ptr<nccl::Library> libraries[] = {nccl_->library(0), nccl_->library(1)};
+  const nccl::UniqueId ids[] = {libraries[0]->make_id(), libraries[0]->make_id()};
+  for (int rank = 0; rank < 2; ++rank) {
+    device::Context device(gpu_.api(rank), 0);
+    const device::OwnedStream stream(device);
+    nccl::Library& library = *libraries[rank];
+    const nccl::Comm comms[] = {library.begin_init(ids[0], 2, rank),
+                                library.begin_init(ids[1], 2, rank)};
+    const std::span<std::byte> memory = tensor({1, 2});
+    for (const int which : {rank, 1 - rank}) {
+      library.all_reduce(memory.data(), memory.data(), 2, DataType::kFloat32, nccl::Reduction::kSum,
+                         comms[which], stream.get());
+    }
+  }
+  EXPECT_FALSE(gpu_.run_all());
+  ASSERT_EQ(gpu_.faults().size(), 1U);
+  EXPECT_NE(gpu_.faults().front().find("wait for each other: rank "), std::string::npos)
+      << gpu_.faults().front();
+}
+
 }  // namespace
 }  // namespace hvd::testing
