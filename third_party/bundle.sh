@@ -1,7 +1,8 @@
 # For hosts without a network: what setup.sh would install there, as one folder. Sourced by setup.sh, which has say, die, quietly and root.
 #
 # The folder holds deps.tar.gz (the files of Debian packages of this machine, and the libraries that they need, below one prefix) and
-# MANIFEST. Nothing in it is built here, and nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
+# MANIFEST; and gpu.tar.gz, if 'test/gpu/run.sh --build-only' has built the tests and benchmarks that need a GPU: with it, minutes on a
+# GPU need not be spent on compiling. Nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
 
 bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev
   libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
@@ -12,6 +13,32 @@ arch_lib=lib/x86_64-linux-gnu
 package_files() {
   dpkg -L "$1" | grep -vE '^/usr/share/(doc|man|lintian|locale|bash-completion|emacs|vim|aclocal|bug|icons|mime|applications)(/|$)' |
     grep -vE '^/(etc|var)/|openmpi/.*\.a$|^/usr/share/cmake-[^/]*/Help|openmpi/lib/.*\.mod$|libmpi_(usempi|mpifh|java|cxx)|/fortran'
+}
+
+# The programs of a build for test/gpu/run.sh, and the lists from which ctest knows them.
+bundle_gpu_programs() {
+  local build=$root/build/gpu commit
+  [[ -x $build/test/gpu/gpu_kernels_test ]] || return 0
+  [[ ! -e $build/PREBUILT ]] || die "--bundle: the programs in $build came with a bundle; remove it, and run 'bash test/gpu/run.sh --build-only'"
+  commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo "an unknown commit")
+  (cd "$root" && find build/gpu -path build/gpu/torch -prune -o -type f \( -perm -u+x -o -name 'CTestTestfile.cmake' \) \
+    -not -path '*/CMakeFiles/*' -print0 | tar -czf "$1/gpu.tar.gz" --null -T -)
+  printf 'gpu-programs %s %s\n' "$commit" "$root" >>"$1/MANIFEST"
+  say "bundle: with the programs of build/gpu, from $commit"
+}
+
+# Below the checkout, with its own paths and the target's mpirun in ctest's lists.
+unpack_gpu_programs() {
+  local source=$1 deps=$2 line commit built_in
+  [[ -e $source/gpu.tar.gz ]] || return 0
+  line=$(sed -n 's/^gpu-programs //p' "$source/MANIFEST")
+  commit=${line%% *} built_in=${line#* }
+  rm -rf "$root/build/gpu"
+  tar -C "$root" -xzf "$source/gpu.tar.gz" || die "--from: $source/gpu.tar.gz could not be unpacked"
+  find "$root/build/gpu" -name CTestTestfile.cmake -exec \
+    sed -i -e "s|\"/usr/bin/mpirun\"|\"$deps/bin/mpirun\"|g" -e "s|$built_in/|$root/|g" {} +
+  printf '%s\n' "$commit" >"$root/build/gpu/PREBUILT"
+  say "from: programs for test/gpu/run.sh, built from $commit"
 }
 
 # Symbolic links stay what they are.
@@ -60,6 +87,8 @@ make_bundle() {
     for package in "${bundle_packages[@]}"; do printf 'package %s %s\n' "$package" "$(dpkg-query -W -f='${Version}' "$package")"; done
   } >"$target/MANIFEST"
   tar -C "$tree" -czf - . >"$target/deps.tar.gz"
+  rm -f "$target/gpu.tar.gz"
+  bundle_gpu_programs "$target"
   size=$(du -sb "$target" | cut -f1)
   ((size < bundle_limit)) || die "--bundle: $target has $size bytes, expected less than $bundle_limit"
   say "bundle: $target, $((size >> 20)) MiB; copy it with the checkout, and run 'bash third_party/setup.sh --from DIR' there"
@@ -107,5 +136,6 @@ set_up_from() {
   # shellcheck disable=SC1091
   source "$deps/env.sh"
   check_commands
+  unpack_gpu_programs "$source" "$deps"
   say "from: everything is in $deps; 'source .deps/env.sh' before building and running"
 }

@@ -185,6 +185,9 @@ constexpr Variable kVariables[] = {
     {.name = "TEST_HOSTID_PER_RANK",
      .use = VariableUse::kTest,
      .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},
+    {.name = "TEST_SKIP_UNSHARED",
+     .use = VariableUse::kTest,
+     .meaning = "`test/gpu`: a job whose ranks this NCCL does not let share a GPU is skipped"},
     {.name = "SIM_SEEDS",
      .use = VariableUse::kTest,
      .meaning = "how many seeds the simulations run"},
@@ -192,6 +195,9 @@ constexpr Variable kVariables[] = {
     {.name = "GPU_SECONDS",
      .use = VariableUse::kTest,
      .meaning = "how long `test/gpu/run.sh` may take"},
+    {.name = "GPU_BUILD",
+     .use = VariableUse::kTest,
+     .meaning = "the folder of `test/gpu/run.sh`'s binaries, `build/gpu` if unset"},
 };
 
 }  // namespace

@@ -16,16 +16,17 @@
 namespace hvd::conformance {
 namespace {
 
-/// Memory that the suite can write to on the host and NCCL on the device.
-class ManagedMemory final : public std::pmr::memory_resource {
+/// Memory that the suite can write to on the host and NCCL on the device: pinned, which every
+/// device can read and write where it is (managed memory not every system has).
+class PinnedMemory final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
     void* memory = nullptr;
-    if (cudaMallocManaged(&memory, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess)
+    if (cudaHostAlloc(&memory, bytes > 0 ? bytes : 1, cudaHostAllocDefault) != cudaSuccess)
       throw std::bad_alloc();
     return memory;
   }
-  void do_deallocate(void* memory, std::size_t, std::size_t) override { cudaFree(memory); }
+  void do_deallocate(void* memory, std::size_t, std::size_t) override { cudaFreeHost(memory); }
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
 
@@ -44,7 +45,7 @@ TEST_P(GpuNcclConformance, OneRank) {
       [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });
   const auto cases = exact_cases(*backend, GetParam(), 1);
   Doorbells doorbells(1);
-  ManagedMemory memory;
+  PinnedMemory memory;
   DeviceHarness harness(0, doorbells, std::move(backend), memory);
   run_cases(harness, cases);
 }

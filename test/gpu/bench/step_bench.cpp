@@ -56,7 +56,8 @@ void print(const Json& line) {
 }
 
 void finish(torch::Device device) {
-  if (device.is_cuda()) torch::cuda::synchronize();
+  if (device.is_cuda())
+    torch::cuda::synchronize(device.index());  // the rank's, not the first of the host
 }
 
 // --- Contenders ---

@@ -1,0 +1,198 @@
+# The parts of run.sh, in the order of their value: what would tell most if the run ended after it comes first. Sourced by run.sh,
+# which has run, tests, needs, needs_gpu, say and fail, and $build and $results.
+
+# name, limit in seconds, what it is
+parts="machine 60 the host, its GPUs and what is built
+build 900 binaries without LibTorch; nothing when they came with a bundle
+kernels 60 packing, casting and scaling on the device against the host
+pack 90 time of packing beside a copy, a copy per tensor and _foreach_ calls
+conformance 120 every collective on the real NCCL, one rank
+one 90 a job of one rank
+staged 240 jobs of 2 and 4 ranks on one GPU, through the host's memory
+nccl 360 jobs of 2 and 4 ranks on one GPU, on NCCL
+job-bench 120 host time of a batch, and the staged path's bandwidth
+memcheck 150 the kernels under compute-sanitizer
+torch-build 900 the adapter with the host's LibTorch
+torch 200 the adapter's tests on the device
+step-bench 90 what a training step takes longer, beside DistributedDataParallel's engine
+mnist 240 an example, in bf16 and fp16
+racecheck 150 the kernels under compute-sanitizer's race detector
+simulated 300 the data plane on simulated devices, for a host without one too"
+
+core_targets=(gpu_kernels_test gpu_pack_bench hvd-build-info device_test nccl_channel_test runtime_device_test cuda_api_test)
+simulated='^(device_test|nccl_channel_test|runtime_device_test|cuda_api_test)$'
+torch_build=$build/torch
+torch_job=
+
+part_machine() {
+  local built=here
+  say "$(date -u +%FT%TZ) $(uname -srm), $(nproc) cores"
+  [[ ! -e $build/PREBUILT ]] || built="elsewhere, from $(<"$build/PREBUILT")"
+  say "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), binaries built $built"
+  if ((gpus > 0)); then
+    run nvidia-smi --format=csv --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,power.limit
+    run nvidia-smi topo -m
+  else
+    say "there is no GPU here: nvidia-smi does not list one"
+  fi
+  # NCCL and MPI meet over it, and minimal containers have it down.
+  if [[ $(cat /sys/class/net/lo/operstate 2>/dev/null) == down ]]; then
+    ip link set lo up 2>/dev/null || say "lo is down and could not be set up"
+  fi
+  start_torch_build
+}
+
+# --- Builds ----------------------------------------------------------------------------------------------------------
+part_build() {
+  rm -f "$build/failed"
+  if [[ -e $build/PREBUILT ]]; then
+    say "the bundle's binaries are taken; remove $build to build here"
+    return
+  fi
+  local targets=("${core_targets[@]}")
+  if ! run cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DHVD_WITH_CUDA=ON -DHVD_WITH_TORCH=OFF \
+    -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON; then
+    echo "it could not be configured" >"$build/failed"
+    return
+  fi
+  grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && targets+=(gpu_job_test gpu_job_bench)
+  grep -q 'hvd: NCCL' "$output" && targets+=(gpu_nccl_conformance_test)
+  # What can be built is, also when something else cannot.
+  run cmake --build "$build" -j "$(nproc)" -- -k 0 "${targets[@]}" || echo "its build failed" >"$build/failed"
+  [[ ! -e $build/launcher/hvd-build-info ]] || run "$build/launcher/hvd-build-info"
+}
+
+# The LibTorch that Torch_DIR names, else the python's own if it has CUDA, else as for every build. Hosts may lack parts of the toolkit
+# that LibTorch's CMake files look for, so first without that search.
+build_with_torch() {
+  local options=(-DCMAKE_BUILD_TYPE=Release -DHVD_WITH_CUDA=ON -DHVD_WITH_TORCH=ON) prefix search
+  prefix=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.version.cuda else "")' 2>/dev/null || true)
+  [[ -z $prefix || -n ${Torch_DIR:-} ]] || options+=("-DTorch_DIR=$prefix/Torch")
+  for search in OFF ON; do
+    rm -rf "$torch_build/CMakeCache.txt" "$torch_build/CMakeFiles"
+    cmake -G Ninja -S . -B "$torch_build" "${options[@]}" -DHVD_TORCH_NEEDS_TOOLKIT=$search || continue
+    cmake --build "$torch_build" -j "$(nproc)" --target gpu_torch_test mnist hvdrun || return 3
+    # LibTorch's NCCL is worth a try, but not the rest of the benchmark.
+    cmake --build "$torch_build" -j "$(nproc)" --target gpu_step_bench && return 0
+    cmake -DHVD_BENCH_WITH_NCCL=OFF "$torch_build" && cmake --build "$torch_build" -j "$(nproc)" --target gpu_step_bench && return 0
+    return 4
+  done
+  return 2
+}
+
+wants_torch() { ((gpus > 0)) && [[ -z $only || ,$only, == *,torch-build,* ]]; }
+# Beside the parts before it, where there are cores for both: it takes minutes.
+start_torch_build() {
+  wants_torch && (($(nproc) >= 4)) || return 0
+  mkdir -p "$torch_build"
+  export torch_build && export -f build_with_torch
+  setsid timeout --kill-after=10 "$(left_in_all)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null &
+  torch_job=$!
+}
+end_background_builds() {
+  [[ -z $torch_job ]] || ! kill -0 "$torch_job" 2>/dev/null || kill -- "-$torch_job" 2>/dev/null
+}
+
+part_torch_build() {
+  needs_gpu || return
+  local code
+  export torch_build && export -f build_with_torch
+  if [[ -n $torch_job ]]; then
+    # wait has no limit of its own.
+    while kill -0 "$torch_job" 2>/dev/null && (($(left) > 2)); do sleep 1; done
+    if kill -0 "$torch_job" 2>/dev/null; then
+      end_background_builds
+      fail "stopped; the end of $build/build-torch.log:"
+      run tail -n 20 "$build/build-torch.log"
+      return
+    fi
+    wait "$torch_job"
+    code=$?
+    torch_job=
+  else
+    timeout --kill-after=10 "$(left)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null
+    code=$?
+  fi
+  ((code == 0)) && return
+  run tail -n 40 "$build/build-torch.log"
+  case $code in
+    2) verdict="not run: no LibTorch to build against" ;;
+    4) fail "gpu_step_bench could not be built" ;;
+    *) fail "the build ended with code $code" ;;
+  esac
+}
+
+# --- The core --------------------------------------------------------------------------------------------------------
+part_kernels() {
+  needs_gpu && needs "$build/test/gpu/gpu_kernels_test" && tests '^gpu_kernels_test$'
+}
+
+part_pack() {
+  needs_gpu && needs "$build/test/gpu/gpu_pack_bench" || return
+  run "$build/test/gpu/gpu_pack_bench" resnet50
+  run "$build/test/gpu/gpu_pack_bench" gpt2
+}
+
+part_conformance() {
+  needs_gpu && needs "$build/test/gpu/gpu_nccl_conformance_test" && tests '^gpu_nccl_conformance_test$'
+}
+
+part_one() {
+  needs_gpu && needs "$build/test/gpu/gpu_job_test" && tests '^gpu_job_test\.one$'
+}
+
+part_staged() {
+  needs_gpu && needs "$build/test/gpu/gpu_job_test" && tests '^gpu_job_test\.staged\.'
+}
+
+part_nccl() {
+  needs_gpu && needs "$build/test/gpu/gpu_job_test" || return
+  tests '^gpu_job_test\.hostid\.'
+  tests '^gpu_job_test\.shared\.'
+}
+
+part_job_bench() {
+  needs_gpu && needs "$build/test/gpu/gpu_job_bench" || return
+  run mpirun -np 1 "$build/test/gpu/gpu_job_bench"
+  run mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=shm "$build/test/gpu/gpu_job_bench"
+}
+
+sanitize() {
+  needs_gpu && needs "$build/test/gpu/gpu_kernels_test" || return
+  if ! command -v compute-sanitizer >/dev/null; then
+    verdict="not run: compute-sanitizer is not on PATH"
+    return
+  fi
+  run compute-sanitizer --error-exitcode 9 "$@"
+}
+part_memcheck() { sanitize --tool memcheck "$build/test/gpu/gpu_kernels_test"; }
+part_racecheck() { sanitize --tool racecheck "$build/test/gpu/gpu_kernels_test" --gtest_filter='*TenThousand*:*Fills*'; }
+
+part_simulated() { needs "$build/CTestTestfile.cmake" && tests "$simulated"; }
+
+# --- With LibTorch ---------------------------------------------------------------------------------------------------
+torch_has_cuda() {
+  local folder
+  folder=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$torch_build/CMakeCache.txt")
+  [[ -e $folder/../../../lib/libtorch_cuda.so ]] && return
+  verdict="not run: the LibTorch in $folder was built without CUDA; Torch_DIR names another"
+  return 1
+}
+
+part_torch() {
+  needs_gpu && needs "$torch_build/test/gpu/gpu_torch_test" && torch_has_cuda || return
+  build=$torch_build tests '^gpu_torch_test'
+}
+
+part_step_bench() {
+  needs_gpu && needs "$torch_build/test/gpu/gpu_step_bench" && torch_has_cuda || return
+  run "$torch_build/launcher/hvdrun" -np 1 "$torch_build/test/gpu/gpu_step_bench" --seconds 20
+}
+
+part_mnist() {
+  local data=${HVD_MNIST_DATA:-/usr/share/datasets/fashion-mnist} precision
+  needs_gpu && needs "$torch_build/examples/mnist" "$data" && torch_has_cuda || return
+  for precision in bf16 fp16; do
+    run "$torch_build/launcher/hvdrun" -np 2 "$torch_build/examples/mnist" --data "$data" --epochs 1 --device cuda --precision "$precision"
+  done
+}
