@@ -350,32 +350,19 @@ void submit_all(std::span<const Submission> submissions, std::span<Operation> ha
 }
 
 void barrier(const ProcessSet& process_set) {
-  Submission submission;
-  submission.kind = OpKind::kBarrier;
-  submission.process_set = process_set.id();
-  run(std::move(submission));
+  run({.parameters = Barrier{}, .process_set = process_set.id()});
 }
 
-int join() {
-  Submission submission;
-  submission.kind = OpKind::kJoin;
-  return static_cast<int>(run(std::move(submission)));
-}
+int join() { return static_cast<int>(run({.parameters = Join{}})); }
 
 ProcessSet add_process_set(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
-  Submission submission;
-  submission.kind = OpKind::kAddProcessSet;
-  submission.splits.assign(ranks.begin(), ranks.end());
-  const int id = static_cast<int>(run(std::move(submission)));
+  const int id = static_cast<int>(run({.parameters = AddProcessSet{ranks}}));
   return ProcessSet(ProcessSet::Members{id, std::move(ranks)});
 }
 
 void remove_process_set(const ProcessSet& process_set) {
-  Submission submission;
-  submission.kind = OpKind::kRemoveProcessSet;
-  submission.root = process_set.id();
-  run(std::move(submission));
+  run({.parameters = RemoveProcessSet{process_set.id()}});
 }
 
 Metrics metrics() { return runtime::current_runtime()->metrics(); }

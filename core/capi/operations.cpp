@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -103,9 +104,15 @@ class Translator {
 
   std::pair<Submission, std::shared_ptr<const Outcome>> translate() {
     if (given_.name != nullptr) submission_.name = given_.name;
-    submission_.kind = enumerator<OpKind>(given_.kind, HVD_KIND_GATHER + 1, "kind");
+    const auto kind = enumerator<OpKind>(given_.kind, HVD_KIND_GATHER + 1, "kind");
     submission_.process_set = set_of(given_.process_set).id();
-    if (submission_.kind != OpKind::kBarrier && submission_.kind != OpKind::kJoin) describe();
+    if (kind == OpKind::kBarrier) {
+      submission_.parameters = Barrier{};
+    } else if (kind == OpKind::kJoin) {
+      submission_.parameters = Join{};
+    } else {
+      describe(kind);
+    }
     return {std::move(submission_), outcome_};
   }
 
@@ -123,27 +130,54 @@ class Translator {
     return static_cast<Enum>(value);
   }
 
-  void describe() {
-    submission_.op = enumerator<ReduceOp>(given_.op, kReduceOpCount, "op");
-    if (given_.prescale == 0 || given_.postscale == 0) {
-      fail("prescale or postscale is 0; initialise the struct with HVD_SUBMISSION_INIT");
-    }
-    submission_.prescale = given_.prescale;
-    submission_.postscale = given_.postscale;
-    submission_.root = given_.root;
-    submission_.compression =
-        enumerator<Compression>(given_.compression, kCompressionCount, "compression");
-    if (given_.reserved != 0)
-      fail("reserved is " + std::to_string(given_.reserved) +
-           ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
+  void describe(OpKind kind) {
+    check_fields_of_all_kinds();
+    submission_.parameters = parameters(kind);
     describe_input();
-    const OpKind kind = submission_.kind;
     if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather) {
       receive_later();
     } else {
       describe_output();
     }
-    if (kind == OpKind::kAlltoall) copy_splits();
+  }
+
+  // The C struct has the fields of all kinds: those that mean nothing for this one must be in range
+  // all the same.
+  void check_fields_of_all_kinds() const {
+    enumerator<ReduceOp>(given_.op, kReduceOpCount, "op");
+    if (given_.prescale == 0 || given_.postscale == 0) {
+      fail("prescale or postscale is 0; initialise the struct with HVD_SUBMISSION_INIT");
+    }
+    if (!std::isfinite(given_.prescale) || !std::isfinite(given_.postscale))
+      fail("a scale factor is not finite");
+    const auto compression =
+        enumerator<Compression>(given_.compression, kCompressionCount, "compression");
+    if (compression != Compression::kNone && given_.kind != HVD_KIND_ALLREDUCE) {
+      fail("compression (" + std::string(to_string(compression)) +
+           ") is for allreduce; send a tensor of 16 bits instead");
+    }
+    if (given_.reserved != 0)
+      fail("reserved is " + std::to_string(given_.reserved) +
+           ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
+  }
+
+  OperationParameters parameters(OpKind kind) const {
+    const auto op = static_cast<ReduceOp>(given_.op);
+    switch (kind) {
+      case OpKind::kAllgather:
+        return Allgather{};
+      case OpKind::kBroadcast:
+        return Broadcast{given_.root};
+      case OpKind::kReducescatter:
+        return Reducescatter{op, given_.prescale, given_.postscale};
+      case OpKind::kAlltoall:
+        return Alltoall{splits()};
+      case OpKind::kGather:
+        return Gather{given_.root};
+      default:
+        return Allreduce{op, given_.prescale, given_.postscale,
+                         static_cast<Compression>(given_.compression)};
+    }
   }
 
   void describe_input() {
@@ -161,7 +195,7 @@ class Translator {
     }
     if (__builtin_mul_overflow(input.count, size_of(input.dtype), &bytes))
       fail("bad shape " + shape_to_string(input.shape));
-    const bool in_place = given_.input == nullptr && submission_.kind == OpKind::kBroadcast;
+    const bool in_place = given_.input == nullptr && submission_.kind() == OpKind::kBroadcast;
     // The core reads an input and has one type for both directions.
     input.data =
         static_cast<std::byte*>(in_place ? given_.output : const_cast<void*>(given_.input));
@@ -171,7 +205,7 @@ class Translator {
     TensorView& output = submission_.output;
     output = submission_.input;
     output.data = static_cast<std::byte*>(given_.output);
-    if (submission_.kind == OpKind::kReducescatter && !output.shape.empty() && output.count > 0) {
+    if (submission_.kind() == OpKind::kReducescatter && !output.shape.empty() && output.count > 0) {
       const ProcessSet set = set_of(given_.process_set);
       // Outside the set, which the core refuses, any position does.
       const std::int64_t rows = rows_of_member(output.shape[0], set.size(), set.rank());
@@ -231,11 +265,11 @@ class Translator {
     outcome.data = outcome.owned.get();
   }
 
-  void copy_splits() {
+  std::vector<std::int64_t> splits() const {
     if (given_.splits_count < 0) fail("splits_count is " + std::to_string(given_.splits_count));
-    if (given_.splits_count == 0) return;
-    submission_.splits.assign(&required(given_.splits, "hvd_submission_t: splits"),
-                              given_.splits + given_.splits_count);
+    if (given_.splits_count == 0) return {};
+    return {&required(given_.splits, "hvd_submission_t: splits"),
+            given_.splits + given_.splits_count};
   }
 
   const hvd_submission_t given_;

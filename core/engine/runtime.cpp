@@ -129,7 +129,7 @@ OperationPtr Runtime::claim_again(const Submission& submission, TimePoint now) {
 
 OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
   if (joined_) {
-    throw UsageError(std::string(to_string(submission.kind)) + " '" + submission.name +
+    throw UsageError(std::string(to_string(submission.kind())) + " '" + submission.name +
                      "' on rank " + std::to_string(topology().rank) +
                      ": this rank has called join(), so it has no more data until join() returns");
   }

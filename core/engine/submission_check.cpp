@@ -4,12 +4,28 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <type_traits>
+#include <variant>
 
 #include "base/floating.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
 namespace {
+
+template <class Parameters, OpKind kind>
+constexpr bool belong_together =
+    std::is_same_v<std::variant_alternative_t<static_cast<std::size_t>(kind), OperationParameters>,
+                   Parameters>;
+static_assert(belong_together<Allreduce, OpKind::kAllreduce> &&
+              belong_together<Allgather, OpKind::kAllgather> &&
+              belong_together<Broadcast, OpKind::kBroadcast> &&
+              belong_together<Reducescatter, OpKind::kReducescatter> &&
+              belong_together<Alltoall, OpKind::kAlltoall> &&
+              belong_together<Barrier, OpKind::kBarrier> && belong_together<Join, OpKind::kJoin> &&
+              belong_together<Gather, OpKind::kGather> &&
+              belong_together<AddProcessSet, OpKind::kAddProcessSet> &&
+              belong_together<RemoveProcessSet, OpKind::kRemoveProcessSet>);
 
 class Checker {
  public:
@@ -19,21 +35,50 @@ class Checker {
 
   void check() const {
     check_names();
-    check_set_and_root();
-    check_compression();
+    check_set();
     check_group();
     check_group_name();
-    if (agrees_on_job()) return check_job_operation();
-    check_device();
-    check_op();
-    check_shape();
-    check_output();
+    if (!agrees_on_job()) {
+      check_device();
+      check_shape();
+    }
+    std::visit([this](const auto& parameters) { check_parameters(parameters); },
+               submission_.parameters);
+    if (!wire::only_agrees(kind())) check_output();
   }
 
  private:
+  OpKind kind() const noexcept { return submission_.kind(); }
+
+  void check_parameters(const Allreduce& allreduce) const {
+    check_reduction(allreduce);
+    check_compression(allreduce.compression);
+  }
+  void check_parameters(const Reducescatter& reducescatter) const {
+    if (reducescatter.op == ReduceOp::kAdasum) fail("Adasum needs whole vectors; use allreduce");
+    check_reduction(reducescatter);
+  }
+  void check_parameters(const Broadcast& broadcast) const { check_root("root", broadcast.root); }
+  void check_parameters(const Gather& gather) const {
+    check_root("destination", gather.destination);
+  }
+  void check_parameters(const Alltoall& alltoall) const { check_splits(alltoall.splits); }
+  void check_parameters(const Allgather&) const {}
+  void check_parameters(const Barrier&) const {}
+  void check_parameters(const Join&) const { check_concerns_all(); }
+  void check_parameters(const AddProcessSet& add) const {
+    check_concerns_all();
+    check_members(add.ranks);
+  }
+  void check_parameters(const RemoveProcessSet& remove) const {
+    check_concerns_all();
+    if (remove.process_set == 0) fail("the set of all ranks cannot be removed");
+    if (!sets_.contains(remove.process_set))
+      fail("there is no process set " + std::to_string(remove.process_set));
+  }
+
   [[noreturn]] void fail(const std::string& problem) const {
-    throw UsageError(std::string(to_string(submission_.kind)) + " '" + submission_.name +
-                     "': " + problem);
+    throw UsageError(std::string(to_string(kind())) + " '" + submission_.name + "': " + problem);
   }
 
   void check_names() const {
@@ -43,45 +88,32 @@ class Checker {
     }
   }
 
-  void check_set_and_root() const {
+  void check_set() const {
     if (!sets_.contains(submission_.process_set))
       fail("there is no process set " + std::to_string(submission_.process_set));
     if (sets_.position(submission_.process_set, rank_) < 0) {
       fail("rank " + std::to_string(rank_) + " is not in process set " +
            std::to_string(submission_.process_set));
     }
-    if (has_root() && sets_.position(submission_.process_set, submission_.root) < 0) {
-      fail(std::string(submission_.kind == OpKind::kGather ? "destination" : "root") + " rank " +
-           std::to_string(submission_.root) + " is not in process set " +
-           std::to_string(submission_.process_set) + "; a root is a world rank of a member");
-    }
   }
 
-  bool has_root() const {
-    return submission_.kind == OpKind::kBroadcast || submission_.kind == OpKind::kGather;
+  void check_root(const char* what, int root) const {
+    if (sets_.position(submission_.process_set, root) >= 0) return;
+    fail(std::string(what) + " rank " + std::to_string(root) + " is not in process set " +
+         std::to_string(submission_.process_set) + "; a root is a world rank of a member");
   }
-  bool agrees_on_job() const {
-    return submission_.kind == OpKind::kJoin || submission_.kind == OpKind::kAddProcessSet ||
-           submission_.kind == OpKind::kRemoveProcessSet;
-  }
+
+  bool agrees_on_job() const { return wire::only_agrees(kind()) && kind() != OpKind::kBarrier; }
   bool cuts_rows() const {
-    return wire::gathers(submission_.kind) || submission_.kind == OpKind::kReducescatter ||
-           submission_.kind == OpKind::kAlltoall;
+    return wire::gathers(kind()) || kind() == OpKind::kReducescatter || kind() == OpKind::kAlltoall;
   }
 
-  void check_job_operation() const {
+  void check_concerns_all() const {
     if (submission_.process_set != 0) fail("it concerns all ranks, not a process set");
-    if (submission_.kind == OpKind::kRemoveProcessSet) {
-      if (submission_.root == 0) fail("the set of all ranks cannot be removed");
-      if (!sets_.contains(submission_.root))
-        fail("there is no process set " + std::to_string(submission_.root));
-    }
-    if (submission_.kind == OpKind::kAddProcessSet) check_members();
   }
 
-  void check_members() const {
-    const auto& ranks = submission_.splits;
-    const auto world = static_cast<std::int64_t>(sets_.ranks(0).size());
+  void check_members(const std::vector<int>& ranks) const {
+    const auto world = static_cast<int>(sets_.ranks(0).size());
     if (ranks.empty()) fail("expected at least one rank");
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] < 0 || ranks[i] >= world) {
@@ -94,14 +126,10 @@ class Checker {
     }
   }
 
-  bool reduces() const {
-    return submission_.kind == OpKind::kAllreduce || submission_.kind == OpKind::kReducescatter;
-  }
-
   void check_device() const {
     const Device& device = submission_.input.device;
     if (device.type != DeviceType::kCpu) check_gpu(device);
-    const bool output_known = !submission_.allocate_output && submission_.kind != OpKind::kBarrier;
+    const bool output_known = !submission_.allocate_output && kind() != OpKind::kBarrier;
     if (!output_known || submission_.output.device == device) return;
     fail("the input is on " + device_text(device) + ", the output on " +
          device_text(submission_.output.device) + "; expected both on one device");
@@ -123,36 +151,25 @@ class Checker {
     return device.type == DeviceType::kCpu ? type : type + ":" + std::to_string(device.index);
   }
 
-  void check_op() const {
-    if (!std::isfinite(submission_.prescale) || !std::isfinite(submission_.postscale))
+  template <class Reduction>
+  void check_reduction(const Reduction& reduction) const {
+    if (!std::isfinite(reduction.prescale) || !std::isfinite(reduction.postscale))
       fail("a scale factor is not finite");
-    if (!reduces()) return;
-    if (submission_.op == ReduceOp::kAdasum) check_adasum();
-    if (submission_.op == ReduceOp::kAverage && submission_.input.dtype == DataType::kBool) {
-      fail("an average of bool has no meaning; use sum (or), product (and), min or max");
-    }
-    if (submission_.input.dtype == DataType::kBool &&
-        (submission_.prescale != 1 || submission_.postscale != 1)) {
-      fail("bool cannot be scaled; leave prescale and postscale at 1");
-    }
-  }
-
-  void check_compression() const {
-    if (submission_.compression == Compression::kNone) return;
-    const std::string compression(to_string(submission_.compression));
-    if (submission_.kind != OpKind::kAllreduce)
-      fail("compression (" + compression + ") is for allreduce; send a tensor of 16 bits instead");
-    if (submission_.input.dtype == DataType::kFloat32) return;
-    fail("compression (" + compression + ") is for float32, got " +
-         std::string(to_string(submission_.input.dtype)) + "; submit it without");
-  }
-
-  void check_adasum() const {
-    if (submission_.kind == OpKind::kReducescatter)
-      fail("Adasum needs whole vectors; use allreduce");
     const DataType type = submission_.input.dtype;
-    if (!is_floating(type))
+    if (reduction.op == ReduceOp::kAdasum && !is_floating(type))
       fail("Adasum is for floating types, got " + std::string(to_string(type)) + "; use sum");
+    if (type != DataType::kBool) return;
+    if (reduction.op == ReduceOp::kAverage)
+      fail("an average of bool has no meaning; use sum (or), product (and), min or max");
+    if (reduction.prescale != 1 || reduction.postscale != 1)
+      fail("bool cannot be scaled; leave prescale and postscale at 1");
+  }
+
+  void check_compression(Compression compression) const {
+    const DataType type = submission_.input.dtype;
+    if (compression == Compression::kNone || type == DataType::kFloat32) return;
+    fail("compression (" + std::string(to_string(compression)) + ") is for float32, got " +
+         std::string(to_string(type)) + "; submit it without");
   }
 
   void check_shape() const {
@@ -168,7 +185,7 @@ class Checker {
           !__builtin_mul_overflow(without_zeros, std::max<std::int64_t>(size, 1), &without_zeros);
       if (!fits) fail("bad shape " + shape_to_string(input.shape));
     }
-    if (submission_.kind == OpKind::kBarrier) return;
+    if (kind() == OpKind::kBarrier) return;
     if (elements != input.count) {
       fail("the shape " + shape_to_string(input.shape) + " has " + std::to_string(elements) +
            " elements, the view " + std::to_string(input.count));
@@ -176,11 +193,9 @@ class Checker {
     if (input.count > 0 && input.data == nullptr) fail("the input has no memory");
     if (cuts_rows() && input.shape.empty())
       fail("a scalar has no first dimension; reshape it to [1]");
-    if (submission_.kind == OpKind::kAlltoall) check_splits();
   }
 
-  void check_splits() const {
-    const auto& splits = submission_.splits;
+  void check_splits(const std::vector<std::int64_t>& splits) const {
     const std::size_t members = sets_.ranks(submission_.process_set).size();
     if (splits.size() != members) {
       fail("expected " + std::to_string(members) + " splits, one per member, got " +
@@ -198,14 +213,13 @@ class Checker {
   }
 
   void check_output() const {
-    if (submission_.kind == OpKind::kBarrier) return;
-    if (wire::gathers(submission_.kind) || submission_.kind == OpKind::kAlltoall) {
+    if (wire::gathers(kind()) || kind() == OpKind::kAlltoall) {
       if (!submission_.allocate_output)
         fail("the size of the result is not known yet: allocate_output must be set");
       return;
     }
     std::int64_t expected = submission_.input.count;
-    if (submission_.kind == OpKind::kReducescatter && expected > 0) {
+    if (kind() == OpKind::kReducescatter && expected > 0) {
       const std::int64_t rows = submission_.input.shape[0];
       const auto members = static_cast<int>(sets_.ranks(submission_.process_set).size());
       expected = expected / rows *
@@ -231,7 +245,7 @@ class Checker {
     if (!before(output.data, input.data + input.bytes()) ||
         !before(input.data, output.data + output.bytes()))
       return;
-    if (submission_.kind != OpKind::kReducescatter) {
+    if (kind() != OpKind::kReducescatter) {
       if (output.data != input.data)
         fail("the output overlaps the input; expected the same memory or none in common");
       return;
@@ -270,6 +284,38 @@ class Checker {
   const std::optional<int> gpu_;
 };
 
+/// Writes what a kind is told into the request that travels, which has one form for all kinds.
+class RequestWriter {
+ public:
+  explicit RequestWriter(wire::Request& request) : request_(request) {}
+  void operator()(const Allreduce& allreduce) const {
+    write_reduction(allreduce);
+    request_.compression = allreduce.compression;
+  }
+  void operator()(const Reducescatter& reducescatter) const { write_reduction(reducescatter); }
+  void operator()(const Broadcast& broadcast) const { request_.root = broadcast.root; }
+  void operator()(const Gather& gather) const { request_.root = gather.destination; }
+  void operator()(const AddProcessSet& add) const {
+    request_.splits.assign(add.ranks.begin(), add.ranks.end());
+  }
+  void operator()(const RemoveProcessSet& remove) const { request_.root = remove.process_set; }
+  void operator()(const Allgather&) const {}
+  // Each rank sends as many rows as it likes.
+  void operator()(const Alltoall&) const { request_.shape[0] = 0; }
+  void operator()(const Barrier&) const {}
+  void operator()(const Join&) const {}
+
+ private:
+  template <class Reduction>
+  void write_reduction(const Reduction& reduction) const {
+    request_.op = reduction.op;
+    request_.prescale = reduction.prescale;
+    request_.postscale = reduction.postscale;
+  }
+
+  wire::Request& request_;
+};
+
 }  // namespace
 
 wire::Request make_request(const Submission& submission, const control::ProcessSetTable& sets,
@@ -278,31 +324,17 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   wire::Request request;
   request.name = submission.name;
   request.unnamed = submission.name.empty();
-  request.kind = submission.kind;
-  // Fields that mean nothing for a kind are normalised, or they would keep equal operations from
-  // sharing a batch.
-  const bool reduces =
-      submission.kind == OpKind::kAllreduce || submission.kind == OpKind::kReducescatter;
-  request.op = reduces ? submission.op : ReduceOp::kSum;
-  request.prescale = reduces ? submission.prescale : 1.0;
-  request.postscale = reduces ? submission.postscale : 1.0;
-  request.compression = submission.compression;
-  const bool has_root = submission.kind == OpKind::kBroadcast ||
-                        submission.kind == OpKind::kGather ||
-                        submission.kind == OpKind::kRemoveProcessSet;
-  request.root = has_root ? submission.root : 0;
-  if (submission.kind == OpKind::kAddProcessSet) request.splits = submission.splits;
+  request.kind = submission.kind();
   request.process_set = submission.process_set;
   request.device = submission.input.device.type;
-  if (wire::only_agrees(submission.kind)) {
+  if (wire::only_agrees(request.kind)) {
     request.dtype = DataType::kUInt8;
     request.shape = {0};
   } else {
     request.dtype = submission.input.dtype;
     request.shape.assign(submission.input.shape.begin(), submission.input.shape.end());
-    // Each rank sends as many rows as it likes.
-    if (submission.kind == OpKind::kAlltoall) request.shape[0] = 0;
   }
+  std::visit(RequestWriter(request), submission.parameters);
   request.alone = submission.alone;
   request.group = submission.group;
   request.group_size = submission.group_size;

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <utility>
+#include <variant>
 
 #include "base/kept_memory.h"
 #include "base/log.h"
@@ -51,15 +52,13 @@ bool asks_for_the_same(const Submission& what, const Submission& before,
     return a.count == b.count && a.dtype == b.dtype && a.device == b.device &&
            (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
   };
-  return what.name == request.name && what.kind == before.kind && what.op == before.op &&
+  return what.name == request.name && what.parameters == before.parameters &&
          alike(what.input, before.input) && alike(what.output, before.output) &&
-         what.prescale == before.prescale && what.postscale == before.postscale &&
-         what.root == before.root && what.process_set == 0 && before.process_set == 0 &&
-         what.group == before.group && what.group_size == before.group_size &&
-         what.group_index == before.group_index && what.alone == before.alone &&
-         what.compression == before.compression && what.splits.empty() && before.splits.empty() &&
-         (what.allocate_output != nullptr || !wire::gathers(what.kind)) &&
-         !wire::only_agrees(what.kind) && !overlaps_otherwise(what, before);
+         what.process_set == 0 && before.process_set == 0 && what.group == before.group &&
+         what.group_size == before.group_size && what.group_index == before.group_index &&
+         what.alone == before.alone && !std::holds_alternative<Alltoall>(what.parameters) &&
+         (what.allocate_output != nullptr || !wire::gathers(request.kind)) &&
+         !wire::only_agrees(request.kind) && !overlaps_otherwise(what, before);
 }
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {

@@ -46,16 +46,30 @@ class Hvd final : public Contender {
   void settle() override { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
 
  private:
-  Submission describe() const {
-    Submission submission;
-    submission.name = name_;
-    submission.kind = exercise_.kind();
-    submission.input = view(exercise_.input());
+  OperationParameters parameters() const {
     const auto members = static_cast<std::size_t>(exercise_.ranks());
     switch (exercise_.kind()) {
       case OpKind::kAlltoall:
-        submission.splits.assign(members, static_cast<std::int64_t>(exercise_.block()));
-        [[fallthrough]];
+        return Alltoall{
+            std::vector<std::int64_t>(members, static_cast<std::int64_t>(exercise_.block()))};
+      case OpKind::kAllgather:
+        return Allgather{};
+      case OpKind::kBroadcast:
+        return Broadcast{};
+      case OpKind::kReducescatter:
+        return Reducescatter{};
+      default:
+        return Allreduce{};
+    }
+  }
+
+  Submission describe() const {
+    Submission submission;
+    submission.name = name_;
+    submission.parameters = parameters();
+    submission.input = view(exercise_.input());
+    switch (exercise_.kind()) {
+      case OpKind::kAlltoall:
       case OpKind::kAllgather:
         submission.allocate_output = [this](const OutputSizes&) {
           return view(exercise_.output());

@@ -47,7 +47,8 @@ class Steps {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       Submission submission;
       submission.name = name + "." + std::to_string(i);
-      submission.op = ReduceOp::kMax;  // so that values stay what they are
+      // Of which the values stay what they are.
+      submission.parameters = Allreduce{.op = ReduceOp::kMax};
       submission.input = {reinterpret_cast<std::byte*>(memory_[i].data()),
                           elements,
                           DataType::kFloat32,

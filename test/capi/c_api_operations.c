@@ -1,4 +1,5 @@
 /* Every kind of operation, alone, asynchronous and grouped, and the wrong calls of it. */
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -344,9 +345,15 @@ static void test_bad_submissions(void) {
   EXPECT_REFUSED(shape, NULL, "shape is NULL");
   EXPECT_REFUSED(shape, &negative, "bad shape");
   EXPECT_REFUSED(prescale, 0, "HVD_SUBMISSION_INIT");
+  EXPECT_REFUSED(prescale, NAN, "not finite");
   EXPECT_REFUSED(postscale, 0, "HVD_SUBMISSION_INIT");
   EXPECT_REFUSED(output_bytes, sizeof data - 1, "output_bytes");
   EXPECT_REFUSED(input, NULL, "no memory");
+  /* The struct has the fields of all kinds, but only an allreduce is compressed. */
+  bad = good;
+  bad.kind = HVD_KIND_REDUCESCATTER;
+  bad.compression = HVD_COMPRESSION_FLOAT16;
+  EXPECT_USAGE(hvd_submit(&bad, &operation), "compression (float16) is for allreduce");
   EXPECT_REFUSED(output, NULL, "no memory");
   bad = good;
   bad.ndim = 2;

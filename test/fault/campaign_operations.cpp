@@ -31,14 +31,14 @@ void choose_numbers(Spec& spec, const Plan& plan, bool joins, Random& random) {
   testing::choose_form(spec, plan.ranks, joins, [&random] { return random.next(); });
   std::int64_t rows = some_rows(random);
   std::int64_t columns = 1;
-  if (form.kind == OpKind::kReducescatter) rows = random.below(14);
-  if (form.kind != OpKind::kAllreduce) columns = 1 + random.below(40);
+  if (spec.parameters.kind == OpKind::kReducescatter) rows = random.below(14);
+  if (spec.parameters.kind != OpKind::kAllreduce) columns = 1 + random.below(40);
   if (rows > 10'000) columns = 1 + random.below(2);
   form.input.shape = {rows, columns};
   const bool floating =
       form.input.dtype == DataType::kFloat32 || form.input.dtype == DataType::kFloat64;
-  if (floating && form.op == ReduceOp::kSum && random.chance(30))
-    form.prescale = 0.5, form.postscale = 4;
+  if (floating && spec.parameters.op == ReduceOp::kSum && random.chance(30))
+    spec.parameters.prescale = 0.5, spec.parameters.postscale = 4;
 }
 
 Spec on_set(const Plan& plan, Set set) {
@@ -59,7 +59,7 @@ Spec on_set(const Plan& plan, Set set) {
 
 Spec random_operation(const Plan& plan, Random& random) {
   Spec spec = on_set(plan, random.chance(30) ? Set::kSubset : Set::kWorld);
-  spec.form.kind = testing::choose_kind(/*joins=*/false, [&random] { return random.next(); });
+  spec.parameters.kind = testing::choose_kind(/*joins=*/false, [&random] { return random.next(); });
   choose_numbers(spec, plan, /*joins=*/false, random);
   return spec;
 }
@@ -84,12 +84,12 @@ void add_disputed(const Plan& plan, std::vector<Spec>& operations) {
   name(spec, "disputed");
   Submission& form = spec.form;
   form.input.shape[0] = random.chance(50) ? 6 : 5'000;
-  form.kind = random.chance(70) ? OpKind::kAllreduce : OpKind::kReducescatter;
-  form.root = spec.members.front();
-  if (plan.difference == Difference::kRoot) form.kind = OpKind::kBroadcast;
+  spec.parameters.kind = random.chance(70) ? OpKind::kAllreduce : OpKind::kReducescatter;
+  spec.parameters.root = spec.members.front();
+  if (plan.difference == Difference::kRoot) spec.parameters.kind = OpKind::kBroadcast;
   if (!about_group(plan.difference) || plan.fault != Fault::kDisagree)
     return operations.push_back(spec);
-  form.kind = OpKind::kAllreduce;
+  spec.parameters.kind = OpKind::kAllreduce;
   form.group = "disputed";
   form.group_size = 2;
   for (int index = 0; index < 2; ++index) {
@@ -150,7 +150,7 @@ std::vector<Spec> operations_of_extra_step(const Plan& plan, int epoch, int step
   Random random(plan.seed, static_cast<std::uint64_t>(1000 + epoch * 50 + extra));
   for (int i = 0; i < 3; ++i) {
     Spec spec = on_set(plan, Set::kWorld);
-    spec.form.kind = i == 1 ? OpKind::kAllgather : OpKind::kAllreduce;
+    spec.parameters.kind = i == 1 ? OpKind::kAllgather : OpKind::kAllreduce;
     choose_numbers(spec, plan, /*joins=*/true, random);
     name(spec, "extra" + std::to_string(extra) + '.' + std::to_string(i), i == 2);
     std::erase_if(spec.contributors,
@@ -201,7 +201,7 @@ Spec sabotaged(const Spec& right, const Plan& plan) {
   if (plan.fault == Fault::kWrongKind) {
     constexpr std::array kOthers = {OpKind::kBroadcast, OpKind::kAllgather, OpKind::kAlltoall,
                                     OpKind::kBarrier};
-    form.kind = kOthers[static_cast<std::size_t>(plan.position) % kOthers.size()];
+    spec.parameters.kind = kOthers[static_cast<std::size_t>(plan.position) % kOthers.size()];
     Random random(plan.seed, 8);
     testing::choose_form(spec, plan.ranks, /*joins=*/false, [&random] { return random.next(); });
     return spec;
@@ -215,13 +215,13 @@ Spec sabotaged(const Spec& right, const Plan& plan) {
       form.input.dtype = DataType::kFloat64;
       break;
     case Difference::kOp:
-      form.op = ReduceOp::kMax;
+      spec.parameters.op = ReduceOp::kMax;
       break;
     case Difference::kRoot:
-      form.root = spec.members.back();
+      spec.parameters.root = spec.members.back();
       break;
     case Difference::kScale:
-      form.postscale = 2;
+      spec.parameters.postscale = 2;
       break;
     case Difference::kGroupName:
       form.group = "other";
@@ -252,7 +252,7 @@ Submission make_submission(const Spec& spec, int rank, int process_set,
 std::string check(const Spec& spec, int rank, const Memory& memory) {
   const std::string fault = spec.fault(/*use=*/0, rank, spec.contributors, memory.output);
   if (fault.empty()) return fault;
-  return std::string(to_string(spec.form.kind)) + " '" + spec.key + "': " + fault;
+  return std::string(to_string(spec.parameters.kind)) + " '" + spec.key + "': " + fault;
 }
 
 }  // namespace hvd::campaign

@@ -48,7 +48,7 @@ std::vector<std::int64_t> exchange_pids() {
   std::vector<std::int64_t> pids(static_cast<std::size_t>(hvd::size()));
   hvd::Submission submission;
   submission.name = "pids";
-  submission.kind = hvd::OpKind::kAllgather;
+  submission.parameters = hvd::Allgather{};
   submission.input = {reinterpret_cast<std::byte*>(const_cast<std::int64_t*>(&own)),
                       1,
                       hvd::DataType::kInt64,

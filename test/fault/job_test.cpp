@@ -18,6 +18,8 @@
 #include <string>
 #include <thread>
 
+#include "support/parameters.h"
+
 namespace hvd::testing {
 namespace {
 
@@ -246,11 +248,10 @@ TEST(Job, ASetOfOneRankRunsEveryOperation) {
       std::vector<float> data(6, static_cast<float>(rank() + 1));
       std::vector<float> result(6);
       Submission submission = allreduce(data, "alone");
-      submission.kind = kind;
+      submission.parameters =
+          testing::AnyParameters{.kind = kind, .root = rank(), .splits = {6}}.of_kind();
       submission.process_set = own.id();
-      submission.root = rank();
       submission.output.data = reinterpret_cast<std::byte*>(result.data());
-      if (kind == OpKind::kAlltoall) submission.splits = {6};
       submission.allocate_output = [view = submission.output](const OutputSizes&) { return view; };
       const Operation operation = submit(std::move(submission));
       operation.wait();
@@ -272,18 +273,17 @@ TEST(Job, AllRanksRunEveryOperation) {
   const auto run = [](OpKind kind, ReduceOp op, std::vector<float> data, std::size_t received) {
     std::vector<float> result(received);
     Submission submission = allreduce(data, "every");
-    submission.kind = kind;
-    submission.op = op;
-    submission.root = size() - 1;
+    const std::vector<std::int64_t> splits(static_cast<std::size_t>(size()),
+                                           static_cast<std::int64_t>(data.size()) / size());
+    submission.parameters =
+        testing::AnyParameters{.kind = kind, .op = op, .root = size() - 1, .splits = splits}
+            .of_kind();
     submission.output = {reinterpret_cast<std::byte*>(result.data()),
                          static_cast<std::int64_t>(received),
                          DataType::kFloat32,
                          {},
                          {static_cast<std::int64_t>(received)}};
     submission.allocate_output = [view = submission.output](const OutputSizes&) { return view; };
-    if (kind == OpKind::kAlltoall)
-      submission.splits.assign(static_cast<std::size_t>(size()),
-                               static_cast<std::int64_t>(data.size()) / size());
     const Operation operation = submit(std::move(submission));
     operation.wait();
     EXPECT_TRUE(operation.status().ok())
@@ -317,7 +317,7 @@ TEST(Job, RanksRunOutOfDataOneByOne) {
     for (int step = 0; step < steps; ++step) {
       std::vector<float> data(100, static_cast<float>(rank()));
       Submission submission = allreduce(data, step % 2 == 0 ? "gradient" : "");
-      submission.op = ReduceOp::kAverage;
+      submission.parameters = Allreduce{.op = ReduceOp::kAverage};
       const Operation operation = submit(std::move(submission), Progress::kCaller);
       operation.wait();
       ASSERT_TRUE(operation.status().ok()) << operation.status().message;
@@ -371,7 +371,7 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
     std::vector<std::int32_t> lowest = bits;
     Submission submission;
     submission.name = "bits";
-    submission.op = ReduceOp::kMin;
+    submission.parameters = Allreduce{.op = ReduceOp::kMin};
     const auto count = static_cast<std::int64_t>(lowest.size());
     submission.input = {
         reinterpret_cast<std::byte*>(lowest.data()), count, DataType::kInt32, {}, {count}};

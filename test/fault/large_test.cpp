@@ -69,7 +69,7 @@ TEST_F(Large, AllgatherWhoseResultIsLarge) {
   std::int64_t total = 0;
   Submission submission;
   submission.name = "large";
-  submission.kind = OpKind::kAllgather;
+  submission.parameters = Allgather{};
   submission.input = view(data.get(), own);
   submission.allocate_output = [&](const OutputSizes& sizes) {
     for (const auto rows : sizes.first_dims) total += rows;

@@ -40,7 +40,7 @@ struct Tensor {
                         {},
                         {static_cast<std::int64_t>(memory.size())}};
     submission.output = submission.input;
-    submission.compression = compression;
+    submission.parameters = Allreduce{.compression = compression};
     operation = hvd::submit(std::move(submission), progress);
   }
   void check(int step) {
@@ -227,7 +227,7 @@ TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
         values[i] = static_cast<float>((rank() + 1) * (i % 13 + step));
       Submission submission;
       submission.name = "shared" + std::to_string(elements);
-      submission.op = ReduceOp::kAverage;
+      submission.parameters = Allreduce{.op = ReduceOp::kAverage};
       submission.input = {memory.get(), elements, DataType::kFloat32, {}, {elements}};
       submission.output = submission.input;
       submission.alone = true;

@@ -72,10 +72,11 @@ class GpuJobTest : public ::testing::Test {
   void TearDown() override { cudaStreamDestroy(stream_); }
 
   Submission in_place(const GpuMemory& memory, const std::string& name,
-                      std::shared_ptr<EventPtr> ready, OpKind kind = OpKind::kAllreduce) const {
+                      std::shared_ptr<EventPtr> ready,
+                      OperationParameters parameters = Allreduce{}) const {
     Submission submission;
     submission.name = name;
-    submission.kind = kind;
+    submission.parameters = std::move(parameters);
     submission.input = submission.output = memory.view();
     submission.input_ready = record_event(stream_);
     submission.on_done = [ready = std::move(ready)](const Status&, const EventPtr& event) {
@@ -96,7 +97,7 @@ class GpuJobTest : public ::testing::Test {
     auto told = static_cast<float>(answer);
     Submission submission;
     submission.name = "answer";
-    submission.kind = OpKind::kBroadcast;
+    submission.parameters = Broadcast{};
     submission.input =
         submission.output = {reinterpret_cast<std::byte*>(&told), 1, DataType::kFloat32, {}, {1}};
     const Operation operation = submit(submission);
@@ -119,9 +120,8 @@ TEST_F(GpuJobTest, FusedAveragesOfManySizes) {
     std::iota(values.begin(), values.end(), static_cast<float>(rank()));
     tensors.back()->write(values, stream_);
     ready.push_back(std::make_shared<EventPtr>());
-    submissions.push_back(in_place(*tensors.back(), "t" + std::to_string(i), ready.back()));
-    submissions.back().op = ReduceOp::kAverage;
-    submissions.back().prescale = 2;
+    submissions.push_back(in_place(*tensors.back(), "t" + std::to_string(i), ready.back(),
+                                   Allreduce{.op = ReduceOp::kAverage, .prescale = 2}));
   }
   finish(submit_all(std::move(submissions)), ready);
   for (std::size_t i = 0; i < std::size(sizes); ++i) {
@@ -136,8 +136,7 @@ TEST_F(GpuJobTest, BroadcastFromTheLastRank) {
   GpuMemory tensor(4099);
   tensor.write(std::vector<float>(4099, static_cast<float>(rank() + 1)), stream_);
   auto ready = std::make_shared<EventPtr>();
-  Submission submission = in_place(tensor, "b", ready, OpKind::kBroadcast);
-  submission.root = size() - 1;
+  Submission submission = in_place(tensor, "b", ready, Broadcast{size() - 1});
   finish({submit(submission)}, {ready});
   EXPECT_EQ(tensor.read(stream_), std::vector<float>(4099, static_cast<float>(size())));
 }
@@ -148,7 +147,7 @@ TEST_F(GpuJobTest, RaggedAllgather) {
             stream_);
   std::unique_ptr<GpuMemory> all;
   auto ready = std::make_shared<EventPtr>();
-  Submission submission = in_place(own, "g", ready, OpKind::kAllgather);
+  Submission submission = in_place(own, "g", ready, Allgather{});
   submission.allocate_output = [&all](const OutputSizes& sizes) {
     all = std::make_unique<GpuMemory>(static_cast<std::size_t>(
         std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
@@ -200,9 +199,8 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
     std::vector<std::shared_ptr<EventPtr>> ready;
     for (int i = 0; i < kTensors; ++i) {
       ready.push_back(std::make_shared<EventPtr>());
-      submissions.push_back(
-          in_place(*tensors[static_cast<std::size_t>(i)], "w" + std::to_string(i), ready.back()));
-      submissions.back().op = ReduceOp::kAverage;
+      submissions.push_back(in_place(*tensors[static_cast<std::size_t>(i)], "w" + std::to_string(i),
+                                     ready.back(), Allreduce{.op = ReduceOp::kAverage}));
     }
     finish(submit_all(std::move(submissions), Progress::kCaller), ready);
   }

@@ -77,10 +77,11 @@ class CudaAware : public ::testing::TestWithParam<int> {
             {elements}};
   }
 
-  Submission describe(const std::string& name, OpKind kind, const Values& values) {
+  Submission describe(const std::string& name, OperationParameters parameters,
+                      const Values& values) {
     Submission submission;
     submission.name = name;
-    submission.kind = kind;
+    submission.parameters = std::move(parameters);
     std::tie(submission.input, submission.input_ready) = tensor(values);
     submission.output = submission.input;
     return submission;
@@ -117,9 +118,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const std::string from = prefix + "from " + std::to_string(root);
       std::vector<Submission> submissions;
       for (const std::size_t count : {std::size_t{1}, std::size_t{1003}, std::size_t{100'003}}) {
-        submissions.push_back(describe(from + " " + std::to_string(count), OpKind::kBroadcast,
+        submissions.push_back(describe(from + " " + std::to_string(count), Broadcast{root},
                                        values_of(rank(), count)));
-        submissions.back().root = root;
         submissions.back().process_set = set;
       }
       const std::vector<Submission> kept = submissions;
@@ -130,8 +130,7 @@ class CudaAware : public ::testing::TestWithParam<int> {
                kept[i].name);
       }
       Submission apart =
-          describe(from + " into another", OpKind::kBroadcast, values_of(rank(), 70'001));
-      apart.root = root;
+          describe(from + " into another", Broadcast{root}, values_of(rank(), 70'001));
       apart.process_set = set;
       apart.output = empty(70'001);
       expect(submit(std::move(apart)), values_of(root, 70'001), from + " into another");
@@ -149,10 +148,10 @@ class CudaAware : public ::testing::TestWithParam<int> {
       std::ranges::copy(values_of(member, rows_of(member)), std::back_inserter(all));
     for (const bool everywhere : {true, false}) {
       const std::string name = prefix + (everywhere ? "allgather" : "gather");
-      Submission submission = describe(name, everywhere ? OpKind::kAllgather : OpKind::kGather,
-                                       values_of(rank(), rows_of(rank())));
+      const OperationParameters parameters =
+          everywhere ? OperationParameters(Allgather{}) : Gather{members.back()};
+      Submission submission = describe(name, parameters, values_of(rank(), rows_of(rank())));
       submission.process_set = set;
-      if (!everywhere) submission.root = members.back();
       const bool receives = everywhere || rank() == members.back();
       Running running = submit(std::move(submission));
       running.operation.wait();
@@ -176,8 +175,7 @@ class CudaAware : public ::testing::TestWithParam<int> {
       std::ranges::copy(values_of(10 * member + rank(), rows_between(member, rank())),
                         std::back_inserter(expected));
     }
-    Submission submission = describe(prefix + "alltoall", OpKind::kAlltoall, sent);
-    submission.splits = std::move(splits);
+    Submission submission = describe(prefix + "alltoall", Alltoall{std::move(splits)}, sent);
     submission.process_set = set;
     expect(submit(std::move(submission)), expected, prefix + "alltoall");
   }
@@ -212,9 +210,8 @@ class CudaAware : public ::testing::TestWithParam<int> {
       const Values values = values_of(from, count);
       std::transform(sums.begin(), sums.end(), values.begin(), sums.begin(), std::plus<>());
     }
-    expect(submit(describe("sum", OpKind::kAllreduce, values_of(rank(), count))), sums,
-           "allreduce");
-    Submission scattered = describe("scattered", OpKind::kReducescatter, values_of(rank(), count));
+    expect(submit(describe("sum", Allreduce{}, values_of(rank(), count))), sums, "allreduce");
+    Submission scattered = describe("scattered", Reducescatter{}, values_of(rank(), count));
     scattered.output = empty(6000);
     const auto own = sums.begin() + 6000 * rank();
     expect(submit(std::move(scattered)), Values(own, own + 6000), "reducescatter");

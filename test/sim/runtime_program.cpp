@@ -53,7 +53,7 @@ void RandomProgram::add_random_operation(int index) {
     std::iota(operation.members.begin(), operation.members.end(), 0);
   }
   const auto draw = [this] { return random_(); };
-  form.kind = choose_kind(shape_.joins, draw);
+  operation.parameters.kind = choose_kind(shape_.joins, draw);
   choose_form(operation, ranks_, shape_.joins, draw);
   if (!form.name.empty() && !operation.is_barrier() && index % 3 == 0 && form.process_set == 0 &&
       operation.every == 1)
@@ -95,23 +95,18 @@ void ProgramRun::submit_next() {
 
 void ProgramRun::submit_sets() {
   for (const auto& members : program_.sets()) {
-    Submission submission;
-    submission.kind = OpKind::kAddProcessSet;
-    submission.splits.assign(members.begin(), members.end());
-    slots_.emplace_back().operation = submit_one(std::move(submission));
+    slots_.emplace_back().operation = submit_one({.parameters = AddProcessSet{members}});
   }
 }
 
 void ProgramRun::submit_join() {
-  Submission submission;
-  submission.kind = OpKind::kJoin;
-  slots_.emplace_back().operation = submit_one(std::move(submission));
+  slots_.emplace_back().operation = submit_one({.parameters = Join{}});
 }
 
 Submission ProgramRun::make_submission(std::size_t index) {
   const ProgramOperation& operation = program_.operations()[index];
   const bool of_one_size = !operation.is_barrier() && operation.rows.empty() &&
-                           operation.form.kind != OpKind::kReducescatter;
+                           operation.parameters.kind != OpKind::kReducescatter;
   const bool in_place = of_one_size && random_() % 2 == 0;
   return operation.submission(step_, rank_, slots_[index].memory, in_place);
 }
@@ -191,7 +186,7 @@ std::string ProgramRun::check() const {
     if (!slots_[i].operation.valid()) continue;
     const ProgramOperation& operation = program_.operations()[i];
     const std::string where = here + " operation " + std::to_string(i) + " (" +
-                              std::string(to_string(operation.form.kind)) + "): ";
+                              std::string(to_string(operation.parameters.kind)) + "): ";
     if (!slots_[i].operation.status().ok()) return where + slots_[i].operation.status().message;
     const std::string fault = operation.fault(step_, rank_, program_.contributors(operation, step_),
                                               slots_[i].memory->output);

@@ -14,6 +14,7 @@
 #include "support/fake_nccl.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
+#include "support/parameters.h"
 
 /// Jobs whose ranks have a simulated GPU, stepped by one thread in virtual time.
 namespace hvd::testing {
@@ -146,7 +147,7 @@ struct DeviceOperation {
     DeviceOperation operation;
     auto [tensor, event] = job.make<Element>(rank, values);
     operation.submission.name = name;
-    operation.submission.kind = kind;
+    operation.submission.parameters = parameters_of(kind);
     operation.submission.input = operation.submission.output = tensor.view(type);
     operation.submission.input_ready = event;
     *operation.output = operation.submission.output;

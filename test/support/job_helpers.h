@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/runtime.h"
+#include "support/parameters.h"
 
 namespace hvd::testing {
 
@@ -12,7 +13,7 @@ inline Submission float_operation(std::vector<float>& memory, const std::string&
                                   OpKind kind = OpKind::kAllreduce) {
   Submission submission;
   submission.name = name;
-  submission.kind = kind;
+  submission.parameters = parameters_of(kind);
   submission.input = {reinterpret_cast<std::byte*>(memory.data()),
                       static_cast<std::int64_t>(memory.size()),
                       DataType::kFloat32,
@@ -29,10 +30,6 @@ inline Operation submit_one(runtime::Runtime& runtime, Submission submission,
   return runtime.submit(std::move(one), progress).front();
 }
 
-inline Submission join_operation() {
-  Submission join;
-  join.kind = OpKind::kJoin;
-  return join;
-}
+inline Submission join_operation() { return {.parameters = Join{}}; }
 
 }  // namespace hvd::testing

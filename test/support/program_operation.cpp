@@ -39,7 +39,7 @@ void append_rows(const Bytes& from, std::int64_t first, std::int64_t rows, std::
 bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
 
 void choose_sizes(ProgramOperation& operation, int ranks, const Draw& draw) {
-  const OpKind kind = operation.form.kind;
+  const OpKind kind = operation.parameters.kind;
   if (kind == OpKind::kAllgather || kind == OpKind::kGather) {
     for (int rank = 0; rank < ranks; ++rank)
       operation.rows.push_back(static_cast<std::int64_t>(draw() % 4));
@@ -80,7 +80,7 @@ std::pair<std::int64_t, std::int64_t> ProgramOperation::scattered_rows(int rank)
 Bytes ProgramOperation::input(int use, int rank) const {
   const std::int64_t count = rows_on(rank) * form.input.shape[1];
   return repeated(
-      make_input(std::min(count, kPeriod), form.input.dtype, form.op, rank, data_seed(use)),
+      make_input(std::min(count, kPeriod), form.input.dtype, parameters.op, rank, data_seed(use)),
       static_cast<std::size_t>(count) * size_of(form.input.dtype));
 }
 
@@ -88,12 +88,14 @@ Submission ProgramOperation::submission(int use, int rank,
                                         const std::shared_ptr<OperationMemory>& memory,
                                         bool in_place) const {
   Submission submission = form;
+  AnyParameters own = parameters;
+  if (!splits.empty()) own.splits = splits[static_cast<std::size_t>(rank)];
+  submission.parameters = own.of_kind();
   if (is_barrier()) return submission;
   memory->input = input(use, rank);
   submission.input.shape[0] = rows_on(rank);
   submission.input.count = elements(submission.input.shape);
   submission.input.data = memory->input.data();
-  if (!splits.empty()) submission.splits = splits[static_cast<std::size_t>(rank)];
   if (!rows.empty()) {
     submission.allocate_output = [memory, like = submission.input](const OutputSizes& sizes) {
       TensorView view = like;
@@ -107,7 +109,8 @@ Submission ProgramOperation::submission(int use, int rank,
     return submission;
   }
   submission.output = submission.input;
-  if (form.kind == OpKind::kReducescatter) submission.output.shape[0] = scattered_rows(rank).second;
+  if (parameters.kind == OpKind::kReducescatter)
+    submission.output.shape[0] = scattered_rows(rank).second;
   submission.output.count = elements(submission.output.shape);
   if (in_place) {
     memory->output = memory->input;
@@ -123,16 +126,17 @@ Bytes ProgramOperation::expected_reduction(int use, const std::vector<int>& cont
   const std::int64_t count = elements(form.input.shape);
   std::vector<Bytes> inputs;
   for (const int rank : contributors) {
-    inputs.push_back(
-        make_input(std::min(count, kPeriod), form.input.dtype, form.op, rank, data_seed(use)));
+    inputs.push_back(make_input(std::min(count, kPeriod), form.input.dtype, parameters.op, rank,
+                                data_seed(use)));
   }
-  const bool average = form.op == ReduceOp::kAverage;
+  const bool average = parameters.op == ReduceOp::kAverage;
   const std::int64_t divisor = average ? static_cast<std::int64_t>(inputs.size()) : 1;
   Bytes period =
-      form.compression != Compression::kNone
-          ? reference_compressed(inputs, form.compression, form.op, form.prescale, form.postscale)
-          : reference_reduce(inputs, form.input.dtype, average ? ReduceOp::kSum : form.op,
-                             {form.prescale, form.postscale, divisor});
+      parameters.compression != Compression::kNone
+          ? reference_compressed(inputs, parameters.compression, parameters.op, parameters.prescale,
+                                 parameters.postscale)
+          : reference_reduce(inputs, form.input.dtype, average ? ReduceOp::kSum : parameters.op,
+                             {parameters.prescale, parameters.postscale, divisor});
   return repeated(std::move(period), static_cast<std::size_t>(count) * size_of(form.input.dtype));
 }
 
@@ -151,9 +155,9 @@ Bytes ProgramOperation::expected_blocks(int use, int rank) const {
 
 Bytes ProgramOperation::expected(int use, int rank, const std::vector<int>& contributors) const {
   Bytes all;
-  switch (form.kind) {
+  switch (parameters.kind) {
     case OpKind::kBroadcast:
-      return input(use, form.root);
+      return input(use, parameters.root);
     case OpKind::kAllreduce:
       return expected_reduction(use, contributors);
     case OpKind::kAlltoall:
@@ -165,7 +169,7 @@ Bytes ProgramOperation::expected(int use, int rank, const std::vector<int>& cont
     }
     case OpKind::kAllgather:
     case OpKind::kGather:
-      if (form.kind == OpKind::kGather && rank != form.root) return all;
+      if (parameters.kind == OpKind::kGather && rank != parameters.root) return all;
       for (const int from : contributors)
         append_rows(input(use, from), 0, rows_on(from), row_bytes(), all);
       return all;
@@ -193,21 +197,21 @@ OpKind choose_kind(bool joins, const Draw& draw) {
 }
 
 void choose_form(ProgramOperation& operation, int ranks, bool joins, const Draw& draw) {
-  Submission& form = operation.form;
+  AnyParameters& parameters = operation.parameters;
   // Rank 0 always stays to the end.
-  if (form.kind == OpKind::kBroadcast || form.kind == OpKind::kGather)
-    form.root = joins ? 0 : operation.members[draw() % operation.members.size()];
+  if (parameters.kind == OpKind::kBroadcast || parameters.kind == OpKind::kGather)
+    parameters.root = joins ? 0 : operation.members[draw() % operation.members.size()];
   choose_sizes(operation, ranks, draw);
-  if (!reduces(form.kind)) return;
+  if (!reduces(parameters.kind)) return;
   constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
                                       ReduceOp::kMax, ReduceOp::kProduct};
-  form.op = kReductions[draw() % kReductions.size()];
-  if (form.input.dtype == DataType::kBool && form.op == ReduceOp::kAverage)
-    form.op = ReduceOp::kMax;
-  if (form.input.dtype != DataType::kFloat32) return;
-  if (draw() % 2 == 0) form.prescale = 0.5;
-  if (form.kind == OpKind::kAllreduce)
-    form.compression = static_cast<Compression>(draw() % kCompressionCount);
+  parameters.op = kReductions[draw() % kReductions.size()];
+  if (operation.form.input.dtype == DataType::kBool && parameters.op == ReduceOp::kAverage)
+    parameters.op = ReduceOp::kMax;
+  if (operation.form.input.dtype != DataType::kFloat32) return;
+  if (draw() % 2 == 0) parameters.prescale = 0.5;
+  if (parameters.kind == OpKind::kAllreduce)
+    parameters.compression = static_cast<Compression>(draw() % kCompressionCount);
 }
 
 }  // namespace hvd::testing

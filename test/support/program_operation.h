@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hvd/collectives.h"
+#include "support/parameters.h"
 #include "support/reference.h"
 
 namespace hvd::testing {
@@ -20,14 +21,15 @@ struct OperationMemory {
 /// One operation of a random program as all ranks know it: what each of them submits, and what has
 /// to come out there.
 struct ProgramOperation {
-  Submission form = {};                 ///< without memory; name empty: unnamed
+  Submission form = {};                 ///< without memory and parameters; name empty: unnamed
+  AnyParameters parameters = {};        ///< without splits
   std::vector<int> members = {};        ///< world ranks, ascending
   std::vector<std::int64_t> rows = {};  ///< allgather, gather, alltoall: per world rank
   std::vector<std::vector<std::int64_t>> splits = {};  ///< alltoall: per world rank
   std::uint64_t seed = 0;                              ///< of the data
 
   bool has_member(int rank) const;
-  bool is_barrier() const noexcept { return form.kind == OpKind::kBarrier; }
+  bool is_barrier() const noexcept { return parameters.kind == OpKind::kBarrier; }
 
   // A program that does an operation again may give each use a number: its data are others.
 
@@ -57,7 +59,7 @@ using Draw = std::function<std::uint64_t()>;
 /// @param joins some ranks may have joined by then: only kinds and roots that allow it
 OpKind choose_kind(bool joins, const Draw&);
 /// The rest of what goes with the kind: root, sizes by rank, op, scale, compression.
-/// @pre members, form.kind and form.input.dtype are set
+/// @pre members, parameters.kind and form.input.dtype are set
 void choose_form(ProgramOperation&, int ranks, bool joins, const Draw&);
 
 }  // namespace hvd::testing

@@ -23,7 +23,7 @@ Bytes make_input(std::int64_t count, DataType, ReduceOp, int rank, std::uint64_t
 Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType, ReduceOp, const ReduceScale&);
 
 /// What an allreduce of fp32 with this compression gives where the host reduces, as
-/// Submission::compression defines it. The op may be an average over all inputs.
+/// Allreduce::compression defines it. The op may be an average over all inputs.
 Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression, ReduceOp, double prescale,
                            double postscale);
 

@@ -23,7 +23,6 @@ using CudaStreams = CudaTest;
 Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
   Submission submission;
   submission.name = name;
-  submission.op = ReduceOp::kSum;
   submission.input = {static_cast<std::byte*>(tensor.data_ptr()),
                       tensor.numel(),
                       DataType::kFloat32,

@@ -2,6 +2,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "backend/composite/composite_work.h"
@@ -16,7 +17,7 @@ class AlltoallWork final : public Work {
   AlltoallWork(Launch launch, const Launch& launch_sizes, Submission& submission)
       : launch_(std::move(launch)),
         submission_(submission),
-        buffers_(std::make_shared<Buffers>(submission.splits)),
+        buffers_(std::make_shared<Buffers>(std::get<Alltoall>(submission.parameters).splits)),
         row_(std::accumulate(submission.input.shape.begin() + 1, submission.input.shape.end(),
                              std::int64_t{1}, std::multiplies<>())) {
     Collective sizes;
@@ -66,7 +67,7 @@ class AlltoallWork final : public Work {
                   " elements, expected " + std::to_string(rows * row_));
     }
     const auto elements = [this](std::int64_t split) { return split * row_; };
-    std::transform(submission_.splits.begin(), submission_.splits.end(),
+    std::transform(buffers_->splits.begin(), buffers_->splits.end(),
                    std::back_inserter(send_counts_), elements);
     std::transform(received.begin(), received.end(), std::back_inserter(counts_), elements);
     Collective exchange;

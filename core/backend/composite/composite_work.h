@@ -18,6 +18,7 @@ using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<
 /// Exchanges how many rows go from whom to whom, asks for the output, then exchanges the rows: no
 /// rank has to know all splits, which are the square of the number of ranks. `submission` stays
 /// valid until the Work is done.
+/// @pre its parameters are an Alltoall
 /// @param launch_sizes for the sizes, which lie in the host's memory
 /// @throws (from progress()) hvd::Error for an output of the wrong size.
 std::unique_ptr<Work> make_alltoall(Launch, const Launch& launch_sizes, Submission& submission);

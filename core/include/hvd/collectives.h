@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "hvd/process_set.h"
@@ -26,35 +27,77 @@ struct OutputSizes {
   EventPtr* writable = nullptr;
 };
 
-/// One collective operation of one rank. One struct for all kinds.
+/// What each kind of operation is told besides its tensors: a kind has no field that means nothing
+/// for it. Ranks are world ranks, those of members of the operation's process set.
+struct Allreduce {
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  /// Of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer
+  /// of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and rounded
+  /// once; the result is rounded to 16 bits after the divisor of an average, and becomes fp32.
+  /// Where the host reduces, a postscale that makes numbers smaller comes before that rounding and
+  /// one that makes them larger after it, in fp32; where a GPU does, it comes after it. Tensors
+  /// that are 16-bit themselves need none.
+  Compression compression = Compression::kNone;
+  friend bool operator==(const Allreduce&, const Allreduce&) = default;
+};
+struct Allgather {
+  friend bool operator==(const Allgather&, const Allgather&) = default;
+};
+struct Broadcast {
+  int root = 0;  ///< the source
+  friend bool operator==(const Broadcast&, const Broadcast&) = default;
+};
+struct Reducescatter {
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  friend bool operator==(const Reducescatter&, const Reducescatter&) = default;
+};
+struct Alltoall {
+  std::vector<std::int64_t> splits = {};  ///< rows of the input for each member, in set order
+  friend bool operator==(const Alltoall&, const Alltoall&) = default;
+};
+struct Barrier {
+  friend bool operator==(const Barrier&, const Barrier&) = default;
+};
+/// No more data here: the rank contributes nothing to what the others submit until all have joined.
+struct Join {
+  friend bool operator==(const Join&, const Join&) = default;
+};
+struct Gather {
+  int destination = 0;
+  friend bool operator==(const Gather&, const Gather&) = default;
+};
+struct AddProcessSet {
+  std::vector<int> ranks = {};  ///< of the new set, ascending
+  friend bool operator==(const AddProcessSet&, const AddProcessSet&) = default;
+};
+struct RemoveProcessSet {
+  int process_set = 0;  ///< the one to remove
+  friend bool operator==(const RemoveProcessSet&, const RemoveProcessSet&) = default;
+};
+/// In the order of OpKind.
+using OperationParameters = std::variant<Allreduce, Allgather, Broadcast, Reducescatter, Alltoall,
+                                         Barrier, Join, Gather, AddProcessSet, RemoveProcessSet>;
+static_assert(std::variant_size_v<OperationParameters> == kOpKindCount);
+
+/// One collective operation of one rank.
 struct Submission {
   /// Identifies the operation across ranks, within its process set. Empty: numbered per set and
   /// kind.
   std::string name = {};
-  OpKind kind = OpKind::kAllreduce;
-  ReduceOp op = ReduceOp::kSum;
+  OperationParameters parameters = {};
+  /// Unused by Barrier, Join, AddProcessSet and RemoveProcessSet, as are the outputs.
   TensorView input = {};
   /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
   /// input's rows, and of the input's memory only those. Unused when `allocate_output` is set.
   TensorView output = {};
-  /// Called once, on the thread that drives the engine, when the sizes are known: allgather,
-  /// alltoall, and gather (at the destination only). It returns the output; the memory's owner is
+  /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
+  /// Alltoall, and Gather (at the destination only). It returns the output; the memory's owner is
   /// whatever the callback captured.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
-  double prescale = 1.0;
-  double postscale = 1.0;
-  /// Allreduce of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into
-  /// a buffer of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and
-  /// rounded once; the result is rounded to 16 bits after the divisor of an average, and becomes
-  /// fp32. Where the host reduces, a postscale that makes numbers smaller comes before that
-  /// rounding and one that makes them larger after it, in fp32; where a GPU does, it comes after
-  /// it. Tensors that are 16-bit themselves need none.
-  Compression compression = Compression::kNone;
-  /// World rank of the source (broadcast) or the destination (gather).
-  int root = 0;
-  /// Alltoall: how many of the input's rows go to each member, in set order. kAddProcessSet: the
-  /// world ranks of the set.
-  std::vector<std::int64_t> splits = {};
   int process_set = 0;
   /// Members of a group become ready together or fail together: ranks must agree on its name and
   /// size (0: no group) and on each member's position in it. The members of an unnamed group are
@@ -73,6 +116,8 @@ struct Submission {
   /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On
   /// a GPU the result is ready once the device has reached `output_ready`; null: it is ready.
   std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
+
+  OpKind kind() const noexcept { return static_cast<OpKind>(parameters.index()); }
 };
 
 namespace runtime {

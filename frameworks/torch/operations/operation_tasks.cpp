@@ -12,16 +12,13 @@
 namespace hvd::libtorch {
 namespace {
 
-Submission reduction(OpKind kind, const AllreduceOptions& options, std::string name,
-                     const torch::Tensor& input, const torch::Tensor& output) {
+Submission reduction(OperationParameters parameters, const AllreduceOptions& options,
+                     std::string name, const torch::Tensor& input, const torch::Tensor& output) {
   Submission submission;
   submission.name = std::move(name);
-  submission.kind = kind;
-  submission.op = options.op;
+  submission.parameters = std::move(parameters);
   submission.input = view_of(input);
   submission.output = view_of(output);
-  submission.prescale = options.prescale_factor;
-  submission.postscale = options.postscale_factor;
   submission.process_set = options.process_set.id();
   return submission;
 }
@@ -33,11 +30,13 @@ torch::Tensor with_rows(const torch::Tensor& tensor) {
 }
 
 /// Allgather, gather or alltoall: what is common to results whose size negotiation tells.
-Task concatenation_task(OpKind kind, const CollectiveOptions& options, std::string name,
-                        const GatheredPtr& gathered) {
+Task concatenation_task(OperationParameters parameters, const CollectiveOptions& options,
+                        std::string name, const GatheredPtr& gathered) {
   gathered->stream = current_stream_of(gathered->input);
   Task task;
-  task.finish = [gathered, kind] {
+  Submission& submission = task.submission;
+  submission.parameters = std::move(parameters);
+  task.finish = [gathered, kind = submission.kind()] {
     if (!gathered->output.defined()) {
       throw Error(std::string(to_string(kind)) +
                   ": the result could not be allocated: " + gathered->allocation_error);
@@ -45,9 +44,7 @@ Task concatenation_task(OpKind kind, const CollectiveOptions& options, std::stri
     used_by_current_stream(gathered->output);
     return gathered->output;
   };
-  Submission& submission = task.submission;
   submission.name = std::move(name);
-  submission.kind = kind;
   submission.input = view_of(gathered->input);
   submission.allocate_output = [gathered](const OutputSizes& sizes) {
     return gathered->allocate(sizes);
@@ -147,9 +144,10 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   } else {
     task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   }
-  task.submission = reduction(OpKind::kAllreduce, options, std::move(name), input, output);
-  task.submission.compression =
-      compression_in_core(task.submission.input.dtype, options.compression);
+  task.submission =
+      reduction(Allreduce{options.op, options.prescale_factor, options.postscale_factor,
+                          compression_in_core(view_of(input).dtype, options.compression)},
+                options, std::move(name), input, output);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;
 }
@@ -172,10 +170,9 @@ Task broadcast_task(const torch::Tensor& tensor, int root_rank, const Collective
   }
   Submission& submission = task.submission;
   submission.name = options.name;
-  submission.kind = OpKind::kBroadcast;
+  submission.parameters = Broadcast{root_rank};
   submission.input = view_of(input);
   submission.output = view_of(output);
-  submission.root = root_rank;
   submission.process_set = options.process_set.id();
   submission.keep_alive = keep_alive({tensor, input, output});
   return task;
@@ -211,15 +208,14 @@ Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& option
                     const GatheredPtr& gathered) {
   check_tensor(tensor, Label{"allgather", name});
   gathered->input = with_rows(tensor);
-  return concatenation_task(OpKind::kAllgather, options, std::move(name), gathered);
+  return concatenation_task(Allgather{}, options, std::move(name), gathered);
 }
 
 Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options,
                  const GatheredPtr& gathered) {
   check_tensor(tensor, Label{"gather", options.name});
   gathered->input = with_rows(tensor);
-  Task task = concatenation_task(OpKind::kGather, options, options.name, gathered);
-  task.submission.root = dst_rank;
+  Task task = concatenation_task(Gather{dst_rank}, options, options.name, gathered);
   if (rank() != dst_rank) task.finish = [] { return torch::Tensor(); };
   return task;
 }
@@ -233,9 +229,8 @@ Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                      ": a scalar has no rows to distribute; expected at least one dimension");
   }
   gathered->input = packed(tensor);
-  Task task = concatenation_task(OpKind::kAlltoall, options, options.name, gathered);
-  task.submission.splits = rows_to_send(tensor, splits, options);
-  return task;
+  return concatenation_task(Alltoall{rows_to_send(tensor, splits, options)}, options, options.name,
+                            gathered);
 }
 
 Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
@@ -259,7 +254,9 @@ Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& opt
   const torch::Tensor output = torch::empty(shape, input.options());
   Task task;
   task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
-  task.submission = reduction(OpKind::kReducescatter, options, std::move(name), input, output);
+  task.submission =
+      reduction(Reducescatter{options.op, options.prescale_factor, options.postscale_factor},
+                options, std::move(name), input, output);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;
 }

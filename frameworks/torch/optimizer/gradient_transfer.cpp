@@ -16,12 +16,9 @@ namespace hvd::libtorch {
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
   Submission submission;
   submission.name = std::move(name);
-  submission.kind = OpKind::kAllreduce;
-  submission.op = how.op;
-  submission.compression = compression_in_core(memory.dtype, how.compression);
+  submission.parameters = Allreduce{how.op, how.prescale, how.postscale,
+                                    compression_in_core(memory.dtype, how.compression)};
   submission.input = submission.output = std::move(memory);
-  submission.prescale = how.prescale;
-  submission.postscale = how.postscale;
   submission.process_set = how.process_set.id();
   return submission;
 }
@@ -228,8 +225,9 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
   // Elsewhere it goes through shared memory piece by piece, and the common buffer would be as large
   // as all gradients.
   const bool one_host = local_size() == size();
-  const bool compressed = submission.compression !=
-                          Compression::kNone;  // then it goes through a buffer wherever it lies
+  // Then it goes through a buffer wherever it lies.
+  const bool compressed =
+      std::get<Allreduce>(submission.parameters).compression != Compression::kNone;
   const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
   submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn &&
                       is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||

@@ -57,9 +57,8 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
     libtorch::Task task;
     Submission& submission = task.submission;
     submission.name = name;
-    submission.kind = OpKind::kBroadcast;
+    submission.parameters = Broadcast{root_rank};
     submission.input = submission.output = libtorch::view_of(wire);
-    submission.root = root_rank;
     submission.process_set = process_set.id();
     submission.keep_alive = libtorch::keep_alive({target, wire});
     task.finish = [target, wire] { return libtorch::write_back(wire, target); };

@@ -25,7 +25,7 @@ EventPtr record_for(const Submission& submission) {
   try {
     return record_current_stream();
   } catch (const UsageError& error) {
-    throw UsageError(std::string(to_string(submission.kind)) +
+    throw UsageError(std::string(to_string(submission.kind())) +
                      (submission.name.empty() ? " (unnamed)" : " '" + submission.name + "'") +
                      ": " + error.what());
   }

@@ -250,22 +250,18 @@ TEST_F(FailureTest, AnOperationThatCrossesTheRemovalOfItsSetIsAUsageErrorAndTheR
   options.runtime.background_thread = false;
   job_ = std::make_unique<LocalJob>(options, clock);
   data_.assign(2, std::vector<float>(8, 1.0F));
-  const auto about_set = [&](OpKind kind, int root) {
+  const auto about_set = [&](const OperationParameters& parameters) {
     std::vector<Operation> operations;
     for (int rank = 0; rank < 2; ++rank) {
-      Submission submission;
-      submission.kind = kind;
-      submission.root = root;
-      if (kind == OpKind::kAddProcessSet) submission.splits = {0, 1};
-      operations.push_back(submit_one(job_->rank(rank), std::move(submission)));
+      operations.push_back(submit_one(job_->rank(rank), {.parameters = parameters}));
     }
     return operations;
   };
-  const auto added = about_set(OpKind::kAddProcessSet, 0);
+  const auto added = about_set(AddProcessSet{{0, 1}});
   ASSERT_TRUE(run(added));
   ASSERT_TRUE(added[0].status().ok()) << added[0].status().message;
   const int set = static_cast<int>(added[0].result());
-  const auto removed = about_set(OpKind::kRemoveProcessSet, set);
+  const auto removed = about_set(RemoveProcessSet{set});
   std::vector<Operation> late;
   clock.meddle = [&] {
     Submission submission = float_operation(data(1), "late" + std::to_string(late.size()));

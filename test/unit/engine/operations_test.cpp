@@ -45,21 +45,15 @@ class Ranks {
   void step_a_while() {
     for (int i = 0; i < 200; ++i) job_.step_all();
   }
-  int add_set(const std::vector<std::int64_t>& members) {
+  int add_set(const std::vector<int>& members) {
     for (int number = 0; number < size(); ++number) {
-      Submission submission;
-      submission.kind = OpKind::kAddProcessSet;
-      submission.splits = members;
-      submit(number, std::move(submission));
+      submit(number, {.parameters = AddProcessSet{members}});
     }
     return static_cast<int>(run().front().result());
   }
   void remove_set(int id) {
     for (int number = 0; number < size(); ++number) {
-      Submission submission;
-      submission.kind = OpKind::kRemoveProcessSet;
-      submission.root = id;
-      submit(number, std::move(submission));
+      submit(number, {.parameters = RemoveProcessSet{id}});
     }
     for (const Operation& operation : run()) EXPECT_TRUE(operation.status().ok());
   }
@@ -113,8 +107,7 @@ TEST_P(Adasum, IsTheTreeOfPairsOnEveryRank) {
   }
   for (int rank = 0; rank < size; ++rank) {
     Submission submission = float_operation(data[static_cast<std::size_t>(rank)], "grad");
-    submission.op = ReduceOp::kAdasum;
-    submission.postscale = 2;
+    submission.parameters = Allreduce{.op = ReduceOp::kAdasum, .postscale = 2};
     ranks.submit(rank, std::move(submission));
   }
   for (const Operation& operation : ranks.run())
@@ -138,7 +131,7 @@ TEST(AdasumSpecialCases, OrthogonalVectorsAddUpAndEqualOnesAverage) {
           float_operation((*each)[static_cast<std::size_t>(rank)], each == &data    ? "a"
                                                                    : each == &equal ? "b"
                                                                                     : "c");
-      submission.op = ReduceOp::kAdasum;
+      submission.parameters = Allreduce{.op = ReduceOp::kAdasum};
       ranks.submit(rank, std::move(submission));
     }
   }
@@ -190,16 +183,9 @@ TEST(Sets, ARemovedOneIsRefusedAndWhatWaitsInItEnds) {
 
 TEST(Sets, BadListsAreRefused) {
   Ranks ranks(2);
-  for (const std::vector<std::int64_t>& members :
-       {std::vector<std::int64_t>{}, {0, 0}, {-1}, {0, 2}}) {
-    Submission submission;
-    submission.kind = OpKind::kAddProcessSet;
-    submission.splits = members;
-    EXPECT_THROW(submit_one(ranks.rank(0), std::move(submission)), UsageError);
-  }
-  Submission all;
-  all.kind = OpKind::kRemoveProcessSet;
-  EXPECT_THROW(submit_one(ranks.rank(0), std::move(all)), UsageError);
+  for (const std::vector<int>& members : {std::vector<int>{}, {0, 0}, {-1}, {0, 2}})
+    EXPECT_THROW(submit_one(ranks.rank(0), {.parameters = AddProcessSet{members}}), UsageError);
+  EXPECT_THROW(submit_one(ranks.rank(0), {.parameters = RemoveProcessSet{0}}), UsageError);
 }
 
 TEST(Join, ARankThatHasJoinedMayAskForNothing) {
@@ -242,8 +228,7 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
     const Operation joined = submit_one(ranks.rank(0), join_operation());
     std::vector<float> data = {8, -2};
     Submission submission = float_operation(data, "x");
-    submission.op = op;
-    submission.prescale = -0.25;
+    submission.parameters = Allreduce{.op = op, .prescale = -0.25};
     ranks.submit(1, std::move(submission));
     ranks.run();
     EXPECT_THAT(data, ElementsAre(-2, 0.5)) << to_string(op);

@@ -78,13 +78,12 @@ struct Rank {
     in_place.name = "in shared memory";
     in_place.input = {shared.get(), kElements, DataType::kFloat32, {}, {kElements}};
     in_place.output = in_place.input;
-    in_place.op = ReduceOp::kSum;
     in_place.alone = true;
     in_place.keep_alive = shared;
     submissions.push_back(in_place);
     for (std::size_t i = 0; i < cast.size(); ++i) {  // two of them fused
       submissions.push_back(float_operation(cast[i], "travels as 16 bits, " + std::to_string(i)));
-      submissions.back().compression = Compression::kFloat16;
+      allreduce_of(submissions.back()).compression = Compression::kFloat16;
       submissions.back().alone = i == 2;
     }
     handles.resize(submissions.size());

@@ -103,7 +103,7 @@ class SteadyStateTest : public ::testing::Test {
     memory.assign(4, static_cast<float>(rank + 1));
     Submission submission;
     submission.name = asked.name;
-    submission.op = asked.op;
+    submission.parameters = Allreduce{.op = asked.op};
     submission.input = {
         reinterpret_cast<std::byte*>(memory.data()), 4, DataType::kFloat32, {}, {4}};
     submission.output = submission.input;

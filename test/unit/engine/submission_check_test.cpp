@@ -32,9 +32,7 @@ class SubmissionCheckTest : public ::testing::Test {
 
 TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
   submission_.input.shape = submission_.output.shape = {2, 3};
-  submission_.op = ReduceOp::kMax;
-  submission_.prescale = 0.5;
-  submission_.root = 3;  // means nothing for an allreduce
+  submission_.parameters = Allreduce{.op = ReduceOp::kMax, .prescale = 0.5};
   const wire::Request request = runtime::make_request(submission_, sets_, 1);
   EXPECT_EQ(request.name, "w");
   EXPECT_EQ(request.op, ReduceOp::kMax);
@@ -43,33 +41,89 @@ TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
   EXPECT_EQ(request.shape, (std::vector<std::int64_t>{2, 3}));
 }
 
-TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32AndNothingElse) {
-  submission_.compression = Compression::kBFloat16;
+TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32Only) {
+  submission_.parameters = Allreduce{.compression = Compression::kBFloat16};
   EXPECT_EQ(runtime::make_request(submission_, sets_, 1).compression, Compression::kBFloat16);
   for (const DataType type : {DataType::kFloat16, DataType::kFloat64, DataType::kInt32}) {
     submission_.input.dtype = submission_.output.dtype = type;
     expect_refused("compression (bfloat16) is for float32, got " + std::string(to_string(type)));
   }
-  submission_.input.dtype = submission_.output.dtype = DataType::kFloat32;
-  submission_.kind = OpKind::kReducescatter;
-  expect_refused("compression (bfloat16) is for allreduce");
 }
 
 // What goes on to the coordinator unchecked ends the job there, as a message that cannot be.
-TEST_F(SubmissionCheckTest, RefusesCompressionAndBadGroupsOfJoinAndOfSetsToo) {
-  submission_.splits = {0, 1};
+TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
   for (const OpKind kind :
        {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
-    submission_.kind = kind;
-    submission_.compression = Compression::kBFloat16;
-    expect_refused("compression (bfloat16) is for allreduce");
-    submission_.compression = Compression::kNone;
+    submission_.parameters = parameters_of(kind);
     submission_.group = "g";
     submission_.group_size = 2;
     submission_.group_index = 2;
     expect_refused("bad group: member 2 of 2");
     submission_.group_size = submission_.group_index = 0;
     submission_.group.clear();
+  }
+}
+
+// The request has one form for all kinds: what is not this kind's keeps the value that all ranks
+// have.
+TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
+  const auto request_for = [&](const OperationParameters& parameters) {
+    submission_.parameters = parameters;
+    submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
+    return runtime::make_request(submission_, sets_, 1);
+  };
+  wire::Request plain;
+  plain.name = "w";
+  plain.shape = {6};
+  const auto expect_only = [&](const OperationParameters& parameters, OpKind kind,
+                               const std::function<void(wire::Request&)>& also) {
+    wire::Request expected = plain;
+    expected.kind = kind;
+    if (wire::only_agrees(kind)) expected.dtype = DataType::kUInt8, expected.shape = {0};
+    also(expected);
+    EXPECT_EQ(request_for(parameters), expected) << to_string(kind);
+  };
+  const auto nothing = [](wire::Request&) {};
+  expect_only(Allreduce{ReduceOp::kMin, 2, 3, Compression::kFloat16}, OpKind::kAllreduce,
+              [](wire::Request& request) {
+                request.op = ReduceOp::kMin;
+                request.prescale = 2, request.postscale = 3;
+                request.compression = Compression::kFloat16;
+              });
+  expect_only(Allgather{}, OpKind::kAllgather, nothing);
+  expect_only(Broadcast{2}, OpKind::kBroadcast, [](wire::Request& request) { request.root = 2; });
+  expect_only(Gather{3}, OpKind::kGather, [](wire::Request& request) { request.root = 3; });
+  expect_only(Alltoall{{1, 2, 3, 0}}, OpKind::kAlltoall,
+              [](wire::Request& request) { request.shape = {0}; });
+  expect_only(Barrier{}, OpKind::kBarrier, nothing);
+  expect_only(Join{}, OpKind::kJoin, nothing);
+  expect_only(AddProcessSet{{1, 3}}, OpKind::kAddProcessSet,
+              [](wire::Request& request) { request.splits = {1, 3}; });
+  const int set = sets_.add({0, 1});
+  expect_only(RemoveProcessSet{set}, OpKind::kRemoveProcessSet,
+              [&](wire::Request& request) { request.root = set; });
+  submission_.output.shape = {2};
+  submission_.output.count = 2;
+  submission_.output.data = submission_.input.data + 2 * sizeof(float);
+  expect_only(Reducescatter{ReduceOp::kMax, 2, 3}, OpKind::kReducescatter,
+              [](wire::Request& request) {
+                request.op = ReduceOp::kMax;
+                request.prescale = 2, request.postscale = 3;
+              });
+}
+
+TEST_F(SubmissionCheckTest, RefusesWhatConcernsAllRanksOfASetAndSetsThatCannotBeRemoved) {
+  const int set = sets_.add({0, 1});
+  submission_.parameters = RemoveProcessSet{};
+  expect_refused("the set of all ranks cannot be removed");
+  submission_.parameters = RemoveProcessSet{7};
+  expect_refused("there is no process set 7");
+  submission_.parameters = AddProcessSet{{1, 0}};
+  expect_refused("expected ranks in ascending order");
+  submission_.process_set = set;
+  for (const OpKind kind : {OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
+    submission_.parameters = parameters_of(kind);
+    expect_refused("it concerns all ranks");
   }
 }
 
@@ -85,52 +139,53 @@ TEST_F(SubmissionCheckTest, RefusesAnUnknownSet) {
 }
 
 TEST_F(SubmissionCheckTest, RefusesARootOutsideTheSet) {
-  submission_.kind = OpKind::kBroadcast;
-  submission_.root = 4;
+  submission_.parameters = Broadcast{4};
   expect_refused("root rank 4 is not in process set 0");
+  submission_.parameters = Gather{-1};
+  expect_refused("destination rank -1 is not in process set 0");
 }
 
 TEST_F(SubmissionCheckTest, RefusesAnAverageOfBool) {
   submission_.input.dtype = submission_.output.dtype = DataType::kBool;
-  submission_.op = ReduceOp::kAverage;
+  submission_.parameters = Allreduce{.op = ReduceOp::kAverage};
   expect_refused("an average of bool");
 }
 
 TEST_F(SubmissionCheckTest, RefusesAScalarToGather) {
-  submission_.kind = OpKind::kAllgather;
+  submission_.parameters = Allgather{};
   submission_.input.shape = {};
   submission_.input.count = 1;
   expect_refused("a scalar has no first dimension");
 }
 
 TEST_F(SubmissionCheckTest, RefusesRowsOfMoreElementsThanCanBeCounted) {
-  submission_.kind = OpKind::kAllgather;
+  submission_.parameters = Allgather{};
   submission_.input.shape = {0, std::int64_t{1} << 40, std::int64_t{1} << 40};
   submission_.input.count = 0;
   expect_refused("bad shape");
 }
 
 TEST_F(SubmissionCheckTest, RefusesBadSplits) {
-  submission_.kind = OpKind::kAlltoall;
+  submission_.parameters = Alltoall{};
   expect_refused("expected 4 splits, one per member, got 0");
-  submission_.splits = {1, 2, 3, 1};
+  submission_.parameters = Alltoall{{1, 2, 3, 1}};
   expect_refused("the splits [1,2,3,1] add up to 7 rows, expected 6");
-  submission_.splits = {8, -2, 0, 0};
+  submission_.parameters = Alltoall{{8, -2, 0, 0}};
   expect_refused("bad splits [8,-2,0,0]");
-  submission_.splits = {1, 2, 3, 0};
+  submission_.parameters = Alltoall{{1, 2, 3, 0}};
   expect_refused("allocate_output must be set");
   submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
   EXPECT_EQ(runtime::make_request(submission_, sets_, 1).shape, (std::vector<std::int64_t>{0}));
 }
 
 TEST_F(SubmissionCheckTest, RefusesAdasumOfIntegers) {
-  submission_.op = ReduceOp::kAdasum;
+  submission_.parameters = Allreduce{.op = ReduceOp::kAdasum};
   submission_.input.dtype = submission_.output.dtype = DataType::kInt32;
   expect_refused("Adasum is for floating types, got int32");
 }
 
 TEST_F(SubmissionCheckTest, RefusesAnOutputOfAReducescatterThatIsNotItsShare) {
-  submission_.kind = OpKind::kReducescatter;
+  submission_.parameters = Reducescatter{};
   expect_refused("the output has 6 elements of float32, expected 2 of float32");
 }
 
@@ -157,7 +212,7 @@ TEST_F(SubmissionCheckTest, RefusesAnOutputThatOverlapsTheInput) {
 
 TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads) {
   std::vector<float> memory(12);  // 6 rows; of 4 ranks, this one gets rows 2 and 3
-  submission_.kind = OpKind::kReducescatter;
+  submission_.parameters = Reducescatter{};
   submission_.input.data = reinterpret_cast<std::byte*>(memory.data());
   submission_.input.shape = {6, 2};
   submission_.input.count = 12;
@@ -173,7 +228,9 @@ TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads)
 }
 
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
-  submission_.postscale = std::nan("");
+  submission_.parameters = Allreduce{.postscale = std::nan("")};
+  expect_refused("not finite");
+  submission_.parameters = Reducescatter{.prescale = INFINITY};
   expect_refused("not finite");
 }
 

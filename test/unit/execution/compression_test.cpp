@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 Submission compressed(std::vector<float>& memory, const std::string& name,
                       Compression compression) {
   Submission submission = float_operation(memory, name);
-  submission.compression = compression;
+  allreduce_of(submission).compression = compression;
   return submission;
 }
 
@@ -103,9 +103,9 @@ TEST_P(CompressedAllreduce, IsTheReferenceBitForBitFusedAndAlone) {
         auto& to = received[tensor].emplace_back(from.size());
         Submission submission = compressed(from, "t" + std::to_string(tensor), compression);
         if (tensor % 2 == 0) submission.output = float_operation(to, "").output;
-        submission.op = op;
-        submission.prescale = 0.7;
-        submission.postscale = postscale;
+        allreduce_of(submission).op = op;
+        allreduce_of(submission).prescale = 0.7;
+        allreduce_of(submission).postscale = postscale;
         submission.alone = tensor > 3;
         submissions.push_back(std::move(submission));
       }
@@ -139,9 +139,9 @@ TEST(Compressed, NothingLeavesTheRangeThatNeedNot) {
     for (int rank = 0; rank < 2; ++rank) {
       Submission submission =
           compressed(data[static_cast<std::size_t>(rank)], "x", Compression::kFloat16);
-      submission.op = op;
-      submission.prescale = prescale;
-      submission.postscale = postscale;
+      allreduce_of(submission).op = op;
+      allreduce_of(submission).prescale = prescale;
+      allreduce_of(submission).postscale = postscale;
       job.submit(rank, {submission});
     }
     job.expect_all_ok();
@@ -169,9 +169,9 @@ TEST(Compressed, ARankThatHasJoinedChangesNothing) {
     for (auto* memory : {&data, &other}) {
       Submission submission =
           compressed(*memory, memory == &data ? "x" : "y", Compression::kFloat16);
-      submission.op = op;
-      submission.prescale = -0.25;
-      submission.postscale = 3;
+      allreduce_of(submission).op = op;
+      allreduce_of(submission).prescale = -0.25;
+      allreduce_of(submission).postscale = 3;
       submissions.push_back(submission);
     }
     job.submit(1, submissions);
@@ -190,7 +190,7 @@ TEST(Compressed, AdasumIsThatOfTheRoundedVectors) {
     for (auto* each : {&data, &equal}) {
       submissions.push_back(compressed((*each)[static_cast<std::size_t>(rank)],
                                        each == &data ? "a" : "b", Compression::kBFloat16));
-      submissions.back().op = ReduceOp::kAdasum;
+      allreduce_of(submissions.back()).op = ReduceOp::kAdasum;
     }
     job.submit(rank, submissions);
   }

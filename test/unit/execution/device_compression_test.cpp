@@ -25,7 +25,7 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
                            Compression compression) {
     FloatOperation made =
         FloatOperation::in_place(job_, rank, name, OpKind::kAllreduce, DataType::kFloat32, values);
-    made.submission.compression = compression;
+    allreduce_of(made.submission).compression = compression;
     return made;
   }
   void run(const std::vector<std::vector<FloatOperation>>& ranks) {
@@ -52,7 +52,7 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
   }
   /// As the host would reduce it: what the staged path gives to the bit, and NCCL, which rounds
   /// each sum, nearly.
-  static Floats expected(const std::vector<Floats>& inputs, const Submission& how) {
+  static Floats expected(const std::vector<Floats>& inputs, const Allreduce& how) {
     std::vector<Bytes> bytes;
     for (const Floats& input : inputs) {
       const auto view = std::as_bytes(std::span(input));
@@ -93,9 +93,9 @@ TEST_P(DeviceCompressionTest, ABatchIsCastScaledAndReducedInOneCall) {
           inputs[tensor].push_back(numbers(counts[tensor], rank, tensor));
           own.push_back(
               operation(rank, "t" + std::to_string(tensor), inputs[tensor].back(), compression));
-          own.back().submission.op = ReduceOp::kAverage;
-          own.back().submission.prescale = 0.7;
-          own.back().submission.postscale = postscale;
+          allreduce_of(own.back().submission).op = ReduceOp::kAverage;
+          allreduce_of(own.back().submission).prescale = 0.7;
+          allreduce_of(own.back().submission).postscale = postscale;
         }
       }
       run(ranks);
@@ -103,8 +103,9 @@ TEST_P(DeviceCompressionTest, ABatchIsCastScaledAndReducedInOneCall) {
       for (int rank = 0; rank < size_; ++rank) {
         for (std::size_t tensor = 0; tensor < counts.size(); ++tensor) {
           const FloatOperation& one = ranks[static_cast<std::size_t>(rank)][tensor];
-          expect_same(result(rank, one), expected(inputs[tensor], one.submission), compression,
-                      3.0 * 16 * size_);
+          expect_same(result(rank, one),
+                      expected(inputs[tensor], std::get<Allreduce>(one.submission.parameters)),
+                      compression, 3.0 * 16 * size_);
         }
       }
     }
@@ -128,8 +129,8 @@ TEST_P(DeviceCompressionTest, OneTensorIntoAnotherLeavesTheInput) {
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
     const FloatOperation& one = ranks[static_cast<std::size_t>(rank)][0];
-    expect_same(result(rank, one), expected(inputs, one.submission), Compression::kFloat16,
-                16.0 * size_);
+    expect_same(result(rank, one), expected(inputs, std::get<Allreduce>(one.submission.parameters)),
+                Compression::kFloat16, 16.0 * size_);
     EXPECT_EQ(job_.read<float>(rank, sent[static_cast<std::size_t>(rank)].view(DataType::kFloat32),
                                nullptr),
               inputs[static_cast<std::size_t>(rank)]);
@@ -141,7 +142,7 @@ TEST_P(DeviceCompressionTest, AdasumTakesNoPaddingIntoTheVector) {
   std::vector<std::vector<FloatOperation>> ranks;
   for (int rank = 0; rank < size_; ++rank) {
     ranks.push_back({operation(rank, "a", {1, 2, 3, 4, 5}, Compression::kBFloat16)});
-    ranks.back().front().submission.op = ReduceOp::kAdasum;
+    allreduce_of(ranks.back().front().submission).op = ReduceOp::kAdasum;
   }
   run(ranks);
   for (int rank = 0; rank < size_; ++rank)
@@ -161,9 +162,9 @@ TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
                               Floats(static_cast<std::size_t>(9 + tensor),
                                      static_cast<float>((rank + 1) * (tensor + 1))),
                               Compression::kFloat16));
-      own.back().submission.op =
+      allreduce_of(own.back().submission).op =
           tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;  // two fused, and one by itself
-      own.back().submission.prescale = 2;
+      allreduce_of(own.back().submission).prescale = 2;
     }
   }
   run(ranks);

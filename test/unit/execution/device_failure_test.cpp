@@ -140,11 +140,8 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
 TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {
   DeviceJob job(4, Path::kNccl, {}, {}, 7);
   std::vector<int> sets;
-  for (const std::vector<std::int64_t>& ranks :
-       std::vector<std::vector<std::int64_t>>{{0, 1, 2}, {1, 2, 3}}) {
-    Submission add;
-    add.kind = OpKind::kAddProcessSet;
-    add.splits = ranks;
+  for (const std::vector<int>& ranks : std::vector<std::vector<int>>{{0, 1, 2}, {1, 2, 3}}) {
+    const Submission add{.parameters = AddProcessSet{ranks}};
     std::vector<Operation> handles;
     for (int rank = 0; rank < 4; ++rank) handles.push_back(submit_one(job.runtime(rank), add));
     ASSERT_TRUE(job.run(handles));
@@ -173,9 +170,7 @@ TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {
 
 TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   DeviceJob job(2, Path::kNccl);
-  Submission add;
-  add.kind = OpKind::kAddProcessSet;
-  add.splits = {0, 1};
+  const Submission add{.parameters = AddProcessSet{{0, 1}}};
   std::vector<Operation> handles = {submit_one(job.runtime(0), add),
                                     submit_one(job.runtime(1), add)};
   ASSERT_TRUE(job.run(handles));
@@ -188,9 +183,7 @@ TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   }
   ASSERT_TRUE(job.run(handles));
   handles.clear();
-  Submission remove;
-  remove.kind = OpKind::kRemoveProcessSet;
-  remove.root = set;
+  const Submission remove{.parameters = RemoveProcessSet{set}};
   for (int rank = 0; rank < 2; ++rank) handles.push_back(submit_one(job.runtime(rank), remove));
   ASSERT_TRUE(job.run(handles));
   EXPECT_TRUE(job.gpu().run_all());

@@ -60,9 +60,9 @@ TEST_P(DeviceOperationsTest, FusedAllreduceWithFactors) {
       own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor),
                                              OpKind::kAllreduce, DataType::kFloat32,
                                              numbers(counts[tensor], rank, tensor)));
-      own.back().submission.op = ReduceOp::kAverage;
-      own.back().submission.prescale = 4;
-      own.back().submission.postscale = 0.5;
+      allreduce_of(own.back().submission).op = ReduceOp::kAverage;
+      allreduce_of(own.back().submission).prescale = 4;
+      allreduce_of(own.back().submission).postscale = 0.5;
     }
   }
   run(ranks);
@@ -144,7 +144,7 @@ TEST_P(DeviceOperationsTest, FusedBroadcast) {
       own.push_back(FloatOperation::in_place(job_, rank, "b" + std::to_string(tensor),
                                              OpKind::kBroadcast, DataType::kFloat32,
                                              numbers(5 + tensor, rank, tensor)));
-      own.back().submission.root = root;
+      own.back().submission.parameters = Broadcast{root};
     }
   }
   run(ranks);
@@ -171,7 +171,7 @@ TEST_P(DeviceOperationsTest, FusedReducescatter) {
           rank, Floats(static_cast<std::size_t>(rows_of_member(rows[tensor], size_, rank))));
       operation.submission.output = *operation.output = output.view(DataType::kFloat32);
       operation.submission.input_ready = event;  // of the same queue as the input's, and later
-      operation.submission.postscale = 3;
+      operation.submission.parameters = Reducescatter{.postscale = 3};
       own.push_back(operation);
     }
   }
@@ -210,7 +210,7 @@ TEST_P(DeviceOperationsTest, AlltoallWithSplitsThatOnlyTheSenderKnows) {
     }
     auto operation =
         FloatOperation::gathering(job_, rank, "a", OpKind::kAlltoall, DataType::kFloat32, sent);
-    operation.submission.splits = splits;
+    operation.submission.parameters = Alltoall{splits};
     ranks.push_back({operation});
   }
   run(ranks);
@@ -246,7 +246,7 @@ TEST_P(DeviceOperationsTest, AnAverageOfIntegersIsExact) {
   for (int rank = 0; rank < size_; ++rank) {
     small.push_back({DeviceOperation<std::int32_t>::in_place(
         job_, rank, "i", OpKind::kAllreduce, DataType::kInt32, {2000000000, -7, 5})});
-    small.back().front().submission.op = ReduceOp::kAverage;
+    allreduce_of(small.back().front().submission).op = ReduceOp::kAverage;
   }
   run(small);
   std::vector<std::vector<DeviceOperation<std::int64_t>>> large;
@@ -274,7 +274,7 @@ TEST_P(DeviceOperationsTest, AdasumOfEqualVectorsIsTheVector) {
   for (int rank = 0; rank < size_; ++rank) {
     ranks.push_back({FloatOperation::in_place(job_, rank, "a", OpKind::kAllreduce,
                                               DataType::kFloat32, {1, 2, 3, 4, 5})});
-    ranks.back().front().submission.op = ReduceOp::kAdasum;
+    allreduce_of(ranks.back().front().submission).op = ReduceOp::kAdasum;
   }
   run(ranks);
   for (int rank = 0; rank < size_; ++rank) {
@@ -312,8 +312,8 @@ TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
       own.push_back(FloatOperation::in_place(job_, rank, "t" + std::to_string(tensor),
                                              OpKind::kAllreduce, DataType::kFloat32,
                                              numbers(9 + tensor, rank, tensor)));
-      own.back().submission.op = tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;
-      if (tensor == 2) own.back().submission.prescale = 2;
+      allreduce_of(own.back().submission).op = tensor == 2 ? ReduceOp::kMin : ReduceOp::kAverage;
+      if (tensor == 2) allreduce_of(own.back().submission).prescale = 2;
       handles.push_back(submit_one(job_.runtime(rank), own.back().submission));
     }
   }

@@ -36,7 +36,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
             job, rank, name + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
             Floats(count, static_cast<float>(rank + tensor))));
         group.push_back(operations.back().submission);
-        group.back().compression = compression;
+        allreduce_of(group.back()).compression = compression;
       }
       for (auto& handle : job.runtime(rank).submit(std::move(group), Progress::kBackground))
         handles.push_back(handle);
@@ -167,9 +167,9 @@ TEST_P(DeviceRegistrationTest, WithoutRegistrationAllWorksAsBefore) {
 
 TEST_P(DeviceRegistrationTest, ARemovedProcessSetGivesItsBuffersBack) {
   const auto job = start();
-  Submission add;
-  add.kind = OpKind::kAddProcessSet;
-  for (int rank = 0; rank < kRanks; ++rank) add.splits.push_back(rank);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
+  const Submission add{.parameters = AddProcessSet{ranks}};
   std::vector<Operation> handles;
   for (int rank = 0; rank < kRanks; ++rank) handles.push_back(submit_one(job->runtime(rank), add));
   ASSERT_TRUE(job->run(handles));
@@ -188,9 +188,7 @@ TEST_P(DeviceRegistrationTest, ARemovedProcessSetGivesItsBuffersBack) {
       handles.push_back(handle);
   }
   ASSERT_TRUE(job->run(handles));
-  Submission remove;
-  remove.kind = OpKind::kRemoveProcessSet;
-  remove.root = set;
+  const Submission remove{.parameters = RemoveProcessSet{set}};
   handles.clear();
   for (int rank = 0; rank < kRanks; ++rank)
     handles.push_back(submit_one(job->runtime(rank), remove));

@@ -45,11 +45,10 @@ class DeviceSteadyTest : public ::testing::Test {
       for (int tensor = 0; tensor < kTensors; ++tensor) {
         Submission submission;
         submission.name = "gradient " + std::to_string(tensor);
-        submission.op = ReduceOp::kAverage;
+        submission.parameters = Allreduce{.op = ReduceOp::kAverage, .compression = compression_};
         submission.input = submission.output =
             gradients_[static_cast<std::size_t>(rank * kTensors + tensor)].view(DataType::kFloat32);
         submission.input_ready = written;
-        submission.compression = compression_;
         submission.alone = alone_;
         ready.push_back(std::make_shared<EventPtr>());
         submission.on_done = [event = ready.back()](const Status&, const EventPtr& done) {

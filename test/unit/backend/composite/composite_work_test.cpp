@@ -41,9 +41,8 @@ class CompositeWorkTest : public ::testing::Test {
 TEST_F(CompositeWorkTest, AnAlltoallMovesWhenItsPartDoes) {
   std::array<float, 2> input{};
   Submission submission;
-  submission.kind = OpKind::kAlltoall;
+  submission.parameters = Alltoall{.splits = {1, 1}};
   submission.input = {reinterpret_cast<std::byte*>(input.data()), 2, DataType::kFloat32, {}, {2}};
-  submission.splits = {1, 1};
   expect_passes_on_what_moves(*composite::make_alltoall(launch_, launch_, submission));
 }
 

@@ -34,7 +34,7 @@ struct DistributedOptimizerOptions {
   ReduceOp op = ReduceOp::kAverage;
   /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast on
   /// its way into the runtime's buffer, which needs no copy per tensor (see
-  /// hvd::Submission::compression).
+  /// hvd::Allreduce::compression).
   Compression compression = Compression::kNone;
   /// Backward passes whose gradients add up before they are reduced.
   int backward_passes_per_step = 1;

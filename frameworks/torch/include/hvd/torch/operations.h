@@ -35,7 +35,7 @@ struct AllreduceOptions {
   double postscale_factor = 1;
   /// Sends float32 and float64 as 16 bits; the result has the input's dtype. Other dtypes are sent
   /// as they are. An allreduce of float32 multiplies by the prescale factor before it rounds to 16
-  /// bits: see hvd::Submission::compression.
+  /// bits: see hvd::Allreduce::compression.
   Compression compression = Compression::kNone;
   ProcessSet process_set = {};
 };
