@@ -37,10 +37,9 @@ struct DeviceInfo {
   std::size_t memory_bytes = 0;
 };
 
-/// One launch of the batched copy. The table lies in device memory.
+/// One launch of the batched copy.
 struct CopyLaunch {
-  const Tile* tiles = nullptr;
-  std::uint32_t count = 0;
+  PieceTable table = {};
   std::byte* buffer = nullptr;
   CopyForm form = {};
   bool to_buffer = true;  ///< false: from the buffer to the tensors

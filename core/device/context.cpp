@@ -11,19 +11,11 @@ namespace hvd::device {
 Context::Context(std::shared_ptr<Api> api, int device)
     : api_(std::move(api)), device_(device), events_(EventPool::create(api_, device)) {}
 
-Context::~Context() {
-  if (!plans_) return;
-  try {
-    const DeviceGuard guard(*api_, device_);
-    plans_.reset();
-  } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "device " << device_ << " was not left in order: " << error.what();
-  }
-}
-
-PlanCache& Context::plans() {
-  if (!plans_) plans_ = std::make_unique<PlanCache>(*api_, events_);
-  return *plans_;
+void Context::copy_pieces(std::span<const Piece> pieces, const CopyForm& form, std::byte* buffer,
+                          bool to_buffer, double factor, Stream stream) {
+  CopyLaunch launch{.buffer = buffer, .form = form, .to_buffer = to_buffer, .factor = factor};
+  PieceCutter cutter(pieces, form);
+  while (cutter.next(launch.table)) api_->run(launch, stream);
 }
 
 void Context::wait(Stream stream, const EventPtr& event) {

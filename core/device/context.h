@@ -1,32 +1,34 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "device/api.h"
 #include "device/buffers.h"
 #include "device/event_pool.h"
-#include "device/plan_cache.h"
 
 namespace hvd::device {
 
 /// The GPU of one rank: which one, and what is kept on it between operations. One per Runtime; a
 /// process works with one device.
 ///
-/// Thread-safe, but plans(), which belongs to the thread that drives the engine. Nothing happens on
-/// the device before the first use.
+/// Thread-safe. Nothing happens on the device before the first use.
 class Context {
  public:
   /// @param device ordinal as this process sees it
   Context(std::shared_ptr<Api>, int device);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  ~Context();
 
   Api& api() noexcept { return *api_; }
   int device() const noexcept { return device_; }
   const std::shared_ptr<EventPool>& events() noexcept { return events_; }
-  PlanCache& plans();
 
+  /// Queues launches that copy all pieces to the buffer, or from it: one for up to
+  /// PieceTable::kMostEntries of them, none for none. With the device current. @throws Error for a
+  /// form that is not supported()
+  void copy_pieces(std::span<const Piece>, const CopyForm&, std::byte* buffer, bool to_buffer,
+                   double factor, Stream);
   /// What the stream does from now on waits for the event (null: nothing to wait for). With the
   /// device current.
   void wait(Stream stream, const EventPtr& event);
@@ -37,7 +39,6 @@ class Context {
   const std::shared_ptr<Api> api_;
   const int device_;
   const std::shared_ptr<EventPool> events_;
-  std::unique_ptr<PlanCache> plans_;
 };
 
 /// A queue that is destroyed with its owner. Made and destroyed with the device made current by

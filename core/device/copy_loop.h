@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/copy_plan.h"
+
 /// How the threads of a block copy one tile. Compiled by nvcc for the device, and by the C++
 /// compiler for the tests, which run the same code thread by thread and compare with a plain loop.
 #ifdef __CUDACC__
@@ -40,32 +42,36 @@ template <class From, class To>
 inline constexpr int kGroup =
     static_cast<int>(16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To)));
 
-/// Elements before the first at which both sides are aligned to a group; all of them when there is
-/// none.
-template <class From, class To>
-HVD_ON_DEVICE std::uint32_t elements_before_groups(const From* from, const To* to,
-                                                   std::uint32_t count) {
-  constexpr std::uint32_t kElements = kGroup<From, To>;
-  const auto from_element =
-      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(From));
-  const auto to_element =
-      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) / sizeof(To));
-  const bool elements_aligned = reinterpret_cast<std::uintptr_t>(from) % sizeof(From) == 0 &&
-                                reinterpret_cast<std::uintptr_t>(to) % sizeof(To) == 0;
-  if (!elements_aligned || from_element % kElements != to_element % kElements) return count;
-  const std::uint32_t before = (kElements - from_element % kElements) % kElements;
-  return before < count ? before : count;
+/// The tile of this number, in the order of the table.
+HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
+  std::uint32_t below = 0;  // the entry that is searched for is this one or after it,
+  for (std::uint32_t above = table.entries; above - below > 1;) {  // and before that one
+    const std::uint32_t middle = below + (above - below) / 2;
+    if (table.entry[middle].first_tile <= number) {
+      below = middle;
+    } else {
+      above = middle;
+    }
+  }
+  const PieceTable::Entry& entry = table.entry[below];
+  const std::uint32_t first = (number - entry.first_tile) * table.tile_elements;
+  const std::uint32_t left = entry.count - first;
+  return {entry.tensor + std::size_t{first} * table.tensor_element,
+          entry.offset + std::size_t{first} * table.buffer_element,
+          left < table.tile_elements ? left : table.tile_elements};
 }
 
-/// to[i] = map(from[i]) for `count` elements, this thread's share of them. Both sides are aligned
-/// to their elements.
-template <class From, class To, class Map>
-HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, Share share,
-                                const Map& map) {
-  constexpr std::uint32_t kElements = kGroup<From, To>;
-  using FromGroup = Group<From, kGroup<From, To>>;
-  using ToGroup = Group<To, kGroup<From, To>>;
-  const std::uint32_t before = elements_before_groups(from, to, count);
+/// to[i] = map(from[i]) for `count` elements, this thread's share of them, in groups of kElements.
+/// @pre both sides come to a multiple of a group after the same number of elements
+template <int kElements, class From, class To, class Map>
+HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Share share,
+                              const Map& map) {
+  using FromGroup = Group<From, kElements>;
+  using ToGroup = Group<To, kElements>;
+  const auto element =
+      static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(From));
+  const std::uint32_t gap = (kElements - element % kElements) % kElements;
+  const std::uint32_t before = gap < count ? gap : count;
   for (std::uint32_t i = share.index; i < before; i += share.count) to[i] = map(from[i]);
 
   const auto* const from_groups = reinterpret_cast<const FromGroup*>(from + before);
@@ -79,13 +85,27 @@ HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, S
     for (std::uint32_t step = 0; step < kUnroll; ++step) {
       if (i + step * share.count >= groups) continue;
       ToGroup stored;
-      for (int element = 0; element < kGroup<From, To>; ++element)
-        stored.at[element] = map(loaded[step].at[element]);
+      for (int each = 0; each < kElements; ++each) stored.at[each] = map(loaded[step].at[each]);
       to_groups[i + step * share.count] = stored;
     }
   }
   for (std::uint32_t i = before + groups * kElements + share.index; i < count; i += share.count)
     to[i] = map(from[i]);
+}
+
+/// The largest groups, of up to 16 bytes on the wider side, to which both sides can be aligned
+/// together. Both are aligned to their elements.
+template <class From, class To, class Map, int kElements = kGroup<From, To>>
+HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, Share share,
+                                const Map& map) {
+  if constexpr (kElements > 1) {
+    const auto apart =
+        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) / sizeof(To)) -
+        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(From));
+    if (apart % kElements != 0)
+      return map_elements<From, To, Map, kElements / 2>(to, from, count, share, map);
+  }
+  map_groups<kElements>(to, from, count, share, map);
 }
 
 /// Copies whole words, this thread's share of them.

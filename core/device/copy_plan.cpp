@@ -23,7 +23,7 @@ bool supported(const CopyForm& form) noexcept {
          form.tensor == DataType::kFloat64;
 }
 
-std::vector<Tile> cut_into_tiles(std::span<const Piece> pieces, const CopyForm& form) {
+PieceCutter::PieceCutter(std::span<const Piece> pieces, const CopyForm& form) : pieces_(pieces) {
   if (!supported(form)) {
     throw Error(
         "device copy: expected floating types to scale, and fp32 with fp16 or bf16 to cast; got " +
@@ -33,15 +33,35 @@ std::vector<Tile> cut_into_tiles(std::span<const Piece> pieces, const CopyForm& 
   const std::size_t tensor_element = size_of(form.tensor);
   const std::size_t buffer_element = size_of(form.buffer);
   // Every tile but the last of a piece starts as aligned as the piece does.
-  const std::uint64_t most = kTileBytes / std::max(tensor_element, buffer_element);
-  std::vector<Tile> tiles;
-  for (const Piece& piece : pieces) {
-    for (std::uint64_t first = 0; first < piece.count; first += most) {
-      tiles.push_back({piece.tensor + first * tensor_element, piece.offset + first * buffer_element,
-                       static_cast<std::uint32_t>(std::min(most, piece.count - first)), 0});
+  tile_elements_ =
+      static_cast<std::uint32_t>(kTileBytes / std::max(tensor_element, buffer_element));
+  tensor_element_ = static_cast<std::uint16_t>(tensor_element);
+  buffer_element_ = static_cast<std::uint16_t>(buffer_element);
+}
+
+bool PieceCutter::next(PieceTable& table) {
+  // Whole tiles, and few enough of them that 32 bits count the tiles of a table.
+  const std::uint64_t most = std::uint64_t{tile_elements_} << 14;
+  table.entries = 0;
+  table.tiles = 0;
+  table.tile_elements = tile_elements_;
+  table.tensor_element = tensor_element_;
+  table.buffer_element = buffer_element_;
+  while (!pieces_.empty() && table.entries < PieceTable::kMostEntries) {
+    const Piece& piece = pieces_.front();
+    const std::uint64_t count = std::min(most, piece.count - done_);
+    if (count > 0) {
+      table.entry[table.entries++] = {piece.tensor + done_ * tensor_element_,
+                                      piece.offset + done_ * buffer_element_,
+                                      static_cast<std::uint32_t>(count), table.tiles};
+      table.tiles += static_cast<std::uint32_t>((count + tile_elements_ - 1) / tile_elements_);
+      done_ += count;
     }
+    if (done_ < piece.count) continue;
+    pieces_ = pieces_.subspan(1);
+    done_ = 0;
   }
-  return tiles;
+  return table.entries > 0;
 }
 
 }  // namespace hvd::device

@@ -118,7 +118,7 @@ class DeviceBatch final : public Work {
       scaled = input_.bytes();
     }
     const device::Piece piece{submission.input.data, 0, in_.size() / size_of(type_)};
-    pipeline_.context.plans().run({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_,
+    pipeline_.context.copy_pieces({&piece, 1}, {type_, type_, true}, scaled.data(), true, before_,
                                   pipeline_.in.get());
     in_ = scaled;
   }
@@ -169,7 +169,7 @@ class DeviceBatch final : public Work {
     std::size_t offset = 0;
     for (const auto piece : execution_.input_pieces())
       add_piece(const_cast<std::byte*>(piece.data()), piece.size(), offset);  // only read
-    pipeline_.context.plans().run(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(),
+    pipeline_.context.copy_pieces(pieces_, {tensor_type_, type_, before_ != 1.0}, packed.data(),
                                   true, before_, pipeline_.in.get());
   }
 
@@ -206,7 +206,7 @@ class DeviceBatch final : public Work {
     std::size_t offset = 0;
     for (const auto piece : execution_.output_pieces())
       add_piece(piece.data(), piece.size(), offset);
-    pipeline_.context.plans().run(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false,
+    pipeline_.context.copy_pieces(pieces_, {tensor_type_, type_, after_ != 1.0}, out_.data(), false,
                                   after_, pipeline_.out.get());
     ready_ = pipeline_.context.events()->record(pipeline_.out.get());
   }

@@ -101,12 +101,12 @@ class GpuKernelsTest : public ::testing::Test {
         for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].tensor = base + places[i];
       };
       at(tensors.device);
-      context_->plans().run(pieces, form, buffer.device, to_buffer, factor, stream_->get());
+      context_->copy_pieces(pieces, form, buffer.device, to_buffer, factor, stream_->get());
       api_->synchronize(stream_->get());
       at(tensors.host.data());
-      const auto tiles = device::cut_into_tiles(pieces, form);
-      run_copy_on_host({tiles.data(), static_cast<std::uint32_t>(tiles.size()), buffer.host.data(),
-                        form, to_buffer, factor});
+      device::PieceCutter cutter(pieces, form);
+      for (device::PieceTable table; cutter.next(table);)
+        run_copy_on_host({table, buffer.host.data(), form, to_buffer, factor});
       EXPECT_EQ(tensors.download(), tensors.host)
           << "tensors, " << (to_buffer ? "to" : "from") << " the buffer";
       EXPECT_EQ(buffer.download(), buffer.host)

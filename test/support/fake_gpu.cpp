@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "device/copy_loop.h"
 #include "hvd/error.h"
 
 namespace hvd::testing {
@@ -146,8 +147,6 @@ class FakeApi final : public device::Api {
     gpu_.check_not_captured(stream, rank_, "copy");
     ++counts().copies;
     counts().copies_to_host += direction == device::Direction::kToHost ? 1 : 0;
-    // What the device will read there, for whoever has to know before the device has come so far.
-    if (direction == device::Direction::kToDevice) gpu_.uploads_[to].assign(from, from + bytes);
     know(stream);
     gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] {
                             std::memcpy(to, from, bytes);
@@ -158,13 +157,8 @@ class FakeApi final : public device::Api {
     gpu_.check_not_captured(stream, rank_, "run");
     ++counts().launches;
     FakeGpu::Item item{"batched copy", {}, {}, [launch] { run_copy_on_host(launch, 7); }};
-    item.ranges.push_back({reinterpret_cast<const std::byte*>(launch.tiles),
-                           launch.count * sizeof(device::Tile), false});
-    const std::vector<std::byte>& table =
-        gpu_.uploads_[reinterpret_cast<const std::byte*>(launch.tiles)];
-    for (std::uint32_t i = 0; i < launch.count; ++i) {
-      device::Tile tile;
-      std::memcpy(&tile, table.data() + i * sizeof tile, sizeof tile);
+    for (std::uint32_t i = 0; i < launch.table.tiles; ++i) {
+      const device::Tile tile = device::tile_of(launch.table, i);
       add(item.ranges, {tile.tensor, tile.count * size_of(launch.form.tensor), !launch.to_buffer});
       add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer),
                         launch.to_buffer});

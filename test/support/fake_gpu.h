@@ -161,7 +161,6 @@ class FakeGpu {
   std::vector<std::unique_ptr<Queue>> queues_;
   std::vector<EventState> events_;
   std::map<const std::byte*, Block> blocks_;
-  std::map<const std::byte*, std::vector<std::byte>> uploads_;
   std::vector<Access> accesses_;
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;

@@ -64,8 +64,8 @@ void copy_part(const Part& part) {
 }  // namespace
 
 void run_copy_on_host(const device::CopyLaunch& launch, std::uint32_t threads) {
-  for (std::uint32_t i = 0; i < launch.count; ++i) {
-    const device::Tile& tile = launch.tiles[i];
+  for (std::uint32_t i = 0; i < launch.table.tiles; ++i) {
+    const device::Tile tile = device::tile_of(launch.table, i);
     std::byte* const place = launch.buffer + tile.offset;
     for (std::uint32_t thread = 0; thread < threads; ++thread) {
       copy_part({launch,

@@ -165,7 +165,7 @@ class NcclWork final : public Work {
   void run_scale(const std::byte* from, std::span<std::byte> to, double factor) {
     const std::uint64_t count = to.size() / size_of(collective_.dtype);
     const device::Piece piece{const_cast<std::byte*>(from), 0, count};  // only read
-    channel_.device().plans().run({&piece, 1}, {collective_.dtype, collective_.dtype, true},
+    channel_.device().copy_pieces({&piece, 1}, {collective_.dtype, collective_.dtype, true},
                                   to.data(), true, factor, channel_.stream());
   }
 

@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   report(model, "one copy of all bytes", traffic, copy, copy.device);
   const auto pack = [&](const CopyForm& form, bool to_buffer) {
     return measure(stream, seconds,
-                   [&] { context.plans().run(pieces, form, buffer, to_buffer, 0.5, owned.get()); });
+                   [&] { context.copy_pieces(pieces, form, buffer, to_buffer, 0.5, owned.get()); });
   };
   const CopyForm plain{};
   const CopyForm scaled{DataType::kFloat32, DataType::kFloat32, true};

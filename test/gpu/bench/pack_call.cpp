@@ -76,7 +76,7 @@ PackCall::~PackCall() = default;
 
 void PackCall::run(double factor) {
   const device::CopyForm scaled{DataType::kFloat32, DataType::kFloat32, true};
-  state_->context.plans().run(state_->pieces, scaled, state_->buffer, /*to_buffer=*/true, factor,
+  state_->context.copy_pieces(state_->pieces, scaled, state_->buffer, /*to_buffer=*/true, factor,
                               state_->stream);
 }
 

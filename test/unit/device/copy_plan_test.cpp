@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/half.h"
+#include "device/copy_loop.h"
 #include "hvd/error.h"
 #include "support/fake_gpu.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 using device::CopyForm;
 using device::Piece;
+using device::PieceTable;
 using device::Tile;
 
 constexpr std::byte kGuard{0xa5};
@@ -68,6 +70,13 @@ void reference(std::byte* to, const std::byte* from, const CopyForm& form, DataT
   }
 }
 
+std::vector<PieceTable> tables_of(std::span<const Piece> pieces, const CopyForm& form) {
+  std::vector<PieceTable> tables;
+  device::PieceCutter cutter(pieces, form);
+  for (PieceTable table; cutter.next(table);) tables.push_back(table);
+  return tables;
+}
+
 struct Layout {
   std::vector<std::uint64_t> counts;
   std::size_t tensor_shift = 0;  ///< of each tensor's first byte from a multiple of 64
@@ -93,14 +102,14 @@ class Copying {
     buffer_.assign(buffer_bytes + 64, kGuard);
     for (std::size_t i = 0; i < pieces_.size(); ++i)
       pieces_[i].tensor = aligned(tensors_) + offsets_[i];
-    tiles_ = device::cut_into_tiles(pieces_, form);
+    tables_ = tables_of(pieces_, form);
   }
 
   void check(double factor, std::uint32_t threads) {
     run(true, factor, threads);
     run(false, factor, threads);
   }
-  const std::vector<Tile>& tiles() const { return tiles_; }
+  const std::vector<PieceTable>& tables() const { return tables_; }
 
  private:
   // Both live at addresses that are the same modulo 64 in every run.
@@ -140,9 +149,8 @@ class Copying {
         reference(at, from + i * size_of(from_type), form_, from_type, to_type, factor);
       }
     }
-    run_copy_on_host({tiles_.data(), static_cast<std::uint32_t>(tiles_.size()), aligned(buffer_),
-                      form_, to_buffer, factor},
-                     threads);
+    for (const PieceTable& table : tables_)
+      run_copy_on_host({table, aligned(buffer_), form_, to_buffer, factor}, threads);
     const auto difference = std::mismatch(target.begin(), target.end(), expected.begin());
     EXPECT_TRUE(difference.first == target.end())
         << (to_buffer ? "to" : "from") << " the buffer, byte " << difference.first - target.begin()
@@ -155,7 +163,7 @@ class Copying {
   std::vector<std::byte> tensors_ = {};
   std::vector<std::byte> buffer_ = {};
   std::vector<Piece> pieces_;
-  std::vector<Tile> tiles_;
+  std::vector<PieceTable> tables_;
 };
 
 std::vector<CopyForm> all_forms() {
@@ -210,7 +218,38 @@ TEST(CopyPlanTest, TenThousandTensors) {
   Copying copying(layout, {DataType::kFloat32, DataType::kFloat32, true}, 9);
   copying.check(0.125, 3);
   const auto empty = std::count(layout.counts.begin(), layout.counts.end(), std::uint64_t{0});
-  EXPECT_EQ(static_cast<std::int64_t>(copying.tiles().size()), 10000 - empty);
+  std::int64_t entries = 0;
+  for (const PieceTable& table : copying.tables()) {
+    entries += table.entries;
+    if (&table != &copying.tables().back()) {
+      EXPECT_EQ(table.entries, PieceTable::kMostEntries);
+    }
+  }
+  EXPECT_EQ(entries, 10000 - empty);
+}
+
+TEST(CopyPlanTest, ATensorOfMoreThanFourBillionElementsIsCutIntoEntries) {
+  constexpr std::uint64_t kElements = (std::uint64_t{5} << 30) + 3;
+  const std::vector<Piece> pieces = {{nullptr, 2, 1}, {nullptr, 4, kElements}, {nullptr, 8, 2}};
+  const CopyForm form{DataType::kBFloat16, DataType::kBFloat16, true};
+  const std::vector<PieceTable> tables = tables_of(pieces, form);
+  std::uint64_t elements = 0;
+  std::uint64_t next = 4;
+  for (const PieceTable& table : tables) {
+    std::uint64_t tiles = 0;
+    for (std::uint32_t i = 0; i < table.entries; ++i) {
+      const PieceTable::Entry& entry = table.entry[i];
+      elements += entry.count;
+      EXPECT_EQ(entry.first_tile, tiles);
+      tiles += (entry.count + table.tile_elements - 1) / table.tile_elements;
+      if (entry.count < 3) continue;
+      EXPECT_EQ(entry.offset, next);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(entry.tensor), next - 4);
+      next += std::uint64_t{entry.count} * 2;
+    }
+    EXPECT_EQ(table.tiles, tiles);
+  }
+  EXPECT_EQ(elements, kElements + 3);
 }
 
 TEST(CopyPlanTest, OneLargeTensorIsSharedOutByBytes) {
@@ -218,11 +257,13 @@ TEST(CopyPlanTest, OneLargeTensorIsSharedOutByBytes) {
   std::byte memory[1] = {};
   const std::vector<Piece> pieces = {
       {memory, 0, 10}, {memory, 40, kElements}, {memory, 40 + kElements * 4, 1}};
-  const auto tiles = device::cut_into_tiles(pieces, {});
-  EXPECT_EQ(tiles.size(), 1 + 3200 + 1);
+  const std::vector<PieceTable> tables = tables_of(pieces, {});
+  ASSERT_EQ(tables.size(), 1U);
+  EXPECT_EQ(tables[0].tiles, 1 + 3200 + 1);
   std::uint64_t elements = 0;
   std::uint64_t next = 0;
-  for (const Tile& tile : tiles) {
+  for (std::uint32_t i = 0; i < tables[0].tiles; ++i) {
+    const Tile tile = device::tile_of(tables[0], i);
     EXPECT_LE(tile.count * sizeof(float), device::kTileBytes);
     EXPECT_EQ(tile.offset, next) << "in order, without a gap";
     next = tile.offset + tile.count * sizeof(float);
@@ -237,12 +278,11 @@ TEST(CopyPlanTest, IntegersKeepEveryBit) {
   std::int64_t copied = 0;
   const std::vector<Piece> pieces = {{reinterpret_cast<std::byte*>(&value), 0, 1}};
   const CopyForm form{DataType::kInt64, DataType::kInt64, false};
-  const auto tiles = device::cut_into_tiles(pieces, form);
-  run_copy_on_host({tiles.data(), 1, reinterpret_cast<std::byte*>(&copied), form, true, 1.0});
+  run_copy_on_host(
+      {tables_of(pieces, form)[0], reinterpret_cast<std::byte*>(&copied), form, true, 1.0});
   EXPECT_EQ(copied, value);
-  EXPECT_THROW(device::cut_into_tiles(pieces, {DataType::kInt64, DataType::kInt64, true}), Error);
-  EXPECT_THROW(device::cut_into_tiles(pieces, {DataType::kFloat64, DataType::kFloat16, false}),
-               Error);
+  EXPECT_THROW(device::PieceCutter(pieces, {DataType::kInt64, DataType::kInt64, true}), Error);
+  EXPECT_THROW(device::PieceCutter(pieces, {DataType::kFloat64, DataType::kFloat16, false}), Error);
 }
 
 TEST(CopyPlanTest, HalfIsScaledInSinglePrecision) {
@@ -251,8 +291,8 @@ TEST(CopyPlanTest, HalfIsScaledInSinglePrecision) {
   std::uint16_t scaled = 0;
   const std::vector<Piece> pieces = {{reinterpret_cast<std::byte*>(&value), 0, 1}};
   const CopyForm form{DataType::kFloat16, DataType::kFloat16, true};
-  const auto tiles = device::cut_into_tiles(pieces, form);
-  run_copy_on_host({tiles.data(), 1, reinterpret_cast<std::byte*>(&scaled), form, true, 1.0 / 3.0});
+  run_copy_on_host(
+      {tables_of(pieces, form)[0], reinterpret_cast<std::byte*>(&scaled), form, true, 1.0 / 3.0});
   EXPECT_EQ(half_to_float(scaled), 1000.0F);
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/half.h"
@@ -18,7 +19,7 @@ namespace {
 
 using device::CopyForm;
 using device::Piece;
-using device::Tile;
+using device::PieceTable;
 
 constexpr int kMultiprocessors = 3;  // few blocks, so that each walks over several tiles
 constexpr std::size_t kGuard = 48;
@@ -110,6 +111,15 @@ class KernelsTest : public ::testing::Test {
       bytes[i] &= static_cast<std::byte>(keep);
   }
 
+  static void copy(std::span<const Piece> pieces, const CopyForm& form, std::byte* buffer,
+                   bool to_buffer, double factor) {
+    device::CopyLaunch launch{
+        .buffer = buffer, .form = form, .to_buffer = to_buffer, .factor = factor};
+    device::PieceCutter cutter(pieces, form);
+    while (cutter.next(launch.table))
+      ASSERT_EQ(device::launch_copy(launch, kMultiprocessors, nullptr), cudaSuccess);
+  }
+
   struct Layout {
     std::vector<std::uint64_t> counts;
     std::size_t tensor_shift = 0;  // bytes from a multiple of 16, of every tensor
@@ -155,11 +165,7 @@ class KernelsTest : public ::testing::Test {
                   : move_element(in_tensor, form.tensor, in_buffer, form.buffer, form, factor);
       }
     }
-    const std::vector<Tile> tiles = device::cut_into_tiles(pieces, form);
-    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
-                                   buffer.data(), form, to_buffer, factor},
-                                  kMultiprocessors, nullptr),
-              cudaSuccess);
+    copy(pieces, form, buffer.data(), to_buffer, factor);
     for (std::size_t i = 0; i < pieces.size(); ++i)
       ASSERT_EQ(tensors[i]->block, wanted[i]) << "tensor " << i;
     ASSERT_EQ(buffer.block, wanted_buffer);
@@ -242,11 +248,7 @@ TEST_F(KernelsTest, ScalesInPlace) {
       std::byte* const at = wanted.data() + memory.offset + e * size_of(type);
       move_element(at, type, at, type, form, 0.7);
     }
-    const std::vector<Tile> tiles = device::cut_into_tiles({&piece, 1}, form);
-    ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
-                                   memory.data(), form, true, 0.7},
-                                  kMultiprocessors, nullptr),
-              cudaSuccess);
+    copy({&piece, 1}, form, memory.data(), true, 0.7);
     EXPECT_EQ(memory.block, wanted) << to_string(type);
   }
 }
@@ -266,11 +268,7 @@ TEST_F(KernelsTest, EveryByteHasOneWriter) {
       count_writers(buffer.block.data(), buffer.block.size(), writers);
       const Piece piece{tensor.data(), kGuard, count};
       tame(form, {piece}, buffer, true);
-      const std::vector<Tile> tiles = device::cut_into_tiles({&piece, 1}, form);
-      ASSERT_EQ(device::launch_copy({tiles.data(), static_cast<std::uint32_t>(tiles.size()),
-                                     buffer.data(), form, true, 2},
-                                    kMultiprocessors, nullptr),
-                cudaSuccess);
+      copy({&piece, 1}, form, buffer.data(), true, 2);
       for (std::size_t i = 0; i < writers.size(); ++i) {
         const bool inside = i >= buffer.offset + kGuard && i < buffer.offset + kGuard + bytes;
         ASSERT_EQ(writers[i], inside ? 1 : 0) << to_string(form.tensor) << ", byte " << i;
@@ -303,10 +301,9 @@ TEST_F(KernelsTest, NothingToDoIsNoLaunch) {
 }
 
 TEST_F(KernelsTest, AFormWithoutAKernelIsAnError) {
-  const Tile tile{nullptr, 0, 1, 0};
-  EXPECT_THROW(device::launch_copy({&tile, 1, nullptr, {DataType::kInt32, DataType::kInt32, true}},
-                                   kMultiprocessors, nullptr),
-               Error);
+  device::CopyLaunch launch{.form = {DataType::kInt32, DataType::kInt32, true}};
+  launch.table.tiles = 1;
+  EXPECT_THROW(device::launch_copy(launch, kMultiprocessors, nullptr), Error);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 // kernel here and now, thread by thread.
 #define __global__
 #define __device__
+#define __grid_constant__
 #define __launch_bounds__(threads)
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };

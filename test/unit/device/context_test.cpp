@@ -1,18 +1,17 @@
-#include "device/plan_cache.h"
+#include "device/context.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "device/context.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {
 namespace {
 
-class PlanCacheTest : public ::testing::Test {
+class ContextTest : public ::testing::Test {
  protected:
-  PlanCacheTest()
+  ContextTest()
       : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0) {}
 
   std::vector<device::Piece> make_pieces(int count) {
@@ -40,19 +39,22 @@ class PlanCacheTest : public ::testing::Test {
   std::uint64_t bytes_ = 0;
 };
 
-TEST_F(PlanCacheTest, ARepeatedLayoutIsUploadedOnce) {
-  const auto pieces = make_pieces(161);
+TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEachAndNothingElse) {
+  const auto pieces = make_pieces(device::PieceTable::kMostEntries);
   std::byte* const buffer = gpu_.allocate(bytes_);
+  const int allocated = gpu_.counts(0).allocate;
   const device::CopyForm form{DataType::kFloat32, DataType::kFloat32, true};
   for (int step = 0; step < 20; ++step) {
-    context_.plans().run(pieces, form, buffer, true, 2.0, in_.get());
+    context_.copy_pieces(pieces, form, buffer, true, 2.0, in_.get());
     context_.wait(out_.get(), context_.events()->record(in_.get()));
-    context_.plans().run(pieces, form, buffer, false, 0.5, out_.get());
+    context_.copy_pieces(pieces, form, buffer, false, 0.5, out_.get());
     context_.wait(in_.get(), context_.events()->record(out_.get()));
   }
-  EXPECT_EQ(context_.plans().uploads(), 2U) << "one for each of the two queues";
-  EXPECT_EQ(gpu_.counts(0).launches, 40);
-  EXPECT_EQ(gpu_.counts(0).synchronize, 0);
+  const FakeGpuCounts counts = gpu_.counts(0);
+  EXPECT_EQ(counts.launches, 40);
+  EXPECT_EQ(counts.copies, 0);
+  EXPECT_EQ(counts.allocate, allocated);
+  EXPECT_EQ(counts.synchronize, 0);
   EXPECT_TRUE(gpu_.run_all());
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   float scaled = 0;
@@ -63,33 +65,21 @@ TEST_F(PlanCacheTest, ARepeatedLayoutIsUploadedOnce) {
   EXPECT_EQ(kept, 4.0F);
 }
 
-TEST_F(PlanCacheTest, ALayoutThatChangesEveryStepMakesNoMoreAndMoreTables) {
-  auto pieces = make_pieces(5);
-  std::byte* const buffer = gpu_.allocate(bytes_ + 4096);
-  for (int step = 0; step < 600; ++step) {
-    for (auto& piece : pieces) piece.offset += 4;
-    context_.plans().run(pieces, {}, buffer, true, 1.0, in_.get());
-    gpu_.run_all();
-  }
-  EXPECT_EQ(context_.plans().uploads(), 600U);
-  EXPECT_LE(gpu_.counts(0).allocate, 2 * 256) << "two for each table that is kept";
+TEST_F(ContextTest, MorePiecesThanATableHoldsTakeSeveralLaunches) {
+  const auto pieces = make_pieces(2 * device::PieceTable::kMostEntries + 1);
+  std::byte* const buffer = gpu_.allocate(bytes_);
+  context_.copy_pieces(pieces, {}, buffer, true, 1.0, in_.get());
+  EXPECT_EQ(gpu_.counts(0).launches, 3);
+  EXPECT_TRUE(gpu_.run_all());
+  for (const device::Piece& piece : pieces)
+    EXPECT_EQ(std::memcmp(buffer + piece.offset, piece.tensor, piece.count * sizeof(float)), 0);
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(PlanCacheTest, TheSameTensorsInAnotherFormAreAnotherTable) {
-  const auto pieces = make_pieces(3);
-  std::byte* const buffer = gpu_.allocate(bytes_);
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat32, false}, buffer, true, 1.0,
-                       in_.get());
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, false}, buffer, true, 1.0,
-                       in_.get());
-  context_.plans().run(pieces, {DataType::kFloat32, DataType::kFloat16, true}, buffer, true, 3.0,
-                       in_.get());
-  EXPECT_EQ(context_.plans().uploads(), 3U);
-}
-
-TEST_F(PlanCacheTest, NothingIsLaunchedForNothing) {
-  context_.plans().run({}, {}, nullptr, true, 1.0, in_.get());
+TEST_F(ContextTest, NothingIsLaunchedForNothing) {
+  context_.copy_pieces({}, {}, nullptr, true, 1.0, in_.get());
+  const device::Piece empty{};
+  context_.copy_pieces({&empty, 1}, {}, nullptr, true, 1.0, in_.get());
   EXPECT_EQ(gpu_.counts(0).launches, 0);
 }
 
