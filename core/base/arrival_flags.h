@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/cache_line.h"
+
 namespace hvd {
 
 /// A rank's arrival flags of schedule replay, in memory shared by the ranks of its host: see
 /// control::ScheduleReplay. Zero is a valid initial state.
-struct alignas(64) ArrivalFlags {
+struct alignas(kCacheLine) ArrivalFlags {
   std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there
   std::atomic<std::uint64_t> asked;    ///< the position at which it asks the others to leave
 };

@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 
+#include "base/cache_line.h"
 #include "base/log.h"
 #include "base/shared_segment.h"
 
@@ -21,7 +22,6 @@ namespace hvd {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLine = 64;
 // Every rank maps every arena of its host, so that address space is what limits it.
 constexpr std::size_t kMostCapacity = std::size_t{256} << 30;
 
@@ -144,14 +144,15 @@ bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept
 // again, with pages and caches warm.
 std::byte* SharedArena::allocate(std::size_t bytes) {
   if (bytes > address_.capacity || inherited()) return nullptr;
-  const std::size_t size = rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kLine : kPage);
+  const std::size_t size =
+      rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kCacheLine : kPage);
   const MutexLock lock(mutex_);
   auto found = by_size_.lower_bound({size, 0});
   // A small block may lie anywhere; a large one begins a page, which the blocks of small ones may
   // have moved away from.
   std::size_t begin = 0;
   for (; found != by_size_.end(); ++found) {
-    begin = rounded(found->second, size < kPage ? kLine : kPage);
+    begin = rounded(found->second, size < kPage ? kCacheLine : kPage);
     if (begin + size <= found->second + found->first) break;
   }
   if (found == by_size_.end() || !take_pages(begin, size)) return nullptr;
@@ -231,7 +232,7 @@ std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>& a
     return {memory,
             [arena, returns_pages](std::byte* mine) { arena->deallocate(mine, returns_pages); }};
   }
-  constexpr std::align_val_t kAlignment{kLine};
+  constexpr std::align_val_t kAlignment{kCacheLine};
   return {static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), kAlignment)),
           [](std::byte* mine) { ::operator delete(mine, kAlignment); }};
 }

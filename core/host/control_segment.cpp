@@ -7,25 +7,26 @@
 #include <new>
 #include <utility>
 
+#include "base/cache_line.h"
 #include "hvd/error.h"
 
 namespace hvd::host {
 
 // Both live in shared memory: no pointers, valid when zero. A doorbell has a cache line of its own,
 // since others write it while the owner writes its heartbeat.
-struct alignas(64) ControlSegment::Header {
+struct alignas(kCacheLine) ControlSegment::Header {
   static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
   std::uint64_t magic;
   std::uint64_t slots;
-  alignas(64) ArrivalFlags remote;
+  alignas(kCacheLine) ArrivalFlags remote;
 };
 
-struct alignas(128) ControlSegment::Slot {
-  alignas(128) Doorbell doorbell;
+struct alignas(kCacheLinePair) ControlSegment::Slot {
+  alignas(kCacheLinePair) Doorbell doorbell;
   std::atomic<std::uint64_t> message_count;  ///< messages that have been sent to this slot's rank;
                                              ///< beside the doorbell, which is rung for each
-  alignas(128) ArrivalFlags arrival_flags;
-  alignas(128) std::atomic<std::int64_t> heartbeat;
+  alignas(kCacheLinePair) ArrivalFlags arrival_flags;
+  alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
   std::atomic<std::uint32_t> left;
   std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
   ProcessIdentity process;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cache_line.h"
 #include "base/kernels.h"
 #include "bench/peer_memory.h"
 #include "hvd/hvd.h"
@@ -17,7 +18,6 @@
 namespace hvd::bench {
 namespace {
 
-constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSlotBytes = std::size_t{128} << 10;  // the backend's
 constexpr std::size_t kSmallBytes = 4096;                   // the backend's: every rank reduces all
@@ -54,10 +54,10 @@ std::shared_ptr<std::byte> zeroed(std::size_t bytes) {
 
 /// In whole cache lines.
 std::pair<std::size_t, std::size_t> slice_of(std::size_t bytes, int rank, int ranks) {
-  const std::size_t lines = (bytes + kLine - 1) / kLine;
+  const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   const auto edge = [&](int r) {
-    return std::min(bytes,
-                    lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * kLine);
+    return std::min(
+        bytes, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * kCacheLine);
   };
   return {edge(rank), edge(rank + 1)};
 }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "backend/hierarchical/host_pipeline.h"
+#include "base/cache_line.h"
 #include "base/kernels.h"
 
 namespace hvd::hierarchical {
@@ -25,8 +26,8 @@ class ChainAllreduce final : public HostPipeline {
       : HostPipeline(std::move(shared), collective, in, out),
         partial_(partial_size(collective.dtype, collective.scale)),
         // Never less than a line, as 64 bytes are 4 of the largest elements.
-        step_(std::max(kLine, host().tuning.slot_bytes / std::max(partial_, element()) * element() /
-                                  kLine * kLine)),
+        step_(std::max(kCacheLine, host().tuning.slot_bytes / std::max(partial_, element()) *
+                                       element() / kCacheLine * kCacheLine)),
         first_(plan().host == 0),
         last_(plan().host == plan().host_count() - 1),
         window_(4 * static_cast<std::uint64_t>(plan().host_count())) {
@@ -63,7 +64,7 @@ class ChainAllreduce final : public HostPipeline {
     return slice(round).size() / element() * partial_;
   }
   std::size_t staged_bytes() const noexcept {
-    return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kLine) / element() *
+    return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kCacheLine) / element() *
            partial_;
   }
   /// In the messages' buffer, by the slot of the request.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/hierarchical/host_pipeline.h"
+#include "base/cache_line.h"
 #include "base/kernels.h"
 
 namespace hvd::hierarchical {
@@ -23,7 +24,7 @@ class DirectExchange : public HostPipeline {
       : HostPipeline(std::move(shared), collective, in, out),
         sizes_(std::move(sizes)),
         most_(*std::max_element(sizes_.begin(), sizes_.end())),
-        step_(host().tuning.slot_bytes / sizes_.size() / kLine * kLine) {
+        step_(host().tuning.slot_bytes / sizes_.size() / kCacheLine * kCacheLine) {
     rounds_ = (most_ + step_ - 1) / step_;
     for (const auto& members : plan().hosts)
       order_.insert(order_.end(), members.begin(), members.end());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/hierarchical/host_pipeline.h"
+#include "base/cache_line.h"
 #include "host/node.h"
 #include "hvd/error.h"
 
@@ -46,8 +47,8 @@ HierarchicalBackend::HierarchicalBackend(std::shared_ptr<message::Carrier> carri
                                          const HierarchicalTuning& tuning)
     : carrier_(std::move(carrier)), node_(std::move(node)), tuning_(tuning) {
   constexpr std::size_t kLargestSlot = std::size_t{1} << 30;
-  const bool valid = tuning.slot_bytes >= kLine && tuning.slot_bytes <= kLargestSlot &&
-                     tuning.slot_bytes % kLine == 0 &&
+  const bool valid = tuning.slot_bytes >= kCacheLine && tuning.slot_bytes <= kLargestSlot &&
+                     tuning.slot_bytes % kCacheLine == 0 &&
                      tuning.small_bytes <= tuning.slot_bytes / 2 && tuning.smallest_slice > 0;
   if (!valid) {
     throw UsageError(
@@ -67,7 +68,7 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
                      collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
   if (!known || spec.device.type != DeviceType::kCpu || collective.op == ReduceOp::kAdasum)
     return 0;
-  if (spec.ranks.size() * kLine > tuning_.slot_bytes)
+  if (spec.ranks.size() * kCacheLine > tuning_.slot_bytes)
     return 0;  // a slot is shared out among all members
   bool several_hosts = false;
   bool some_together = false;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/cache_line.h"
+
 namespace hvd::hierarchical {
 
 HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
@@ -44,10 +46,10 @@ int HostPlan::host_of(int member) const noexcept {
 }
 
 Range slice_of(std::size_t bytes, int index, int drivers) noexcept {
-  const std::size_t lines = (bytes + kLine - 1) / kLine;
+  const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   const auto edge = [&](int at) {
-    return std::min(
-        bytes, lines * static_cast<std::size_t>(at) / static_cast<std::size_t>(drivers) * kLine);
+    return std::min(bytes, lines * static_cast<std::size_t>(at) /
+                               static_cast<std::size_t>(drivers) * kCacheLine);
   };
   return {edge(index), edge(index + 1)};
 }

@@ -7,9 +7,6 @@
 
 namespace hvd::hierarchical {
 
-/// Of the cache, in bytes: what slices are made of.
-inline constexpr std::size_t kLine = 64;
-
 /// Which members of a process set live together. Members are positions in the set.
 struct HostPlan {
   /// Per host its members, ascending; hosts in the order of their first members.

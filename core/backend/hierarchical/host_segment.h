@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cache_line.h"
 #include "base/shared_segment.h"
 #include "hvd/backend.h"
 
@@ -27,7 +28,7 @@ class HostSegment {
 
   /// Rounds that its owner has got through, of each stage; never reset. Zero-filled memory is a
   /// valid beginning.
-  struct alignas(128) MemberState {
+  struct alignas(kCacheLinePair) MemberState {
     std::atomic<std::uint64_t> filled;    ///< its input is in its slot
     std::atomic<std::uint64_t> reduced;   ///< it needs nothing of the members' slots any more
     std::atomic<std::uint64_t> settled;   ///< its share of the result is in the result's slot
@@ -61,7 +62,7 @@ class HostSegment {
   std::uint64_t next_round = 0;  ///< of the next collective
 
  private:
-  struct alignas(128) Header {
+  struct alignas(kCacheLinePair) Header {
     std::atomic<std::uint32_t> attached;  ///< members that have mapped it
   };
   void adopt(std::unique_ptr<SharedSegment>) noexcept;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/local/local_group.h"
+#include "base/cache_line.h"
 #include "base/kernels.h"
 #include "hvd/error.h"
 
@@ -74,8 +75,8 @@ class Share {
   // Nobody else reads or writes this rank's slice of any input or output, so outputs may be the
   // inputs.
   void allreduce() const {
-    constexpr std::int64_t kLine =
-        64;  // elements, so that two owners never write to one cache line
+    // In elements, which is more than in bytes: two owners never write to one cache line.
+    constexpr auto kLine = static_cast<std::int64_t>(kCacheLine);
     const std::int64_t count = own_.collective.count;
     const std::int64_t slice =
         ((count + group_.size() - 1) / group_.size() + kLine - 1) / kLine * kLine;

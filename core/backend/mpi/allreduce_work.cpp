@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/cache_line.h"
 #include "base/kernels.h"
 
 namespace hvd::mpi {
@@ -147,7 +148,7 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<ChannelContext> shared,
   constexpr std::int64_t kStagedBytes = 1 << 20;  // of one window: what the cache holds
   constexpr std::int64_t kSmallestSlice =
       32 * 1024;  // below it the messages cost more than the cache saves
-  constexpr std::int64_t kLine = 64;
+  constexpr auto kLine = static_cast<std::int64_t>(kCacheLine);
   const auto element = static_cast<std::int64_t>(element_);
   const auto chunk = static_cast<std::int64_t>(context().tuning().chunk_bytes);
   const std::int64_t slice_bytes = std::min(

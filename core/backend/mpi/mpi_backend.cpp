@@ -8,6 +8,7 @@
 #include "backend/mpi/allreduce_work.h"
 #include "backend/mpi/chunked_works.h"
 #include "backend/mpi/mpi_channel_context.h"
+#include "base/cache_line.h"
 #include "hvd/error.h"
 
 namespace hvd::mpi {
@@ -129,10 +130,9 @@ class MpiChannel final : public Channel {
 MpiBackend::MpiBackend(std::shared_ptr<message::Carrier> carrier, const MpiTuning& tuning,
                        bool cuda_aware)
     : carrier_(std::move(carrier)), tuning_(tuning), cuda_aware_(cuda_aware) {
-  constexpr std::size_t kLine = 64;
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
-  const bool valid = tuning.chunk_bytes >= kLine && tuning.chunk_bytes <= kLargestChunk &&
-                     tuning.chunk_bytes % kLine == 0 && tuning.direct_bytes <= kLargestChunk &&
+  const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
+                     tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
                      tuning.windows >= 1 && tuning.windows <= kMaxWindows &&
                      tuning.outstanding_chunks >= 1;
   if (!valid)

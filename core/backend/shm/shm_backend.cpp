@@ -40,7 +40,7 @@ ShmBackend::ShmBackend(std::string name, std::shared_ptr<const SharedArena> aren
     : name_(std::move(name)),
       tuning_(tuning),
       arenas_(std::make_shared<shm::PeerArenas>(std::move(arena))) {
-  if (tuning.slot_bytes < shm::kCacheLine || tuning.slot_bytes % shm::kCacheLine != 0 ||
+  if (tuning.slot_bytes < kCacheLine || tuning.slot_bytes % kCacheLine != 0 ||
       tuning.small_bytes > tuning.slot_bytes) {
     throw UsageError(
         "ShmTuning: a slot is a multiple of 64 bytes, and a small allreduce fits into one");
@@ -59,7 +59,7 @@ int ShmBackend::score(const Topology& topology, const ChannelSpec& spec,
   if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2 ||
       collective.op == ReduceOp::kAdasum)
     return 0;
-  if (spec.ranks.size() * shm::kCacheLine > tuning_.slot_bytes)
+  if (spec.ranks.size() * kCacheLine > tuning_.slot_bytes)
     return 0;  // a slot is shared out among the members
   const bool one_host = std::all_of(spec.ranks.begin(), spec.ranks.end(), [&](int rank) {
     return topology.same_host(spec.ranks.front(), rank);

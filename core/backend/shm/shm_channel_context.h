@@ -8,11 +8,10 @@
 
 #include "backend/shm/peer_arenas.h"
 #include "backend/shm/shm_backend.h"
+#include "base/cache_line.h"
 #include "base/shared_segment.h"
 
 namespace hvd::shm {
-
-inline constexpr std::size_t kCacheLine = 64;  ///< bytes
 
 /// The state that the members of a channel share: per member its progress in rounds, the addresses
 /// of its tensors, and bounce buffers (slots).
@@ -30,7 +29,7 @@ class ChannelContext {
     std::int64_t out;
   };
   /// Written by its owner, read by all. Zero-filled memory is a valid beginning.
-  struct alignas(128) MemberState {
+  struct alignas(kCacheLinePair) MemberState {
     std::atomic<std::uint64_t> filled;     ///< rounds whose input is in the slot
     std::atomic<std::uint64_t> processed;  ///< rounds whose inputs have been reduced, or copied out
     std::atomic<std::uint64_t> taken;      ///< rounds that this member needs nothing of any more
@@ -80,7 +79,7 @@ class ChannelContext {
   std::vector<std::byte*> destinations;   ///< one per member
 
  private:
-  struct alignas(128) Header {
+  struct alignas(kCacheLinePair) Header {
     std::atomic<std::uint32_t> attached;  ///< members that have mapped it
   };
   std::size_t segment_bytes() const noexcept { return segment_bytes(ranks_.size(), tuning_); }

@@ -1,5 +1,6 @@
 #include "optimizer/gradient_bucket.h"
 
+#include <c10/core/alignment.h>
 #include <torch/types.h>
 
 #include <cstring>
@@ -13,12 +14,9 @@
 namespace hvd::libtorch {
 namespace {
 
-constexpr std::size_t kLine = 64;
-
-/// What a gradient takes up in a bucket: whole cache lines, so that each begins as aligned as a
-/// tensor of its own.
+/// What a gradient takes up in a bucket: each begins as aligned as a tensor of its own.
 std::size_t room_for(const torch::Tensor& parameter) {
-  return (parameter.nbytes() + kLine - 1) / kLine * kLine;
+  return (parameter.nbytes() + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment;
 }
 
 std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
