@@ -89,7 +89,8 @@ MAY_INCLUDE = {
 # The folder of one library may also use what wraps that library, and one file knows every implementation.
 ALSO = {
     "core/backend/mpi/": {"message"},
-    "core/backend/hierarchical/": {"message", "host"},
+    "core/backend/shm/": {"backend/segment"},
+    "core/backend/hierarchical/": {"backend/segment", "message", "host"},
     "core/backend/nccl/": {"device"},
     "core/backend/staged/": {"device", "backend/composite"},
     "core/bootstrap/builtin_backends.cpp": {"mpi", "message", "host", "local", "backend"},

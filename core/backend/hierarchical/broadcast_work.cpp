@@ -15,7 +15,7 @@ class BroadcastWork final : public HostPipeline {
       : HostPipeline(std::move(shared), collective, in, out),
         root_host_(plan().host_of(collective.root)),
         root_(is(collective.root)) {
-    rounds_ = (out.size() + step_bytes() - 1) / step_bytes();
+    rounds_ = rounds_of(out.size(), step_bytes());
     if (!is(representative(plan().host))) return;
     drives_ = true;
     // Hosts as seen from the root's.
@@ -34,14 +34,12 @@ class BroadcastWork final : public HostPipeline {
   }
 
  private:
-  static constexpr std::size_t kResults = HostSegment::kResults;
-
   std::size_t step_bytes() noexcept { return host().tuning.slot_bytes; }
   bool is(int member) const noexcept { return member == plan().member(plan().host, plan().index); }
   int representative(int of_host) const noexcept {
     return of_host == root_host_ ? collective_.root : plan().member(of_host, 0);
   }
-  Range part(std::uint64_t round) noexcept { return round_of(out_.size(), round, step_bytes()); }
+  Range part(std::uint64_t round) noexcept { return chunk_of(out_.size(), round, step_bytes()); }
   std::size_t in_slot(std::uint64_t round) const noexcept {
     return round % kResults * (1 + children_.size());
   }

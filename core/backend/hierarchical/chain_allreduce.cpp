@@ -31,14 +31,13 @@ class ChainAllreduce final : public HostPipeline {
         first_(plan().host == 0),
         last_(plan().host == plan().host_count() - 1),
         window_(4 * static_cast<std::uint64_t>(plan().host_count())) {
-    rounds_ = (in.size() + step_ - 1) / step_;
+    rounds_ = rounds_of(in.size(), step_);
     if (!first_ && plan().drives()) previous_ = plan().member(plan().host - 1, plan().index);
     if (!last_ && plan().drives()) next_ = plan().member(plan().host + 1, plan().index);
   }
 
  private:
   static constexpr std::size_t kDepth = 4;  ///< partial slices under way with a neighbour
-  static constexpr std::size_t kResults = HostSegment::kResults;
   enum Transfer : std::size_t {
     kPartialIn = 0,
     kPartialOut = kDepth,
@@ -55,17 +54,20 @@ class ChainAllreduce final : public HostPipeline {
     return kResultOut + round % kResults;
   }
 
-  Range part(std::uint64_t round) const noexcept { return round_of(in_.size(), round, step_); }
+  Range part(std::uint64_t round) const noexcept { return chunk_of(in_.size(), round, step_); }
   /// Within the part: what this member, if it is a driver, works on.
   Range slice(std::uint64_t round) const noexcept {
-    return plan().drives() ? slice_of(part(round).size(), plan().index, plan().drivers) : Range{};
+    return plan().drives() ? slice_of(part(round).size(), plan().index) : Range{};
   }
   std::size_t partial_bytes(std::uint64_t round) const noexcept {
     return slice(round).size() / element() * partial_;
   }
   std::size_t staged_bytes() const noexcept {
-    return (slice_of(step_, plan().drivers - 1, plan().drivers).size() + kCacheLine) / element() *
-           partial_;
+    return (slice_of(step_, plan().drivers - 1).size() + kCacheLine) / element() * partial_;
+  }
+  Range slice_of(std::size_t bytes, int driver) const noexcept {
+    return segment::slice_of(bytes, static_cast<std::size_t>(driver),
+                             static_cast<std::size_t>(plan().drivers));
   }
   /// In the messages' buffer, by the slot of the request.
   std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
@@ -96,9 +98,7 @@ class ChainAllreduce final : public HostPipeline {
     const Range all = part(round);
     const Range own = slice(round);
     const std::byte* const from = in_.data() + all.begin;
-    std::byte* const to = input(round, plan().index);
-    copy_bytes(to, from, own.begin);
-    copy_bytes(to + own.end, from + own.end, all.size() - own.end);
+    segment::copy_around(input(round, plan().index), from, all.size(), own);
   }
 
   bool reduce(std::uint64_t round) override {

@@ -25,7 +25,7 @@ class DirectExchange : public HostPipeline {
         sizes_(std::move(sizes)),
         most_(*std::max_element(sizes_.begin(), sizes_.end())),
         step_(host().tuning.slot_bytes / sizes_.size() / kCacheLine * kCacheLine) {
-    rounds_ = (most_ + step_ - 1) / step_;
+    rounds_ = rounds_of(most_, step_);
     for (const auto& members : plan().hosts)
       order_.insert(order_.end(), members.begin(), members.end());
   }
@@ -33,7 +33,7 @@ class DirectExchange : public HostPipeline {
  protected:
   /// A member's piece of a round, in its input.
   Range piece(std::uint64_t round, int member) const noexcept {
-    return round_of(sizes_[static_cast<std::size_t>(member)], round, step_);
+    return chunk_of(sizes_[static_cast<std::size_t>(member)], round, step_);
   }
   /// Calls function(member, its piece of the round) for all, in the order of the plan.
   template <class Function>
@@ -51,9 +51,8 @@ class DirectExchange : public HostPipeline {
            round % static_cast<std::uint64_t>(plan().drivers);
   }
   std::size_t slot(std::uint64_t round, int other_host, bool outgoing) const noexcept {
-    const std::size_t pair =
-        round % HostSegment::kResults * static_cast<std::size_t>(plan().host_count()) +
-        static_cast<std::size_t>(other_host);
+    const std::size_t pair = round % kResults * static_cast<std::size_t>(plan().host_count()) +
+                             static_cast<std::size_t>(other_host);
     return 2 * pair + (outgoing ? 1 : 0);
   }
   bool all_idle(std::uint64_t round, bool outgoing) const noexcept {
@@ -76,7 +75,7 @@ class DirectExchange : public HostPipeline {
   }
 
   void start() final {
-    requests().reset(2 * HostSegment::kResults * static_cast<std::size_t>(plan().host_count()));
+    requests().reset(2 * kResults * static_cast<std::size_t>(plan().host_count()));
   }
 
   void post() final {

@@ -18,6 +18,10 @@ constexpr int kScore = 15;
 /// A job with more process sets across hosts than this may find /dev/shm full, and says so.
 constexpr std::size_t kSetsToExpect = 4;
 
+segment::SlotLayout layout_of(const HierarchicalTuning& tuning) noexcept {
+  return {.slot_bytes = tuning.slot_bytes, .results = kResults};
+}
+
 class HierarchicalChannel final : public Channel {
  public:
   explicit HierarchicalChannel(std::shared_ptr<ChannelContext> host) : host_(std::move(host)) {}
@@ -58,8 +62,8 @@ HierarchicalBackend::HierarchicalBackend(std::shared_ptr<message::Carrier> carri
 }
 
 std::size_t HierarchicalBackend::wanted_shared_memory(int local_size) noexcept {
-  return kSetsToExpect *
-         HostSegment::bytes(static_cast<std::size_t>(local_size), HierarchicalTuning{}.slot_bytes);
+  return kSetsToExpect * segment::ChannelSegment::bytes(static_cast<std::size_t>(local_size),
+                                                        layout_of(HierarchicalTuning{}));
 }
 
 int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec,
@@ -85,17 +89,16 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   const int most_drivers =
       static_cast<int>(std::max<std::size_t>(1, tuning_.slot_bytes / tuning_.smallest_slice));
   HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, most_drivers);
-  std::vector<int> local;
+  segment::Membership here{
+      .name = node_->name_prefix() + "-hosts" + segment::ChannelSegment::suffix(spec),
+      .member = static_cast<std::size_t>(plan.index)};
   for (const int member : plan.local())
-    local.push_back(spec.ranks[static_cast<std::size_t>(member)]);
-  const std::string name = node_->name_prefix() + "-hosts-" + std::to_string(spec.process_set) +
-                           (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
-  const int index = plan.index;
+    here.ranks.push_back(spec.ranks[static_cast<std::size_t>(member)]);
   auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
   // Not by make_shared: a segment cannot be moved.
   std::shared_ptr<ChannelContext> host(new ChannelContext{
-      std::move(plan), tuning_,
-      HostSegment(name, std::move(local), index, tuning_.slot_bytes, peers), std::move(messages)});
+      std::move(plan), tuning_, segment::ChannelSegment(std::move(here), layout_of(tuning_), peers),
+      std::move(messages)});
   return std::make_unique<HierarchicalChannel>(std::move(host));
 }
 

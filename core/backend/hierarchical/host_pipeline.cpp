@@ -1,13 +1,24 @@
 #include "backend/hierarchical/host_pipeline.h"
 
-#include <cstring>
 #include <utility>
 
 namespace hvd::hierarchical {
+namespace {
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
+using segment::Phase;
+using segment::PhaseRule;
+using State = segment::ChannelSegment::MemberState;
+
+// Where no rule says what a phase waits for, the work does: it depends on messages, and on whether
+// the member has a share in the round.
+constexpr PhaseRule kRules[] = {
+    {Phase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
+    {Phase::kReduce, &State::reduced},
+    {Phase::kSettle, &State::settled},
+    {Phase::kTake, nullptr, &State::settled},
+    {Phase::kRelease, &State::released}};
+
+}  // namespace
 
 HostPipeline::HostPipeline(std::shared_ptr<ChannelContext> host, const Collective& collective,
                            std::span<const std::byte> in, std::span<std::byte> out)
@@ -16,76 +27,66 @@ HostPipeline::HostPipeline(std::shared_ptr<ChannelContext> host, const Collectiv
       in_(in),
       out_(out),
       host_(std::move(host)),
-      base_(host_->segment.next_round) {}
+      pipeline_(host_->segment) {}
 
 HostPipeline::~HostPipeline() {
   if (requests().in_flight() > 0) host_->abandon();
 }
 
 bool HostPipeline::inputs_here(std::uint64_t round) const noexcept {
-  return filled_ > round &&
-         host_->segment.others_reached(&HostSegment::MemberState::filled, base_ + round + 1);
+  return pipeline_.reached(&State::filled, round);
 }
 
 bool HostPipeline::result_free(std::uint64_t round) const noexcept {
-  constexpr std::uint64_t kResults = HostSegment::kResults;
-  if (released_ + kResults <= round) return false;
-  const std::uint64_t absolute = base_ + round;
-  return absolute < kResults || host_->segment.others_reached(&HostSegment::MemberState::released,
-                                                              absolute + 1 - kResults);
+  return pipeline_.reached(&State::released, round, kResults);
 }
 
-// Tells the host's others how far this member has got. All that they wait for is that every member
-// has got as far, so only the last one to do so has anybody to wake. Every access is sequentially
-// consistent: of two that are last at the same time one sees the other, and either this member sees
-// that it is the last, or the others see what it has done before they sleep.
-void HostPipeline::reach(HostSegment::Stage stage, std::uint64_t rounds) noexcept {
-  host_->segment.reach(stage, base_ + rounds);
-  awaited_ = awaited_ || host_->segment.others_reached(stage, base_ + rounds);
-}
-
-// The last stage first: it frees what the others wait for.
-bool HostPipeline::advance() {
-  using MemberState = HostSegment::MemberState;
-  constexpr std::uint64_t kInputs = HostSegment::kInputs;
-  post();
-  if (released_ < taken_ && sent(released_)) {
-    reach(&MemberState::released, ++released_);
-    return true;
+// A round on a host of three members, two of which are drivers. `*` is a wait for all of the host,
+// `~` one for messages:
+//
+//   member 0   fill -*-> reduce -~-> settle -*-> take -~-> release
+//   member 1   fill -*-> reduce -~-> settle -*-> take -~-> release
+//   member 2   fill ---> reduce ---> settle -*-> take ---> release     no driver: nothing to do
+//                          |                                  |
+//                          |                                  +-> the result's slot, kResults later
+//                          +-> fill, kInputs rounds later
+//
+//   fill      copies the member's input into its slot
+//   reduce    a driver reduces its slice of the host's inputs and passes it on
+//   settle    a driver's slice of the result has come, and lies in the result's slot
+//   take      copies the result out
+//   release   the messages that a driver has sent from the result's slot have gone
+//
+bool HostPipeline::run(Phase phase, std::uint64_t round) {
+  switch (phase) {
+    case Phase::kFill:
+      fill(round);
+      return true;
+    case Phase::kReduce:
+      return reduce(round);
+    case Phase::kSettle:
+      return settle(round);
+    case Phase::kTake:
+      take(round);
+      return true;
+    case Phase::kRelease:
+      return sent(round);
   }
-  if (taken_ < settled_ &&
-      host_->segment.others_reached(&MemberState::settled, base_ + taken_ + 1)) {
-    take(taken_++);
-    return true;
-  }
-  if (settled_ < reduced_ && settle(settled_)) {
-    reach(&MemberState::settled, ++settled_);
-    return true;
-  }
-  if (reduced_ < filled_ && reduce(reduced_)) {
-    reach(&MemberState::reduced, ++reduced_);
-    return true;
-  }
-  if (filled_ == rounds_ || filled_ == reduced_ + kInputs) return false;
-  const std::uint64_t absolute = base_ + filled_;
-  if (absolute >= kInputs &&
-      !host_->segment.others_reached(&MemberState::reduced, absolute + 1 - kInputs))
-    return false;
-  fill(filled_);
-  reach(&MemberState::filled, ++filled_);
-  return true;
+  return false;
 }
 
 bool HostPipeline::step() {
   if (!host_->segment.ready()) return false;
-  if (!std::exchange(started_, true)) start();
+  if (!std::exchange(started_, true)) {
+    pipeline_.begin(kRules, rounds_);
+    start();
+  }
   static_cast<void>(messages().test());
-  while (advance()) messages().keep_going();
-  if (std::exchange(awaited_, false)) host_->segment.ring_others();
-  // The buffer, too, is used again by the next collective.
-  const bool done = released_ == rounds_ && requests().in_flight() == 0;
-  if (done) host_->segment.next_round = base_ + rounds_;
-  return done;
+  const auto run_phase = [this](Phase phase, std::uint64_t round) { return run(phase, round); };
+  for (post(); pipeline_.advance(run_phase); post()) messages().keep_going();
+  pipeline_.ring();
+  // The messages' buffer, too, is used again by the next collective.
+  return requests().in_flight() == 0 && pipeline_.finish();
 }
 
 std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext> host, const Collective& collective,

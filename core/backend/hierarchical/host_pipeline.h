@@ -8,16 +8,26 @@
 
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/hierarchical/host_plan.h"
-#include "backend/hierarchical/host_segment.h"
+#include "backend/segment/channel_segment.h"
+#include "backend/segment/pipeline.h"
+#include "backend/segment/ranges.h"
 #include "message/channel_messages.h"
 
 namespace hvd::hierarchical {
+
+using segment::chunk_of;
+using segment::copy_bytes;
+using segment::Range;
+using segment::rounds_of;
+
+/// Rounds whose results are in a host's segment at the same time.
+inline constexpr std::uint64_t kResults = 4;
 
 /// What a channel and its Works share.
 struct ChannelContext {
   HostPlan plan;
   HierarchicalTuning tuning;
-  HostSegment segment;
+  segment::ChannelSegment segment;                     ///< of the members on this host
   std::shared_ptr<message::ChannelMessages> messages;  ///< peers are members of the whole set
   std::vector<const std::byte*> sources = {};          ///< for the kernels
 
@@ -31,19 +41,9 @@ struct ChannelContext {
   }
 };
 
-/// A pipelined collective inside and between hosts, in rounds of five stages per member:
-///
-///   fill     copies its input of the round into its slot              once all have reduced what
-///                                                                     it held kInputs rounds ago
-///   reduce   a driver does what needs the host's inputs               when it can: reduce() says
-///   settle   a driver's share of the result is in the result's slot   when it is: settle() says
-///   take     copies the result out                                    once all have settled
-///   release  the result's slot                                        once its messages from there
-///                                                                     have gone: sent() says
-///
-/// A member without a share in a round passes reduce and settle at once. Who writes to a result's
-/// slot asks result_free() first. The numbers of rounds go on from one collective to the next, so
-/// nothing is ever reset.
+/// A pipelined collective inside and between hosts: see run() for the phases. A member without a
+/// share in a round passes reduce and settle at once. Who writes to a result's slot asks
+/// result_free() first.
 ///
 /// Messages are given slots and the messages' buffer only, never a tensor.
 class HostPipeline : public message::MessageWork {
@@ -72,13 +72,15 @@ class HostPipeline : public message::MessageWork {
   bool idle(std::size_t slot) const noexcept { return host_->messages->requests().idle(slot); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   /// Rounds of this collective that this member has got through.
-  std::uint64_t reduced() const noexcept { return reduced_; }
-  std::uint64_t settled() const noexcept { return settled_; }
+  std::uint64_t reduced() const noexcept { return pipeline_.done(segment::Phase::kReduce); }
+  std::uint64_t settled() const noexcept { return pipeline_.done(segment::Phase::kSettle); }
 
   std::byte* input(std::uint64_t round, int index) noexcept {
-    return host_->segment.input(base_ + round, index);
+    return host_->segment.input(pipeline_.number(round), static_cast<std::size_t>(index));
   }
-  std::byte* result(std::uint64_t round) noexcept { return host_->segment.result(base_ + round); }
+  std::byte* result(std::uint64_t round) noexcept {
+    return host_->segment.result(pipeline_.number(round));
+  }
   /// All members of the host have filled their slots.
   bool inputs_here(std::uint64_t round) const noexcept;
   /// All members have released what the result's slot held kResults rounds ago.
@@ -97,21 +99,12 @@ class HostPipeline : public message::MessageWork {
   std::uint64_t rounds_ = 0;  ///< of this collective; the same on every member of the set
 
  private:
-  bool advance();
-  void reach(HostSegment::Stage, std::uint64_t rounds) noexcept;
+  bool run(segment::Phase phase, std::uint64_t round);
 
   const std::shared_ptr<ChannelContext> host_;
-  const std::uint64_t base_;
+  segment::Pipeline pipeline_;
   bool started_ = false;
-  bool awaited_ = false;  ///< others may wait for what this member has just done
-  std::uint64_t filled_ = 0;
-  std::uint64_t reduced_ = 0;
-  std::uint64_t settled_ = 0;
-  std::uint64_t taken_ = 0;
-  std::uint64_t released_ = 0;
 };
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
 
 /// hvd::Collective says what `in` and `out` hold for each kind; allreduce, broadcast and allgather
 /// only.

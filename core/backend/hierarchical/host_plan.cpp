@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/cache_line.h"
-
 namespace hvd::hierarchical {
 
 HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
@@ -43,20 +41,6 @@ int HostPlan::host_of(int member) const noexcept {
     return std::binary_search(members.begin(), members.end(), member);
   });
   return static_cast<int>(found - hosts.begin());
-}
-
-Range slice_of(std::size_t bytes, int index, int drivers) noexcept {
-  const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
-  const auto edge = [&](int at) {
-    return std::min(bytes, lines * static_cast<std::size_t>(at) /
-                               static_cast<std::size_t>(drivers) * kCacheLine);
-  };
-  return {edge(index), edge(index + 1)};
-}
-
-Range round_of(std::size_t bytes, std::size_t round, std::size_t step) noexcept {
-  const std::size_t begin = std::min(bytes, round * step);
-  return {begin, begin + std::min(step, bytes - begin)};
 }
 
 }  // namespace hvd::hierarchical

@@ -33,19 +33,4 @@ struct HostPlan {
 /// @param most_drivers at least 1; beyond the members of the smallest host there are none
 HostPlan make_plan(const Topology&, const std::vector<int>& ranks, int set_rank, int most_drivers);
 
-/// A part of a tensor, in bytes.
-struct Range {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-
-  std::size_t size() const noexcept { return end - begin; }
-  bool empty() const noexcept { return begin == end; }
-};
-
-/// What driver `index` of `drivers` works on of `bytes` bytes: whole cache lines, but for the last.
-/// All slices together are all bytes.
-Range slice_of(std::size_t bytes, int index, int drivers) noexcept;
-/// What round `round` moves of `bytes` bytes in steps of `step`; empty behind the last.
-Range round_of(std::size_t bytes, std::size_t round, std::size_t step) noexcept;
-
 }  // namespace hvd::hierarchical

@@ -1,114 +1,124 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
-#include <utility>
 
+#include "backend/segment/pipeline.h"
+#include "backend/segment/ranges.h"
 #include "backend/shm/shm_channel_context.h"
 
 namespace hvd::shm {
 
-/// A pipelined collective, in rounds of at most a slot (a bounce buffer) per member:
+/// A collective in rounds of at most a slot (a bounce buffer) per member: see run() for the phases.
 ///
-///   fill     copies this member's input of the round into its slot   once nobody needs what the
-///                                                                    slot held two rounds ago
-///   process  reduces or copies what all have put into their slots    once all have filled
-///   take     copies the common result out (allreduce only)           once all have processed
-///
-/// Two buffers let a member fill one round while others still work on the one before. The numbers
-/// of rounds go on from one collective to the next, so nothing is ever reset.
-///
-/// Before the first round is processed every member says where its tensors lie. If all of them lie
-/// in arenas that all can reach, the first round is the last: process() is replaced by
-/// work_in_place(), and nothing is copied into slots. If only some do, those have not filled their
-/// slots, and the rounds begin anew behind the first. Everybody sees the same places and so decides
-/// the same.
+/// Before the first round is reduced every member says where its tensors lie. If all of them lie in
+/// arenas that all can reach, the first round is the last: reduce() is replaced by
+/// reduce_in_place(), and nothing is copied into slots. If only some do, those have not filled
+/// their slots, and the rounds begin anew behind the first. Everybody sees the same places and so
+/// decides the same.
 class PipelinedWork : public Work {
  public:
   PipelinedWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
-                std::span<const std::byte> in, std::span<std::byte> out)
-      : collective_(collective),
-        in_(in),
-        out_(out),
-        context_(std::move(context)),
-        base_(context_->next_round) {}
+                std::span<const std::byte> in, std::span<std::byte> out);
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
 
  protected:
-  /// Sets the number of rounds, whether they have something to take, and offers. Called by the
-  /// constructor too.
-  virtual void begin() = 0;
+  using Range = segment::Range;
+  using Place = ChannelContext::Place;
+  /// Of memory that other members do not look at.
+  static constexpr std::int64_t kUnused = 0;
+
+  /// How a collective goes. The same on every member, but for the place.
+  struct Plan {
+    std::uint64_t rounds = 0;
+    /// There is something to take: what a member reduces, others need too.
+    bool takes = false;
+    /// Where the others find this member's tensors, if they may be worked on where they lie.
+    std::optional<Place> offer = {};
+  };
+  virtual Plan plan() = 0;
+  /// Copies this member's input of the round into its slot.
   virtual void fill(std::uint64_t round) = 0;
-  virtual void process(std::uint64_t round) = 0;
+  /// Reduces or copies what all have put into their slots.
+  virtual void reduce(std::uint64_t round) = 0;
+  /// Copies the common result out.
   virtual void take(std::uint64_t /*round*/) {}
   /// Instead of fill(0), by a member that counts on work in place: what the others need besides the
   /// places.
   virtual void fill_in_place() {}
   /// From and to the members' arenas.
-  virtual void work_in_place() {}
-
-  /// For offer(): of memory that other members do not look at.
-  static constexpr std::int64_t kUnused = 0;
-  /// To be called in the constructor, by all members or none: where the others find what they need
-  /// of this member.
-  void offer(ChannelContext::Place place);
+  virtual void reduce_in_place() {}
 
   ChannelContext& context() noexcept { return *context_; }
-  std::byte* slot(std::uint64_t round, int member) noexcept {
-    return context_->slot(base_ + skipped_ + round, member);
+  std::size_t members() const noexcept { return context_->size(); }
+  std::size_t rank() const noexcept { return context_->rank(); }
+  std::byte* slot(std::uint64_t round, std::size_t member) noexcept {
+    return context_->segment().input(number(round), member);
   }
   std::byte* result(std::uint64_t round) noexcept {
-    return context_->result(base_ + skipped_ + round);
+    return context_->segment().result(number(round));
   }
-  /// The number that the context gives to round 0, behind a round without data.
-  std::uint64_t first_round() const noexcept { return base_ + skipped_; }
+  /// The number that the segment gives to a round with data.
+  std::uint64_t number(std::uint64_t round) const noexcept {
+    return pipeline_.number(skipped_ + round);
+  }
+  /// To be called from round 0: it has turned out that there are more.
+  void add_rounds(std::uint64_t more) noexcept { pipeline_.set_rounds(pipeline_.rounds() + more); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
-  /// A member's tensors. @pre in work_in_place(), and the member's place has them
-  std::byte* input_of(int member) noexcept {
-    return context_->in_arena(member, place_of(member).in);
+  std::int64_t elements(std::size_t bytes) const noexcept {
+    return static_cast<std::int64_t>(bytes / element());
   }
-  std::byte* output_of(int member) noexcept {
-    return context_->in_arena(member, place_of(member).out);
+  /// A member's tensors. @pre in reduce_in_place(), and the member's place has them
+  const std::byte* input_of(std::size_t member) noexcept {
+    return member == rank() ? in_.data() : context_->in_arena(member, place_of(member).in);
+  }
+  std::byte* output_of(std::size_t member) noexcept {
+    return member == rank() ? out_.data() : context_->in_arena(member, place_of(member).out);
   }
 
   const Collective collective_;
   std::span<const std::byte> in_;
   std::span<std::byte> out_;
-  std::uint64_t rounds_ = 0;  ///< of this collective; the same on every member
-  bool takes_ = false;
 
  private:
-  bool step();
-  void reach(std::atomic<std::uint64_t> ChannelContext::MemberState::*stage,
-             std::uint64_t rounds) noexcept;
-  void settle();
-  const ChannelContext::Place& place_of(int member) noexcept {
-    return context_->member_state(member).place[base_ % 2];
+  void start();
+  bool run(segment::Phase phase, std::uint64_t round);
+  void fill_or_offer(std::uint64_t round);
+  void decide_on_places();
+  Place& place_of(std::size_t member) noexcept {
+    return context_->notes(member).place[pipeline_.number(0) % 2];
   }
   /// It counts on work in place and has not filled its slot.
-  bool offered_by(int member) noexcept;
+  bool offered_by(std::size_t member) noexcept;
 
   const std::shared_ptr<ChannelContext> context_;
-  std::uint64_t base_;
-  ChannelContext::Place place_ = {};
-  bool offers_ = false;
-  bool settled_ = false;  ///< or nothing was to be settled
+  segment::Pipeline pipeline_;
+  Plan plan_ = {};
+  bool started_ = false;
   bool in_place_ = false;
   bool moved_ = false;         ///< by the last progress()
-  bool awaited_ = false;       ///< others may wait for what this member has just done
   std::uint64_t skipped_ = 0;  ///< rounds without data
-  std::uint64_t filled_ = 0;
-  std::uint64_t processed_ = 0;
-  std::uint64_t taken_ = 0;
 };
 
 /// hvd::Collective says what `in` and `out` hold for each kind.
 std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext>, const Collective&,
                                 std::span<const std::byte> in, std::span<std::byte> out);
+
+std::unique_ptr<Work> make_allreduce(std::shared_ptr<ChannelContext>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<ChannelContext>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allgather(std::shared_ptr<ChannelContext>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ChannelContext>, const Collective&,
+                                         std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_alltoall(std::shared_ptr<ChannelContext>, const Collective&,
+                                    std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::shm

@@ -46,33 +46,5 @@ TEST(HostPlan, TheSmallestHostAndTheLimitSayHowManyDrive) {
   EXPECT_EQ(make_plan(on_hosts("aaabbb"), {0, 1, 2, 4, 5}, 0, 8).drivers, 2);
 }
 
-TEST(Slices, CoverEveryByteOnceInWholeLines) {
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{64}, std::size_t{65},
-                                  std::size_t{1000}, std::size_t{262'144}}) {
-    for (const int drivers : {1, 2, 3, 7}) {
-      std::size_t covered = 0;
-      for (int index = 0; index < drivers; ++index) {
-        const Range slice = slice_of(bytes, index, drivers);
-        EXPECT_EQ(slice.begin, covered) << bytes << " bytes, slice " << index << " of " << drivers;
-        if (slice.end != bytes) {
-          EXPECT_EQ(slice.end % 64, 0U);
-        }
-        EXPECT_LE(slice.size(), (bytes / 64 / static_cast<std::size_t>(drivers) + 2) * 64);
-        covered = slice.end;
-      }
-      EXPECT_EQ(covered, bytes);
-    }
-  }
-}
-
-TEST(Rounds, CoverEveryByteOnceAndAreEmptyBehindTheLast) {
-  EXPECT_EQ(round_of(150, 0, 64).size(), 64U);
-  EXPECT_EQ(round_of(150, 2, 64).begin, 128U);
-  EXPECT_EQ(round_of(150, 2, 64).end, 150U);
-  EXPECT_TRUE(round_of(150, 3, 64).empty());
-  EXPECT_EQ(round_of(150, 9, 64).begin, 150U);
-  EXPECT_TRUE(round_of(0, 0, 64).empty());
-}
-
 }  // namespace
 }  // namespace hvd::hierarchical

@@ -1,0 +1,83 @@
+#include "backend/segment/channel_segment.h"
+
+#include <utility>
+
+#include "base/kept_memory.h"
+
+namespace hvd::segment {
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
+              "rounds are shared between processes");
+
+ChannelSegment::ChannelSegment(Membership membership, const SlotLayout& layout, Peers& peers,
+                               const NoteBytes& notes)
+    : name_(std::move(membership.name)),
+      ranks_(std::move(membership.ranks)),
+      member_(membership.member),
+      layout_(layout),
+      peers_(peers),
+      notes_(notes) {
+  if (member_ != 0) return;
+  adopt(size() == 1 ? SharedSegment::unshared(bytes()) : SharedSegment::create(name_, bytes()));
+  ring_others();
+}
+
+std::size_t ChannelSegment::bytes(std::size_t members, const SlotLayout& layout) noexcept {
+  return sizeof(Header) + members * sizeof(MemberState) +
+         (kInputs * members + layout.results) * layout.slot_bytes;
+}
+
+std::string ChannelSegment::suffix(const ChannelSpec& spec) {
+  return "-" + std::to_string(spec.process_set) +
+         (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
+}
+
+void ChannelSegment::adopt(std::unique_ptr<SharedSegment> segment) noexcept {
+  segment_ = std::move(segment);
+  header_ = reinterpret_cast<Header*>(segment_->data());
+  states_ = reinterpret_cast<MemberState*>(segment_->data() + sizeof(Header));
+  slots_ = segment_->data() + sizeof(Header) + size() * sizeof(MemberState);
+  states_[member_].notes = notes_;
+  // The last to arrive removes the name, so nothing is left behind from then on.
+  if (header_->attached.fetch_add(1) + 1 == size()) segment_->unlink();
+}
+
+bool ChannelSegment::ready() {
+  if (ready_) return true;
+  if (!segment_) {
+    auto found = SharedSegment::attach(name_, bytes());
+    if (!found) return false;
+    adopt(std::move(found));
+    ring_others();
+  }
+  return ready_ = header_->attached.load() == size();
+}
+
+bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const noexcept {
+  for (std::size_t member = 0; member < size(); ++member) {
+    if ((states_[member].*counter).load(std::memory_order_seq_cst) < rounds) return false;
+  }
+  return true;
+}
+
+bool ChannelSegment::other_reached(Counter counter, std::uint64_t rounds) const noexcept {
+  for (std::size_t member = 0; member < size(); ++member) {
+    if (member != member_ && (states_[member].*counter).load(std::memory_order_seq_cst) >= rounds)
+      return true;
+  }
+  return false;
+}
+
+void ChannelSegment::ring_others() noexcept {
+  for (std::size_t member = 0; member < size(); ++member) {
+    if (member != member_) peers_.ring(ranks_[member]);
+  }
+}
+
+void ChannelSegment::keep_mapped() noexcept {
+  if (!segment_) return;
+  segment_->unlink();
+  keep_until_exit(std::shared_ptr<const SharedSegment>(std::move(segment_)));
+}
+
+}  // namespace hvd::segment

@@ -1,0 +1,88 @@
+#include <utility>
+#include <vector>
+
+#include "backend/shm/pipelined_work.h"
+
+namespace hvd::shm {
+namespace {
+
+using segment::chunk_of;
+using segment::copy_bytes;
+
+/// Only the root fills its slot.
+class BroadcastWork final : public PipelinedWork {
+ public:
+  using PipelinedWork::PipelinedWork;
+
+ private:
+  Plan plan() override {
+    Plan plan{.rounds = segment::rounds_of(out_.size(), step())};
+    if (out_.size() > context().tuning().small_bytes)
+      plan.offer = {at_root() ? context().offset_of(in_.data(), in_.size()) : kUnused, kUnused};
+    return plan;
+  }
+  std::size_t step() noexcept { return context().tuning().slot_bytes; }
+  std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
+  bool at_root() const noexcept { return rank() == root(); }
+
+  void fill(std::uint64_t round) override {
+    const Range chunk = chunk_of(out_.size(), round, step());
+    if (at_root()) copy_bytes(slot(round, root()), in_.data() + chunk.begin, chunk.size());
+  }
+  void reduce(std::uint64_t round) override {
+    const Range chunk = chunk_of(out_.size(), round, step());
+    copy_bytes(out_.data() + chunk.begin,
+               at_root() ? in_.data() + chunk.begin : slot(round, root()), chunk.size());
+  }
+  void reduce_in_place() override { copy_bytes(out_.data(), input_of(root()), out_.size()); }
+};
+
+class AllgatherWork final : public PipelinedWork {
+ public:
+  AllgatherWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : PipelinedWork(std::move(context), collective, in, out),
+        blocks_(segment::blocks_of(collective.counts, element())) {}
+
+ private:
+  Plan plan() override {
+    Plan plan{.rounds = segment::most_rounds(blocks_, step())};
+    if (out_.size() > context().tuning().small_bytes)
+      plan.offer = {in_.empty() ? kUnused : context().offset_of(in_.data(), in_.size()), kUnused};
+    return plan;
+  }
+  std::size_t step() noexcept { return context().tuning().slot_bytes; }
+
+  void fill(std::uint64_t round) override {
+    const Range chunk = chunk_of(in_.size(), round, step());
+    copy_bytes(slot(round, rank()), in_.data() + chunk.begin, chunk.size());
+  }
+  void reduce(std::uint64_t round) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      const Range chunk = chunk_of(blocks_[member], round, step());
+      copy_bytes(out_.data() + chunk.begin, slot(round, member), chunk.size());
+    }
+  }
+  void reduce_in_place() override {
+    for (std::size_t member = 0; member < members(); ++member)
+      copy_bytes(out_.data() + blocks_[member].begin, input_of(member), blocks_[member].size());
+  }
+
+  const std::vector<Range> blocks_;  ///< of the output, by member
+};
+
+}  // namespace
+
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<ChannelContext> context,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<BroadcastWork>(std::move(context), collective, in, out);
+}
+
+std::unique_ptr<Work> make_allgather(std::shared_ptr<ChannelContext> context,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<AllgatherWork>(std::move(context), collective, in, out);
+}
+
+}  // namespace hvd::shm
