@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/half.h"
 #include "base/kernels.h"
 #include "hvd/error.h"
 
@@ -29,6 +30,15 @@ ReduceOp op_of(nccl::Reduction reduction) {
     default:
       return ReduceOp::kSum;
   }
+}
+
+/// NCCL multiplies 16-bit numbers by a factor of their own type.
+ReduceScale scale_of_average(DataType type, int ranks) {
+  const float factor = 1.0F / static_cast<float>(ranks);
+  if (type == DataType::kBFloat16)
+    return {.prescale = bfloat16_to_float(float_to_bfloat16(factor))};
+  if (type == DataType::kFloat16) return {.prescale = half_to_float(float_to_half(factor))};
+  return {.divisor = ranks};
 }
 
 }  // namespace
@@ -461,9 +471,11 @@ void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& 
     std::vector<const std::byte*> sources;
     for (const Call* call : members) sources.push_back(call->in + offset);
     std::vector<std::byte> result(bytes);
-    const std::int64_t divisor = first.reduction == nccl::Reduction::kAverage ? world.size : 1;
+    ReduceScale scale;
+    if (first.reduction == nccl::Reduction::kAverage)
+      scale = scale_of_average(first.type, world.size);
     reduce(sources, result.data(), static_cast<std::int64_t>(first.count), first.type,
-           op_of(first.reduction), {1.0, 1.0, divisor});
+           op_of(first.reduction), scale);
     return result;
   };
   std::vector<std::vector<std::byte>> outputs(ranks);

@@ -1,6 +1,11 @@
 #include "unit/backend/nccl/nccl_channel_test.h"
 
+#include <cmath>
+#include <random>
 #include <string>
+#include <utility>
+
+#include "base/half.h"
 
 namespace hvd::testing {
 namespace {
@@ -125,6 +130,70 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
                                           nccl::Reduction::kSum}));
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
+
+class NcclAverageTest : public NcclChannelTest,
+                        public ::testing::WithParamInterface<std::pair<DataType, int>> {
+ protected:
+  static float widened(std::uint16_t bits) {
+    return GetParam().first == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
+  }
+  static std::uint16_t narrowed(float value) {
+    return GetParam().first == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
+  }
+};
+
+TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
+#if defined(HVD_SANITIZED)
+  constexpr std::size_t kValues = 1 << 14;
+#else
+  constexpr std::size_t kValues = 1 << 20;
+#endif
+  const int size = GetParam().second;
+  start(size);
+  ASSERT_TRUE(connect(static_cast<std::size_t>(size)));
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> numbers(0.5F, 2.0F);
+  std::vector<double> mean(kValues);
+  std::vector<std::span<std::byte>> tensors;
+  std::vector<std::unique_ptr<Work>> works;
+  Collective average = sum(kValues);
+  average.dtype = GetParam().first;
+  average.scale.divisor = size;
+  for (const auto& rank : ranks_) {
+    std::vector<std::uint16_t> values(kValues);
+    for (std::size_t i = 0; i < kValues; ++i) {
+      values[i] = narrowed(numbers(random));
+      mean[i] += static_cast<double>(widened(values[i])) / size;
+    }
+    tensors.emplace_back(gpu_.allocate(kValues * 2), kValues * 2);
+    std::memcpy(tensors.back().data(), values.data(), kValues * 2);
+    works.push_back(rank->channel->launch(average, tensors.back(), tensors.back()));
+  }
+  for (const auto& work : works) {
+    while (!work->progress()) {
+    }
+  }
+  ASSERT_TRUE(gpu_.run_all());
+  double off = 0;
+  for (std::size_t i = 0; i < kValues; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, tensors.front().data() + 2 * i, 2);
+    off += (static_cast<double>(widened(bits)) / mean[i] - 1) / kValues;
+  }
+  EXPECT_LT(std::abs(off), std::ldexp(1.0, -12));
+  const bool power_of_two = (size & (size - 1)) == 0;
+  EXPECT_EQ(gpu_.counts(0).launches, power_of_two ? 0 : 1) << "of hvd's kernels";
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, NcclAverageTest,
+    ::testing::Values(std::pair(DataType::kBFloat16, 3), std::pair(DataType::kBFloat16, 6),
+                      std::pair(DataType::kFloat16, 3), std::pair(DataType::kFloat16, 6),
+                      std::pair(DataType::kBFloat16, 4)),
+    [](const auto& test) {
+      return std::string(to_string(test.param.first)) + "By" + std::to_string(test.param.second);
+    });
 
 TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
   start(2);
