@@ -76,7 +76,7 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   // and the last one may still run there.
   const wire::Request& request = operation->request;
   if (request.unnamed && schedule_.find(request, operation->place) &&
-      executions_[operation->place.batch]->started) {
+      executions_[operation->place.batch]->running()) {
     schedule_.leave_soon();
     return false;
   }
@@ -104,8 +104,8 @@ SteadyState::Progress SteadyState::advance(TimePoint now) {
 }
 
 void SteadyState::run(std::size_t batch) {
-  const std::shared_ptr<BatchExecution>& execution = executions_[batch];
-  const std::size_t operations = execution->agreed().size();
+  const std::shared_ptr<Execution>& execution = executions_[batch];
+  const std::size_t operations = execution->batch().agreed().size();
   counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
   executor_.start(execution);
   waiting_ -= operations;
@@ -114,8 +114,8 @@ void SteadyState::run(std::size_t batch) {
 std::vector<OperationPtr> SteadyState::waiting() const {
   std::vector<OperationPtr> operations;
   for (const auto& execution : executions_) {
-    if (execution->started) continue;
-    for (const OperationPtr& operation : execution->operations()) {
+    if (execution->running()) continue;
+    for (const OperationPtr& operation : execution->batch().operations()) {
       if (operation) operations.push_back(operation);
     }
   }

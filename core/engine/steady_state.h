@@ -19,7 +19,7 @@
 namespace hvd::runtime {
 
 /// One rank's steady state: the batches of a schedule, which every rank repeats without a plan, as
-/// batch executions that wait for their operations; and the plans that wait until it is over.
+/// executions that wait for their operations; and the plans that wait until it is over.
 ///
 ///   open --begin()--> repeating --advance(): kLeft, then take_waiting()--> open
 ///
@@ -99,8 +99,7 @@ class SteadyState {
   std::vector<control::DisseminationBarrier::Send>
       updates_;                   // of one exchange_updates(), kept for its memory
   std::deque<wire::Plan> plans_;  // deferred
-  std::vector<std::shared_ptr<BatchExecution>>
-      executions_;           // by number of the batch, while repeating
+  std::vector<std::shared_ptr<Execution>> executions_;  // by number of the batch, while repeating
   std::size_t waiting_ = 0;  // operations in executions that have not started
   TimePoint moved_at_{};     // a batch last ran or an operation last came
 };

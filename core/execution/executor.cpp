@@ -8,8 +8,6 @@
 namespace hvd::runtime {
 namespace {
 
-constexpr std::string_view kDeviceBackend = "nccl";
-
 const char* phase_of(OpKind kind) {
   switch (kind) {
     case OpKind::kAllreduce:
@@ -38,74 +36,57 @@ const char* phase_of(OpKind kind) {
 
 }  // namespace
 
-Executor::Executor(Environment environment, std::vector<std::shared_ptr<Backend>> backends,
-                   std::optional<std::string> forced_backend, Finish finish)
-    : environment_(environment),
-      backends_(std::move(backends)),
-      forced_backend_(std::move(forced_backend)),
+Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factory, Finish finish)
+    : environment_(std::move(environment)),
+      factory_(std::move(factory)),
       finish_(std::move(finish)),
-      buffers_(environment_.arena),
-      device_completions_(environment_.clock, environment_.device_limit) {}
+      completions_(environment_.clock, environment_.device_limit) {}
 
 // What a device may still be at work on outlives this.
-Executor::~Executor() { device_completions_.abandon(); }
-
-void ExecutionQueue::push(std::shared_ptr<BatchExecution> execution) {
-  if (head_ > 0 && (empty() || executions_.size() == executions_.capacity())) {
-    executions_.erase(executions_.begin(),
-                      executions_.begin() + static_cast<std::ptrdiff_t>(head_));
-    head_ = 0;
-  }
-  executions_.push_back(std::move(execution));
-}
-
-std::shared_ptr<BatchExecution> ExecutionQueue::pop() noexcept {
-  return std::move(executions_[head_++]);
-}
+Executor::~Executor() { completions_.abandon(); }
 
 void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
-  if (!wire::only_agrees(batch.operations.front().request.kind)) {
-    const auto execution = std::make_shared<BatchExecution>(std::move(batch), std::move(operations),
-                                                            environment_.topology.rank);
-    execution->queue =
-        execution->on_device() ? &device_queue_for(*execution) : &queue_for(*execution);
-    return start(execution);
-  }
+  if (!wire::only_agrees(batch.operations.front().request.kind))
+    return start(make(std::move(batch), std::move(operations)));
   for (std::size_t i = 0; i < operations.size(); ++i) {
     operations[i]->set_result(batch.operations[i].result);
     finish_(operations[i], {}, nullptr, false);
   }
 }
 
-std::shared_ptr<BatchExecution> Executor::prepare(control::AgreedBatch batch) {
-  auto execution = std::make_shared<BatchExecution>(std::move(batch), environment_.topology.rank);
-  if (!wire::only_agrees(execution->request().kind))
-    execution->queue =
-        execution->on_device() ? &device_queue_for(*execution) : &queue_for(*execution);
+std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch) {
+  std::vector<OperationPtr> places(batch.operations.size());
+  return make(std::move(batch), std::move(places));
+}
+
+std::shared_ptr<Execution> Executor::make(control::AgreedBatch batch,
+                                          std::vector<OperationPtr> operations) {
+  auto execution = std::make_shared<Execution>(std::move(batch), std::move(operations),
+                                               environment_.topology.rank);
+  if (!wire::only_agrees(execution->batch().request().kind))
+    execution->queue_ = &queue_for(execution->batch());
   return execution;
 }
 
-void Executor::keep_buffers_for(std::span<const std::shared_ptr<BatchExecution>> executions) {
-  std::size_t largest = 0;
+void Executor::keep_buffers_for(std::span<const std::shared_ptr<Execution>> executions) {
+  std::vector<const Batch*> batches;
   for (const auto& execution : executions) {
-    if (execution->queue == nullptr || execution->on_device() || !execution->buffered()) continue;
-    largest = std::max({largest, execution->in_bytes(), execution->out_bytes()});
+    if (execution->queue_ != nullptr) batches.push_back(&execution->batch());
   }
-  // A pool's buffer has at least a cache line.
-  buffers_.trim(std::max<std::size_t>(largest, 64));
+  factory_->keep_buffers_for(batches);
 }
 
-void Executor::start(const std::shared_ptr<BatchExecution>& execution) {
-  if (execution->queue == nullptr) {  // nothing is to be moved
-    for (const OperationPtr& operation : execution->operations())
-      finish_(operation, {}, nullptr, false);
-    return execution->let_go();
+void Executor::start(const std::shared_ptr<Execution>& execution) {
+  ChannelQueue* const queue = execution->queue_;
+  if (queue == nullptr) {  // nothing is to be moved
+    finish_all(execution->batch(), {}, nullptr, false);
+    return execution->batch_.let_go();
   }
-  if (execution->queue->ordered) execution->device_order = device_launches_++;
-  execution->queue->pending.push(execution);
-  execution->agreed_at = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
-  execution->launched_at = {};
-  execution->started = true;
+  if (queue->ordered) execution->turn_ = order_.take_turn();
+  queue->pending.push(execution);
+  execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
+  execution->launched_at_ = {};
+  execution->phase_ = Execution::Phase::kQueued;
   ++in_flight_;
 }
 
@@ -117,55 +98,28 @@ void Executor::retire(int process_set) {
 void Executor::close_retired() {
   std::erase_if(queues_, [this](const auto& entry) {
     const ChannelQueue& queue = entry.second;
-    return queue.retired && queue.pending.empty() &&
-           !(queue.device && device_completions_.has(*queue.channel));
+    return queue.retired && queue.pending.empty() && !completions_.has(*queue.channel);
   });
 }
 
-Backend& Executor::choose_backend(const ChannelSpec& spec, const Collective& collective) const {
-  Backend* best = nullptr;
-  int best_score = 0;
-  // A choice of transport cannot concern a rank alone: the transports leave that to the local
-  // backend. NCCL is a choice for GPUs only.
-  const bool choice_counts =
-      forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
-  for (const auto& backend : backends_) {
-    if (choice_counts && backend->name() != *forced_backend_) continue;
-    const int score = backend->score(environment_.topology, spec, collective);
-    if (score <= best_score) continue;
-    best = backend.get();
-    best_score = score;
-  }
-  if (best == nullptr) {
-    throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
-                std::string(to_string(collective.dtype)) + " on " +
-                std::string(to_string(spec.device.type)) +
-                (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
-  }
-  return *best;
+ChannelQueue& Executor::queue_for(const Batch& batch) {
+  std::pair<int, std::string> key{batch.spec().process_set, factory_->choose(batch)};
+  const auto found = queues_.find(key);
+  if (found != queues_.end()) return found->second;
+  ChannelQueue opened = factory_->open(batch);
+  carries_device_memory_ = carries_device_memory_ || opened.carries_device_memory;
+  return queues_.emplace(std::move(key), std::move(opened)).first->second;
 }
 
-ChannelQueue& Executor::queue_for(const BatchExecution& execution) {
-  Collective collective = execution.collective();
-  if (collective.op == ReduceOp::kAdasum) {
-    // It is made of what backends have, all on one channel: alltoall, allreduce and allgather. What
-    // has the first has the others.
-    collective.op = ReduceOp::kSum;
-    collective.kind = OpKind::kAlltoall;
-  }
-  Backend& backend = choose_backend(execution.spec(), collective);
-  ChannelQueue& queue = queues_[{execution.spec().process_set, std::string(backend.name())}];
-  if (!queue.channel) {
-    queue.channel = backend.open(execution.spec(), environment_.peers);
-    queue.backend = backend.name();
-  }
-  return queue;
+device::Context* Executor::device_to_be_current() noexcept {
+  device_is_current_ = carries_device_memory_;
+  return device_is_current_ ? environment_.device.get() : nullptr;
 }
 
 bool Executor::progress() {
   bool moved = false;
-  if (!device_completions_.empty()) {
-    device_completions_.look();
+  if (!completions_.empty()) {
+    completions_.look();
     close_retired();
   }
   if (in_flight_ == 0) return moved;
@@ -181,19 +135,19 @@ bool Executor::progress() {
 bool Executor::progress(ChannelQueue& queue) {
   bool moved = false;
   while (!queue.pending.empty()) {
-    BatchExecution& execution = queue.pending.front();
+    Execution& execution = queue.pending.front();
     try {
-      if (!execution.launched) {
-        if (queue.device && !device_may_launch(queue, execution)) return moved;
+      if (execution.phase_ == Execution::Phase::kQueued) {
+        if (!may_launch(queue, execution)) return moved;
         launch(queue, execution);
         moved = true;
       }
-      if (execution.work && !execution.work->progress()) return moved || execution.work->moved();
+      if (execution.work_ && !execution.work_->progress()) return moved || execution.work_->moved();
       complete(queue, execution);
     } catch (const PeerLostError& error) {
-      throw PeerLostError(execution.title() + ": " + error.what(), error.rank());
+      throw PeerLostError(execution.batch().title() + ": " + error.what(), error.rank());
     } catch (const std::exception& error) {
-      throw Error(execution.title() + ": " + error.what());
+      throw Error(execution.batch().title() + ": " + error.what());
     }
     queue.pending.pop();
     --in_flight_;
@@ -202,68 +156,104 @@ bool Executor::progress(ChannelQueue& queue) {
   return moved;
 }
 
-void Executor::launch(ChannelQueue& queue, BatchExecution& execution) {
-  execution.launched = true;
-  if (environment_.timeline.on()) execution.launched_at = environment_.clock.now();
-  if (queue.device) {
-    execution.work = launch_on_device(queue, execution);
-    return;
+bool Executor::may_launch(const ChannelQueue& queue, const Execution& execution) const {
+  if (queue.ordered && !order_.has_come(execution.turn_)) return false;
+  if (queue.carries_device_memory && !device_is_current_) return false;  // in the next round it is
+  return queue.channel->ready();
+}
+
+void Executor::launch(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  if (environment_.timeline.on()) execution.launched_at_ = environment_.clock.now();
+  if (batch.nothing_to_move()) {
+    batch.allocate_outputs();
+  } else if (batch.exchanges_rows()) {
+    execution.work_ = launch_alltoall(queue, batch);
+  } else {
+    const Staged& staged = queue.staging->stage(batch);
+    if (execution.work_ && execution.work_->again(staged.in, staged.out)) {
+      environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      execution.work_ = launch_staged(queue, batch, staged);
+    }
   }
-  execution.prepare(buffers_);
-  if (execution.nothing_to_move()) return;
-  if (execution.last_work && execution.last_work->again(execution.in(), execution.out())) {
-    environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
-    execution.work = std::move(execution.last_work);
-    return;
+  execution.phase_ = Execution::Phase::kUnderWay;
+}
+
+std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
+                                              const Staged& staged) {
+  // Where the channel takes the host's memory, which the composite works in; others have their own.
+  if (staged.collective.op == ReduceOp::kAdasum && queue.channel->host() == nullptr) {
+    return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
+                                  staged.out);
   }
-  const composite::Launch launch = [this, &queue](const Collective& collective,
-                                                  std::span<const std::byte> in,
-                                                  std::span<std::byte> out) {
+  environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  return queue.channel->launch(staged.collective, staged.in, staged.out);
+}
+
+composite::Launch Executor::launcher(const ChannelQueue& queue) {
+  return [this, &queue](const Collective& collective, std::span<const std::byte> in,
+                        std::span<std::byte> out) {
     environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     return queue.channel->launch(collective, in, out);
   };
-  if (execution.request().kind == OpKind::kAlltoall) {
-    execution.work =
-        composite::make_alltoall(launch, launch, execution.operations().front()->submission);
-  } else if (execution.collective().op == ReduceOp::kAdasum) {
-    execution.work = composite::make_adasum(launch, execution.collective(), execution.spec(),
-                                            execution.in(), execution.out());
-  } else {
-    execution.work = launch(execution.collective(), execution.in(), execution.out());
-  }
 }
 
-void Executor::complete(ChannelQueue& queue, BatchExecution& execution) {
-  if (!queue.device) execution.unpack();
-  const EventPtr output_ready = execution.work ? execution.work->output_ready() : nullptr;
-  if (output_ready) device_completions_.add(*queue.channel, execution, output_ready);
-  if (queue.ordered) ++device_completed_;
-  if (execution.repeated() && !queue.device && execution.work && execution.work->repeats()) {
-    execution.last_work = std::move(execution.work);
-  } else {
-    execution.work.reset();
-  }
-  if (environment_.timeline.on() && execution.launched_at != TimePoint{}) record(queue, execution);
-  for (const OperationPtr& operation : execution.operations())
-    finish_(operation, {}, output_ready, false);
-  execution.started = execution.launched = false;
-  execution.let_go();
+// The sizes lie in the host's memory wherever the rows do.
+std::unique_ptr<Work> Executor::launch_alltoall(const ChannelQueue& queue, const Batch& batch) {
+  Submission& submission = batch.operations().front()->submission;
+  const composite::Launch launch = launcher(queue);
+  const composite::Launch launch_rows = [launch, &queue, &submission](const Collective& rows,
+                                                                      std::span<const std::byte> in,
+                                                                      std::span<std::byte> out) {
+    Collective exchange = rows;
+    exchange.input_ready = queue.staging->after_both(submission.input_ready, rows.input_ready);
+    return launch(exchange, in, out);
+  };
+  Channel* const host = queue.channel->host();
+  if (host == nullptr) return composite::make_alltoall(launch_rows, launch, submission);
+  const composite::Launch launch_sizes =
+      [host](const Collective& sizes, std::span<const std::byte> in, std::span<std::byte> out) {
+        return host->launch(sizes, in, out);
+      };
+  return composite::make_alltoall(launch_rows, launch_sizes, submission);
 }
 
-void Executor::record(const ChannelQueue& queue, const BatchExecution& execution) {
+void Executor::complete(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  EventPtr output_ready = execution.work_ ? execution.work_->output_ready() : nullptr;
+  if (!batch.nothing_to_move() && !batch.exchanges_rows())
+    output_ready = queue.staging->unstage(batch, std::move(output_ready));
+  if (output_ready) completions_.add(*queue.channel, batch, output_ready);
+  if (queue.ordered) order_.end_turn();
+  if (execution.work_ && !execution.work_->repeats()) execution.work_.reset();
+  if (environment_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
+  finish_all(batch, {}, output_ready, false);
+  execution.phase_ = Execution::Phase::kIdle;
+  execution.batch_.let_go();
+}
+
+void Executor::finish_all(const Batch& batch, const Status& status, const EventPtr& output_ready,
+                          bool in_flight) {
+  for (const OperationPtr& operation : batch.operations())
+    finish_(operation, status, output_ready, in_flight);
+}
+
+void Executor::record(const ChannelQueue& queue, const Execution& execution) {
   const auto writer = environment_.timeline.writer();
   if (!writer) return;
   const TimePoint now = environment_.clock.now();
-  const std::string detail = queue.backend + ", " + std::to_string(execution.agreed().size()) +
-                             " tensors, " + std::to_string(execution.out().size()) + " bytes";
-  for (std::size_t i = 0; i < execution.agreed().size(); ++i) {
-    const std::string& name = (execution.operations().empty() ? execution.agreed()[i].request
-                                                              : execution.operations()[i]->request)
-                                  .name;
-    if (!execution.operations().empty())
-      writer->span(name, "NEGOTIATE", execution.operations()[i]->submitted, execution.agreed_at);
-    writer->span(name, "QUEUE", execution.agreed_at, execution.launched_at);
-    writer->span(name, phase_of(execution.request().kind), execution.launched_at, now, detail);
+  const Batch& batch = execution.batch();
+  const std::string detail = queue.backend + ", " + std::to_string(batch.agreed().size()) +
+                             " tensors, " + std::to_string(batch.out_bytes()) + " bytes";
+  for (std::size_t i = 0; i < batch.agreed().size(); ++i) {
+    const bool here = !batch.operations().empty();
+    const std::string& name =
+        (here ? batch.operations()[i]->request : batch.agreed()[i].request).name;
+    if (here)
+      writer->span(name, "NEGOTIATE", batch.operations()[i]->submitted, execution.agreed_at_);
+    writer->span(name, "QUEUE", execution.agreed_at_, execution.launched_at_);
+    writer->span(name, phase_of(batch.request().kind), execution.launched_at_, now, detail);
   }
 }
 
@@ -275,7 +265,7 @@ bool Executor::needs_polling() const noexcept {
 
 std::string Executor::first_active() const {
   for (const auto& [key, queue] : queues_) {
-    if (!queue.pending.empty()) return queue.pending.front().title();
+    if (!queue.pending.empty()) return queue.pending.front().batch().title();
   }
   return {};
 }
@@ -284,9 +274,9 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
   for (const auto& [key, queue] : queues_) {
     for (const auto& execution : queue.pending.executions()) {
-      const std::string state =
-          (execution->work ? "runs on " : "agreed, queued for ") + queue.backend;
-      for (const OperationPtr& operation : execution->operations())
+      const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
+      const std::string state = (launched ? "runs on " : "agreed, queued for ") + queue.backend;
+      for (const OperationPtr& operation : execution->batch().operations())
         found.emplace_back(operation, state);
     }
   }
@@ -295,22 +285,20 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
 
 void Executor::abort(const Status& status) noexcept {
   for (auto& [key, queue] : queues_) {
-    if (queue.channel) queue.channel->abort();
+    queue.channel->abort();
     while (!queue.pending.empty()) {
-      const std::shared_ptr<BatchExecution> execution = queue.pending.pop();
-      const bool launched = execution->work != nullptr;
-      execution->work.reset();
-      if (launched)
-        execution->abandon_buffers();  // those on a device go with the work, and stay allocated
-      for (const OperationPtr& operation : execution->operations())
-        finish_(operation, status, nullptr, launched);
-      execution->started = execution->launched = false;
-      execution->let_go();
+      const std::shared_ptr<Execution> execution = queue.pending.pop();
+      const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
+      execution->work_.reset();
+      if (launched) queue.staging->abandon();
+      finish_all(execution->batch(), status, nullptr, launched);
+      execution->phase_ = Execution::Phase::kIdle;
+      execution->batch_.let_go();
     }
   }
   in_flight_ = 0;
-  device_completions_.abandon();
-  device_completed_ = device_launches_;
+  completions_.abandon();
+  order_.end_all();
 }
 
 }  // namespace hvd::runtime

@@ -51,8 +51,9 @@ struct Rank {
   Rank(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
        const std::shared_ptr<LocalWorld>& world, const Clock& clock)
       : control(std::move(plane)),
-        executor({control->topology(), *control, clock, counters, timeline},
-                 {std::make_shared<LocalBackend>(world)}, std::nullopt,
+        executor({control->topology(), clock, counters, timeline},
+                 runtime::make_queue_factory({control->topology(), *control},
+                                             {std::make_shared<LocalBackend>(world)}, std::nullopt),
                  [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                         bool) {
                    ended.push_back(operation->request.name);

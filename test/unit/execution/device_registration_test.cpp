@@ -2,7 +2,7 @@
 // in a step that repeats.
 #include <gtest/gtest.h>
 
-#include "execution/device_batch.h"
+#include "execution/device_staging.h"
 #include "hvd/error.h"
 #include "support/device_job.h"
 

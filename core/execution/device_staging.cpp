@@ -1,0 +1,229 @@
+#include "execution/device_staging.h"
+
+#include <exception>
+#include <utility>
+
+#include "base/floating.h"
+#include "base/kernels.h"
+#include "base/log.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// Tensors begin in the buffer where they can be copied with the widest accesses.
+constexpr std::size_t kAlignment = 16;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool reduces(const Collective& collective) noexcept {
+  return collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
+}
+
+/// What is in a buffer of one size on every rank, with tensors at multiples of kAlignment. What is
+/// cut or joined by rows has its sizes from the collective, so it lies without gaps.
+bool padded(const Batch& batch) noexcept { return batch.in_place_kind() && batch.buffered(); }
+
+/// What a tensor takes up in the buffer. One by itself has no gap behind it, which Adasum would
+/// take for a part of the vector. The same on every rank.
+std::size_t room_for(const Batch& batch, std::size_t bytes) noexcept {
+  return batch.fused() && batch.in_place_kind() ? aligned(bytes) : bytes;
+}
+
+std::size_t padded_bytes(const Batch& batch) {
+  std::size_t bytes = 0;
+  for (const auto& operation : batch.agreed()) {
+    const auto count = static_cast<std::size_t>(operation.request.elements());
+    bytes += room_for(batch, count * size_of(batch.conversion().travels));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors)
+    : context(on),
+      channel(of),
+      folds(folds_factors),
+      in(on),
+      out(on),
+      buffers(on.api(), on.device(), on.plain_memory()),
+      channels_own(on.api()) {}
+
+DevicePipeline::~DevicePipeline() {
+  try {
+    const device::DeviceGuard guard(context.api(), context.device());
+    if (channels_own.idle()) channel.give_back_fusion_buffers();
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
+                    << error.what();  // the device has failed, which others report
+  }
+}
+
+const Staged& DeviceStaging::stage(const Batch& batch) {
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  const std::vector<EventPtr> writable = batch.allocate_outputs();
+  staged_ = {batch.collective()};
+  fold_factors(batch);
+  // Where one event (or none) is all there is to wait for, the channel can do that itself.
+  const bool uses_stream = batch.buffered() || batch.absent_here() ||
+                           batch.conversion().scales_early() || !writable.empty();
+  if (uses_stream) wait_for_inputs(batch, writable);
+  if (batch.absent_here()) {
+    fill_neutral(lease_buffers(batch));
+  } else if (batch.buffered()) {
+    pack(batch, lease_buffers(batch));
+  } else {
+    use_tensor(batch);
+  }
+  if (uses_stream)
+    staged_.collective.input_ready = pipeline_.context.events()->record(pipeline_.in.get());
+  return staged_;
+}
+
+// With packing and unpacking at hand, factors cost nothing there. An average over all is left to
+// the channel.
+void DeviceStaging::fold_factors(const Batch& batch) {
+  conversion_ = batch.conversion();
+  const bool floating = is_floating(conversion_.travels);
+  if (conversion_.scales_early() && !floating) {
+    throw Error(
+        "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
+        "floating type");
+  }
+  if (!reduces(staged_.collective) || !batch.buffered() || !pipeline_.folds || !floating) return;
+  ReduceScale& scale = staged_.collective.scale;
+  conversion_.before *= std::exchange(scale.prescale, 1.0);
+  conversion_.after *= std::exchange(scale.postscale, 1.0);
+  if (scale.divisor != static_cast<std::int64_t>(batch.spec().ranks.size()))
+    conversion_.after /= static_cast<double>(std::exchange(scale.divisor, 1));
+}
+
+void DeviceStaging::wait_for_inputs(const Batch& batch, std::span<const EventPtr> writable) {
+  const Event* last = nullptr;
+  for (const OperationPtr& operation : batch.operations()) {
+    const EventPtr& event = operation->submission.input_ready;
+    if (event.get() != last) pipeline_.context.wait(pipeline_.in.get(), event);
+    last = event.get();
+  }
+  for (const EventPtr& event : writable) pipeline_.context.wait(pipeline_.in.get(), event);
+}
+
+void DeviceStaging::use_tensor(const Batch& batch) {
+  const Submission& submission = batch.operations().front()->submission;
+  staged_.collective.input_ready = submission.input_ready;
+  staged_.in = {submission.input.data, submission.input.bytes()};
+  if (batch.request().kind != OpKind::kGather || batch.at_root())
+    staged_.out = {submission.output.data, submission.output.bytes()};
+  if (!batch.conversion().scales_early()) return;
+  // Into the output where it is as large, so that the caller's input stays as it is.
+  std::span<std::byte> scaled = staged_.out;
+  if (!batch.in_place_kind()) {
+    input_ = pipeline_.buffers.lease(staged_.in.size(), pipeline_.in.get());
+    scaled = input_.bytes();
+  }
+  const DataType type = conversion_.travels;
+  const device::Piece piece{submission.input.data, 0, staged_.in.size() / size_of(type)};
+  pipeline_.context.copy_pieces({&piece, 1}, {type, type, true}, scaled.data(), true,
+                                conversion_.before, pipeline_.in.get());
+  staged_.in = scaled;
+}
+
+/// @return where this rank's contribution belongs
+std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
+  const std::size_t bytes = padded(batch) ? padded_bytes(batch) : batch.out_bytes();
+  lease_output(bytes, padded(batch));
+  if (padded(batch))
+    staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.travels));
+  std::span<std::byte> packed = staged_.out;
+  if (!batch.in_place_kind()) {
+    input_ = pipeline_.buffers.lease(batch.in_bytes(), pipeline_.in.get());
+    packed = input_.bytes();
+  }
+  staged_.in = packed;
+  return packed;
+}
+
+// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is
+// agreed, and batches of a pipeline follow each other in one order. A tensor by itself lies in the
+// caller's memory on the ranks that have it, so a rank that has joined may not take one for it,
+// unless it is cast.
+void DeviceStaging::lease_output(std::size_t bytes, bool buffered_in_place) {
+  std::span<std::byte> own;
+  if (buffered_in_place)
+    own =
+        pipeline_.channels_own.take(pipeline_.channel.fusion_buffers(), bytes, pipeline_.in.get());
+  in_turn_ = !own.empty();
+  if (!in_turn_) output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
+  staged_.out = in_turn_ ? own : output_.bytes();
+}
+
+template <class Byte>
+void DeviceStaging::lay_out(const Batch& batch, std::span<const std::span<Byte>> tensors) {
+  pieces_.clear();
+  std::size_t offset = 0;
+  for (const std::span<Byte> tensor : tensors) {
+    const std::size_t count = tensor.size() / size_of(conversion_.tensor);
+    pieces_.push_back({const_cast<std::byte*>(tensor.data()), offset, count});  // inputs: only read
+    offset += room_for(batch, count * size_of(conversion_.travels));
+  }
+}
+
+void DeviceStaging::pack(const Batch& batch, std::span<std::byte> packed) {
+  if (batch.collective().kind == OpKind::kBroadcast && !batch.at_root()) return;
+  batch.input_pieces(input_pieces_);
+  lay_out<const std::byte>(batch, input_pieces_);
+  pipeline_.context.copy_pieces(
+      pieces_, {conversion_.tensor, conversion_.travels, conversion_.before != 1.0}, packed.data(),
+      true, conversion_.before, pipeline_.in.get());
+}
+
+EventPtr DeviceStaging::unpack(const Batch& batch, const EventPtr& reduced) {
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  pipeline_.context.wait(pipeline_.out.get(), reduced);
+  batch.output_pieces(output_pieces_);
+  lay_out<std::byte>(batch, output_pieces_);
+  pipeline_.context.copy_pieces(pieces_,
+                                {conversion_.tensor, conversion_.travels, conversion_.after != 1.0},
+                                staged_.out.data(), false, conversion_.after, pipeline_.out.get());
+  return pipeline_.context.events()->record(pipeline_.out.get());
+}
+
+void DeviceStaging::fill_neutral(std::span<std::byte> contribution) {
+  if (!reduces(staged_.collective)) return;
+  const DataType type = conversion_.travels;
+  std::uint64_t pattern = 0;
+  const ReduceOp op =
+      staged_.collective.op == ReduceOp::kAdasum ? ReduceOp::kSum : staged_.collective.op;
+  fill_identity(reinterpret_cast<std::byte*>(&pattern), 1, type, op);
+  pipeline_.context.api().fill(contribution.data(), contribution.size() / size_of(type),
+                               size_of(type), pattern, pipeline_.in.get());
+}
+
+EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
+  EventPtr ready = std::move(reduced);
+  if (batch.buffered() && !batch.absent_here()) ready = unpack(batch, ready);
+  input_.release(ready);
+  output_.release(ready);
+  if (std::exchange(in_turn_, false)) pipeline_.channels_own.release(ready);
+  staged_ = {};
+  return ready;
+}
+
+// What is dropped without release() stays allocated, and the channel's own stay in use.
+void DeviceStaging::abandon() noexcept {
+  input_ = {};
+  output_ = {};
+}
+
+EventPtr DeviceStaging::after_both(const EventPtr& one, const EventPtr& other) {
+  if (one == nullptr || other == nullptr) return one != nullptr ? one : other;
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  pipeline_.context.wait(pipeline_.in.get(), one);
+  pipeline_.context.wait(pipeline_.in.get(), other);
+  return pipeline_.context.events()->record(pipeline_.in.get());
+}
+
+}  // namespace hvd::runtime

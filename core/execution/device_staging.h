@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "device/buffer_ring.h"
+#include "device/context.h"
+#include "execution/staging.h"
+#include "hvd/backend.h"
+
+namespace hvd::runtime {
+
+/// What batches of a channel go through on a device: streams for packing and unpacking, so that the
+/// next batch is packed while this one is reduced, and buffers.
+struct DevicePipeline {
+  /// @param channel outlives this
+  /// @param folds factors of floating types are applied while packing and unpacking
+  DevicePipeline(device::Context&, Channel& channel, bool folds);
+  ~DevicePipeline();
+
+  device::Context& context;
+  Channel& channel;
+  const bool folds;
+  const device::OwnedStream in;
+  const device::OwnedStream out;
+  device::BufferPool buffers;
+  device::BufferRing channels_own;  ///< for what is fused and as large on every rank, see
+                                    ///< Channel::fusion_buffers()
+};
+
+/// In a device's memory, by its streams: one launch packs the tensors (and scales and casts) behind
+/// their input_ready events, the collective follows, and one launch unpacks. A batch of one tensor
+/// without a factor or a cast goes to the channel as it is. No call waits on the host.
+class DeviceStaging final : public Staging {
+ public:
+  /// As DevicePipeline.
+  DeviceStaging(device::Context& context, Channel& channel, bool folds)
+      : pipeline_(context, channel, folds) {}
+
+  const Staged& stage(const Batch&) override;
+  EventPtr unstage(const Batch&, EventPtr reduced) override;
+  void abandon() noexcept override;
+  EventPtr after_both(const EventPtr&, const EventPtr&) override;
+
+ private:
+  void fold_factors(const Batch&);
+  void wait_for_inputs(const Batch&, std::span<const EventPtr> writable);
+  void use_tensor(const Batch&);
+  std::span<std::byte> lease_buffers(const Batch&);
+  void lease_output(std::size_t bytes, bool buffered_in_place);
+  void pack(const Batch&, std::span<std::byte> packed);
+  EventPtr unpack(const Batch&, const EventPtr& reduced);
+  void fill_neutral(std::span<std::byte> contribution);
+  template <class Byte>
+  void lay_out(const Batch&, std::span<const std::span<Byte>> tensors);
+
+  DevicePipeline pipeline_;
+  Staged staged_;
+  Conversion conversion_;  // the batch's, and the factors that are folded into it
+  device::BufferLease input_;
+  device::BufferLease output_;
+  bool in_turn_ = false;  // the output is in the channel's own buffer
+  std::vector<std::span<const std::byte>> input_pieces_;  // kept for their memory
+  std::vector<std::span<std::byte>> output_pieces_;
+  std::vector<device::Piece> pieces_;
+};
+
+}  // namespace hvd::runtime

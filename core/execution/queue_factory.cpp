@@ -1,0 +1,163 @@
+#include "execution/queue_factory.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "backend/staged/host_staged_channel.h"
+#include "execution/device_staging.h"
+#include "execution/fusion_buffer.h"
+#include "execution/host_staging.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+constexpr std::string_view kDeviceBackend = "nccl";
+/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it
+/// that carries the device's memory.
+constexpr int kStagingInstance = 2;
+constexpr int kCarrierInstance = 3;
+static_assert(kCarrierInstance < kMostInstances);
+
+bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
+
+/// What a backend has to be able to do for a batch. Adasum is made of what backends have, all on
+/// one channel: alltoall, allreduce and allgather. What has the first has the others.
+Collective needed_for(const Batch& batch) {
+  Collective collective = batch.collective();
+  if (collective.op == ReduceOp::kAdasum) {
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
+  return collective;
+}
+
+class BackendQueues final : public QueueFactory {
+ public:
+  BackendQueues(QueueParts parts, std::vector<std::shared_ptr<Backend>> backends,
+                std::optional<std::string> forced_backend)
+      : parts_(std::move(parts)),
+        backends_(std::move(backends)),
+        forced_backend_(std::move(forced_backend)),
+        buffers_(parts_.arena) {}
+
+  std::string choose(const Batch& batch) const override {
+    if (!on_device(batch)) return std::string(host_backend(batch.spec(), batch).name());
+    return device_choice(batch).name();
+  }
+
+  ChannelQueue open(const Batch& batch) override {
+    if (on_device(batch)) return open_on_device(batch);
+    Backend& backend = host_backend(batch.spec(), batch);
+    return {std::string(backend.name()), backend.open(batch.spec(), parts_.peers),
+            std::make_unique<HostStaging>(buffers_)};
+  }
+
+  void keep_buffers_for(std::span<const Batch* const> batches) override {
+    std::size_t largest = 0;
+    for (const Batch* const batch : batches) {
+      if (on_device(*batch) || !batch->buffered()) continue;
+      largest = std::max({largest, batch->in_bytes(), batch->out_bytes()});
+    }
+    // A pool's buffer has at least a cache line.
+    buffers_.trim(std::max<std::size_t>(largest, 64));
+  }
+
+ private:
+  /// How tensors on a GPU travel.
+  struct DeviceChoice {
+    Backend& backend;
+    bool staged = false;   // through the host's memory
+    bool carries = false;  // but for what is only moved
+    std::string name() const {
+      return std::string(backend.name()) + (!staged ? "" : carries ? ", CUDA-aware" : ", staged");
+    }
+  };
+
+  ChannelSpec device_spec(const Batch& batch) const {
+    if (!parts_.device) throw Error("a plan names a tensor on a GPU, and this rank has none");
+    ChannelSpec spec = batch.spec();
+    spec.device.index = parts_.device->device();
+    return spec;
+  }
+  static ChannelSpec staging_spec(const ChannelSpec& device) {
+    ChannelSpec spec = device;
+    spec.device = {};
+    spec.instance = kStagingInstance;
+    return spec;
+  }
+
+  // The best backend that has GPUs; where none can do this, a channel through the host's memory.
+  DeviceChoice device_choice(const Batch& batch) const {
+    const ChannelSpec spec = device_spec(batch);
+    Backend* own = nullptr;
+    for (const auto& backend : backends_) {
+      if (forced_backend_ && backend->name() != *forced_backend_) continue;
+      if (backend->score(parts_.topology, spec, batch.collective()) > 0) own = backend.get();
+    }
+    if (own != nullptr) return {*own};
+    Backend& host = host_backend(staging_spec(spec), batch);
+    return {host, true, host.carries_memory_of(spec.device.type)};
+  }
+
+  ChannelQueue open_on_device(const Batch& batch) {
+    const DeviceChoice choice = device_choice(batch);
+    const ChannelSpec spec = device_spec(batch);
+    std::unique_ptr<Channel> channel =
+        choice.staged ? open_staged(choice, spec) : choice.backend.open(spec, parts_.peers);
+    auto staging = std::make_unique<DeviceStaging>(*parts_.device, *channel, !choice.staged);
+    return {choice.name(), std::move(channel), std::move(staging), !choice.staged, choice.carries};
+  }
+
+  std::unique_ptr<Channel> open_staged(const DeviceChoice& choice, const ChannelSpec& spec) {
+    ChannelSpec carried = spec;
+    carried.instance = kCarrierInstance;
+    std::unique_ptr<Channel> carrier =
+        choice.carries ? choice.backend.open(carried, parts_.peers) : nullptr;
+    return staged::make_host_staged_channel(choice.backend.open(staging_spec(spec), parts_.peers),
+                                            std::move(carrier), parts_.device, spec, parts_.arena);
+  }
+
+  Backend& host_backend(const ChannelSpec&, const Batch&) const;
+
+  const QueueParts parts_;
+  const std::vector<std::shared_ptr<Backend>> backends_;
+  const std::optional<std::string> forced_backend_;
+  FusionBufferPool buffers_;
+};
+
+Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch) const {
+  const Collective collective = needed_for(batch);
+  Backend* best = nullptr;
+  int best_score = 0;
+  // A choice of transport cannot concern a rank alone: the transports leave that to the local
+  // backend. NCCL is a choice for GPUs only.
+  const bool choice_counts =
+      forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
+  for (const auto& backend : backends_) {
+    if (choice_counts && backend->name() != *forced_backend_) continue;
+    const int score = backend->score(parts_.topology, spec, collective);
+    if (score <= best_score) continue;
+    best = backend.get();
+    best_score = score;
+  }
+  if (best == nullptr) {
+    throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
+                std::string(to_string(collective.dtype)) + " on " +
+                std::string(to_string(spec.device.type)) +
+                (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
+  }
+  return *best;
+}
+
+}  // namespace
+
+std::unique_ptr<QueueFactory> make_queue_factory(QueueParts parts,
+                                                 std::vector<std::shared_ptr<Backend>> backends,
+                                                 std::optional<std::string> forced_backend) {
+  return std::make_unique<BackendQueues>(std::move(parts), std::move(backends),
+                                         std::move(forced_backend));
+}
+
+}  // namespace hvd::runtime
