@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/expect.h"
 #include "base/floating.h"
 #include "base/kernels.h"
 #include "base/log.h"
@@ -63,6 +64,8 @@ DevicePipeline::~DevicePipeline() {
 }
 
 const Staged& DeviceStaging::stage(const Batch& batch) {
+  HVD_EXPECT(!input_.valid() && !output_.valid() && !in_turn_,
+             "the batch before has been unstaged; after abandon() there is none");
   const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
   const std::vector<EventPtr> writable = batch.allocate_outputs();
   staged_ = {batch.collective()};

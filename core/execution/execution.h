@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/expect.h"
 #include "execution/batch.h"
 #include "hvd/backend.h"
 
@@ -28,6 +29,7 @@ class Execution {
   const Batch& batch() const noexcept { return batch_; }
   /// This rank's side of an operation is there. @pre !running()
   void put(std::size_t index, OperationPtr operation) noexcept {
+    HVD_EXPECT(!running(), "a batch that runs keeps the operations that it runs for");
     batch_.put(index, std::move(operation));
   }
   /// It has been started and has not ended.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/expect.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -77,6 +78,7 @@ void Executor::keep_buffers_for(std::span<const std::shared_ptr<Execution>> exec
 }
 
 void Executor::start(const std::shared_ptr<Execution>& execution) {
+  HVD_EXPECT(!execution->running(), "an execution is started when it has ended");
   ChannelQueue* const queue = execution->queue_;
   if (queue == nullptr) {  // nothing is to be moved
     finish_all(execution->batch(), {}, nullptr, false);

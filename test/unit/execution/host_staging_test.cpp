@@ -1,0 +1,185 @@
+// How the bytes of a batch get into a collective and back in the host's memory.
+#include "execution/host_staging.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "hvd/error.h"
+#include "support/batches.h"
+
+namespace hvd::testing {
+namespace {
+
+using runtime::Batch;
+using runtime::FusionBufferPool;
+using runtime::HostStaging;
+using runtime::Staged;
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+using Floats = std::vector<float>;
+
+Floats floats_in(std::span<const std::byte> bytes) {
+  Floats values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+void add_hundred(std::span<std::byte> bytes) {
+  Floats values = floats_in(bytes);
+  for (float& value : values) value += 100;
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+}
+
+class HostStagingTest : public ::testing::Test {
+ protected:
+  HostStagingTest() : staging_(pool_) {}
+  /// Of rank 0 of two, with tensors a = {1, 2} and b = {3}.
+  Batch fused(OpKind kind = OpKind::kAllreduce, int root = 0) {
+    std::vector<wire::Request> requests = {float_request("a", 2, kind),
+                                           float_request("b", 1, kind)};
+    for (wire::Request& one : requests) one.root = root;
+    return Batch(agreed_batch(requests, 2),
+                 {float_state(requests[0], a_), float_state(requests[1], b_)}, 0);
+  }
+  Batch single(OpKind kind = OpKind::kAllreduce) {
+    const wire::Request asked = float_request("a", 2, kind);
+    return Batch(agreed_batch({asked}, 2), {float_state(asked, a_)}, 0);
+  }
+  static Batch absent(const wire::Request& asked) {
+    control::AgreedBatch agreed = agreed_batch({asked}, 2);
+    agreed.absent = {0};
+    agreed.absent_here = true;
+    return Batch(std::move(agreed), {}, 0);
+  }
+
+  FusionBufferPool pool_;
+  HostStaging staging_;
+  Floats a_ = {1, 2};
+  Floats b_ = {3};
+};
+
+TEST_F(HostStagingTest, SeveralTensorsGoThroughOneBufferAndComeBack) {
+  const Batch batch = fused();
+  for (int use = 0; use < 2; ++use) {
+    a_ = {1, 2};
+    b_ = {3};
+    const Staged& staged = staging_.stage(batch);
+    EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 2, 3));
+    EXPECT_EQ(staged.in.data(), staged.out.data());
+    EXPECT_EQ(staged.collective.count, 3);
+    EXPECT_EQ(pool_.free_buffers(), 0U);
+    add_hundred(staged.out);
+    EXPECT_THAT(a_, ElementsAre(1, 2)) << "not before it is unstaged";
+    EXPECT_EQ(staging_.unstage(batch, nullptr), nullptr);
+    EXPECT_THAT(a_, ElementsAre(101, 102));
+    EXPECT_THAT(b_, ElementsAre(103));
+    EXPECT_EQ(pool_.free_buffers(), 1U) << "given back";
+  }
+}
+
+TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
+  const Batch batch = single();
+  const Staged& staged = staging_.stage(batch);
+  EXPECT_EQ(static_cast<const void*>(staged.in.data()), a_.data());
+  EXPECT_EQ(static_cast<const void*>(staged.out.data()), a_.data());
+  EXPECT_EQ(staged.out.size(), 2 * sizeof(float));
+  staging_.unstage(batch, nullptr);
+  EXPECT_EQ(pool_.free_buffers(), 0U) << "nothing was leased";
+}
+
+TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
+  {  // what the buffer holds when it is leased next
+    const runtime::FusionLease lease = pool_.lease(3 * sizeof(float));
+    std::memset(lease.bytes().data(), 0, lease.bytes().size());
+  }
+  const Batch batch = fused(OpKind::kBroadcast, 1);
+  EXPECT_THAT(floats_in(staging_.stage(batch).out), Each(0.0F));
+  staging_.unstage(batch, nullptr);
+  EXPECT_THAT(a_, ElementsAre(0, 0));
+  const Batch at_root = fused(OpKind::kBroadcast, 0);
+  b_ = {7};
+  EXPECT_THAT(floats_in(staging_.stage(at_root).in), ElementsAre(0, 0, 7));
+  staging_.unstage(at_root, nullptr);
+}
+
+TEST_F(HostStagingTest, WhatIsAbandonedNeverComesBack) {
+  {
+    const Batch batch = fused();
+    std::span<std::byte> out = staging_.stage(batch).out;
+    staging_.abandon();
+    EXPECT_EQ(pool_.free_buffers(), 0U);
+    add_hundred(out);  // a peer writes, and AddressSanitizer looks on
+    EXPECT_NE(staging_.stage(batch).out.data(), out.data());
+    staging_.unstage(batch, nullptr);
+  }
+  EXPECT_EQ(pool_.free_buffers(), 1U);
+}
+
+TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
+  wire::Request asked = float_request("a", 2);
+  for (const auto& [op, neutral] : std::vector<std::pair<ReduceOp, float>>{
+           {ReduceOp::kSum, 0.0F}, {ReduceOp::kAverage, 0.0F}, {ReduceOp::kProduct, 1.0F}}) {
+    asked.op = op;
+    const Batch batch = absent(asked);
+    const Staged& staged = staging_.stage(batch);
+    EXPECT_THAT(floats_in(staged.in), Each(neutral));
+    EXPECT_EQ(staged.collective.scale.divisor, 1) << "of those that are there";
+    staging_.unstage(batch, nullptr);
+  }
+  EXPECT_EQ(pool_.free_buffers(), 1U);
+}
+
+TEST_F(HostStagingTest, WhatIsCastIsMultipliedWhereItDoesNotLeaveTheRange) {
+  wire::Request asked = float_request("a", 2);
+  asked.compression = Compression::kFloat16;
+  asked.prescale = 0.5;
+  asked.postscale = 4.0;
+  const Batch batch(agreed_batch({asked}, 2), {float_state(asked, a_)}, 0);
+  const Staged& staged = staging_.stage(batch);
+  EXPECT_EQ(staged.in.size(), 4U);
+  EXPECT_EQ(staged.collective.dtype, DataType::kFloat16);
+  EXPECT_EQ(staged.collective.scale.prescale, 1.0);
+  EXPECT_EQ(staged.collective.scale.postscale, 1.0);
+  staging_.unstage(batch, nullptr);
+  EXPECT_THAT(a_, ElementsAre(2, 4)) << "halved on its way in, four times that on its way out";
+}
+
+TEST_F(HostStagingTest, GatheredRowsLieRankByRankAndAnOutputOfTheWrongSizeIsAnError) {
+  std::vector<wire::Request> requests = {float_request("a", 2, OpKind::kAllgather),
+                                         float_request("b", 1, OpKind::kAllgather)};
+  control::AgreedBatch agreed = agreed_batch(requests, 2);
+  agreed.operations[0].first_dims = {2, 1};
+  agreed.operations[1].first_dims = {1, 2};
+  Floats out_a(3);
+  Floats out_b(3);
+  const runtime::OperationPtr a = float_state(requests[0], a_);
+  const runtime::OperationPtr b = float_state(requests[1], b_);
+  const auto giving = [](Floats& memory) {
+    return [&memory](const OutputSizes&) {
+      return TensorView{reinterpret_cast<std::byte*>(memory.data()),
+                        static_cast<std::int64_t>(memory.size()),
+                        DataType::kFloat32,
+                        {},
+                        {}};
+    };
+  };
+  a->submission.allocate_output = giving(out_a);
+  b->submission.allocate_output = giving(out_b);
+  const Batch batch(std::move(agreed), {a, b}, 0);
+  const Staged& staged = staging_.stage(batch);
+  EXPECT_THAT(staged.collective.counts, ElementsAre(3, 3));
+  EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 2, 3));
+  const Floats received = {1, 2, 3, 11, 12, 13};
+  std::memcpy(staged.out.data(), received.data(), staged.out.size());
+  staging_.unstage(batch, nullptr);
+  EXPECT_THAT(out_a, ElementsAre(1, 2, 11));
+  EXPECT_THAT(out_b, ElementsAre(3, 12, 13));
+  out_b.resize(2);
+  EXPECT_THROW(staging_.stage(batch), Error);
+}
+
+}  // namespace
+}  // namespace hvd::testing
