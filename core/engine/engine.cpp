@@ -33,7 +33,8 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
                 make_queue_factory({control_->topology(), *control_, parts.arena, parts.device},
                                    std::move(parts.backends), options.backend),
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
-                       bool in_flight) { finish(operation, status, ready, in_flight); }),
+                       bool in_flight)
+                    HVD_REQUIRES(progress_) { finish(operation, status, ready, in_flight); }),
       steady_(options, *control_, executor_, counters_),
       watch_(options, *control_, counters_, time_),
       route_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),

@@ -13,6 +13,7 @@
 #include "engine/engine_front.h"
 #include "engine/outstanding.h"
 #include "engine/peer_watch.h"
+#include "engine/progress_ownership.h"
 #include "engine/report_route.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
@@ -36,7 +37,7 @@ struct EngineParts {
 /// The state machine of one rank: submissions to reports, reports to plans (on rank 0), plans to
 /// executed batches.
 ///
-/// step() and what is marked "progress owner" belong to the thread that owns progress (see
+/// step() and whatever else requires progress() belong to the thread that owns progress (see
 /// Runtime);
 /// front(), doorbell() and topology() may be used by any thread.
 /// Nothing blocks, and no error escapes: the first one is the cause of failure with which
@@ -57,85 +58,91 @@ class Engine {
   const EngineFront& front() const noexcept { return front_; }
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
   const Topology& topology() const noexcept { return control_->topology(); }
+  const ProgressOwnership& progress() const noexcept HVD_RETURN_CAPABILITY(progress_) {
+    return progress_;
+  }
 
   // --- progress owner ---
   using Callbacks = EngineFront::Callbacks;
   /// Makes all the progress possible now; true when there was any. kNone: accepts no submissions
   /// while one of them has a callback, so that no callback runs unless its operation was in flight
   /// before.
-  bool step(Callbacks = Callbacks::kAll) noexcept;
+  bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
   /// A thread waits for an operation and is about to sleep. True when step() has work because of
   /// it.
-  bool note_blocked() noexcept;
+  bool note_blocked() noexcept HVD_REQUIRES(progress_);
   /// Something is in flight, visible only by polling.
-  bool needs_polling() const noexcept;
+  bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved right now.
-  bool transferring() const noexcept {
+  bool transferring() const noexcept HVD_REQUIRES(progress_) {
     return executor_.needs_polling() || control_->busy() || route_.has_own_plan();
   }
   /// This rank waits for something or works on something.
-  bool busy() const noexcept {
+  bool busy() const noexcept HVD_REQUIRES(progress_) {
     return waits_for_others() || executor_.active() || !executor_.device_completions().empty() ||
            (front_.shutdown_requested() && !front_.shut_down());
   }
   /// Time until the next deadline.
-  Duration time_to_deadline() const noexcept;
+  Duration time_to_deadline() const noexcept HVD_REQUIRES(progress_);
   /// Ends what is left, after shut_down() or failed().
-  void end_outstanding(const Status&) noexcept;
+  void end_outstanding(const Status&) noexcept HVD_REQUIRES(progress_);
   /// Ends everything; what the transport or a peer may still use is kept until the process ends.
-  void give_up(const Status&) noexcept;
+  void give_up(const Status&) noexcept HVD_REQUIRES(progress_);
   /// What this rank is doing, a line per outstanding operation; on rank 0 also who is waited for.
-  std::string state_text() const;
+  std::string state_text() const HVD_REQUIRES(progress_);
   /// Announces an orderly exit, so that the silence that follows is not taken for a loss.
-  void farewell() noexcept { control_->farewell(); }
+  void farewell() noexcept HVD_REQUIRES(progress_) { control_->farewell(); }
 
  private:
-  bool take_submissions(Callbacks);
-  void begin(const OperationPtr&);
+  bool take_submissions(Callbacks) HVD_REQUIRES(progress_);
+  void begin(const OperationPtr&) HVD_REQUIRES(progress_);
   /// Runs what repeats, and applies the plans that had to wait until it was left.
-  bool run_steady();
-  void leave_steady();
-  void begin_steady(std::vector<control::AgreedBatch> schedule);
-  bool waits_for_others() const noexcept {
+  bool run_steady() HVD_REQUIRES(progress_);
+  void leave_steady() HVD_REQUIRES(progress_);
+  void begin_steady(std::vector<control::AgreedBatch> schedule) HVD_REQUIRES(progress_);
+  bool waits_for_others() const noexcept HVD_REQUIRES(progress_) {
     return steady_.anything_waits() || !outstanding_.empty();
   }
-  std::vector<OperationPtr> outstanding_in_order() const;
-  bool send_report();
-  bool receive();
+  std::vector<OperationPtr> outstanding_in_order() const HVD_REQUIRES(progress_);
+  bool send_report() HVD_REQUIRES(progress_);
+  bool receive() HVD_REQUIRES(progress_);
   /// A plan has come: applies it, or lets it wait.
-  void take_in(const wire::Plan&);
-  void take_in(const wire::Abort&);
+  void take_in(const wire::Plan&) HVD_REQUIRES(progress_);
+  void take_in(const wire::Abort&) HVD_REQUIRES(progress_);
   /// @pre nothing is repeated
-  void apply(const wire::Plan&);
-  void start(control::AgreedBatch);
-  bool decide();
-  bool do_housekeeping();
-  bool waiting() const noexcept { return busy() || route_.waiting(); }
-  Status explained(const Status& cause);
-  void fail(const Status&, bool tell_others) noexcept;
-  [[noreturn]] void lose(const control::PeerLoss&);
-  void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight);
-  void end_with(const OperationPtr&, const wire::ErrorEntry&);
-  void dump_state_if_asked();
+  void apply(const wire::Plan&) HVD_REQUIRES(progress_);
+  void start(control::AgreedBatch) HVD_REQUIRES(progress_);
+  bool decide() HVD_REQUIRES(progress_);
+  bool do_housekeeping() HVD_REQUIRES(progress_);
+  bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || route_.waiting(); }
+  Status explained(const Status& cause) HVD_REQUIRES(progress_);
+  void fail(const Status&, bool tell_others) noexcept HVD_REQUIRES(progress_);
+  [[noreturn]] void lose(const control::PeerLoss&) HVD_REQUIRES(progress_);
+  void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight)
+      HVD_REQUIRES(progress_);
+  void end_with(const OperationPtr&, const wire::ErrorEntry&) HVD_REQUIRES(progress_);
+  void dump_state_if_asked() HVD_REQUIRES(progress_);
 
   observe::Counters& counters_;
   const OnEnd on_end_;
   std::unique_ptr<control::ControlPlane> control_;
   EngineFront front_;
 
-  // Progress owner only.
-  StepTime time_;
-  control::Negotiator negotiator_;
-  Executor executor_;
-  SteadyState steady_;
-  PeerWatch watch_;
-  ReportRoute route_;
-  BlockedNotice blocked_;
-  Outstanding outstanding_;          // not those that wait in the schedule that is repeated
-  std::vector<OperationPtr> taken_;  // from front_, empty between steps
-  std::uint64_t begun_ = 0;
-  bool shutdown_agreed_ = false;
-  bool control_broken_ = false;  // since the failure: it cannot even send what is left
+  ProgressOwnership progress_;
+  StepTime time_ HVD_GUARDED_BY(progress_);
+  control::Negotiator negotiator_ HVD_GUARDED_BY(progress_);
+  Executor executor_ HVD_GUARDED_BY(progress_);
+  SteadyState steady_ HVD_GUARDED_BY(progress_);
+  PeerWatch watch_ HVD_GUARDED_BY(progress_);
+  ReportRoute route_ HVD_GUARDED_BY(progress_);
+  BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
+  // Not those that wait in the schedule that is repeated.
+  Outstanding outstanding_ HVD_GUARDED_BY(progress_);
+  std::vector<OperationPtr> taken_ HVD_GUARDED_BY(progress_);  // from front_, empty between steps
+  std::uint64_t begun_ HVD_GUARDED_BY(progress_) = 0;
+  bool shutdown_agreed_ HVD_GUARDED_BY(progress_) = false;
+  // Since the failure: it cannot even send what is left.
+  bool control_broken_ HVD_GUARDED_BY(progress_) = false;
 };
 
 }  // namespace hvd::runtime

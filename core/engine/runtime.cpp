@@ -40,7 +40,7 @@ void relax() noexcept {
 
 /// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only
 /// give the core away.
-Duration pause_after(int idle_rounds, const Engine& engine) {
+Duration pause_after(int idle_rounds, const Engine& engine) HVD_REQUIRES(engine.progress()) {
   const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it
                                               // while this one decides.
   if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
@@ -244,10 +244,12 @@ void Runtime::acquire_progress() {
   const MutexLock lock(progress_mutex_);
   while (progress_owned_) progress_changed_.wait(progress_mutex_);
   progress_owned_ = true;
+  engine_->progress().acquired();
 }
 
 /// @param leaving waiters that leave with it
 void Runtime::release_progress(int leaving) {
+  engine_->progress().released();
   {
     const MutexLock lock(progress_mutex_);
     progress_owned_ = false;

@@ -81,17 +81,18 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void run(std::stop_token);
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
   /// own progress, or stop is requested.
-  void drive_standby(const std::stop_token&);
+  void drive_standby(const std::stop_token&) HVD_RELEASE(engine_->progress());
   template <class Done>
   void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
   template <class Done>
-  void drive_until(const Done& done);
+  void drive_until(const Done& done) HVD_RELEASE(engine_->progress());
   template <class Done>
-  bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until);
-  bool acquire_progress_as_standby();
-  bool try_acquire_progress();
-  void acquire_progress();
-  void release_progress(int leaving = 0);
+  bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until)
+      HVD_TRY_ACQUIRE(true, engine_->progress());
+  bool acquire_progress_as_standby() HVD_TRY_ACQUIRE(true, engine_->progress());
+  bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_->progress());
+  void acquire_progress() HVD_ACQUIRE(engine_->progress());
+  void release_progress(int leaving = 0) HVD_RELEASE(engine_->progress());
   void notify_waiters();
   void move_on();
   wire::Request number(const Submission&) HVD_REQUIRES(names_mutex_);
