@@ -1,16 +1,23 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <memory_resource>
 #include <new>
+#include <optional>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "backend/shm/shm_backend.h"
 #include "conformance/thread_ranks.h"
+#include "support/seeds.h"
 
 // Ranks as threads, each with a mapping of its own: nothing in the backend knows whether its peers
 // are threads or processes.
@@ -98,6 +105,86 @@ class ShmConformanceMixed : public ::testing::TestWithParam<Setting> {};
 TEST_P(ShmConformanceMixed, BackToBack) {
   run_threads(GetParam().ranks, shm_ranks(GetParam()),
               [](Harness& harness) { run_back_to_back(harness, mixed_cases(harness.size())); });
+}
+
+/// All ranks stepped by one thread, in random order: each goes through its cases at a pace of its
+/// own, and sleeps when it cannot go on until it is rung.
+class SteppedRanks {
+ public:
+  SteppedRanks(const Setting& setting, const std::vector<Case>& cases, std::uint64_t seed)
+      : cases_(cases), random_(seed), doorbells_(static_cast<std::size_t>(setting.ranks)) {
+    const MakeParts make_parts = shm_ranks(setting);
+    for (int number = 0; number < setting.ranks; ++number) {
+      Rank& rank = ranks_.emplace_back(number, doorbells_, make_parts(number));
+      rank.channel = rank.parts.backend->open(
+          {.ranks = all_ranks(setting.ranks), .set_rank = number}, rank.peers);
+    }
+  }
+
+  /// False: all sleep, and not all are done.
+  bool run() {
+    for (;;) {
+      std::vector<std::size_t> awake;
+      for (std::size_t number = 0; number < ranks_.size(); ++number) {
+        const bool rung = doorbells_[number].ticket() != ranks_[number].asleep_since;
+        if (rung && !done(ranks_[number])) awake.push_back(number);
+      }
+      if (awake.empty()) break;
+      step(awake[random_() % awake.size()]);
+    }
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return done(rank); });
+  }
+
+ private:
+  struct Rank {
+    Rank(int number, Doorbells& doorbells, RankParts made)
+        : parts(std::move(made)), peers(number, doorbells) {}
+    RankParts parts;  // before what lies in its memory
+    DoorbellPeers peers;
+    std::unique_ptr<Channel> channel = {};
+    std::optional<Run> run = {};
+    std::unique_ptr<Work> work = {};
+    std::size_t ended = 0;
+    std::optional<std::uint32_t> asleep_since = {};
+  };
+
+  bool done(const Rank& rank) const { return rank.ended == cases_.size(); }
+
+  void step(std::size_t number) {
+    Rank& rank = ranks_[number];
+    rank.asleep_since.reset();
+    const std::uint32_t ticket = doorbells_[number].ticket();
+    if (!rank.work) {
+      std::pmr::memory_resource& memory =
+          rank.parts.memory ? *rank.parts.memory : *std::pmr::get_default_resource();
+      rank.run.emplace(cases_[rank.ended], rank.peers.rank(), rank.peers.size(), rank.ended + 1,
+                       memory);
+      rank.work = rank.run->launch(*rank.channel);
+    }
+    if (rank.work->progress()) {
+      rank.run->check();
+      rank.work.reset();
+      rank.run.reset();  // its memory is the next one's
+      ++rank.ended;
+    } else if (!rank.work->moved()) {
+      rank.asleep_since = ticket;
+    }
+  }
+
+  const std::vector<Case> cases_;
+  std::mt19937_64 random_;
+  Doorbells doorbells_;
+  std::deque<Rank> ranks_;
+};
+
+TEST_P(ShmConformanceMixed, SteppedInRandomOrder) {
+  const std::vector<Case> cases = mixed_cases(GetParam().ranks);
+  const std::uint64_t seeds = testing::seeds(3, 200);
+  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    SteppedRanks ranks(GetParam(), cases, seed);
+    ASSERT_TRUE(ranks.run()) << "all sleep";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, ShmConformanceMixed, ::testing::ValuesIn(kSettings),

@@ -320,10 +320,14 @@ TEST_F(TwoMembers, TheNextCollectiveIsNumberedOn) {
     one.begin(kForOneself, rounds);
     two.begin(kForOneself, rounds);
     EXPECT_EQ(one.number(1), begin + 1);
-    while (!(one.finish() & two.finish())) {
-      ASSERT_TRUE(advance(one) | advance(two));
-      EXPECT_EQ(first.next_round, begin) << "not before all rounds are through";
+    for (bool moves = true; moves;) {
+      EXPECT_EQ(one.finish(), one.done(Phase::kReduce) == rounds);
+      EXPECT_EQ(first.next_round, one.finish() ? begin + rounds : begin);
+      moves = advance(one);
+      moves = advance(two) || moves;
     }
+    EXPECT_TRUE(one.finish());
+    EXPECT_TRUE(two.finish());
     EXPECT_EQ(first.next_round, begin + rounds);
     EXPECT_EQ(second.next_round, begin + rounds);
   }
