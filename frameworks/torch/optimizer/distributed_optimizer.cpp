@@ -122,8 +122,10 @@ std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> dept
   return {depth.get(), [depth](const void*) { --*depth; }};
 }
 
-libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& options) {
-  return {.op = options.op,
+libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& options,
+                                         std::string scope) {
+  return {.scope = std::move(scope),
+          .op = options.op,
           .prescale = 1 / options.gradient_predivide_factor,
           .postscale = options.gradient_predivide_factor,
           .compression = options.compression,
@@ -242,14 +244,14 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
       options_(std::move(options)),
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {
   check_options(options_);
-  auto named = name_parameters(optimizer, parameters, options_);
+  const auto named = name_parameters(optimizer, parameters, options_);
   const bool averaging = options_.op == ReduceOp::kAverage;
   LiveOptimizers& live = LiveOptimizers::instance();
   live.add(optimizer, named, averaging);
   try {
-    reducer_ = std::make_shared<GradientReducer>(live.next_scope(options_.process_set),
-                                                 std::move(named), reduction_of(options_),
-                                                 options_.backward_passes_per_step);
+    reducer_ = std::make_shared<GradientReducer>(
+        named, reduction_of(options_, live.next_scope(options_.process_set)),
+        options_.backward_passes_per_step);
     reducer_->compare_also(named_);
     reducer_->install_hooks();
   } catch (...) {

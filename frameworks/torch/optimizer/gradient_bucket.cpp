@@ -4,20 +4,19 @@
 #include <torch/types.h>
 
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "hvd/memory.h"
+#include "optimizer/bucket_plan.h"
 #include "optimizer/gradient_guard.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 namespace {
 
-/// What a gradient takes up in a bucket: each begins as aligned as a tensor of its own.
-std::size_t room_for(const torch::Tensor& parameter) {
-  return (parameter.nbytes() + c10::gAlignment - 1) / c10::gAlignment * c10::gAlignment;
-}
+static_assert(kGradientAlignment % c10::gAlignment == 0, "as aligned as a tensor of its own");
+
+std::size_t room_for(const torch::Tensor& parameter) { return room_in_bucket(parameter.nbytes()); }
 
 std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
   if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
@@ -71,29 +70,6 @@ void GradientBucket::lay_out_on_gpu(std::span<const torch::Tensor> parameters, s
     views_.push_back(std::move(view));
     offset += static_cast<std::int64_t>(room_for(parameter)) / element;
   }
-}
-
-std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
-                                                   std::span<const torch::Tensor> parameters,
-                                                   std::size_t most_bytes) {
-  struct Open {
-    std::vector<std::size_t> members;
-    std::size_t bytes = 0;
-  };
-  std::map<std::pair<torch::DeviceType, torch::ScalarType>, Open> open;
-  std::vector<std::vector<std::size_t>> buckets;
-  for (const std::size_t index : order) {
-    Open& bucket = open[{parameters[index].device().type(), parameters[index].scalar_type()}];
-    const std::size_t bytes = room_for(parameters[index]);
-    if (!bucket.members.empty() && bucket.bytes + bytes > most_bytes)
-      buckets.push_back(std::exchange(bucket, {}).members);
-    bucket.members.push_back(index);
-    bucket.bytes += bytes;
-  }
-  for (auto& [kind, bucket] : open) {
-    if (!bucket.members.empty()) buckets.push_back(std::move(bucket.members));
-  }
-  return buckets;
 }
 
 }  // namespace hvd::libtorch

@@ -39,15 +39,4 @@ class GradientBucket {
   torch::Tensor all_;
 };
 
-/// Shares gradients out among buckets.
-///
-/// @param order parameters as their gradients become ready
-/// @param parameters all, by index
-/// @param most_bytes a bucket ends before it would be larger, unless it has one parameter only
-/// @return indices of parameters, by bucket; a bucket has one dtype and device, and buckets are in
-/// the order in which they are complete
-std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
-                                                   std::span<const torch::Tensor> parameters,
-                                                   std::size_t most_bytes);
-
 }  // namespace hvd::libtorch

@@ -305,8 +305,8 @@ void GradientTransfer::drop() {
   sparse_.reset();
 }
 
-const Submission& UsedFlags::prepare(const std::string& scope, const GradientReduction& how,
-                                     const torch::Tensor& like, std::size_t count,
+const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::Tensor& like,
+                                     std::size_t count,
                                      const std::function<bool(std::size_t)>& used, std::size_t room,
                                      const std::function<void(std::span<float>)>& fill) {
   const torch::NoGradGuard no_grad;
@@ -319,7 +319,7 @@ const Submission& UsedFlags::prepare(const std::string& scope, const GradientRed
     flags_ = values_.to(dtype);
     GradientReduction reduction = how;
     if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
-    submission_ = in_place(scope + ".used", reduction, flags_);
+    submission_ = in_place(how.scope + ".used", reduction, flags_);
   }
   auto* const values = values_.mutable_data_ptr<float>();
   for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;

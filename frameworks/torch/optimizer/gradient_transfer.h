@@ -24,6 +24,7 @@ enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
 
 /// How gradients are reduced. The same for all of one optimizer.
 struct GradientReduction {
+  std::string scope = {};  ///< goes before every name that ranks agree on
   ReduceOp op = ReduceOp::kAverage;
   double prescale = 1;
   double postscale = 1;
@@ -128,9 +129,9 @@ class UsedFlags {
   /// parameter with that number
   /// @param room how many numbers of others, which `fill` writes
   /// @return valid until the next prepare()
-  const Submission& prepare(const std::string& scope, const GradientReduction& how,
-                            const torch::Tensor& like, std::size_t count,
-                            const std::function<bool(std::size_t)>& used, std::size_t room = 0,
+  const Submission& prepare(const GradientReduction& how, const torch::Tensor& like,
+                            std::size_t count, const std::function<bool(std::size_t)>& used,
+                            std::size_t room = 0,
                             const std::function<void(std::span<float>)>& fill = {});
   /// Once what prepare() returned is done.
   void read();
@@ -147,10 +148,5 @@ class UsedFlags {
   torch::Tensor flags_;   ///< of the dtype in which they travel; may be values_
   Submission submission_;
 };
-
-/// Of what ranks compare.
-inline void mix_hash(std::size_t& hash, std::size_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15U + (hash >> 29U);
-}
 
 }  // namespace hvd::libtorch

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
+#include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/operations.h"
 
 namespace hvd::libtorch {
@@ -203,11 +206,21 @@ std::string who_differs(const std::vector<std::int64_t>& values, const std::vect
 
 }  // namespace
 
-ParameterCheck::ParameterCheck(const GradientReduction& how)
-    : every_(how.check_every),
+ParameterCheck::ParameterCheck(const GradientReduction& how, std::vector<std::string> names,
+                               std::vector<torch::Tensor> parameters)
+    : scope_(how.scope),
+      every_(how.check_every),
       set_(how.process_set),
       average_(how.op == ReduceOp::kAverage),
-      compressed_(how.compression != Compression::kNone) {}
+      compressed_(how.compression != Compression::kNone),
+      names_(std::move(names)),
+      parameters_(std::move(parameters)),
+      trained_(parameters_.size()) {}
+
+void ParameterCheck::add(const std::string& name, const torch::Tensor& parameter) {
+  names_.push_back(name);
+  parameters_.push_back(parameter);
+}
 
 // 16-bit floats hold small integers only, and an average rounds them once more.
 std::size_t ParameterCheck::room(const torch::Tensor& like) {
@@ -221,13 +234,13 @@ bool ParameterCheck::due() const {
 }
 
 // A rank's places: in which way it checks, whether once more, its checksum.
-void ParameterCheck::write(std::span<const torch::Tensor> parameters, std::span<float> room) const {
+void ParameterCheck::write(std::span<float> room) const {
   std::fill(room.begin(), room.end(), 0.0F);
   if (room.empty() || !due()) return;
   const torch::NoGradGuard no_grad;
   const std::span<float> own =
       room.subspan(static_cast<std::size_t>(set_.rank()) * places(), places());
-  const std::uint32_t code = code_of(parameters, mode() == Mode::kExact);
+  const std::uint32_t code = code_of(parameters_, mode() == Mode::kExact);
   own[0] = static_cast<float>(mode());
   own[1] = retry_ ? 1.0F : 0.0F;
   for (std::size_t i = 2; i < own.size(); ++i)
@@ -240,7 +253,7 @@ std::uint32_t ParameterCheck::decode(float reduced) const {
       std::lround(static_cast<double>(reduced) * (average_ ? set_.size() : 1)));
 }
 
-bool ParameterCheck::differs(std::span<const float> reduced, std::size_t parameters) {
+bool ParameterCheck::differs(std::span<const float> reduced) {
   ++cycles_;
   ++since_;
   retry_ = false;
@@ -262,10 +275,10 @@ bool ParameterCheck::differs(std::span<const float> reduced, std::size_t paramet
   }
   since_ = 0;
   last_ = static_cast<Mode>(decode(reduced[0]));
-  return codes_differ(reduced, parameters);
+  return codes_differ(reduced);
 }
 
-bool ParameterCheck::codes_differ(std::span<const float> reduced, std::size_t parameters) const {
+bool ParameterCheck::codes_differ(std::span<const float> reduced) const {
   std::int64_t low = std::numeric_limits<std::int64_t>::max();
   std::int64_t high = std::numeric_limits<std::int64_t>::min();
   for (std::size_t at = 0; at < reduced.size(); at += places()) {
@@ -275,16 +288,15 @@ bool ParameterCheck::codes_differ(std::span<const float> reduced, std::size_t pa
     high = std::max<std::int64_t>(high, static_cast<std::int32_t>(code));
   }
   return last_ == Mode::kExact ? low != high
-                               : apart(low, high, std::sqrt(static_cast<double>(parameters)));
+                               : apart(low, high, std::sqrt(static_cast<double>(trained_)));
 }
 
-std::string ParameterCheck::first_difference(std::span<const torch::Tensor> parameters,
-                                             std::span<const std::string> names,
-                                             const std::string& operation) const {
+/// Which is the first to differ, and where. Collective over the set. @pre differs()
+std::string ParameterCheck::first_difference() const {
   const torch::NoGradGuard no_grad;
   const bool exact = last_ == Mode::kExact;
   std::vector<std::int64_t> own;
-  for (const torch::Tensor& parameter : parameters) {
+  for (const torch::Tensor& parameter : parameters_) {
     if (!exact && !parameter.requires_grad()) {
       own.push_back(0);
       continue;
@@ -293,11 +305,11 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
                         : quantized(projection_of(parameter)));
   }
   const torch::Tensor all = allgather(torch::tensor(own, torch::kInt64).unsqueeze(0),
-                                      {.name = operation, .process_set = set_});
+                                      {.name = scope_ + ".checksums", .process_set = set_});
   const std::vector<int> ranks = set_.ranks();
   std::size_t worst = 0;
   double spread = -1;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const torch::Tensor column = all.select(1, static_cast<std::int64_t>(i)).contiguous();
     const std::vector<std::int64_t> values(column.const_data_ptr<std::int64_t>(),
                                            column.const_data_ptr<std::int64_t>() + column.numel());
@@ -306,7 +318,7 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
       const auto same = [&](std::int64_t a, std::int64_t b) {
         return exact ? a == b : !apart(std::min(a, b), std::max(a, b), 1);
       };
-      return "'" + names[i] + "' differs on " + who_differs(values, ranks, same);
+      return "'" + names_[i] + "' differs on " + who_differs(values, ranks, same);
     }
     const double distance = static_cast<double>(*high) - static_cast<double>(*low);
     if (distance > spread) {
@@ -314,7 +326,34 @@ std::string ParameterCheck::first_difference(std::span<const torch::Tensor> para
       worst = i;
     }
   }
-  return "'" + names[worst] + "' differs most";
+  return "'" + names_[worst] + "' differs most";
+}
+
+void ParameterCheck::compare(std::span<const float> reduced) {
+  const std::uint64_t cycle = cycles_;
+  if (!differs(reduced)) return;
+  std::string difference;
+  try {
+    difference = first_difference();
+  } catch (const Error& error) {
+    difference = std::string("which one could not be found out: ") + error.what();
+  }
+  const std::string after = cycle == 0
+                                ? "before the first update"
+                                : "after " + std::to_string(cycle) + " reductions of gradients";
+  throw DivergedError(
+      "DistributedOptimizer (" + scope_ + "): " + after +
+      " the parameters of the ranks are not the same: " + difference +
+      "; expected equal parameters on every rank. What is usually forgotten: " +
+      (cycle == 0 ? "broadcast_parameters() before training, or after a checkpoint was loaded on "
+                    "one rank; step() of the DistributedOptimizer, instead of that "
+                    "of the optimizer it wraps"
+                  : "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() "
+                    "of the DistributedOptimizer, instead of that "
+                    "of the optimizer it wraps; a step() or a change of the learning rate that one "
+                    "rank skips; broadcast_parameters() and "
+                    "broadcast_optimizer_state() from the rank that join() returns, after it") +
+      ". (check_every, HVD_CHECK_EVERY)");
 }
 
 }  // namespace hvd::libtorch

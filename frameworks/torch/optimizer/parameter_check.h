@@ -26,21 +26,22 @@ namespace hvd::libtorch {
 /// alike.
 class ParameterCheck {
  public:
-  explicit ParameterCheck(const GradientReduction& how);
+  /// @param names of the parameters that are trained, as the user calls them
+  ParameterCheck(const GradientReduction& how, std::vector<std::string> names,
+                 std::vector<torch::Tensor> parameters);
+
+  /// Compares this one, too, before the first update: a frozen parameter, which the optimizer may
+  /// not have. @pre no cycle has ended
+  void add(const std::string& name, const torch::Tensor& parameter);
 
   /// How many numbers the ranks need, the same in every cycle. @param like what they travel with
   std::size_t room(const torch::Tensor& like);
   /// This rank's checksum if it is due, else zeros.
-  void write(std::span<const torch::Tensor> parameters, std::span<float> room) const;
-  /// Ends the cycle. @param reduced what write() has written, after the reduction  @return whether
-  /// the ranks' parameters differ
-  bool differs(std::span<const float> reduced, std::size_t parameters);
-
-  /// After differs(): which is the first to differ, and where. Collective over the set. @param
-  /// names of the parameters
-  std::string first_difference(std::span<const torch::Tensor> parameters,
-                               std::span<const std::string> names,
-                               const std::string& operation) const;
+  void write(std::span<float> room) const;
+  /// Ends the cycle. @param reduced what write() has written, after the reduction
+  /// @throws DivergedError that names the first difference. Every rank sees the same checksums, and
+  /// so throws, or none.
+  void compare(std::span<const float> reduced);
 
   /// Cycles that have ended.
   std::uint64_t cycles() const noexcept { return cycles_; }
@@ -52,13 +53,19 @@ class ParameterCheck {
   Mode mode() const { return cycles_ == 0 ? Mode::kExact : Mode::kProjection; }
   std::size_t places() const { return 2 + 32 / bits_; }
   std::uint32_t decode(float reduced) const;
-  bool codes_differ(std::span<const float> reduced, std::size_t parameters) const;
+  bool differs(std::span<const float> reduced);
+  bool codes_differ(std::span<const float> reduced) const;
+  std::string first_difference() const;
 
+  const std::string scope_;
   const int every_;
   const ProcessSet set_;
   const bool average_;
   const bool compressed_;
-  std::size_t bits_ = 16;  ///< of a checksum in one number
+  std::vector<std::string> names_;
+  std::vector<torch::Tensor> parameters_;
+  const std::size_t trained_;  ///< as many of the first ones
+  std::size_t bits_ = 16;      ///< of a checksum in one number
   std::uint64_t cycles_ = 0;
   int since_ = 0;  ///< cycles since the last check
   bool retry_ = false;

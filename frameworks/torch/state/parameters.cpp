@@ -200,7 +200,7 @@ torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_se
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
                 const ProcessSet& process_set) {
   constexpr const char* kGroup = "all_reduce";
-  const libtorch::GradientReduction how{.op = op, .process_set = process_set};
+  const libtorch::GradientReduction how{.scope = kGroup, .op = op, .process_set = process_set};
   std::vector<libtorch::GradientTransfer> transfers;
   std::vector<Submission> submissions;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -209,8 +209,8 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
     refuse_result(parameter, i);
     if (!parameter.requires_grad() && !parameter.grad().defined()) continue;
     transfers.emplace_back(parameter);
-    std::vector<Submission> own = transfers.back().prepare(
-        std::string(kGroup) + "." + std::to_string(transfers.size() - 1), how);
+    std::vector<Submission> own =
+        transfers.back().prepare(how.scope + "." + std::to_string(transfers.size() - 1), how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
   if (parameters.empty()) return;
@@ -223,8 +223,7 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   libtorch::GradientReduction flags_how = how;
   if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
-  submissions.push_back(flags.prepare(kGroup, flags_how, transfers.front().parameter(),
-                                      transfers.size(),
+  submissions.push_back(flags.prepare(flags_how, transfers.front().parameter(), transfers.size(),
                                       [&](std::size_t i) { return transfers[i].has_gradient(); }));
   libtorch::make_group(kGroup, submissions);
   libtorch::begin_after_current_stream(submissions);

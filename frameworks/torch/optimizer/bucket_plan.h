@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace hvd::libtorch {
+
+/// What a plan of buckets must know of a gradient.
+struct GradientSize {
+  int device = 0;         ///< its type
+  int dtype = 0;          ///< as a number
+  std::size_t bytes = 0;  ///< without what a bucket adds
+};
+
+/// Where a gradient may begin in a bucket: as aligned as a tensor of its own. In bytes.
+inline constexpr std::size_t kGradientAlignment = 64;
+
+/// What a gradient takes up in a bucket. In bytes.
+std::size_t room_in_bucket(std::size_t bytes);
+
+/// No bucket should be larger. @param total of all gradients that are in buckets. In bytes.
+std::size_t most_bucket_bytes(std::size_t total);
+
+/// Shares gradients out among buckets.
+///
+/// @param order gradients as they become ready
+/// @param sizes of all gradients, by index
+/// @param most_bytes a bucket ends before it would be larger, unless it has one gradient only
+/// @return indices of gradients, by bucket; a bucket has one dtype and device, and buckets are in
+/// the order in which they are complete
+std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
+                                                   std::span<const GradientSize> sizes,
+                                                   std::size_t most_bytes);
+
+}  // namespace hvd::libtorch

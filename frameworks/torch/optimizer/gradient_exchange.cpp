@@ -1,0 +1,153 @@
+#include "optimizer/gradient_exchange.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "hvd/error.h"
+#include "optimizer/gradient_guard.h"
+#include "tensors/device_order.h"
+
+namespace hvd::libtorch {
+
+GradientExchange::GradientExchange(const GradientReduction& how,
+                                   std::span<ReducedParameter> parameters, GradientUnits& units,
+                                   GradientReadiness& readiness, ParameterCheck& check)
+    : how_(how), parameters_(parameters), units_(units), readiness_(readiness), check_(check) {}
+
+void GradientExchange::submit(std::size_t unit) {
+  // The flags say which gradients there are, and so travel with the last of them.
+  const bool with_flags = !flags_submitted_ && readiness_.last_unit(unit);
+  submit_units({&unit, 1}, with_flags, Progress::kBackground);
+}
+
+void GradientExchange::submit_rest() {
+  submit_units(readiness_.units_left(), !flags_submitted_ && !parameters_.empty(),
+               Progress::kCaller);
+}
+
+// Buckets and flags are the same from step to step, so that a steady step allocates nothing here.
+void GradientExchange::submit_units(std::span<const std::size_t> units, bool with_flags,
+                                    Progress progress) {
+  std::vector<Submission> others;
+  for (const std::size_t u : units) {
+    if (!units_[u].bucket) {
+      add_submissions(units_[u], others);
+      continue;
+    }
+    submit_bucket(units_[u], progress);
+    readiness_.note_submitted(u);
+  }
+  begin_after_current_stream(
+      others);  // first, as nothing may be read from a GPU whose stream is being captured
+  if (with_flags) {
+    const Submission& flags = prepare_flags();
+    if (others.empty()) {
+      submit_one(flags, progress);
+    } else {
+      others.push_back(flags);  // in the same message as the rest
+    }
+  }
+  if (!others.empty()) {
+    for (Operation& operation : submit_all(std::move(others), progress))
+      operations_.push_back(std::move(operation));
+    for (const std::size_t u : units) {
+      if (!units_[u].bucket) readiness_.note_submitted(u);
+    }
+  }
+  flags_submitted_ = flags_submitted_ || with_flags;
+}
+
+void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
+  follow_streams(unit);
+  for (const std::size_t i : unit.members) {
+    ReducedParameter& parameter = parameters_[i];
+    // What has no gradient counts as zeros.
+    if (parameter.active() && !readiness_.handed_over(i))
+      parameter.transfer.place(parameter.label, how_);
+  }
+  begin_after_current_stream(unit.bucket->submission());
+  submit_one(unit.bucket->submission(), progress);
+}
+
+void GradientExchange::submit_one(const Submission& submission, Progress progress) {
+  operations_.emplace_back();
+  try {
+    submit_all({&submission, 1}, {&operations_.back(), 1}, progress);
+  } catch (...) {
+    operations_.pop_back();
+    throw;
+  }
+}
+
+void GradientExchange::add_submissions(GradientUnit& unit, std::vector<Submission>& submissions) {
+  const std::size_t first = submissions.size();
+  follow_streams(unit);
+  for (const std::size_t i : unit.members) {
+    ReducedParameter& parameter = parameters_[i];
+    if (!parameter.active()) continue;
+    std::vector<Submission> parts = parameter.transfer.prepare(parameter.label, how_);
+    if (parts.size() > 1) make_group(parameter.label, parts);
+    std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
+  }
+  if (!unit.group.empty()) make_group(unit.group, std::span(submissions).subspan(first));
+}
+
+/// Nothing on the CPU.
+void GradientExchange::follow_streams(GradientUnit& unit) {
+  for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
+}
+
+const Submission& GradientExchange::prepare_flags() {
+  const torch::Tensor& like = parameters_.front().tensor();
+  return flags_.prepare(
+      how_, like, parameters_.size(),
+      [this](std::size_t i) { return parameters_[i].transfer.has_gradient(); }, check_.room(like),
+      [this](std::span<float> room) { check_.write(room); });
+}
+
+void GradientExchange::wait() const {
+  for (const Operation& operation : operations_) operation.wait();
+  for (const Operation& operation : operations_) current_stream_waits(operation);
+}
+
+bool GradientExchange::succeeded() const {
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const Operation& operation) { return operation.status().ok(); });
+}
+
+/// Whoever has written to a gradient that was being reduced has changed it on this rank only.
+void GradientExchange::raise_if_error() {
+  for (const Operation& operation : operations_) operation.status().raise_if_error();
+  const std::string* written = nullptr;
+  for (const std::size_t i : readiness_.submitted()) {
+    if (parameters_[i].transfer.release() && written == nullptr) written = &parameters_[i].name;
+  }
+  if (written == nullptr) return;
+  throw UsageError("DistributedOptimizer: the gradient of '" + *written +
+                   "' was written to between backward() and step(), while it was being reduced "
+                   "over the ranks; " +
+                   right_order());
+}
+
+void GradientExchange::check_parameters() {
+  if (parameters_.empty()) return;
+  flags_.read();
+  check_.compare(flags_.room());
+}
+
+void GradientExchange::complete() {
+  for (const std::size_t i : readiness_.submitted())
+    parameters_[i].transfer.complete(flags_.used(i));
+}
+
+void GradientExchange::end_cycle() {
+  for (ReducedParameter& parameter : parameters_) {
+    parameter.transfer.release();
+    parameter.transfer.drop();
+  }
+  operations_.clear();
+  flags_submitted_ = false;
+}
+
+}  // namespace hvd::libtorch
