@@ -29,7 +29,7 @@ std::string use_key(const wire::Request& request) {
 Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
     : options_(std::move(options)),
       sets_(std::move(sets)),
-      table_(sets_, static_cast<int>(options_.host_of_rank.size())),
+      table_(sets_),
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
       last_applied_(options_.host_of_rank.size()),
@@ -58,8 +58,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
     accept_hit(source, hit.slot, hit.ordinal, wire::stamp_of_unnamed_hit(number, i));
   }
   for (std::size_t i = 0; i < report.requests.size(); ++i) {
-    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i],
-                   std::nullopt);
+    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i]);
   }
   note_activity(rank, report, now);
   if (table_.anyone_joined()) table_.refresh_join(now);
@@ -110,18 +109,18 @@ void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint 
   } else if (!report.cached_unnamed.empty()) {
     const wire::UnnamedHit& hit = report.cached_unnamed.back();
     const SlotView view = slot_as_seen(source, hit.slot);
-    stalls_.note_activity(source.ranks, wire::unnamed_name(view.entry.request.kind, hit.ordinal),
+    stalls_.note_activity(source.ranks, wire::unnamed_name(view.response.request.kind, hit.ordinal),
                           now);
   } else if (!report.cached.empty()) {
     stalls_.note_activity(source.ranks,
-                          slot_as_seen(source, report.cached.back()).entry.request.name, now);
+                          slot_as_seen(source, report.cached.back()).response.request.name, now);
   }
 }
 
 Coordinator::SlotView Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
   if (const auto history = displaced_.find(slot); history != displaced_.end()) {
     for (const Displaced& earlier : history->second) {
-      if (earlier.until > source.as_of) return {earlier.entry, false};
+      if (earlier.until > source.as_of) return {earlier.response, false};
     }
   }
   if (!cache_.holds(slot)) {
@@ -134,23 +133,21 @@ Coordinator::SlotView Coordinator::slot_as_seen(const Source& source, std::uint3
 void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
                              wire::Stamp stamp) {
   const SlotView view = slot_as_seen(source, slot);
-  const int process_set = view.entry.request.process_set;
+  const int process_set = view.response.request.process_set;
   if (sets_.was_removed(process_set)) return;
-  Askers askers{source.ranks, stamp, {}, &view.entry.first_dims};
-  if (view.current && failed_uses_.empty() && table_.add_hit(askers, slot)) return;
+  Askers askers{source.ranks, stamp, {}, &view.response.first_dims};
+  if (view.current) askers.slot = slot;
+  if (view.current && failed_uses_.empty() && table_.add_hit(askers)) return;
   const int lowest = source.ranks.front().first;
   const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
   if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
     throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
                 " of a process set it is not in");
   }
-  const std::optional<CacheHit> hit =
-      view.current ? std::optional(CacheHit{slot, &view.entry.first_dims}) : std::nullopt;
-  accept_request(source, askers, ResponseCache::expand(view.entry, ordinal, position), hit);
+  accept_request(source, askers, ResponseCache::expand(view.response, ordinal, position));
 }
 
-void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request,
-                                 const std::optional<CacheHit>& hit) {
+void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request) {
   // The ranks had not heard of the removal yet, and end it by themselves when they do.
   if (sets_.was_removed(request.process_set)) return;
   RankSet fresh;
@@ -177,7 +174,7 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
     askers.ranks = fresh;
   }
   const bool joins = request.kind == OpKind::kJoin;
-  table_.add(askers, std::move(request), hit, source.now);
+  table_.add(askers, std::move(request), source.now);
   // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what
   // else is pending, as among those who are left, waits for these ranks like for any other.
   if (!joins || !difference(shut_down_, table_.joined()).empty()) return;
@@ -482,7 +479,7 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     planned.first_dims = tensor->first_dims;
     if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {
       table_.forget_slot(displaced->slot);
-      displaced_[displaced->slot].push_back({std::move(displaced->entry), sequence_ + 1});
+      displaced_[displaced->slot].push_back({std::move(displaced->response), sequence_ + 1});
     }
   }
   table_.erase(tensor);

@@ -89,12 +89,12 @@ class Coordinator {
 
  private:
   struct Displaced {
-    ResponseCache::Entry entry;
+    wire::Response response;
     std::uint64_t until = 0;  ///< the plan that put something else into the slot
   };
   /// What one rank's cache holds in a slot: now, or when it was displaced.
   struct SlotView {
-    const ResponseCache::Entry& entry;
+    const wire::Response& response;
     bool current = false;
   };
 
@@ -129,7 +129,7 @@ class Coordinator {
   void note_change(TimePoint now);
   void check_applied(RankSpan ranks, std::uint64_t sequence) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
-  void accept_request(const Source&, Askers, wire::Request, const std::optional<CacheHit>&);
+  void accept_request(const Source&, Askers, wire::Request);
   void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
   SlotView slot_as_seen(const Source&, std::uint32_t slot) const;
   RankSet of_failed_use(const Source&, const wire::Request&) const;

@@ -146,8 +146,7 @@ void Coordinator::accept_group(const wire::MergedReport::Group& group, const Sou
   }
   for (const auto& stamped : group.requests) {
     if ((stamped.request.kind == OpKind::kJoin) != joins) continue;
-    accept_request(source, {source.ranks, stamped.stamp, stamped.first_dims}, stamped.request,
-                   std::nullopt);
+    accept_request(source, {source.ranks, stamped.stamp, stamped.first_dims}, stamped.request);
   }
 }
 
@@ -164,11 +163,12 @@ void Coordinator::note_activity(const wire::MergedReport::Section& section, Time
       stalls_.note_activity(ranks, group.requests.back().request.name, now);
     } else if (!group.unnamed_hits.empty()) {
       const wire::UnnamedHit& hit = group.unnamed_hits.back().hit;
-      const OpKind kind = slot_as_seen(source, hit.slot).entry.request.kind;
+      const OpKind kind = slot_as_seen(source, hit.slot).response.request.kind;
       stalls_.note_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
     } else if (!group.hits.empty()) {
       stalls_.note_activity(
-          ranks, slot_as_seen(source, group.hits.back().slots.highest()).entry.request.name, now);
+          ranks, slot_as_seen(source, group.hits.back().slots.highest()).response.request.name,
+          now);
     }
   }
 }

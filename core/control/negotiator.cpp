@@ -104,9 +104,9 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   return applied;
 }
 
-void Negotiator::check_planned(const wire::Request& request,
-                               const std::vector<std::int64_t>& first_dims,
+void Negotiator::check_planned(const wire::Response& response,
                                const std::vector<int>& absent) const {
+  const auto& [request, first_dims] = response;
   if (!sets_.contains(request.process_set)) {
     throw Error("a plan names process set " + std::to_string(request.process_set) +
                 ", which does not exist");
@@ -134,18 +134,17 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
       throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) +
                   ", which is empty");
     }
-    if (!tensor.slot) check_planned(tensor.request, tensor.first_dims, batch.absent);
-    const ResponseCache::Entry full{tensor.request, tensor.first_dims};
-    const ResponseCache::Entry& entry = tensor.slot ? cache_.at(*tensor.slot) : full;
-    const int process_set = entry.request.process_set;
+    if (!tensor.slot) check_planned(tensor, batch.absent);
+    const wire::Response& response = tensor.slot ? cache_.at(*tensor.slot) : tensor;
+    const int process_set = response.request.process_set;
     if (!sets_.contains(process_set)) {
       throw Error("a plan runs an operation of process set " + std::to_string(process_set) +
                   ", which does not exist");
     }
     if (sets_.position(process_set, rank_) >= 0) {
       agreed.members = sets_.members(process_set);
-      AgreedOperation operation = agree(tensor, entry, agreed.absent_here);
-      apply_set_change(operation, applied);
+      wire::Response operation = agree(tensor, response, agreed.absent_here);
+      apply_set_change(operation.request, agreed, applied);
       if (!agreed.operations.empty() &&
           !may_share_batch(agreed.operations.front().request, operation.request)) {
         throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
@@ -156,7 +155,7 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
     if (tensor.slot) {
       cache_.touch(*tensor.slot);
     } else {
-      cache_.put(full);
+      cache_.put(tensor);
     }
   }
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
@@ -177,8 +176,7 @@ std::vector<AgreedBatch> Negotiator::apply_replay(
         throw Error("a plan replays cache slot " + std::to_string(slot) +
                     ", which is empty, of a process set, or replayed twice");
       }
-      const ResponseCache::Entry& entry = cache_.at(slot);
-      AgreedOperation operation{cache_.expand(slot, 0, rank_), entry.first_dims};
+      wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
       if (!batch.operations.empty() &&
           !may_share_batch(batch.operations.front().request, operation.request)) {
         throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
@@ -196,12 +194,13 @@ std::vector<AgreedBatch> Negotiator::apply_replay(
   return batches;
 }
 
-AgreedOperation Negotiator::agree(const wire::PlannedTensor& tensor,
-                                  const ResponseCache::Entry& entry, bool absent) {
-  const int process_set = entry.request.process_set;
-  const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : entry.request.ordinal;
-  AgreedOperation operation{
-      ResponseCache::expand(entry, ordinal, sets_.position(process_set, rank_)), entry.first_dims};
+wire::Response Negotiator::agree(const wire::PlannedTensor& tensor, const wire::Response& response,
+                                 bool absent) {
+  const int process_set = response.request.process_set;
+  const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : response.request.ordinal;
+  wire::Response operation{
+      ResponseCache::expand(response, ordinal, sets_.position(process_set, rank_)),
+      response.first_dims};
   const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
   if (absent) {
     if (!was_joined_ || found != awaiting_.end()) {
@@ -219,13 +218,13 @@ AgreedOperation Negotiator::agree(const wire::PlannedTensor& tensor,
 }
 
 // What the operation changes in this rank's view of the job.
-void Negotiator::apply_set_change(AgreedOperation& operation, Applied& applied) {
-  const wire::Request& request = operation.request;
+void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agreed,
+                                  Applied& applied) {
   if (request.kind == OpKind::kJoin) {
-    operation.result = request.root;
+    agreed.result = request.root;
     join_.reset();
   } else if (request.kind == OpKind::kAddProcessSet) {
-    operation.result = sets_.add({request.splits.begin(), request.splits.end()});
+    agreed.result = sets_.add({request.splits.begin(), request.splits.end()});
     applied.sets_changed = true;
   } else if (request.kind == OpKind::kRemoveProcessSet) {
     end_set(request.root, applied);

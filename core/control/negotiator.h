@@ -13,19 +13,16 @@
 
 namespace hvd::control {
 
-/// One operation that every member has agreed to run now.
-struct AgreedOperation {
-  wire::Request request = {};                 ///< as this rank asked
-  std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per member
-  /// kJoin: the last rank to join. kAddProcessSet: the new set's number.
-  std::int64_t result = -1;
-};
+/// Operations that every member has agreed to run now, in one call.
 struct AgreedBatch {
-  std::vector<AgreedOperation> operations = {};
+  std::vector<wire::Response> operations = {};  ///< as this rank asked
   Members members = {};
   /// Members, as world ranks, that have joined and did not ask for these; maybe this one.
   std::vector<int> absent = {};
   bool absent_here = false;
+  /// kJoin: the last rank to join. kAddProcessSet: the new set's number. (Both are alone in their
+  /// batch.)
+  std::int64_t result = -1;
 };
 
 /// What a plan means for one rank.
@@ -78,11 +75,10 @@ class Negotiator {
 
  private:
   void check_submission(const wire::Request&) const;
-  void check_planned(const wire::Request&, const std::vector<std::int64_t>& first_dims,
-                     const std::vector<int>& absent) const;
+  void check_planned(const wire::Response&, const std::vector<int>& absent) const;
   void apply_batch(const wire::Batch&, Applied&);
-  AgreedOperation agree(const wire::PlannedTensor&, const ResponseCache::Entry&, bool absent);
-  void apply_set_change(AgreedOperation&, Applied&);
+  wire::Response agree(const wire::PlannedTensor&, const wire::Response&, bool absent);
+  void apply_set_change(const wire::Request&, AgreedBatch&, Applied&);
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
   void apply_error(const wire::ErrorEntry&, Applied&);

@@ -20,9 +20,6 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
   return gathered_bytes(request, tensor.first_dims);
 }
 
-ReadyTable::ReadyTable(const ProcessSetTable& sets, int world_size)
-    : sets_(sets), submissions_(static_cast<std::size_t>(world_size)) {}
-
 void ReadyTable::check(const Askers& askers, const wire::Request& request) const {
   const auto lowest_of = [](const RankSet& ranks) {
     return "rank " + std::to_string(ranks.lowest());
@@ -40,20 +37,11 @@ void ReadyTable::check(const Askers& askers, const wire::Request& request) const
   }
 }
 
-PendingRef ReadyTable::add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
-                           TimePoint now) {
-  const RankRange one{rank, rank};
-  Askers askers{{&one, 1}, ++submissions_[static_cast<std::size_t>(rank)]};
-  if (hit) askers.first_dims_of_members = hit->first_dims;
-  return add(askers, std::move(request), hit, now);
-}
-
-PendingRef ReadyTable::add(const Askers& askers, wire::Request request,
-                           const std::optional<CacheHit>& hit, TimePoint now) {
+PendingRef ReadyTable::add(const Askers& askers, wire::Request request, TimePoint now) {
   check(askers, request);
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
-    const PendingRef created = create(askers, std::move(request), hit, now);
+    const PendingRef created = create(askers, std::move(request), now);
     if (!joined_.empty() && created->request.kind != OpKind::kJoin)
       mark_absent(created, intersection(sets_.rank_set(created->request.process_set), joined_));
     mark(created, askers);
@@ -64,9 +52,7 @@ PendingRef ReadyTable::add(const Askers& askers, wire::Request request,
     throw Error("rank " + std::to_string(intersection(tensor->reported, askers.ranks).lowest()) +
                 " asked twice for " + describe(request) + " before it was done");
   }
-  if (tensor->cached_slot && (!hit || hit->slot != *tensor->cached_slot)) {
-    forget_slot(*tensor->cached_slot);
-  }
+  if (tensor->cached_slot && askers.slot != tensor->cached_slot) forget_slot(*tensor->cached_slot);
   if (wire::gathers(request.kind) && !request.shape.empty() && !tensor->first_dims.empty()) {
     fill_first_dims(*tensor, askers, request.shape[0]);
   }
@@ -114,14 +100,8 @@ void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& reques
   }
 }
 
-bool ReadyTable::add_hit(int rank, std::uint32_t slot) {
-  if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
-  const RankRange one{rank, rank};
-  return add_hit({{&one, 1}, submissions_[static_cast<std::size_t>(rank)] + 1}, slot) &&
-         ++submissions_[static_cast<std::size_t>(rank)] > 0;
-}
-
-bool ReadyTable::add_hit(const Askers& askers, std::uint32_t slot) {
+bool ReadyTable::add_hit(const Askers& askers) {
+  const std::uint32_t slot = *askers.slot;
   if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
   const PendingRef tensor = *by_slot_[slot];
   if (!hvd::contains(sets_.rank_set(tensor->request.process_set), askers.ranks) ||
@@ -143,25 +123,24 @@ void ReadyTable::forget_slot(std::uint32_t slot) {
   by_slot_[slot].reset();
 }
 
-PendingRef ReadyTable::create(const Askers& askers, wire::Request&& request,
-                              const std::optional<CacheHit>& hit, TimePoint now) {
+PendingRef ReadyTable::create(const Askers& askers, wire::Request&& request, TimePoint now) {
   const auto members = sets_.ranks(request.process_set).size();
   const PendingRef tensor = pending_.emplace(pending_.end());
   tensor->reference_rank = askers.ranks.front().first;
   tensor->members = tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
-  if (hit && !request.unnamed) {
-    tensor->cached_slot = hit->slot;
-    if (by_slot_.size() <= hit->slot) by_slot_.resize(hit->slot + 1);
-    by_slot_[hit->slot] = tensor;
+  if (askers.slot && !request.unnamed) {
+    tensor->cached_slot = askers.slot;
+    if (by_slot_.size() <= *askers.slot) by_slot_.resize(*askers.slot + 1);
+    by_slot_[*askers.slot] = tensor;
   }
   const bool gathers = wire::gathers(request.kind) && !request.shape.empty();
   if (request.kind == OpKind::kJoin) join_ = tensor;
   tensor->request = std::move(request);
   if (gathers) {
-    if (hit) tensor->first_dims = *hit->first_dims;
+    if (askers.slot) tensor->first_dims = *askers.first_dims_of_members;
     tensor->first_dims.resize(members);
-    if (!hit) fill_first_dims(*tensor, askers, tensor->request.shape[0]);
+    if (!askers.slot) fill_first_dims(*tensor, askers, tensor->request.shape[0]);
   }
   by_key_.emplace(key_of(tensor->request), tensor);
   join_group(tensor, askers, tensor->request);

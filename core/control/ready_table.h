@@ -50,13 +50,6 @@ struct PendingTensor {
   bool warned = false;
 };
 
-/// A report that came as a cache hit rather than in full.
-struct CacheHit {
-  std::uint32_t slot = 0;
-  /// The entry's: what every rank that hits means.
-  const std::vector<std::int64_t>* first_dims = nullptr;
-};
-
 /// Who asks for something, all of them for the same but for the first dimensions of a gathering
 /// one.
 struct Askers {
@@ -65,6 +58,9 @@ struct Askers {
   /// Of `ranks`, ascending; empty: what the request says, or if given what each member has here.
   std::span<const wire::DimRun> first_dims = {};
   const std::vector<std::int64_t>* first_dims_of_members = nullptr;
+  /// The cache slot by which they ask, as it is now; without: they have asked in full, or by what a
+  /// slot held before.
+  std::optional<std::uint32_t> slot = {};
 };
 
 using PendingList = std::list<PendingTensor>;  // oldest first
@@ -85,20 +81,15 @@ struct TensorGroup {
 /// Who has asked for what. Coordinator only; pure; not thread-safe.
 class ReadyTable {
  public:
-  explicit ReadyTable(const ProcessSetTable& sets, int world_size);
+  explicit ReadyTable(const ProcessSetTable& sets) : sets_(sets) {}
 
   /// Notes who asks for `request`, as the lowest of them asks. Asking twice for a name that is
   /// still pending is a broken peer: throws hvd::Error.
   /// @return the tensor, which may now be complete
-  PendingRef add(const Askers&, wire::Request request, const std::optional<CacheHit>& hit,
-                 TimePoint now);
-  /// One rank, which asks in the order of the calls.
-  PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
-                 TimePoint now);
+  PendingRef add(const Askers&, wire::Request request, TimePoint now);
   /// The fast path for hits on a slot whose tensor is pending by hits only; false otherwise: add()
-  /// has to do it.
-  bool add_hit(const Askers&, std::uint32_t slot);
-  bool add_hit(int rank, std::uint32_t slot);
+  /// has to do it. @pre the askers have a slot
+  bool add_hit(const Askers&);
 
   /// The slot holds something else from now on.
   void forget_slot(std::uint32_t slot);
@@ -148,7 +139,7 @@ class ReadyTable {
     return tensor_key(r.process_set, r.group_key());
   }
   void check(const Askers&, const wire::Request&) const;
-  PendingRef create(const Askers&, wire::Request&&, const std::optional<CacheHit>&, TimePoint now);
+  PendingRef create(const Askers&, wire::Request&&, TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
   void mark(PendingRef, const Askers&);
   void fill_first_dims(PendingTensor&, const Askers&, std::int64_t of_request) const;
@@ -168,7 +159,6 @@ class ReadyTable {
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
-  std::vector<wire::Stamp> submissions_;  // per world rank, of those that are added one by one
   RankSet joined_;
   std::optional<PendingRef> join_;
 };

@@ -10,8 +10,8 @@ bool ResponseCache::cacheable(const wire::Request& request) noexcept {
 }
 
 // Named tensors are known by name. Unnamed ones have no identity of their own, so all that are
-// alike share an entry: everything that ranks must agree on is in the key, which is why a hit only
-// has to add the ordinal.
+// alike share an response: everything that ranks must agree on is in the key, which is why a hit
+// only has to add the ordinal.
 std::string ResponseCache::key_of(const wire::Request& request) {
   if (!request.unnamed) return tensor_key(request.process_set, request.name);
   wire::Request alike = request;
@@ -33,32 +33,33 @@ std::optional<std::uint32_t> ResponseCache::find(const wire::Request& request) c
   return found->second;
 }
 
-wire::Request ResponseCache::expand(const Entry& entry, std::uint64_t ordinal, int position) {
-  wire::Request request = entry.request;
+wire::Request ResponseCache::expand(const wire::Response& response, std::uint64_t ordinal,
+                                    int position) {
+  wire::Request request = response.request;
   if (request.unnamed) {
     request.ordinal = ordinal;
     request.name = wire::unnamed_name(request.kind, ordinal);
   }
   if (wire::gathers(request.kind))
-    request.shape[0] = entry.first_dims[static_cast<std::size_t>(position)];
+    request.shape[0] = response.first_dims[static_cast<std::size_t>(position)];
   return request;
 }
 
 wire::Request ResponseCache::expand(std::uint32_t slot, std::uint64_t ordinal, int position) const {
-  return expand(slots_[slot].entry, ordinal, position);
+  return expand(slots_[slot].response, ordinal, position);
 }
 
 bool ResponseCache::matches(std::uint32_t slot, const wire::Request& request, int position) const {
   return expand(slot, request.ordinal, position) == request;
 }
 
-std::optional<ResponseCache::Displaced> ResponseCache::put(Entry entry) {
-  if (capacity_ == 0 || !cacheable(entry.request)) return std::nullopt;
-  std::string key = key_of(entry.request);
+std::optional<ResponseCache::Displaced> ResponseCache::put(wire::Response response) {
+  if (capacity_ == 0 || !cacheable(response.request)) return std::nullopt;
+  std::string key = key_of(response.request);
   const auto known = by_key_.find(key);
   if (known != by_key_.end()) {
-    Displaced displaced{known->second, std::move(slots_[known->second].entry)};
-    slots_[known->second].entry = std::move(entry);
+    Displaced displaced{known->second, std::move(slots_[known->second].response)};
+    slots_[known->second].response = std::move(response);
     touch(known->second);
     return displaced;
   }
@@ -71,10 +72,10 @@ std::optional<ResponseCache::Displaced> ResponseCache::put(Entry entry) {
     slot = recency_.front();
     recency_.pop_front();
     by_key_.erase(slots_[slot].key);
-    displaced = Displaced{slot, std::move(slots_[slot].entry)};
+    displaced = Displaced{slot, std::move(slots_[slot].response)};
   }
   by_key_.emplace(key, slot);
-  slots_[slot] = {true, std::move(key), std::move(entry), recency_.insert(recency_.end(), slot)};
+  slots_[slot] = {true, std::move(key), std::move(response), recency_.insert(recency_.end(), slot)};
   return displaced;
 }
 

@@ -20,16 +20,10 @@ namespace hvd::control {
 /// Not thread-safe.
 class ResponseCache {
  public:
-  struct Entry {
-    /// As the set's first member asked. For an unnamed operation the name and the ordinal mean
-    /// nothing.
-    wire::Request request = {};
-    std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per member
-  };
-  /// What a put() displaced: the entry that no longer is in `slot`.
+  /// What a put() displaced: the response that no longer is in `slot`.
   struct Displaced {
     std::uint32_t slot = 0;
-    Entry entry = {};
+    wire::Response response = {};
   };
 
   /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
@@ -45,16 +39,17 @@ class ResponseCache {
   bool holds(std::uint32_t slot) const noexcept {
     return slot < slots_.size() && slots_[slot].used;
   }
-  /// @pre holds(slot)
-  const Entry& at(std::uint32_t slot) const { return slots_[slot].entry; }
+  /// As the set's first member asked. Of an unnamed operation the name and the ordinal mean
+  /// nothing. @pre holds(slot)
+  const wire::Response& at(std::uint32_t slot) const { return slots_[slot].response; }
   /// The request that a cache hit at `slot` stands for. @pre holds(slot)
   wire::Request expand(std::uint32_t slot, std::uint64_t ordinal, int position) const;
-  static wire::Request expand(const Entry&, std::uint64_t ordinal, int position);
+  static wire::Request expand(const wire::Response&, std::uint64_t ordinal, int position);
 
   /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0
   /// or the kind is not cacheable.
   /// @pre an allgather's shape is not empty and it has a first dimension for every member
-  std::optional<Displaced> put(Entry);
+  std::optional<Displaced> put(wire::Response);
   /// Makes it the most recently used. @pre holds(slot)
   void touch(std::uint32_t slot);
 
@@ -65,7 +60,7 @@ class ResponseCache {
   struct Slot {
     bool used = false;
     std::string key = {};
-    Entry entry = {};
+    wire::Response response = {};
     std::list<std::uint32_t>::iterator recency = {};
   };
   static std::string key_of(const wire::Request&);

@@ -94,7 +94,7 @@ void Batch::describe() {
 }
 
 std::vector<std::int64_t> Batch::rows_of(std::size_t tensor) const {
-  const control::AgreedOperation& operation = agreed_.operations[tensor];
+  const wire::Response& operation = agreed_.operations[tensor];
   if (operation.request.kind != OpKind::kReducescatter) return operation.first_dims;
   std::vector<std::int64_t> rows;
   for (int rank = 0; rank < size(); ++rank)

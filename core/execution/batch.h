@@ -47,7 +47,7 @@ class Batch {
   void let_go() noexcept;
 
   const wire::Request& request() const noexcept { return agreed_.operations.front().request; }
-  std::span<const control::AgreedOperation> agreed() const noexcept { return agreed_.operations; }
+  std::span<const wire::Response> agreed() const noexcept { return agreed_.operations; }
   std::span<const OperationPtr> operations() const noexcept { return operations_; }
   const ChannelSpec& spec() const noexcept { return spec_; }
   const Collective& collective() const noexcept { return collective_; }

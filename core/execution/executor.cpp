@@ -50,7 +50,7 @@ void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> opera
   if (!wire::only_agrees(batch.operations.front().request.kind))
     return start(make(std::move(batch), std::move(operations)));
   for (std::size_t i = 0; i < operations.size(); ++i) {
-    operations[i]->set_result(batch.operations[i].result);
+    operations[i]->set_result(batch.result);
     finish_(operations[i], {}, nullptr, false);
   }
 }

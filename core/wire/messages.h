@@ -179,13 +179,20 @@ struct MergedReport {
   friend bool operator==(const MergedReport&, const MergedReport&) = default;
 };
 
-/// One tensor of a batch: a cache slot (with the ordinal when the slot holds an unnamed one), or
-/// the request in full.
-struct PlannedTensor {
+/// What the ranks have agreed on for one operation: told by a plan, remembered by the response
+/// cache, run by the executor.
+struct Response {
+  /// As a member asked: in plans and in the cache the set's first; where it runs, this rank.
+  Request request = {};
+  std::vector<std::int64_t> first_dims = {};  ///< if gathers(kind): per member
+  friend bool operator==(const Response&, const Response&) = default;
+};
+
+/// One tensor of a batch: a response, or the cache slot that holds it (with the ordinal when the
+/// slot holds an unnamed one).
+struct PlannedTensor : Response {
   std::optional<std::uint32_t> slot = {};
   std::uint64_t ordinal = 0;
-  Request request = {};                       ///< without a slot: as the set's first member asked
-  std::vector<std::int64_t> first_dims = {};  ///< without a slot, if gathers(kind): per member
   friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
 };
 

@@ -27,7 +27,7 @@ testing::ControlWorld::Options options_for(const Scenario& scenario) {
 }
 
 // All that must be equal on every rank. An allgather's own first dimension is a rank's own matter.
-void describe(std::ostream& out, const control::AgreedOperation& operation) {
+void describe(std::ostream& out, const wire::Response& operation) {
   wire::Request request = operation.request;
   if (request.kind == OpKind::kAllgather) request.shape[0] = 0;
   wire::Report carrier;

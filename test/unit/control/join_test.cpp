@@ -62,7 +62,7 @@ TEST(Join, EndsWhenAllHaveJoinedAndTellsWhoWasLast) {
   }
   cluster.decide();
   for (const Applied& applied : cluster.apply_everywhere()) {
-    EXPECT_EQ(applied.batches.at(0).operations.at(0).result, 1);
+    EXPECT_EQ(applied.batches.at(0).result, 1);
   }
   // Everybody is back.
   cluster.submit(0, allreduce("a"));

@@ -8,6 +8,7 @@
 
 #include "hvd/error.h"
 #include "unit/control/cluster.h"
+#include "unit/control/table_by_rank.h"
 
 namespace hvd::control {
 namespace {
@@ -31,7 +32,7 @@ class ReadyTableTest : public ::testing::Test {
   }
 
   ProcessSetTable sets_{3};
-  ReadyTable table_{sets_, 3};
+  TableByRank table_{sets_, 3};
 };
 
 TEST_F(ReadyTableTest, ReadyWhenTheLastHasAsked) {
@@ -66,7 +67,7 @@ TEST_F(ReadyTableTest, AskingTwiceOrFromOutsideIsABrokenPeer) {
 TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
   std::vector<int> ranks = {0, 1, 2};
   do {
-    ReadyTable table(sets_, 3);
+    TableByRank table(sets_, 3);
     for (const int rank : ranks) {
       std::vector<std::string> order = {"c", "a", "b"};
       if (rank != 0) std::rotate(order.begin(), order.begin() + rank, order.end());
@@ -79,7 +80,7 @@ TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
 }
 
 TEST_F(ReadyTableTest, WhatIsCompressedCountsAsItTravels) {
-  ReadyTable table(sets_, 3);
+  TableByRank table(sets_, 3);
   wire::Request request = allreduce("r", {3, 5});
   EXPECT_EQ(batch_bytes(*table.add(0, request, std::nullopt, {})), 15 * 4);
   request.name = "c";
@@ -91,7 +92,7 @@ TEST_F(ReadyTableTest, WhatIsPlannedAndWhatIsSaidDoNotDependOnTheOrderOfArrival)
   std::vector<int> ranks = {0, 1, 2};
   const std::vector<std::vector<std::int64_t>> shapes = {{3}, {3}, {5}};
   do {
-    ReadyTable table(sets_, 3);
+    TableByRank table(sets_, 3);
     PendingRef gathered;
     PendingRef reduced;
     for (const int rank : ranks) {
@@ -111,7 +112,7 @@ TEST_F(ReadyTableTest, WhatIsPlannedAndWhatIsSaidDoNotDependOnTheOrderOfArrival)
 TEST_F(ReadyTableTest, ThreeOpinionsGiveTheTwoLowestRanks) {
   std::vector<int> ranks = {0, 1, 2};
   do {
-    ReadyTable table(sets_, 3);
+    TableByRank table(sets_, 3);
     PendingRef tensor;
     for (const int rank : ranks) tensor = table.add(rank, allreduce("r", {rank}), std::nullopt, {});
     EXPECT_THAT(*tensor->mismatch, HasSubstr("rank 0 [0], rank 1 [1]"));

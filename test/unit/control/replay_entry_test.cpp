@@ -21,7 +21,7 @@ CoordinatorOptions replaying_options() {
 std::vector<std::string> names_of(const std::vector<AgreedBatch>& schedule) {
   std::vector<std::string> names;
   for (const AgreedBatch& batch : schedule) {
-    for (const AgreedOperation& operation : batch.operations)
+    for (const wire::Response& operation : batch.operations)
       names.push_back(operation.request.name);
   }
   return names;

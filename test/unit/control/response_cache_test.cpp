@@ -9,14 +9,14 @@
 namespace hvd::control {
 namespace {
 
-ResponseCache::Entry entry(wire::Request request, std::vector<std::int64_t> first_dims = {}) {
+wire::Response response(wire::Request request, std::vector<std::int64_t> first_dims = {}) {
   return {std::move(request), std::move(first_dims)};
 }
 
 TEST(ResponseCache, ANamedTensorIsFoundByNameAndMatchesWhenAllIsEqual) {
   ResponseCache cache(4);
   EXPECT_FALSE(cache.find(allreduce("a")));
-  EXPECT_FALSE(cache.put(entry(allreduce("a"))));
+  EXPECT_FALSE(cache.put(response(allreduce("a"))));
   const auto slot = cache.find(allreduce("a", {7}));
   ASSERT_EQ(slot, 0u);
   EXPECT_TRUE(cache.holds(0));
@@ -31,45 +31,45 @@ TEST(ResponseCache, ANamedTensorIsFoundByNameAndMatchesWhenAllIsEqual) {
 
 TEST(ResponseCache, SetsAreKeptApart) {
   ResponseCache cache(4);
-  cache.put(entry(allreduce("a")));
+  cache.put(response(allreduce("a")));
   wire::Request elsewhere = allreduce("a");
   elsewhere.process_set = 1;
   EXPECT_FALSE(cache.find(elsewhere));
-  cache.put(entry(elsewhere));
+  cache.put(response(elsewhere));
   EXPECT_EQ(cache.find(elsewhere), 1u);
   EXPECT_EQ(cache.find(allreduce("a")), 0u);
 }
 
 TEST(ResponseCache, TheLeastRecentlyUsedGivesItsSlotUp) {
   ResponseCache cache(2);
-  cache.put(entry(allreduce("a")));
-  cache.put(entry(allreduce("b")));
+  cache.put(response(allreduce("a")));
+  cache.put(response(allreduce("b")));
   cache.touch(0);
-  const auto displaced = cache.put(entry(allreduce("c")));
+  const auto displaced = cache.put(response(allreduce("c")));
   ASSERT_TRUE(displaced);
   EXPECT_EQ(displaced->slot, 1u);
-  EXPECT_EQ(displaced->entry.request.name, "b");
+  EXPECT_EQ(displaced->response.request.name, "b");
   EXPECT_EQ(cache.find(allreduce("c")), 1u);
   EXPECT_FALSE(cache.find(allreduce("b")));
-  EXPECT_EQ(cache.put(entry(allreduce("d")))->entry.request.name, "a");
+  EXPECT_EQ(cache.put(response(allreduce("d")))->response.request.name, "a");
   EXPECT_EQ(cache.size(), 2u);
 }
 
 TEST(ResponseCache, AChangedTensorReplacesItselfAndBecomesTheMostRecent) {
   ResponseCache cache(2);
-  cache.put(entry(allreduce("a")));
-  cache.put(entry(allreduce("b")));
-  const auto displaced = cache.put(entry(allreduce("a", {9})));
+  cache.put(response(allreduce("a")));
+  cache.put(response(allreduce("b")));
+  const auto displaced = cache.put(response(allreduce("a", {9})));
   ASSERT_TRUE(displaced);
   EXPECT_EQ(displaced->slot, 0u);
-  EXPECT_EQ(displaced->entry.request.shape, (std::vector<std::int64_t>{4}));
+  EXPECT_EQ(displaced->response.request.shape, (std::vector<std::int64_t>{4}));
   EXPECT_TRUE(cache.matches(0, allreduce("a", {9}), 0));
-  EXPECT_EQ(cache.put(entry(allreduce("c")))->entry.request.name, "b");
+  EXPECT_EQ(cache.put(response(allreduce("c")))->response.request.name, "b");
 }
 
 TEST(ResponseCache, UnnamedOperationsThatAreAlikeShareAnEntry) {
   ResponseCache cache(4);
-  cache.put(entry(unnamed(OpKind::kAllreduce, 3)));
+  cache.put(response(unnamed(OpKind::kAllreduce, 3)));
   EXPECT_EQ(cache.find(unnamed(OpKind::kAllreduce, 900)), 0u);
   EXPECT_TRUE(cache.matches(0, unnamed(OpKind::kAllreduce, 900), 0));
   EXPECT_FALSE(cache.find(unnamed(OpKind::kAllreduce, 3, {5})));
@@ -84,18 +84,18 @@ TEST(ResponseCache, WhatIsCompressedIsAnotherOperation) {
     return request;
   };
   ResponseCache cache(4);
-  cache.put(entry(allreduce("a")));
+  cache.put(response(allreduce("a")));
   EXPECT_FALSE(cache.matches(0, compressed(allreduce("a")), 0));
-  cache.put(entry(compressed(allreduce("a"))));
+  cache.put(response(compressed(allreduce("a"))));
   EXPECT_TRUE(cache.matches(0, compressed(allreduce("a")), 0));
   EXPECT_FALSE(cache.matches(0, allreduce("a"), 0));
-  cache.put(entry(unnamed(OpKind::kAllreduce, 3)));
+  cache.put(response(unnamed(OpKind::kAllreduce, 3)));
   EXPECT_FALSE(cache.find(compressed(unnamed(OpKind::kAllreduce, 4))));
 }
 
 TEST(ResponseCache, MembersOfAnUnnamedGroupHaveEntriesOfTheirOwn) {
   ResponseCache cache(4);
-  cache.put(entry(in_group(unnamed(OpKind::kAllreduce, 10), "", 2, 0)));
+  cache.put(response(in_group(unnamed(OpKind::kAllreduce, 10), "", 2, 0)));
   EXPECT_FALSE(cache.find(in_group(unnamed(OpKind::kAllreduce, 11), "", 2, 1)));
   EXPECT_FALSE(cache.find(unnamed(OpKind::kAllreduce, 10)));
   EXPECT_EQ(cache.find(in_group(unnamed(OpKind::kAllreduce, 20), "", 2, 0)), 0u);
@@ -104,19 +104,19 @@ TEST(ResponseCache, MembersOfAnUnnamedGroupHaveEntriesOfTheirOwn) {
 
 TEST(ResponseCache, AnAllgatherRemembersEveryMembersFirstDimension) {
   ResponseCache cache(4);
-  cache.put(entry(allgather("a", {2, 5}), {2, 3, 0}));
+  cache.put(response(allgather("a", {2, 5}), {2, 3, 0}));
   EXPECT_TRUE(cache.matches(0, allgather("a", {2, 5}), 0));
   EXPECT_FALSE(cache.matches(0, allgather("a", {2, 5}), 1));
   EXPECT_TRUE(cache.matches(0, allgather("a", {3, 5}), 1));
   EXPECT_EQ(cache.expand(0, 0, 2).shape, (std::vector<std::int64_t>{0, 5}));
-  cache.put(entry(unnamed(OpKind::kAllgather, 1, {2}), {2, 3, 0}));
+  cache.put(response(unnamed(OpKind::kAllgather, 1, {2}), {2, 3, 0}));
   EXPECT_EQ(cache.find(unnamed(OpKind::kAllgather, 2, {8})), 1u);
   EXPECT_FALSE(cache.matches(1, unnamed(OpKind::kAllgather, 2, {8}), 0));
 }
 
 TEST(ResponseCache, WithoutCapacityNothingIsRemembered) {
   ResponseCache cache(0);
-  EXPECT_FALSE(cache.put(entry(allreduce("a"))));
+  EXPECT_FALSE(cache.put(response(allreduce("a"))));
   EXPECT_FALSE(cache.find(allreduce("a")));
   EXPECT_EQ(cache.size(), 0u);
 }
@@ -127,7 +127,7 @@ TEST(ResponseCache, WhatChangesFromUseToUseIsNotRemembered) {
     wire::Request request = allreduce("a");
     request.kind = kind;
     EXPECT_FALSE(ResponseCache::cacheable(request));
-    cache.put(entry(request));
+    cache.put(response(request));
     EXPECT_EQ(cache.size(), 0u);
   }
 }
@@ -156,8 +156,8 @@ TEST(ResponseCache, TwoCopiesThatSeeTheSamePlansStayEqual) {
         follows.touch(*slot);
         continue;
       }
-      const auto a = decides.put(entry(request));
-      const auto b = follows.put(entry(request));
+      const auto a = decides.put(response(request));
+      const auto b = follows.put(response(request));
       ASSERT_EQ(a.has_value(), b.has_value());
       if (a) {
         ASSERT_EQ(a->slot, b->slot);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "unit/control/cluster.h"
+#include "unit/control/table_by_rank.h"
 
 namespace hvd::control {
 namespace {
@@ -23,7 +24,7 @@ class StallInspectorTest : public ::testing::Test {
   }
 
   ProcessSetTable sets_{3};
-  ReadyTable table_{sets_, 3};
+  TableByRank table_{sets_, 3};
   StallInspector stalls_{{seconds(30), seconds(600)}, {"alpha", "beta", "gamma"}};
 };
 
@@ -79,7 +80,7 @@ TEST_F(StallInspectorTest, AMemberThatWaitsForTheRestOfItsGroupCounts) {
 
 TEST_F(StallInspectorTest, LongListsAreCut) {
   ProcessSetTable sets(20);
-  ReadyTable table(sets, 20);
+  TableByRank table(sets, 20);
   StallInspector stalls({seconds(1), seconds(2)}, std::vector<std::string>(20, "h"));
   for (int i = 0; i < 5; ++i)
     table.add(1, allreduce(numbered("t", static_cast<std::uint64_t>(i))), std::nullopt, at(0));

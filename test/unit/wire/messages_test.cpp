@@ -285,7 +285,7 @@ TEST(Messages, ForgedCountsDoNotAllocate) {
 TEST(Messages, AbsentRanksFollowEachBatchOfAPlanThatHasSome) {
   Plan plan;
   plan.sequence = 3;
-  plan.batches = {{{{.slot = 1}}, {2, 5}}, {{{.slot = 0}}, {}}};
+  plan.batches = {{{{{}, 1}}, {2, 5}}, {{{{}, 0}}, {}}};
   EXPECT_EQ(encode(plan), from_hex("680102 03 02 02 01 0200 020205 01 0100 00 00"));
   EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
 }
