@@ -10,21 +10,6 @@
 #include "hvd/error.h"
 
 namespace hvd::control {
-namespace {
-
-// Note [What a slot means]
-// A rank's report refers to cache slots as they were after the last plan it applied. Meanwhile
-// further plans may have been decided, and may have put something else into a slot. So each report
-// carries the sequence of that last plan, and the coordinator keeps what a slot held before, until
-// every rank has applied the plan that displaced it. A hit is thus always read as it was meant: no
-// acknowledgement, no second round. Ranks with nothing to say acknowledge now and then
-// (Negotiator), so that this memory is bounded.
-
-std::string use_key(const wire::Request& request) {
-  return std::to_string(request.process_set) + '/' + request.name;
-}
-
-}  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
     : options_(std::move(options)),
@@ -32,8 +17,7 @@ Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
       table_(sets_),
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
-      last_applied_(options_.host_of_rank.size()),
-      ranks_at_lowest_(options_.host_of_rank.size()),
+      progress_(options_.host_of_rank.size()),
       reports_(options_.host_of_rank.size()) {}
 
 void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
@@ -43,7 +27,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   spread_whole(now);
   const RankRange one{rank, rank};
   const Source source{{&one, 1}, report.last_applied, now};
-  check_applied(source.ranks, report.last_applied);
+  progress_.check(source.ranks, report.last_applied, sequence_);
   note_applied(source.ranks, report.last_applied);
   // The rank takes all this back when it comes to the replay: See ScheduleReplay.
   if (report.last_applied < replay_plan_) return;
@@ -66,39 +50,9 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   if (report.ended) ended_.add(source.ranks);
 }
 
-void Coordinator::check_applied(RankSpan ranks, std::uint64_t sequence) const {
-  last_applied_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
-    if (sequence >= before && sequence <= sequence_) return;
-    throw Error("rank " + std::to_string(range.first) + " says it applied plan " +
-                std::to_string(sequence) + "; expected " + std::to_string(before) + " to " +
-                std::to_string(sequence_));
-  });
-}
-
 void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
-  std::size_t left_lowest = 0;
-  last_applied_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
-    if (before == applied_by_all_ && sequence > before)
-      left_lowest += static_cast<std::size_t>(count({&range, 1}));
-  });
-  last_applied_.assign(ranks, sequence);
-  for (auto& [key, uses] : failed_uses_) {
-    for (FailedUse& use : uses) {
-      if (use.plan <= sequence) use.ranks.remove(ranks);
-    }
-    std::erase_if(uses, [](const FailedUse& use) { return use.ranks.empty(); });
-  }
-  std::erase_if(failed_uses_, [](const auto& uses) { return uses.second.empty(); });
-  ranks_at_lowest_ -= left_lowest;
-  if (left_lowest == 0 || ranks_at_lowest_ > 0) return;
-  applied_by_all_ = sequence;
-  for (const auto& entry : last_applied_.entries())
-    applied_by_all_ = std::min(applied_by_all_, entry.value);
-  for (const auto& entry : last_applied_.entries()) {
-    if (entry.value == applied_by_all_)
-      ranks_at_lowest_ += static_cast<std::size_t>(count({&entry.ranks, 1}));
-  }
-  forget_displaced(applied_by_all_);
+  failed_uses_.note_applied(ranks, sequence);
+  if (progress_.note(ranks, sequence)) former_slots_.forget_before(progress_.applied_by_all());
 }
 
 void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint now) {
@@ -118,11 +72,7 @@ void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint 
 }
 
 Coordinator::SlotView Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
-  if (const auto history = displaced_.find(slot); history != displaced_.end()) {
-    for (const Displaced& earlier : history->second) {
-      if (earlier.until > source.as_of) return {earlier.response, false};
-    }
-  }
+  if (const auto* const former = former_slots_.find(slot, source.as_of)) return {*former, false};
   if (!cache_.holds(slot)) {
     throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
                 std::to_string(slot) + ", which is empty");
@@ -152,7 +102,8 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   if (sets_.was_removed(request.process_set)) return;
   RankSet fresh;
   std::vector<wire::DimRun> dims;
-  if (const RankSet stale = of_failed_use(source, request); !stale.empty()) {
+  if (const RankSet stale = failed_uses_.find(request, source.ranks, source.as_of);
+      !stale.empty()) {
     fresh = difference(source.ranks, stale);
     if (fresh.empty()) return;
     // What is left of the first dimensions, rank by rank: rare enough.
@@ -182,40 +133,6 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   last_to_join_ = askers.ranks.back().last;
 }
 
-// Which of the ranks mean a use that has ended with an error before their report came.
-RankSet Coordinator::of_failed_use(const Source& source, const wire::Request& request) const {
-  RankSet stale;
-  if (failed_uses_.empty()) return stale;
-  const auto uses = failed_uses_.find(use_key(request));
-  if (uses == failed_uses_.end()) return stale;
-  for (const FailedUse& use : uses->second) {
-    if (use.plan > source.as_of) stale.add(intersection(use.ranks, source.ranks));
-  }
-  return stale;
-}
-
-void Coordinator::forget_displaced(std::uint64_t applied_by_all) {
-  for (auto slot = displaced_.begin(); slot != displaced_.end();) {
-    auto& history = slot->second;
-    while (!history.empty() && history.front().until <= applied_by_all) history.pop_front();
-    slot = history.empty() ? displaced_.erase(slot) : std::next(slot);
-  }
-}
-
-std::size_t Coordinator::displaced_entries() const noexcept {
-  std::size_t entries = 0;
-  for (const auto& [slot, history] : displaced_) entries += history.size();
-  return entries;
-}
-
-std::size_t Coordinator::failed_uses() const noexcept {
-  std::size_t uses = 0;
-  for (const auto& [key, failed] : failed_uses_) {
-    for (const FailedUse& use : failed) uses += static_cast<std::size_t>(count(use.ranks));
-  }
-  return uses;
-}
-
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
   if (auto repeated = repeat_plan(now, in_flight)) return std::move(repeated->plan);
   wire::Plan plan;
@@ -228,7 +145,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
                          table_.ready_bytes() < options_.fusion_threshold;
   const std::int64_t ready_bytes = table_.ready_bytes();
   if (table_.anything_ready() && !hold_back) plan_ready(now, plan);
-  if (learning_) learn_repeat(plan, ready_bytes);
+  if (repeated_.learning()) repeated_.learn(plan, ready_bytes, table_.pending().empty());
   if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
     plan.shutdown = shutdown_published_ = true;
   if (options_.schedule_lock) replay_if_steady(plan);
@@ -275,8 +192,7 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
   entry.rank = status.rank;
   RankSet missing = table_.missing(*tensor);
   entry.missing = missing.to_vector();
-  if (!missing.empty())
-    failed_uses_[use_key(tensor->request)].push_back({plan.sequence, std::move(missing)});
+  failed_uses_.add(tensor->request, plan.sequence, std::move(missing));
   plan.errors.push_back(std::move(entry));
   if (tensor->request.kind == OpKind::kJoin) {
     table_.end_join();
@@ -447,8 +363,7 @@ void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Pla
 void Coordinator::end_set(int process_set) {
   table_.drop_set(process_set);
   sets_.remove(process_set);
-  const std::string prefix = std::to_string(process_set) + '/';
-  std::erase_if(failed_uses_, [&](const auto& uses) { return uses.first.starts_with(prefix); });
+  failed_uses_.drop_set(process_set);
 }
 
 // The slot that holds exactly what the ranks have agreed on.
@@ -463,12 +378,12 @@ std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tenso
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   wire::PlannedTensor planned;
   if (const auto slot = agreed_slot(*tensor)) {
-    if (repeat_) repeat_->just_used = false;
+    repeated_.note_touched();
     planned.slot = *slot;
     planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
     cache_.touch(*slot);
   } else {
-    repeat_.reset();
+    repeated_.forget();
     planned.request = tensor->request;
     if (tensor->request.kind == OpKind::kJoin) {
       planned.request.root = last_to_join_;
@@ -479,7 +394,7 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     planned.first_dims = tensor->first_dims;
     if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {
       table_.forget_slot(displaced->slot);
-      displaced_[displaced->slot].push_back({std::move(displaced->response), sequence_ + 1});
+      former_slots_.add(std::move(*displaced), sequence_ + 1);
     }
   }
   table_.erase(tensor);

@@ -1,21 +1,21 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/rank_map.h"
 #include "base/rank_set.h"
+#include "control/failed_uses.h"
+#include "control/plan_progress.h"
 #include "control/process_set_table.h"
 #include "control/ready_table.h"
+#include "control/repeated_plan.h"
 #include "control/response_cache.h"
 #include "control/schedule_replay.h"
+#include "control/slot_history.h"
 #include "control/stall_inspector.h"
 #include "wire/messages.h"
 
@@ -42,7 +42,7 @@ struct EncodedPlan {
 /// plans out. Not thread-safe.
 ///
 /// The same reports in any interleaving of the ranks give plans with the same content for the same
-/// set of ready tensors. See Note [What a slot means] in coordinator.cpp.
+/// set of ready tensors. See Note [What a slot means] in slot_history.h.
 class Coordinator {
  public:
   Coordinator(CoordinatorOptions, ProcessSetTable);
@@ -77,21 +77,17 @@ class Coordinator {
   /// When decide() or stall_warnings() may have something to say although no report comes.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
-  bool waiting() const noexcept { return !table_.pending().empty() || whole_; }
+  bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
   bool all_shut_down() const noexcept {
     return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size();
   }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
-  std::size_t displaced_entries() const noexcept;
-  std::size_t failed_uses() const noexcept;
+  std::size_t displaced_entries() const noexcept { return former_slots_.size(); }
+  std::size_t failed_uses() const noexcept { return failed_uses_.size(); }
   const ResponseCache& cache() const noexcept { return cache_; }
 
  private:
-  struct Displaced {
-    wire::Response response;
-    std::uint64_t until = 0;  ///< the plan that put something else into the slot
-  };
   /// What one rank's cache holds in a slot: now, or when it was displaced.
   struct SlotView {
     const wire::Response& response;
@@ -104,39 +100,18 @@ class Coordinator {
     std::uint64_t as_of = 0;
     TimePoint now{};
   };
-  /// A use that ended with an error before these ranks had asked, and when it did. Forgotten once
-  /// they have applied that plan: what they asked for before belongs to the failed use, and what
-  /// they ask for afterwards does not.
-  struct FailedUse {
-    std::uint64_t plan = 0;
-    RankSet ranks = {};
-  };
-
-  /// A plan for slots that the whole world has asked for at once, to be repeated as long as the
-  /// cache is what it was. See Note [The whole world at once] in coordinator_merged.cpp.
-  struct Repeat {
-    wire::SlotSet slots = {};
-    wire::Bytes plan = {};  ///< encoded, with the sequence 0
-    wire::Plan decoded = {};
-    std::int64_t bytes = 0;  ///< that it moves
-    bool just_used = false;  ///< the cache's order is what this plan makes of it
-  };
 
   bool take_whole(const wire::MergedReport&);
   void spread_whole(TimePoint now);
   std::optional<EncodedPlan> repeat_plan(TimePoint now, std::size_t in_flight);
-  void learn_repeat(wire::Plan, std::int64_t bytes);
   void note_change(TimePoint now);
-  void check_applied(RankSpan ranks, std::uint64_t sequence) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request);
   void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
   SlotView slot_as_seen(const Source&, std::uint32_t slot) const;
-  RankSet of_failed_use(const Source&, const wire::Request&) const;
   void note_activity(int rank, const wire::Report&, TimePoint now);
   void note_activity(const wire::MergedReport::Section&, TimePoint now);
   void note_applied(RankSpan ranks, std::uint64_t sequence);
-  void forget_displaced(std::uint64_t applied_by_all);
 
   void fail(PendingRef, const Status&, wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
@@ -163,11 +138,9 @@ class Coordinator {
   std::uint64_t replay_plan_ = 0;  ///< the last plan with a replay
   std::uint64_t sequence_ = 0;
 
-  RankMap<std::uint64_t> last_applied_;
-  std::uint64_t applied_by_all_ = 0;  // the lowest of them
-  std::size_t ranks_at_lowest_ = 0;
-  std::map<std::uint32_t, std::deque<Displaced>> displaced_;
-  std::unordered_map<std::string, std::vector<FailedUse>> failed_uses_;  // by set/name
+  PlanProgress progress_;
+  SlotHistory former_slots_;
+  FailedUses failed_uses_;
   std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
   RankSet shut_down_;
@@ -175,10 +148,7 @@ class Coordinator {
   RankSet blocked_;         // since changed_at_
   TimePoint changed_at_{};  // when something was last asked for or decided
   std::vector<std::string> resumptions_;
-  std::optional<wire::StampedHits> whole_;  ///< asked for by all, and repeat_ is the plan for it
-  std::optional<wire::SlotSet>
-      learning_;  ///< asked for by all with nothing else pending: what comes of it is worth keeping
-  std::optional<Repeat> repeat_;
+  RepeatedPlan repeated_;
   bool shutdown_published_ = false;
   int last_to_join_ = 0;
   std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now

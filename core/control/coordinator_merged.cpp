@@ -6,13 +6,6 @@
 
 namespace hvd::control {
 
-// Note [The whole world at once]
-// In the steady state a merged report says that every rank has hit the same slots. With nothing
-// else pending, what is planned then depends on nothing but the slots, the cache's contents and the
-// fusion threshold. So the plan is kept, and such a report answered with it: the ready table never
-// sees it. Anything else in between, or a reason to hold back, spreads the report into the table
-// first, as if there were no shortcut.
-
 void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   const RankRange world{0, static_cast<int>(reports_.size()) - 1};
   const auto check_ranks = [&](const RankSet& ranks) {
@@ -22,11 +15,10 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
     }
   };
   spread_whole(now);
-  learning_.reset();
   check_ranks(merged.leaving);
   for (const auto& applied : merged.applied) {
     check_ranks(applied.ranks);
-    check_applied(applied.ranks, applied.last_applied);
+    progress_.check(applied.ranks, applied.last_applied, sequence_);
   }
   if (!merged.sections.empty() || !merged.leaving.empty()) note_change(now);
   if (take_whole(merged)) return;
@@ -52,6 +44,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   ended_.add(merged.ended);
 }
 
+// See Note [The whole world at once] in repeated_plan.h.
 bool Coordinator::take_whole(const wire::MergedReport& merged) {
   if (merged.sections.size() != 1 || merged.sections[0].groups.size() != 1 ||
       merged.sections[0].as_of > sequence_ || merged.sections[0].as_of < replay_plan_) {
@@ -61,51 +54,36 @@ bool Coordinator::take_whole(const wire::MergedReport& merged) {
   const bool whole = group.hits.size() == 1 && group.unnamed_hits.empty() &&
                      group.requests.empty() && merged.leaving.empty() &&
                      group.ranks == RankSet(0, static_cast<int>(reports_.size()) - 1);
-  const bool alone =
-      table_.pending().empty() && failed_uses_.empty() && displaced_.empty() && shut_down_.empty();
-  if (!whole || !alone) return false;
-  if (!repeat_ || repeat_->slots != group.hits[0].slots) {
-    learning_ = group.hits[0].slots;
-    return false;
-  }
-  whole_ = group.hits[0];
+  const bool alone = table_.pending().empty() && failed_uses_.empty() && former_slots_.empty() &&
+                     shut_down_.empty();
+  if (!whole || !alone || !repeated_.offer(group.hits[0])) return false;
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   return true;
 }
 
 void Coordinator::spread_whole(TimePoint now) {
-  learning_.reset();
-  if (!whole_) return;
-  const wire::StampedHits hits = *std::exchange(whole_, std::nullopt);
+  const auto hits = repeated_.give_back();
+  if (!hits) return;
   const RankRange world{0, static_cast<int>(reports_.size()) - 1};
   const Source source{{&world, 1}, sequence_, now};
-  hits.slots.for_each([&](std::uint32_t slot) {
-    accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot));
+  hits->slots.for_each([&](std::uint32_t slot) {
+    accept_hit(source, slot, 0, wire::stamp_of_hit(hits->report_number, slot));
   });
 }
 
 std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
-  if (!whole_) return std::nullopt;
-  if (in_flight >= kBusyBatches && repeat_->bytes < options_.fusion_threshold) {
+  if (!repeated_.waiting()) return std::nullopt;
+  if (in_flight >= kBusyBatches && repeated_.bytes() < options_.fusion_threshold) {
     spread_whole(now);
     return std::nullopt;
   }
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1),
-                        cache_.at(whole_->slots.highest()).request.name, now);
-  whole_.reset();
-  repeat_->decoded.sequence = ++sequence_;
+                        cache_.at(repeated_.slots().highest()).request.name, now);
+  EncodedPlan repeated{.plan = repeated_.take(++sequence_, cache_)};
   note_change(now);
-  // Twice the same in a row leaves the cache's order as it is.
-  if (!std::exchange(repeat_->just_used, true)) {
-    for (const auto& batch : repeat_->decoded.batches) {
-      for (const auto& tensor : batch.tensors) cache_.touch(*tensor.slot);
-    }
-  }
-  if (options_.schedule_lock) replay_if_steady(repeat_->decoded);
-  EncodedPlan repeated{.plan = repeat_->decoded};
-  repeated.bytes = repeated.plan.replay.empty() ? wire::renumber(repeat_->plan, sequence_)
-                                                : wire::encode(repeated.plan);
-  repeat_->decoded.replay.clear();
+  if (options_.schedule_lock) replay_if_steady(repeated.plan);
+  repeated.bytes =
+      repeated.plan.replay.empty() ? repeated_.encode(sequence_) : wire::encode(repeated.plan);
   return repeated;
 }
 
@@ -115,22 +93,6 @@ std::optional<EncodedPlan> Coordinator::decide_encoded(TimePoint now, std::size_
   if (!plan) return std::nullopt;
   wire::Bytes bytes = wire::encode(*plan);
   return EncodedPlan{std::move(*plan), std::move(bytes)};
-}
-
-void Coordinator::learn_repeat(wire::Plan plan, std::int64_t bytes) {
-  const std::optional<wire::SlotSet> asked = std::exchange(learning_, std::nullopt);
-  if (!asked || plan.shutdown || !plan.errors.empty() || !table_.pending().empty()) return;
-  wire::SlotSet planned;
-  for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors) {
-      if (!tensor.slot || !batch.absent.empty()) return;
-      planned.add(*tensor.slot);
-    }
-  }
-  if (planned != *asked) return;
-  plan.sequence = 0;
-  wire::Bytes encoded = wire::encode(plan);
-  repeat_ = {planned, std::move(encoded), std::move(plan), bytes, true};
 }
 
 void Coordinator::accept_group(const wire::MergedReport::Group& group, const Source& source,

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "control/response_cache.h"
+#include "wire/messages.h"
+
+namespace hvd::control {
+
+// Note [The whole world at once]
+// In the steady state a merged report says that every rank has hit the same slots. With nothing
+// else pending, what is planned then depends on nothing but the slots, the cache's contents and the
+// fusion threshold. So the plan is kept, and such a report answered with it: the ready table never
+// sees it. Anything else in between, or a reason to hold back, spreads the report into the table
+// first, as if there were no shortcut.
+
+/// The plan for slots that all ranks hit at once, kept as long as the cache is what it was.
+/// Coordinator only; pure; not thread-safe.
+///
+///   offer() --known--> waiting --take() or give_back()-->
+///   offer() --unknown--> learning --learn()-->
+class RepeatedPlan {
+ public:
+  /// All ranks have hit these slots, and nothing else is pending.
+  /// @return whether the plan for them is known: they wait for take() or give_back(). If not, the
+  /// next plan is worth keeping, see learn().
+  bool offer(const wire::StampedHits&);
+  bool waiting() const noexcept { return waiting_.has_value(); }
+  /// The slots that wait. @pre waiting()
+  const wire::SlotSet& slots() const noexcept { return waiting_->slots; }
+  /// How many bytes the plan for them moves. @pre waiting()
+  std::int64_t bytes() const noexcept { return known_->bytes; }
+  /// Something else comes in between: the hits that have waited, for the ready table, if any have.
+  std::optional<wire::StampedHits> give_back();
+  /// The plan for what has waited; the cache is made what the plan makes of it. @pre waiting()
+  wire::Plan take(std::uint64_t sequence, ResponseCache&);
+  /// What wire::encode() gives for the plan that take() gave last.
+  wire::Bytes encode(std::uint64_t sequence) const {
+    return wire::renumber(known_->encoded, sequence);
+  }
+
+  bool learning() const noexcept { return learning_.has_value(); }
+  /// What has been decided since offer(). @param nothing_pending after it
+  void learn(wire::Plan, std::int64_t bytes, bool nothing_pending);
+  /// Another plan has changed the order of the cache.
+  void note_touched() noexcept {
+    if (known_) known_->just_used = false;
+  }
+  /// Something else is in a slot of the cache.
+  void forget() noexcept { known_.reset(); }
+
+ private:
+  struct Known {
+    wire::SlotSet slots = {};
+    wire::Bytes encoded = {};  ///< with the sequence 0
+    wire::Plan plan = {};
+    std::int64_t bytes = 0;  ///< that it moves
+    bool just_used = false;  ///< the cache's order is what this plan makes of it
+  };
+  std::optional<Known> known_;
+  std::optional<wire::StampedHits> waiting_;
+  std::optional<wire::SlotSet> learning_;
+};
+
+}  // namespace hvd::control
