@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
 # Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR]
-#   --clang adds Clang, which the sanitizers and the fuzz target need, and clang-format. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
+#   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, and clang-format. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail

@@ -36,17 +36,19 @@ struct FileWriter::State {
   struct File {
     std::string path;
     UniqueFd fd;
-    bool over = false, failed = false;  ///< takes no more bytes; guarded by `mutex`
+    bool over = false, failed = false;  ///< takes no more bytes; under the lock of the State
   };
 
   Mutex mutex;
   Condition changed;
   std::deque<File> files;  ///< grows only before the thread starts
-  std::deque<Piece> queue;
-  std::size_t pending = 0;  ///< bytes in `queue` and in the thread's hands
-  Clock::time_point last_progress{};
-  std::vector<std::string> failures;
-  bool over = false, given_up = false;
+  std::deque<Piece> queue HVD_GUARDED_BY(mutex);
+  /// Bytes in `queue` and in the thread's hands.
+  std::size_t pending HVD_GUARDED_BY(mutex) = 0;
+  Clock::time_point last_progress HVD_GUARDED_BY(mutex){};
+  std::vector<std::string> failures HVD_GUARDED_BY(mutex);
+  bool over HVD_GUARDED_BY(mutex) = false;
+  bool given_up HVD_GUARDED_BY(mutex) = false;
   UniqueFd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 
   void notify() const {
