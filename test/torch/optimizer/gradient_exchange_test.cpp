@@ -186,6 +186,7 @@ TEST_P(GradientExchangeTest, ADroppedCycleLeavesGradientsToTheProgram) {
   step.end_cycle();
   EXPECT_NO_THROW(step.gradient(0).data());
   set_gradient(step.parameters[0], {});
+  EXPECT_EQ(step.parameters[0].transfer.own_layout(), std::nullopt) << "what was sent is forgotten";
   step.finish();
   for (const std::size_t i : {0, 1, 2, 3}) EXPECT_FALSE(step.gradient(i).defined()) << i;
 }
@@ -224,6 +225,28 @@ TEST(GradientExchange, MembersOfAGroupAreSubmittedTogether) {
   for (const std::size_t i : {0, 2})
     EXPECT_TRUE(step.gradient_is(i, static_cast<float>(i + 1) * sum_of_ranks())) << i;
   exchange.end_cycle();
+}
+
+TEST(GradientExchange, MembersOfAGroupFailTogether) {
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  const GradientReduction how = reduction("group.fails", false);
+  Step step(how);
+  for (const std::size_t i : {0, 2}) step.parameters[i].group = 0;
+  // Of another shape on rank 0.
+  if (rank() == 0)
+    step.parameters[2].transfer =
+        libtorch::GradientTransfer(torch::ones({17}, torch::requires_grad()));
+  GradientUnits units(how, step.parameters, step.agreement);
+  step.readiness.set_units(units.members());
+  GradientExchange exchange(how, step.parameters, units, step.readiness, step.check);
+  for (const std::size_t i : {0, 1, 2, 3}) step.set(i);
+  exchange.submit_rest();
+  exchange.wait();
+  EXPECT_FALSE(exchange.succeeded());
+  EXPECT_THROW(exchange.raise_if_error(), MismatchError);
+  exchange.end_cycle();
+  EXPECT_TRUE(step.gradient_is(0, static_cast<float>(rank() + 1))) << "it is in the group";
+  EXPECT_TRUE(step.gradient_is(1, sum_of_ranks())) << "it is not";
 }
 
 TEST(GradientExchange, WithoutParametersThereIsNothingToDo) {
