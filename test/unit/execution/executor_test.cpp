@@ -21,9 +21,11 @@ using runtime::Execution;
 using runtime::Executor;
 using runtime::OperationPtr;
 using std::chrono::milliseconds;
+using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 using Log = std::vector<std::string>;
 
@@ -198,10 +200,10 @@ TEST_F(ExecutorTest, ABatchIsStagedLaunchedUnstagedAndThenEnds) {
   queues_[0].channel.ends = false;
   start(request("x"));
   EXPECT_THAT(take_log(), IsEmpty()) << "nothing happens but in progress()";
-  EXPECT_THAT(executor_.running().front().second, HasSubstr("queued for fake"));
+  EXPECT_THAT(executor_.running(), ElementsAre(Pair(_, HasSubstr("queued for fake"))));
   EXPECT_TRUE(executor_.progress());
   EXPECT_THAT(take_log(), ElementsAre("0 stage x", "0 launch allreduce 16"));
-  EXPECT_THAT(executor_.running().front().second, HasSubstr("runs on fake"));
+  EXPECT_THAT(executor_.running(), ElementsAre(Pair(_, HasSubstr("runs on fake"))));
   EXPECT_FALSE(executor_.progress());
   EXPECT_THAT(take_log(), IsEmpty());
   queues_[0].channel.ends = true;
@@ -355,7 +357,8 @@ TEST_F(ExecutorTest, AnAbortEndsTheTurnsOfOrderedQueues) {
   queues_[0].channel.ends = true;
   start(request("y"));
   executor_.progress();
-  EXPECT_EQ(log_.front(), "0 stage y");
+  EXPECT_THAT(log_, ElementsAre("0 stage y", "0 launch allreduce 16", "0 unstage y",
+                                "0 work destroyed", "y ended"));
 }
 
 TEST_F(ExecutorTest, ALaunchThatFailsNamesItsOperationAndIsNotInFlight) {

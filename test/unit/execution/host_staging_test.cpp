@@ -44,10 +44,6 @@ class HostStagingTest : public ::testing::Test {
     return Batch(agreed_batch(requests, 2),
                  {float_state(requests[0], a_), float_state(requests[1], b_)}, 0);
   }
-  Batch single(OpKind kind = OpKind::kAllreduce) {
-    const wire::Request asked = float_request("a", 2, kind);
-    return Batch(agreed_batch({asked}, 2), {float_state(asked, a_)}, 0);
-  }
   static Batch absent(const wire::Request& asked) {
     control::AgreedBatch agreed = agreed_batch({asked}, 2);
     agreed.absent = {0};
@@ -81,12 +77,17 @@ TEST_F(HostStagingTest, SeveralTensorsGoThroughOneBufferAndComeBack) {
 }
 
 TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
-  const Batch batch = single();
+  const wire::Request asked = float_request("a", 2);
+  const runtime::OperationPtr operation = float_state(asked, a_);
+  Floats result(2);
+  operation->submission.output.data = reinterpret_cast<std::byte*>(result.data());
+  const Batch batch(agreed_batch({asked}, 2), {operation}, 0);
   const Staged& staged = staging_.stage(batch);
   EXPECT_EQ(static_cast<const void*>(staged.in.data()), a_.data());
-  EXPECT_EQ(static_cast<const void*>(staged.out.data()), a_.data());
+  EXPECT_EQ(static_cast<const void*>(staged.out.data()), result.data());
   EXPECT_EQ(staged.out.size(), 2 * sizeof(float));
   staging_.unstage(batch, nullptr);
+  EXPECT_THAT(result, Each(0.0F)) << "nothing was copied";
   EXPECT_EQ(pool_.free_buffers(), 0U) << "nothing was leased";
 }
 
@@ -116,6 +117,22 @@ TEST_F(HostStagingTest, WhatIsAbandonedNeverComesBack) {
     staging_.unstage(batch, nullptr);
   }
   EXPECT_EQ(pool_.free_buffers(), 1U);
+}
+
+TEST_F(HostStagingTest, NeitherDoesTheInputsBufferWhereTheOutputHasOneOfItsOwn) {
+  const std::vector<wire::Request> requests = {float_request("a", 2, OpKind::kReducescatter),
+                                               float_request("c", 2, OpKind::kReducescatter)};
+  Floats c = {3, 4};
+  const Batch batch(agreed_batch(requests, 2),
+                    {float_state(requests[0], a_), float_state(requests[1], c)}, 0);
+  {
+    HostStaging staging(pool_);
+    const Staged& staged = staging.stage(batch);
+    EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 3, 2, 4)) << "rank by rank";
+    EXPECT_EQ(staged.out.size(), 2 * sizeof(float));
+    staging.abandon();
+  }
+  EXPECT_EQ(pool_.free_buffers(), 0U);
 }
 
 TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
