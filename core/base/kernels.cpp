@@ -178,16 +178,20 @@ void reduce(std::span<const std::byte* const> sources, std::byte* destination, s
 
 namespace {
 
-void reduce_stage(const std::byte* before, std::span<const std::byte* const> sources,
-                  std::byte* destination, bool partial, std::int64_t count, DataType dtype,
-                  ReduceOp op, const ReduceScale& scale) {
-  check_reduction(sources.size(), 1, count, dtype, op, scale);
-  if (count == 0) {
+void reduce_stage(const ReductionStage& stage, bool partial) {
+  check_reduction(stage.sources.size(), 1, stage.count, stage.dtype, stage.op, stage.scale);
+  if (stage.count == 0) {
     return;
   }
-  kernels::reduce_with(
-      kernels::best_instruction_set(),
-      {sources, {&destination, 1}, count, dtype, op, scale, true, before, partial});
+  kernels::reduce_with(kernels::best_instruction_set(), {.sources = stage.sources,
+                                                         .destinations = {&stage.destination, 1},
+                                                         .count = stage.count,
+                                                         .dtype = stage.dtype,
+                                                         .op = stage.op,
+                                                         .scale = stage.scale,
+                                                         .staged = true,
+                                                         .before = stage.before,
+                                                         .partial = partial});
 }
 
 }  // namespace
@@ -206,17 +210,9 @@ std::size_t partial_size(DataType dtype, const ReduceScale& scale) noexcept {
   }
 }
 
-void reduce_partly(const std::byte* before, std::span<const std::byte* const> sources,
-                   std::byte* partial, std::int64_t count, DataType dtype, ReduceOp op,
-                   const ReduceScale& scale) {
-  reduce_stage(before, sources, partial, true, count, dtype, op, scale);
-}
+void reduce_partly(const ReductionStage& stage) { reduce_stage(stage, true); }
 
-void reduce_last(const std::byte* before, std::span<const std::byte* const> sources,
-                 std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op,
-                 const ReduceScale& scale) {
-  reduce_stage(before, sources, destination, false, count, dtype, op, scale);
-}
+void reduce_last(const ReductionStage& stage) { reduce_stage(stage, false); }
 
 void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, ReduceOp op) {
   switch (dtype) {

@@ -42,19 +42,24 @@ void reduce_to_all(std::span<const std::byte* const> sources,
 /// Bytes that an element takes between the stages of a reduction: see reduce_partly().
 std::size_t partial_size(DataType, const ReduceScale&) noexcept;
 
-/// The first stage, or one in the middle, of a reduction whose sources are in several places.
-/// `before` is what the stage before has written, null at the first; `partial` gets `count`
-/// elements of partial_size() bytes, in which nothing has been rounded that reduce() would not have
-/// rounded. All stages of a reduction have the same op and scale. No overlap.
+/// A stage of a reduction whose sources are in several places. All stages have the same op and
+/// scale. No overlap.
+struct ReductionStage {
+  const std::byte* before = nullptr;  ///< what the stage before has written; null at the first
+  std::span<const std::byte* const> sources = {};
+  std::byte* destination = nullptr;
+  std::int64_t count = 0;  ///< elements
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  ReduceScale scale = {};
+};
+/// The first stage, or one in the middle: the destination gets elements of partial_size() bytes, in
+/// which nothing has been rounded that reduce() would not have rounded.
 /// @throws Error as reduce()
-void reduce_partly(const std::byte* before, std::span<const std::byte* const> sources,
-                   std::byte* partial, std::int64_t count, DataType, ReduceOp, const ReduceScale&);
-
+void reduce_partly(const ReductionStage&);
 /// The last stage: the result is that of one reduce() of the sources of all stages, bit for bit.
 /// @throws Error as reduce()
-void reduce_last(const std::byte* before, std::span<const std::byte* const> sources,
-                 std::byte* destination, std::int64_t count, DataType, ReduceOp,
-                 const ReduceScale&);
+void reduce_last(const ReductionStage&);
 
 /// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
 /// type's highest, ...).

@@ -113,16 +113,14 @@ class ChainAllreduce final : public HostPipeline {
     // Beyond the window the next host would have to keep what it has not asked for yet.
     if (round >= settled() + window_ || !idle(out_slot(round))) return false;
     std::byte* const to = staged(out_slot(round));
-    reduce_partly(before(round), sources(round), to, elements(round), collective_.dtype,
-                  collective_.op, collective_.scale);
+    reduce_partly(stage(round, to));
     send(out_slot(round), to, partial_bytes(round), next_);
     return true;
   }
 
   bool reduce_finally(std::uint64_t round) {
     if (!result_free(round)) return false;
-    reduce_last(before(round), sources(round), result(round) + slice(round).begin, elements(round),
-                collective_.dtype, collective_.op, collective_.scale);
+    reduce_last(stage(round, result(round) + slice(round).begin));
     pass_back(round);
     return true;
   }
@@ -146,11 +144,14 @@ class ChainAllreduce final : public HostPipeline {
     send(result_out_slot(round), result(round) + own.begin, own.size(), previous_);
   }
 
-  std::int64_t elements(std::uint64_t round) const noexcept {
-    return static_cast<std::int64_t>(slice(round).size() / element());
-  }
-  const std::byte* before(std::uint64_t round) noexcept {
-    return previous_ >= 0 ? staged(in_slot(round)) : nullptr;
+  ReductionStage stage(std::uint64_t round, std::byte* to) noexcept {
+    return {.before = previous_ >= 0 ? staged(in_slot(round)) : nullptr,
+            .sources = sources(round),
+            .destination = to,
+            .count = static_cast<std::int64_t>(slice(round).size() / element()),
+            .dtype = collective_.dtype,
+            .op = collective_.op,
+            .scale = collective_.scale};
   }
   std::span<const std::byte* const> sources(std::uint64_t round) noexcept {
     const Range own = slice(round);

@@ -260,14 +260,24 @@ TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
       Bytes head(partial_bytes);
       Bytes middle(partial_bytes);
       Bytes result(expected.size());
-      reduce_partly(nullptr, all.first(cut), head.data(), kCount, dtype, op, scale);
+      ReductionStage stage{.sources = all.first(cut),
+                           .destination = head.data(),
+                           .count = kCount,
+                           .dtype = dtype,
+                           .op = op,
+                           .scale = scale};
+      reduce_partly(stage);
+      stage.before = head.data();
       const bool three_stages = cut < kSources - 1;
       if (three_stages) {
-        reduce_partly(head.data(), all.subspan(cut, 1), middle.data(), kCount, dtype, op, scale);
+        stage.sources = all.subspan(cut, 1);
+        stage.destination = middle.data();
+        reduce_partly(stage);
+        stage.before = middle.data();
       }
-      reduce_last(three_stages ? middle.data() : head.data(),
-                  all.subspan(three_stages ? cut + 1 : cut), result.data(), kCount, dtype, op,
-                  scale);
+      stage.sources = all.subspan(three_stages ? cut + 1 : cut);
+      stage.destination = result.data();
+      reduce_last(stage);
       EXPECT_EQ(first_difference(result.data(), expected, dtype), -1)
           << to_string(op) << " of " << to_string(dtype) << ", cut behind source " << cut
           << ", scale " << scale.prescale << " " << scale.postscale << " / " << scale.divisor;
