@@ -10,7 +10,9 @@
 
 #include "base/clock.h"
 #include "base/rank_set.h"
+#include "control/held_reports.h"
 #include "control/negotiator.h"
+#include "control/slot_meanings.h"
 #include "wire/messages.h"
 
 namespace hvd::control {
@@ -42,75 +44,29 @@ class Aggregator {
   std::optional<wire::MergedReport> take(TimePoint now);
   /// When take() will give something although nothing more comes.
   std::optional<TimePoint> deadline() const;
-  bool holds_anything() const noexcept { return !stores_.empty(); }
+  bool holds_anything() const noexcept { return !held_.empty(); }
   /// Whether it forwards everything at once, as it does while anything unusual is pending.
   bool open() const noexcept { return open_; }
 
  private:
-  /// Hits that the same ranks have reported, all of one process set.
-  struct Hits {
-    wire::SlotSet slots = {};
-    RankSet ranks = {};
-    std::uint64_t report_number = 0;
-    int process_set = 0;
-    TimePoint since{};
-  };
-  /// Ranks that ask for a name alike; by a hit if unnamed and cached, else in full.
-  struct Variant {
-    RankSet ranks = {};
-    std::optional<wire::UnnamedHit> hit = {};
-    wire::StampedRequest asked = {};
-  };
-  struct Named {
-    std::string key = {};
-    int process_set = 0;
-    RankSet said = {};
-    std::vector<Variant> variants = {};
-    TimePoint since{};
-  };
-  /// What a cache slot holds.
-  struct Meaning {
-    int process_set = 0;
-    std::string name = {};  ///< empty if unnamed
-    OpKind kind = OpKind::kAllreduce;
-    bool operator==(const Meaning&) const = default;
-  };
-  struct FormerMeaning {
-    Meaning meaning = {};
-    std::uint64_t until = 0;  ///< the plan that put something else into the slot
-  };
-  /// Reports whose slots refer to the cache as of the same plan.
-  struct Store {
-    std::vector<Hits> hits = {};
-    std::vector<Named> named = {};
-    std::unordered_map<std::string, std::size_t> by_key = {};
-    bool empty() const noexcept { return hits.empty() && named.empty(); }
-  };
-
-  const Meaning* meaning_of(std::uint32_t slot, std::uint64_t as_of) const;
-  Store& store_for(std::uint64_t as_of);
+  HeldReports& held_as_of(std::uint64_t as_of);
   void note_applied(RankSpan ranks, std::uint64_t last_applied);
-  void add_hits(Store&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
+  void add_hits(HeldReports&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
                 TimePoint now);
-  void add_hits_of_set(Store&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
-                       int process_set, TimePoint now);
-  void add_unnamed_hit(Store&, const wire::StampedUnnamedHit&, RankSpan ranks, std::uint64_t as_of,
-                       TimePoint now);
-  void add_request(Store&, wire::StampedRequest, RankSpan ranks, TimePoint now);
-  void add_named(Store&, std::string key, int process_set, Variant, TimePoint now);
-  RankSpan expected(int process_set);
-  bool complete(RankSpan said, int process_set) {
-    return hvd::contains(said, expected(process_set));
-  }
+  void add_unnamed_hit(HeldReports&, const wire::StampedUnnamedHit&, RankSpan ranks,
+                       std::uint64_t as_of, TimePoint now);
+  void add_request(HeldReports&, wire::StampedRequest, RankSpan ranks, TimePoint now);
+  void add_named(HeldReports&, std::string key, int process_set, HeldReports::Variant,
+                 TimePoint now);
   void close_if_done();
-  void move_out(Store&, wire::MergedReport::Section&);
-  void remember(const Hits&, std::uint64_t as_of);
+  void move_out(HeldReports&, wire::MergedReport::Section&);
+  void remember(const HeldReports::InParts&, std::uint64_t as_of);
   void forget(int process_set, const std::string& name);
   void forget(const wire::PlannedTensor&);
   void begin_epoch(std::uint64_t sequence);
   void forget_for_replay(std::uint64_t sequence);
 
-  const RankSet subtree_;
+  SubtreeMembers members_;
   const Negotiator& state_;
   const Duration longest_hold_;
 
@@ -118,11 +74,9 @@ class Aggregator {
   /// later plan means the same.
   std::uint64_t epoch_ = 0;
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
-  std::vector<Meaning> meanings_;  // per slot, since the epoch began
-  std::map<std::uint32_t, std::vector<FormerMeaning>> former_meanings_;  // oldest first
-  wire::SlotSet foreign_slots_;            // of other process sets than 0
-  std::map<int, RankSet> expected_;        // process set -> its members in the subtree
-  std::map<std::uint64_t, Store> stores_;  // none of them empty
+  SlotMeanings meanings_;          // since the epoch began
+  /// By the plan that the slots in it refer to the cache of.
+  std::map<std::uint64_t, HeldReports> held_;  // none of them empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
   RankSet ended_;  ///< those of them that have not called shutdown()
