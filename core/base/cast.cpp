@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/expect.h"
 #include "base/half.h"
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
@@ -119,6 +120,7 @@ void check(DataType type) {
 
 void narrow_with(InstructionSet instructions, const std::byte* from, std::byte* to,
                  std::int64_t count, DataType type, double factor) {
+  HVD_EXPECT(supports(instructions), "the processor has these instructions");
   check(type);
   const auto by = static_cast<float>(factor);
   if (type == DataType::kFloat16) return run_map(instructions, NarrowToHalf{by}, from, to, count);
@@ -127,6 +129,7 @@ void narrow_with(InstructionSet instructions, const std::byte* from, std::byte* 
 
 void widen_with(InstructionSet instructions, const std::byte* from, std::byte* to,
                 std::int64_t count, DataType type, double factor) {
+  HVD_EXPECT(supports(instructions), "the processor has these instructions");
   check(type);
   const auto by = static_cast<float>(factor);
   if (type == DataType::kFloat16) return run_map(instructions, WidenHalf{by}, from, to, count);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/expect.h"
 #include "base/rank_set.h"
 
 namespace hvd {
@@ -43,6 +44,8 @@ class RankMap {
 
  private:
   std::size_t find(int rank) const {
+    HVD_EXPECT(!entries_.empty() && rank >= 0 && rank <= entries_.back().ranks.last,
+               "the rank exists");
     const auto found =
         std::partition_point(entries_.begin(), entries_.end(),
                              [rank](const Entry& entry) { return entry.ranks.last < rank; });

@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "base/expect.h"
+
 namespace hvd {
 
 /// first to last, both included.
@@ -44,8 +46,14 @@ class RankSet {
   const std::vector<RankRange>& ranges() const noexcept { return ranges_; }
   bool empty() const noexcept { return ranges_.empty(); }
   /// @pre !empty()
-  int lowest() const noexcept { return ranges_.front().first; }
-  int highest() const noexcept { return ranges_.back().last; }
+  int lowest() const noexcept {
+    HVD_EXPECT(!empty(), "there is a rank");
+    return ranges_.front().first;
+  }
+  int highest() const noexcept {
+    HVD_EXPECT(!empty(), "there is a rank");
+    return ranges_.back().last;
+  }
   std::vector<int> to_vector() const;
 
   /// Above all that it holds, which need not be ascending ranges' neighbours: adjacent ones are

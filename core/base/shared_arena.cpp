@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/cache_line.h"
+#include "base/expect.h"
 #include "base/log.h"
 #include "base/shared_segment.h"
 
@@ -184,6 +185,8 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
 void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   if (inherited()) return;
   const MutexLock lock(mutex_);
+  HVD_EXPECT(taken_.contains(static_cast<std::size_t>(memory - base_)),
+             "the memory comes from allocate(), and was not given back");
   auto [block, size_node] =
       std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
   std::size_t begin = block.key();

@@ -3,6 +3,8 @@
 #include <exception>
 #include <new>
 
+#include "base/expect.h"
+
 namespace hvd::capi {
 namespace {
 
@@ -33,6 +35,7 @@ hvd_status_t record(hvd_status_t status, const char* text, int rank = -1) noexce
 }  // namespace
 
 hvd_status_t record_current_exception() noexcept {
+  HVD_EXPECT(std::current_exception() != nullptr, "a handler calls it");
   try {
     throw;
   } catch (const NotInitializedError& error) {

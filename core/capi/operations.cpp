@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/expect.h"
 #include "capi/guard.h"
 #include "capi/process_set.h"
 #include "capi/versioned.h"
@@ -85,6 +86,7 @@ struct hvd_operation {
 
   /// @pre operation.done()
   void raise_if_error() const {
+    HVD_EXPECT(operation.done(), "the operation has ended");
     operation.status().raise_if_error();
     if (outcome->caller_had_no_memory) {
       throw hvd::UsageError("allocate() gave no memory for a result of " +

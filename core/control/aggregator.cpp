@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/expect.h"
 #include "control/tensor_key.h"
 #include "hvd/error.h"
 
@@ -246,6 +247,7 @@ void Aggregator::forget(const wire::PlannedTensor& tensor) {
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
+  HVD_EXPECT(state_.last_applied() == plan.sequence, "the negotiator has applied the plan");
   bool new_epoch = !plan.errors.empty() || !plan.replay.empty();
   for (const auto& error : plan.errors) {
     forget(error.process_set, error.name);

@@ -21,7 +21,10 @@ int ProcessSetTable::add(std::vector<int> ranks) {
   return id;
 }
 
-void ProcessSetTable::remove(int id) { sets_.erase(id); }
+void ProcessSetTable::remove(int id) {
+  HVD_EXPECT(contains(id) && id > 0, "the process set exists, and is not that of all ranks");
+  sets_.erase(id);
+}
 
 int ProcessSetTable::position(int id, int world_rank) const {
   const auto& members = ranks(id);

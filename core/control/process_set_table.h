@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/expect.h"
 #include "base/rank_set.h"
 
 namespace hvd::control {
@@ -27,11 +28,11 @@ class ProcessSetTable {
   /// It existed, and was removed.
   bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
   /// World ranks, ascending. @pre contains(id)
-  const std::vector<int>& ranks(int id) const { return *sets_.at(id).members; }
+  const std::vector<int>& ranks(int id) const { return *set(id).members; }
   /// The same, to keep. @pre contains(id)
-  const Members& members(int id) const { return sets_.at(id).members; }
+  const Members& members(int id) const { return set(id).members; }
   /// The same as a set. @pre contains(id)
-  const RankSet& rank_set(int id) const { return sets_.at(id).ranks; }
+  const RankSet& rank_set(int id) const { return set(id).ranks; }
   /// Position of a world rank in the set, or -1. @pre contains(id)
   int position(int id, int world_rank) const;
 
@@ -40,6 +41,10 @@ class ProcessSetTable {
     Members members = {};
     RankSet ranks = {};
   };
+  const Set& set(int id) const {
+    HVD_EXPECT(contains(id), "the process set exists");
+    return sets_.at(id);
+  }
   std::map<int, Set> sets_;
   int next_id_ = 1;
 };

@@ -46,7 +46,7 @@ wire::Request ResponseCache::expand(const wire::Response& response, std::uint64_
 }
 
 wire::Request ResponseCache::expand(std::uint32_t slot, std::uint64_t ordinal, int position) const {
-  return expand(slots_[slot].response, ordinal, position);
+  return expand(at(slot), ordinal, position);
 }
 
 bool ResponseCache::matches(std::uint32_t slot, const wire::Request& request, int position) const {
@@ -54,6 +54,9 @@ bool ResponseCache::matches(std::uint32_t slot, const wire::Request& request, in
 }
 
 std::optional<ResponseCache::Displaced> ResponseCache::put(wire::Response response) {
+  HVD_EXPECT(!wire::gathers(response.request.kind) ||
+                 (!response.request.shape.empty() && !response.first_dims.empty()),
+             "what gathers has a first dimension for every member");
   if (capacity_ == 0 || !cacheable(response.request)) return std::nullopt;
   std::string key = key_of(response.request);
   const auto known = by_key_.find(key);
@@ -80,6 +83,7 @@ std::optional<ResponseCache::Displaced> ResponseCache::put(wire::Response respon
 }
 
 void ResponseCache::touch(std::uint32_t slot) {
+  HVD_EXPECT(holds(slot), "the slot is in use");
   recency_.splice(recency_.end(), recency_, slots_[slot].recency);
 }
 

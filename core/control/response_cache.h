@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/expect.h"
 #include "wire/messages.h"
 
 namespace hvd::control {
@@ -41,7 +42,10 @@ class ResponseCache {
   }
   /// As the set's first member asked. Of an unnamed operation the name and the ordinal mean
   /// nothing. @pre holds(slot)
-  const wire::Response& at(std::uint32_t slot) const { return slots_[slot].response; }
+  const wire::Response& at(std::uint32_t slot) const {
+    HVD_EXPECT(holds(slot), "the slot is in use");
+    return slots_[slot].response;
+  }
   /// The request that a cache hit at `slot` stands for. @pre holds(slot)
   wire::Request expand(std::uint32_t slot, std::uint64_t ordinal, int position) const;
   static wire::Request expand(const wire::Response&, std::uint64_t ordinal, int position);

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/expect.h"
+
 /// Byte counts of a request are a peer's word: sums and products of them stop at the largest number
 /// instead of overflowing.
 namespace hvd::control {
@@ -11,10 +13,12 @@ inline constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::ma
 
 /// @pre a >= 0 and b >= 0, as below.
 inline std::int64_t saturating_sum(std::int64_t a, std::int64_t b) noexcept {
+  HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
   return a > kMostBytes - b ? kMostBytes : a + b;
 }
 
 inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) noexcept {
+  HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
   return a != 0 && b > kMostBytes / a ? kMostBytes : a * b;
 }
 

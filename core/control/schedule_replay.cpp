@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/expect.h"
+
 namespace hvd::control {
 namespace {
 
@@ -18,6 +20,7 @@ bool can_be_replayed(const wire::Request& request) {
 }  // namespace
 
 void ScheduleReplay::enter(std::vector<AgreedBatch> schedule) {
+  HVD_EXPECT(!replaying_, "the last schedule has been left");
   batches_.clear();
   places_.clear();
   unnamed_places_.clear();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/expect.h"
+
 namespace hvd::control {
 namespace {
 
@@ -46,6 +48,7 @@ std::vector<int> tree_parents(const Topology& topology, int radix) {
 }
 
 TreePlace place_in_tree(const Topology& topology, int rank, int radix) {
+  HVD_EXPECT(radix >= 2, "a rank has two children or more");
   const std::vector<int> parents = tree_parents(topology, radix);
   TreePlace place;
   place.parent = parents[index(rank)];

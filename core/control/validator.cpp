@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "base/expect.h"
 #include "control/saturating.h"
 
 namespace hvd::control {
@@ -141,6 +142,7 @@ std::optional<std::string> find_fault(const wire::Request& request, const std::v
 
 std::int64_t gathered_bytes(const wire::Request& request,
                             const std::vector<std::int64_t>& first_dims) noexcept {
+  HVD_EXPECT(!request.shape.empty(), "what gathers has a first dimension");
   std::int64_t rows = 0;
   for (const auto dim : first_dims) rows = saturating_sum(rows, dim);
   std::int64_t bytes = saturating_product(rows, static_cast<std::int64_t>(size_of(request.dtype)));

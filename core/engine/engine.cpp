@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/expect.h"
 #include "base/log.h"
 #include "control/validator.h"
 #include "hvd/error.h"
@@ -200,6 +201,7 @@ void Engine::take_in(const wire::Plan& plan) {
 }
 
 void Engine::apply(const wire::Plan& plan) {
+  HVD_EXPECT(!steady_.repeating(), "nothing is repeated");
   route_.pass_down(plan);
   control::Applied applied = negotiator_.apply(plan);
   route_.note_applied(plan);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/expect.h"
+
 namespace hvd::runtime {
 
 void EngineFront::enqueue(std::span<const OperationPtr> operations) {
@@ -46,6 +48,7 @@ void EngineFront::set_failed(const Status& cause) {
 }
 
 Status EngineFront::failure() const {
+  HVD_EXPECT(failed(), "the engine has failed");
   const MutexLock lock(mutex_);
   return failure_;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/expect.h"
 #include "base/log.h"
 #include "hvd/error.h"
 
@@ -61,6 +62,7 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       barrier_(make_dissemination_barrier(schedule_, control)) {}
 
 void SteadyState::begin(std::vector<control::AgreedBatch> schedule, TimePoint now) {
+  HVD_EXPECT(!repeating() && !anything_waits(), "the last schedule has been left");
   HVD_LOG(kDebug) << "replaying a schedule of " << schedule.size() << " batches";
   executions_.clear();
   for (const control::AgreedBatch& batch : schedule)
@@ -71,6 +73,7 @@ void SteadyState::begin(std::vector<control::AgreedBatch> schedule, TimePoint no
 }
 
 bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
+  HVD_EXPECT(repeating(), "a schedule is repeated");
   moved_at_ = now;
   // A name is free again when its operation has ended. Unnamed operations of a kind share a place,
   // and the last one may still run there.

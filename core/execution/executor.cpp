@@ -79,6 +79,10 @@ void Executor::keep_buffers_for(std::span<const std::shared_ptr<Execution>> exec
 
 void Executor::start(const std::shared_ptr<Execution>& execution) {
   HVD_EXPECT(!execution->running(), "an execution is started when it has ended");
+  HVD_EXPECT(
+      std::ranges::all_of(execution->batch().operations(),
+                          [](const OperationPtr& operation) { return operation ? true : false; }),
+      "all operations of the batch are there");
   ChannelQueue* const queue = execution->queue_;
   if (queue == nullptr) {  // nothing is to be moved
     finish_all(execution->batch(), {}, nullptr, false);

@@ -18,6 +18,7 @@ void release(OperationState* state, std::uint64_t unit) noexcept {
 }
 
 void OperationState::begin_again(const Submission& what, TimePoint now) {
+  HVD_EXPECT(over(), "nobody can ask for the last result any more");
   submission.input.data = what.input.data;
   submission.output.data = what.output.data;
   submission.allocate_output = what.allocate_output;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/expect.h"
 #include "control/schedule_replay.h"
 #include "hvd/collectives.h"
 #include "wire/messages.h"
@@ -42,10 +43,16 @@ class OperationState {
   }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
   /// @pre done()
-  const Status& status() const noexcept { return status_; }
+  const Status& status() const noexcept {
+    HVD_EXPECT(done(), "the operation has ended");
+    return status_;
+  }
   /// See Operation::output_ready(). @pre done()
-  const EventPtr& output_ready() const noexcept { return output_ready_; }
-  /// See Operation::result(). @pre done()
+  const EventPtr& output_ready() const noexcept {
+    HVD_EXPECT(done(), "the operation has ended");
+    return output_ready_;
+  }
+  /// See Operation::result(). Once done(), or the engine before.
   std::int64_t result() const noexcept { return result_; }
   std::shared_ptr<Runtime> runtime() const noexcept { return runtime_.lock(); }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/cast.h"
+#include "base/expect.h"
 
 namespace hvd::runtime {
 namespace {
@@ -12,9 +13,16 @@ void copy(std::byte* to, const std::byte* from, std::size_t size) {
   if (size > 0) std::memcpy(to, from, size);
 }
 
+[[maybe_unused]] std::size_t bytes_of(auto pieces) {
+  std::size_t bytes = 0;
+  for (const auto piece : pieces) bytes += piece.size();
+  return bytes;
+}
+
 }  // namespace
 
 void pack(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer) {
+  HVD_EXPECT(bytes_of(pieces) == buffer.size(), "the pieces fill the buffer");
   std::byte* to = buffer.data();
   for (const auto piece : pieces) {
     copy(to, piece.data(), piece.size());
@@ -23,6 +31,7 @@ void pack(std::span<const std::span<const std::byte>> pieces, std::span<std::byt
 }
 
 void unpack(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces) {
+  HVD_EXPECT(bytes_of(pieces) == buffer.size(), "the pieces fill the buffer");
   const std::byte* from = buffer.data();
   for (const auto piece : pieces) {
     copy(piece.data(), from, piece.size());
@@ -32,6 +41,8 @@ void unpack(std::span<const std::byte> buffer, std::span<const std::span<std::by
 
 void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer,
                    DataType buffer_type, double factor) {
+  HVD_EXPECT(bytes_of(pieces) / sizeof(float) * size_of(buffer_type) <= buffer.size(),
+             "the buffer has room for all elements");
   std::byte* to = buffer.data();
   for (const auto piece : pieces) {
     const std::size_t count = piece.size() / sizeof(float);
@@ -42,6 +53,8 @@ void pack_narrowed(std::span<const std::span<const std::byte>> pieces, std::span
 
 void unpack_widened(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces,
                     DataType buffer_type, double factor) {
+  HVD_EXPECT(bytes_of(pieces) / sizeof(float) * size_of(buffer_type) <= buffer.size(),
+             "the buffer has room for all elements");
   const std::byte* from = buffer.data();
   for (const auto piece : pieces) {
     const std::size_t count = piece.size() / sizeof(float);

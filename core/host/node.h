@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/arrival_flags.h"
+#include "base/expect.h"
 #include "host/control_segment.h"
 #include "hvd/topology.h"
 
@@ -66,6 +67,7 @@ class Node {
   void note_received() noexcept { ++messages_received_; }
   /// All that was announced has been received. @pre rung_by_all()
   bool inbox_empty() const noexcept {
+    HVD_EXPECT(rung_by_all(), "every rank announces its messages here");
     return control_segment_->own_message_count() == messages_received_;
   }
 

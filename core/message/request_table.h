@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/expect.h"
 #include "base/poll_until.h"
 #include "message/carrier.h"
 
@@ -59,6 +60,7 @@ class RequestTable {
     std::size_t bytes = 0;  ///< expected, of a receive
   };
   void started(std::size_t slot, const Entry& entry) noexcept {
+    HVD_EXPECT(idle(slot), "the slot has no message under way");
     entries_[slot] = entry;
     ++in_flight_;
   }

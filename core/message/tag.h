@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "base/expect.h"
+
 namespace hvd::message {
 
 /// What a message is and where it comes from; its sender and its receiver give the same one.
@@ -41,6 +43,10 @@ inline constexpr Tag kSourceMask = ((Tag{1} << kSourceBits) - 1) << kChannelBits
 
 /// @pre every part fits its field
 constexpr Tag make_tag(const TagParts& parts) noexcept {
+  HVD_EXPECT(parts.generation >> kGenerationBits == 0 && parts.source >> kSourceBits == 0 &&
+                 parts.process_set >> kProcessSetBits == 0 &&
+                 parts.instance >> kInstanceBits == 0 && parts.kind >> kKindBits == 0,
+             "every part fits its field");
   const auto channel =
       (static_cast<Tag>(parts.process_set) << kInstanceBits | static_cast<Tag>(parts.instance))
           << kKindBits |

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/expect.h"
+
 namespace hvd::wire {
 
 /// A set of cache slots, a bit each.
@@ -44,6 +46,7 @@ class SlotSet {
   bool empty() const noexcept { return words_.empty(); }
   /// @pre !empty()
   std::uint32_t highest() const noexcept {
+    HVD_EXPECT(!empty(), "there is a slot");
     return static_cast<std::uint32_t>(words_.size() * 64 - 1) -
            static_cast<std::uint32_t>(std::countl_zero(words_.back()));
   }

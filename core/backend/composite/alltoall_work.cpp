@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/composite/composite_work.h"
+#include "base/expect.h"
 #include "base/kept_memory.h"
 #include "hvd/error.h"
 
@@ -95,6 +96,7 @@ class AlltoallWork final : public Work {
 
 std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes,
                                     Submission& submission) {
+  HVD_EXPECT(submission.kind() == OpKind::kAlltoall, "its parameters are an Alltoall");
   return std::make_unique<AlltoallWork>(std::move(launch), launch_sizes, submission);
 }
 

@@ -54,6 +54,7 @@ bool ChannelSegment::ready() {
 }
 
 bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const noexcept {
+  HVD_EXPECT(ready_, "all members are here");
   for (std::size_t member = 0; member < size(); ++member) {
     if ((states_[member].*counter).load(std::memory_order_seq_cst) < rounds) return false;
   }
@@ -61,6 +62,7 @@ bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const no
 }
 
 bool ChannelSegment::other_reached(Counter counter, std::uint64_t rounds) const noexcept {
+  HVD_EXPECT(ready_, "all members are here");
   for (std::size_t member = 0; member < size(); ++member) {
     if (member != member_ && (states_[member].*counter).load(std::memory_order_seq_cst) >= rounds)
       return true;

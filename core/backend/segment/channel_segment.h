@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/cache_line.h"
+#include "base/expect.h"
 #include "base/shared_segment.h"
 #include "hvd/backend.h"
 
@@ -73,9 +74,11 @@ class ChannelSegment {
 
   /// @pre ready(), as for all below
   std::byte* input(std::uint64_t round, std::size_t member) noexcept {
+    HVD_EXPECT(ready_, "all members are here");
     return slots_ + (round % kInputs * size() + member) * layout_.slot_bytes;
   }
   std::byte* result(std::uint64_t round) noexcept {
+    HVD_EXPECT(ready_, "all members are here");
     return slots_ + (kInputs * size() + round % layout_.results) * layout_.slot_bytes;
   }
   /// What a member has to say besides its counters. Plain data without pointers; the backend sees
@@ -83,6 +86,7 @@ class ChannelSegment {
   template <class Notes>
   Notes& notes(std::size_t member) noexcept {
     static_assert(sizeof(Notes) <= sizeof(NoteBytes) && alignof(Notes) <= 8);
+    HVD_EXPECT(ready_, "all members are here");
     return *reinterpret_cast<Notes*>(states_[member].notes.data());
   }
   template <class Notes>
@@ -96,6 +100,7 @@ class ChannelSegment {
   /// This member has got through so many rounds. Sequentially consistent, as all looks at counters
   /// are: see Note [Who rings] in pipeline.cpp.
   void publish(Counter counter, std::uint64_t rounds) noexcept {
+    HVD_EXPECT(ready_, "all members are here");
     (states_[member_].*counter).store(rounds, std::memory_order_seq_cst);
   }
   /// Every member has got as far, this one included.

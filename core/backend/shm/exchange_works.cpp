@@ -32,6 +32,7 @@ class ExchangeWork : public PipelinedWork {
   }
   /// Where in a member's slot another one finds its own. @pre from is not to
   std::byte* part(std::uint64_t round, std::size_t from, std::size_t to) noexcept {
+    HVD_EXPECT(from != to, "no member sends itself anything");
     return slot(round, from) + (to < from ? to : to - 1) * step_;
   }
   /// What this member has for itself.

@@ -53,6 +53,7 @@ class ChannelContext {
   }
   /// @pre this member reaches all
   std::byte* in_arena(std::size_t member, std::int64_t offset) const noexcept {
+    HVD_EXPECT(mapped_[member] != nullptr && offset >= 0, "the tensor is in an arena mapped here");
     return mapped_[member]->at(static_cast<std::uint64_t>(offset));
   }
 

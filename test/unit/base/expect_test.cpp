@@ -20,9 +20,9 @@ TEST(ExpectTest, GoesOnWhereTheConditionHolds) {
 
 TEST(ExpectDeathTest, EndsTheProgramWithWhatWasExpectedWhere) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const int holds = 3;
-  EXPECT_EXIT(HVD_EXPECT(holds == 4, "there are four"), ::testing::KilledBySignal(SIGABRT),
-              "expect_test.cpp:[0-9]+: expected that there are four, but not: holds == 4");
+  const int found = 3;
+  EXPECT_EXIT(HVD_EXPECT(found == 4, "there are four"), ::testing::KilledBySignal(SIGABRT),
+              "expect_test.cpp:[0-9]+: expected that there are four, but not: found == 4");
 }
 
 // As hvd's own handler does, to tell the other ranks and hvdrun.

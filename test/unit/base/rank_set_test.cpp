@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/rank_map.h"
+#include "support/contracts.h"
 
 namespace hvd {
 namespace {
@@ -91,6 +92,18 @@ TEST(RankMap, DoesWhatAVectorDoes) {
 }
 
 TEST(RankMap, OfNobody) { EXPECT_TRUE(RankMap<int>(0).entries().empty()); }
+
+TEST(RankSetDeathTest, NobodyIsTheLowestOfNone) {
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(RankSet().lowest()), "there is a rank");
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(RankSet().highest()), "there is a rank");
+}
+
+TEST(RankMapDeathTest, ARankHasToExist) {
+  const RankMap<int> map(3);
+  EXPECT_EQ(map.at(2), 0);
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(map.at(3)), "the rank exists");
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(map.at(-1)), "the rank exists");
+}
 
 }  // namespace
 }  // namespace hvd

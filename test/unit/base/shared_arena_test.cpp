@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/contracts.h"
+
 namespace hvd {
 namespace {
 
@@ -290,6 +292,14 @@ TEST(PeerArena, RefusesWhatIsNotTheArena) {
   wrong.process = 1 << 22;
   EXPECT_EQ(PeerArena::map(wrong), nullptr);
   EXPECT_EQ(PeerArena::map({}), nullptr);
+}
+
+TEST(SharedArenaDeathTest, TakesBackOnlyWhatItGave) {
+  const auto arena = SharedArena::create(kMiB);
+  std::byte* const memory = arena->allocate(100);
+  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory + 1, false), "the memory comes from allocate.*");
+  arena->deallocate(memory, false);
+  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory, false), "the memory comes from allocate.*");
 }
 
 }  // namespace

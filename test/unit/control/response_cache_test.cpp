@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "support/contracts.h"
 #include "unit/control/cluster.h"
 
 namespace hvd::control {
@@ -169,6 +170,14 @@ TEST(ResponseCache, TwoCopiesThatSeeTheSamePlansStayEqual) {
       EXPECT_EQ(decides.at(slot).request, follows.at(slot).request);
     }
   }
+}
+
+TEST(ResponseCacheDeathTest, ASlotHasToBeInUse) {
+  ResponseCache cache(4);
+  cache.put(response(allreduce("a")));
+  EXPECT_BROKEN_CONTRACT(cache.at(1), "the slot is in use");
+  EXPECT_BROKEN_CONTRACT(cache.touch(4), "the slot is in use");
+  EXPECT_BROKEN_CONTRACT(cache.expand(1, 0, 0), "the slot is in use");
 }
 
 }  // namespace

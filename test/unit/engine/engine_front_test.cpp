@@ -7,6 +7,7 @@
 #include "engine/outstanding.h"
 #include "engine/step_time.h"
 #include "hvd/error.h"
+#include "support/contracts.h"
 #include "support/local_job.h"
 
 namespace hvd::testing {
@@ -129,6 +130,20 @@ TEST(StepTime, LeavesOutWhatTheProcessWasStoppedFor) {
   EXPECT_EQ(time.awake(), start + seconds(3)) << "one second may have been sleep";
   EXPECT_EQ(time.awake(time.step()), time.awake());
   EXPECT_EQ(time.on_the_clock(time.awake()), clock.now());
+}
+
+TEST(EngineFrontDeathTest, HasACauseOnceItHasFailed) {
+  EngineFront front{control::ProcessSetTable(2)};
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(front.failure()), "the engine has failed");
+  front.set_failed({StatusCode::kInternal, "it broke", -1});
+  EXPECT_EQ(front.failure().message, "it broke");
+}
+
+TEST(OperationStateDeathTest, SaysHowItEndedOnceItHas) {
+  const OperationPtr waiting = operation("a");
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(waiting->status()), "the operation has ended");
+  waiting->finish({}, nullptr);
+  EXPECT_TRUE(waiting->status().ok());
 }
 
 }  // namespace
