@@ -97,6 +97,9 @@ missing_packages() {
   if [[ $with_clang == yes ]] && ! find_clang >/dev/null; then
     printf '%s\n' clang libclang-rt-dev
   fi
+  if [[ $with_clang == yes ]] && ! compgen -c clang-tidy | grep -qE '^clang-tidy(-[0-9]+)?$'; then
+    printf '%s\n' clang-tidy
+  fi
 }
 
 install_packages() {

@@ -101,7 +101,7 @@ std::vector<std::string_view> split(std::string_view choices) {
 }
 
 std::string choice(const Setting& setting) {
-  const std::string value = lower(setting.value);
+  std::string value = lower(setting.value);
   for (const std::string_view one : split(setting.variable.choices)) {
     if (value == one) return value;
   }

@@ -155,7 +155,7 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
     if (tensor.slot) {
       cache_.touch(*tensor.slot);
     } else {
-      cache_.put(tensor);
+      cache_.put(static_cast<const wire::Response&>(tensor));
     }
   }
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));

@@ -134,8 +134,7 @@ OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
                      ": this rank has called join(), so it has no more data until join() returns");
   }
   if (OperationPtr again = claim_again(submission, now)) return again;
-  const OperationPtr made(
-      new OperationState(submission, number(submission), weak_from_this(), now));
+  OperationPtr made(new OperationState(submission, number(submission), weak_from_this(), now));
   const wire::Request& request = made->request;
   made->named = names_.claim(request.process_set, request.name);
   if (made->named == nullptr) {

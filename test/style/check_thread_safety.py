@@ -72,18 +72,18 @@ def precompile(clang, folder):
 
 def run(words):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr.strip()
+    return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def check_all(clang, todo):
-    """How many of the units Clang finds fault with."""
+def check_all(clang, todo, command):
+    """How many of the units a command finds fault with. command(file, options): its words."""
     with tempfile.TemporaryDirectory() as folder:
-        first = [clang, "-fsyntax-only", "-Wthread-safety", "-Werror"]
+        standard = []
         if len(todo) > 1:
-            first += ["-include-pch", str(precompile(clang, pathlib.Path(folder)))]
+            standard = ["-include-pch", str(precompile(clang, pathlib.Path(folder)))]
         faults = 0
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for code, said in pool.map(run, [[*first, *options, file] for file, options in todo]):
+            for code, said in pool.map(run, [command(file, standard + options) for file, options in todo]):
                 faults += code != 0
                 if code:
                     print(said, flush=True)
@@ -105,7 +105,8 @@ def main():
     todo = [(file, [LANGUAGE, f"-I{root}/core", f"-I{root}/core/include"]) for file in arguments.files]
     if not arguments.files:
         todo = sorted(units(root, build))
-    faults = check_all(clang, todo)
+    faults = check_all(clang, todo, lambda file, options: [clang, "-fsyntax-only", "-Wthread-safety", "-Werror",
+                                                           *options, file])
     print(f"{len(todo)} units, {faults} with faults ({clang})")
     return 1 if faults or not todo else 0
 
