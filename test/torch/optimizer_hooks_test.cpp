@@ -206,6 +206,21 @@ TEST(Step, ARankWithoutABackwardTakesPart) {
   EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.1F * (3 * sum - 1))));
 }
 
+TEST(Step, ABackwardAfterSynchronizeIsReducedToo) {
+  Net net = same_net();
+  SGD inner(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(inner, net->named_parameters());
+  for (const int step : {0, 1, 2}) {
+    net->zero_grad();
+    backward(net, step);
+    optimizer.synchronize();
+    Net reference;
+    copy_values(*net, *reference);
+    loss_of(reference, Batch::joined(step)).backward();
+    EXPECT_TRUE(near(net->fc1->weight.grad(), reference->fc1->weight.grad(), 1e-5)) << step;
+  }
+}
+
 TEST(Hooks, AreGoneAfterDestruction) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.1);
