@@ -108,11 +108,16 @@ TEST_P(ShmConformanceMixed, BackToBack) {
 }
 
 /// All ranks stepped by one thread, in random order: each goes through its cases at a pace of its
-/// own, and sleeps when it cannot go on until it is rung.
+/// own, and sleeps when it cannot go on until it is rung. Where tensors lie alternates from case to
+/// case, if asked for: elsewhere, and where the setting has them.
 class SteppedRanks {
  public:
-  SteppedRanks(const Setting& setting, const std::vector<Case>& cases, std::uint64_t seed)
-      : cases_(cases), random_(seed), doorbells_(static_cast<std::size_t>(setting.ranks)) {
+  SteppedRanks(const Setting& setting, const std::vector<Case>& cases, std::uint64_t seed,
+               bool alternates = false)
+      : cases_(cases),
+        alternates_(alternates),
+        random_(seed),
+        doorbells_(static_cast<std::size_t>(setting.ranks)) {
     const MakeParts make_parts = shm_ranks(setting);
     for (int number = 0; number < setting.ranks; ++number) {
       Rank& rank = ranks_.emplace_back(number, doorbells_, make_parts(number));
@@ -155,8 +160,9 @@ class SteppedRanks {
     rank.asleep_since.reset();
     const std::uint32_t ticket = doorbells_[number].ticket();
     if (!rank.work) {
+      const bool elsewhere = !rank.parts.memory || (alternates_ && rank.ended % 2 == 0);
       std::pmr::memory_resource& memory =
-          rank.parts.memory ? *rank.parts.memory : *std::pmr::get_default_resource();
+          elsewhere ? *std::pmr::get_default_resource() : *rank.parts.memory;
       rank.run.emplace(cases_[rank.ended], rank.peers.rank(), rank.peers.size(), rank.ended + 1,
                        memory);
       rank.work = rank.run->launch(*rank.channel);
@@ -172,6 +178,7 @@ class SteppedRanks {
   }
 
   const std::vector<Case> cases_;
+  const bool alternates_;
   std::mt19937_64 random_;
   Doorbells doorbells_;
   std::deque<Rank> ranks_;
@@ -183,6 +190,20 @@ TEST_P(ShmConformanceMixed, SteppedInRandomOrder) {
   for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SteppedRanks ranks(GetParam(), cases, seed);
+    ASSERT_TRUE(ranks.run()) << "all sleep";
+  }
+}
+
+// Who is done with a collective says where its tensors of the next one lie while others still look
+// for those of the last.
+TEST_P(ShmConformanceMixed, PlacesThatChange) {
+  std::vector<Case> cases;
+  for (const OpKind kind : {OpKind::kBroadcast, OpKind::kAllgather}) {
+    for (const Case& one : cases_of(kind, GetParam().ranks)) cases.insert(cases.end(), 2, one);
+  }
+  for (std::uint64_t seed = 0; seed < testing::seeds(2, 50) && !HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    SteppedRanks ranks(GetParam(), cases, seed, /*alternates=*/true);
     ASSERT_TRUE(ranks.run()) << "all sleep";
   }
 }
