@@ -15,18 +15,12 @@
 #define HVD_SCOPED_CAPABILITY HVD_THREAD_ANNOTATION(scoped_lockable)
 /// Of a field.
 #define HVD_GUARDED_BY(capability) HVD_THREAD_ANNOTATION(guarded_by(capability))
-/// Of a pointer: what it points to.
-#define HVD_PT_GUARDED_BY(capability) HVD_THREAD_ANNOTATION(pt_guarded_by(capability))
 /// Of a function: the caller holds it.
 #define HVD_REQUIRES(...) HVD_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-/// Of a function: the caller does not hold it.
-#define HVD_EXCLUDES(...) HVD_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define HVD_ACQUIRE(...) HVD_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define HVD_RELEASE(...) HVD_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 /// Of a function: (the result that means that it was acquired, what).
 #define HVD_TRY_ACQUIRE(...) HVD_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
-/// Of a function: from here on the analysis believes that it is held.
-#define HVD_ASSERT_CAPABILITY(capability) HVD_THREAD_ANNOTATION(assert_capability(capability))
 /// Of a function: it returns a reference to this capability.
 #define HVD_RETURN_CAPABILITY(capability) HVD_THREAD_ANNOTATION(lock_returned(capability))
 /// Of a function that the analysis cannot follow; a comment says why it is right.

@@ -98,7 +98,12 @@ TEST(ChannelSegment, TheNamesOfAJobsChannelsDiffer) {
 
 TEST(ChannelSegment, NoTwoBuffersOverlap) {
   RecordingPeers peers;
-  ChannelSegment segment({unique_name("overlap"), {0, 1, 2}, 0}, kLayout, peers);
+  const std::string name = unique_name("overlap");
+  ChannelSegment segment({name, {0, 1, 2}, 0}, kLayout, peers);
+  ChannelSegment second({name, {0, 1, 2}, 1}, kLayout, peers);
+  ChannelSegment third({name, {0, 1, 2}, 2}, kLayout, peers);
+  EXPECT_FALSE(second.ready()) << "the third is not here yet";
+  ASSERT_TRUE(third.ready() && second.ready() && segment.ready());
   std::set<std::byte*> places;
   for (std::uint64_t round = 0; round < ChannelSegment::kInputs; ++round) {
     for (std::size_t member = 0; member < 3; ++member) places.insert(segment.input(round, member));
