@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "base/floating.h"
+#include "execution/operation_state.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -42,6 +43,7 @@ class Checker {
       check_device();
       check_shape();
     }
+    if (!submission_.parts.empty()) check_parts();
     std::visit([this](const auto& parameters) { check_parameters(parameters); },
                submission_.parameters);
     if (!wire::only_agrees(kind())) check_output();
@@ -190,7 +192,8 @@ class Checker {
       fail("the shape " + shape_to_string(input.shape) + " has " + std::to_string(elements) +
            " elements, the view " + std::to_string(input.count));
     }
-    if (input.count > 0 && input.data == nullptr) fail("the input has no memory");
+    if (input.count > 0 && input.data == nullptr && submission_.parts.empty())
+      fail("the input has no memory");
     if (cuts_rows() && input.shape.empty())
       fail("a scalar has no first dimension; reshape it to [1]");
   }
@@ -231,8 +234,23 @@ class Checker {
            std::string(to_string(output.dtype)) + ", expected " + std::to_string(expected) +
            " of " + std::string(to_string(submission_.input.dtype)));
     }
+    if (!submission_.parts.empty()) return;
     if (output.count > 0 && output.data == nullptr) fail("the output has no memory");
     check_overlap();
+  }
+
+  void check_parts() const {
+    const auto* const allreduce = std::get_if<Allreduce>(&submission_.parameters);
+    if (allreduce == nullptr || allreduce->op == ReduceOp::kAdasum ||
+        submission_.input.device.type == DeviceType::kCpu)
+      fail("only an allreduce of a GPU's tensor, and not Adasum, takes a tensor in parts");
+    if (submission_.group_size != 0) fail("a tensor in parts cannot be a member of a group");
+    if (submission_.input.data != nullptr || submission_.output.data != nullptr)
+      fail("a tensor in parts has no memory as a whole; expected null for input and output");
+    if (!parts_fit(submission_)) {
+      fail("expected parts that have memory and lie one behind the other within the " +
+           std::to_string(submission_.input.count) + " elements");
+    }
   }
 
   // The others may still read the input when this rank's result comes in: only rows that nobody
@@ -339,6 +357,12 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   request.group = submission.group;
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;
+  // All ranks have to know that it goes through a buffer, see Batch::in_parts(): it travels as a
+  // group of one, which ranks agree on, and which otherwise means nothing.
+  if (!submission.parts.empty()) {
+    request.group = submission.name;
+    request.group_size = 1;
+  }
   return request;
 }
 

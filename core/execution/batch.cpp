@@ -74,6 +74,11 @@ bool Batch::in_place_kind() const noexcept {
   return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kBroadcast;
 }
 
+bool Batch::in_parts() const noexcept {
+  return spec_.device.type != DeviceType::kCpu && collective_.kind == OpKind::kAllreduce &&
+         request().group_size == 1;
+}
+
 void Batch::describe() {
   const wire::Request& first = request();
   collective_.kind = first.kind;

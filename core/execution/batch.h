@@ -60,8 +60,11 @@ class Batch {
   /// An alltoall with splits, which finds its sizes out on its way and uses the callers' memory.
   bool exchanges_rows() const noexcept { return request().kind == OpKind::kAlltoall; }
   bool fused() const noexcept { return agreed_.operations.size() > 1; }
+  /// It is of one tensor, whose elements do not lie side by side; see Submission::parts. Ranks
+  /// agree on it by a group of one.
+  bool in_parts() const noexcept;
   /// It goes through a buffer; otherwise the collective works on the callers' memory.
-  bool buffered() const noexcept { return fused() || conversion_.casts(); }
+  bool buffered() const noexcept { return fused() || conversion_.casts() || in_parts(); }
   /// This rank has joined, and contributes what leaves the result as it is.
   bool absent_here() const noexcept { return agreed_.absent_here; }
   /// As many elements out as in, on every rank.

@@ -86,8 +86,8 @@ const Staged& DeviceStaging::stage(const Batch& batch) {
   return staged_;
 }
 
-// With packing and unpacking at hand, factors cost nothing there. An average over all is left to
-// the channel.
+// With packing and unpacking at hand, factors cost nothing there. The divisor of an average comes
+// before the sum, so that fp16 does not overflow.
 void DeviceStaging::fold_factors(const Batch& batch) {
   conversion_ = batch.conversion();
   const bool floating = is_floating(conversion_.travels);
@@ -99,9 +99,8 @@ void DeviceStaging::fold_factors(const Batch& batch) {
   if (!reduces(staged_.collective) || !batch.buffered() || !pipeline_.folds || !floating) return;
   ReduceScale& scale = staged_.collective.scale;
   conversion_.before *= std::exchange(scale.prescale, 1.0);
+  conversion_.before /= static_cast<double>(std::exchange(scale.divisor, 1));
   conversion_.after *= std::exchange(scale.postscale, 1.0);
-  if (scale.divisor != static_cast<std::int64_t>(batch.spec().ranks.size()))
-    conversion_.after /= static_cast<double>(std::exchange(scale.divisor, 1));
 }
 
 void DeviceStaging::wait_for_inputs(const Batch& batch, std::span<const EventPtr> writable) {
@@ -167,10 +166,23 @@ template <class Byte>
 void DeviceStaging::lay_out(const Batch& batch, std::span<const std::span<Byte>> tensors) {
   pieces_.clear();
   std::size_t offset = 0;
-  for (const std::span<Byte> tensor : tensors) {
-    const std::size_t count = tensor.size() / size_of(conversion_.tensor);
-    pieces_.push_back({const_cast<std::byte*>(tensor.data()), offset, count});  // inputs: only read
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::size_t count = tensors[i].size() / size_of(conversion_.tensor);
+    if (!batch.in_place_kind() || batch.operations()[i]->submission.parts.empty()) {
+      pieces_.push_back(
+          {const_cast<std::byte*>(tensors[i].data()), offset, count});  // inputs: only read
+    } else {
+      add_parts(batch.operations()[i]->submission.parts, offset);
+    }
     offset += room_for(batch, count * size_of(conversion_.travels));
+  }
+}
+
+/// @param offset of their tensor in the buffer
+void DeviceStaging::add_parts(std::span<const TensorPart> parts, std::size_t offset) {
+  for (const TensorPart& part : parts) {
+    const std::size_t first = static_cast<std::size_t>(part.first) * size_of(conversion_.travels);
+    pieces_.push_back({part.data, offset + first, static_cast<std::uint64_t>(part.count)});
   }
 }
 

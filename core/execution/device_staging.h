@@ -31,7 +31,8 @@ struct DevicePipeline {
 
 /// In a device's memory, by its streams: one launch packs the tensors (and scales and casts) behind
 /// their input_ready events, the collective follows, and one launch unpacks. A batch of one tensor
-/// without a factor or a cast goes to the channel as it is. No call waits on the host.
+/// that is not in parts, without a factor or a cast, goes to the channel as it is. No call waits on
+/// the host.
 class DeviceStaging final : public Staging {
  public:
   /// As DevicePipeline.
@@ -54,6 +55,7 @@ class DeviceStaging final : public Staging {
   void fill_neutral(std::span<std::byte> contribution);
   template <class Byte>
   void lay_out(const Batch&, std::span<const std::span<Byte>> tensors);
+  void add_parts(std::span<const TensorPart>, std::size_t offset);
 
   DevicePipeline pipeline_;
   Staged staged_;

@@ -21,6 +21,7 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
   HVD_EXPECT(over(), "nobody can ask for the last result any more");
   submission.input.data = what.input.data;
   submission.output.data = what.output.data;
+  submission.parts = what.parts;
   submission.allocate_output = what.allocate_output;
   submission.input_ready = what.input_ready;
   submission.keep_alive = what.keep_alive;
@@ -47,11 +48,23 @@ bool overlaps_otherwise(const Submission& what, const Submission& before) noexce
 
 }  // namespace
 
+bool parts_fit(const Submission& submission) noexcept {
+  std::int64_t end = 0;
+  for (const TensorPart& part : submission.parts) {
+    if (part.first < end || part.count < 0) return false;
+    if (part.count > submission.input.count - part.first) return false;
+    if (part.count > 0 && part.data == nullptr) return false;
+    end = part.first + part.count;
+  }
+  return true;
+}
+
 bool asks_for_the_same(const Submission& what, const Submission& before,
                        const wire::Request& request) noexcept {
-  const auto alike = [](const TensorView& a, const TensorView& b) {
+  const bool in_parts = !what.parts.empty();
+  const auto alike = [in_parts](const TensorView& a, const TensorView& b) {
     return a.count == b.count && a.dtype == b.dtype && a.device == b.device &&
-           (a.count == 0 || a.data != nullptr) && a.shape == b.shape;
+           (a.count == 0 || (a.data == nullptr) == in_parts) && a.shape == b.shape;
   };
   return what.name == request.name && what.parameters == before.parameters &&
          alike(what.input, before.input) && alike(what.output, before.output) &&
@@ -59,7 +72,8 @@ bool asks_for_the_same(const Submission& what, const Submission& before,
          what.group_size == before.group_size && what.group_index == before.group_index &&
          what.alone == before.alone && !std::holds_alternative<Alltoall>(what.parameters) &&
          (what.allocate_output != nullptr || !wire::gathers(request.kind)) &&
-         !wire::only_agrees(request.kind) && !overlaps_otherwise(what, before);
+         !wire::only_agrees(request.kind) && !overlaps_otherwise(what, before) &&
+         in_parts == (request.group_size != before.group_size) && parts_fit(what);
 }
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
@@ -79,6 +93,7 @@ void OperationState::finish(const Status& status, const EventPtr& output_ready) 
   status_ = status;
   output_ready_ = output_ready;
   call_back(status, output_ready);
+  submission.parts = {};
   submission.keep_alive.reset();
   submission.input_ready.reset();
   done_.store(true, std::memory_order_release);

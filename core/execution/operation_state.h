@@ -85,6 +85,9 @@ class OperationState {
       0};  ///< of the program in units of kHandle, others in units of kInternal
 };
 
+/// Each of its parts has memory, and they lie in ascending order within the tensor.
+bool parts_fit(const Submission&) noexcept;
+
 /// What `what` asks for is what the request says, and nothing that make_request() would find wrong.
 /// Only for the set of all ranks.
 bool asks_for_the_same(const Submission& what, const Submission& before,

@@ -37,8 +37,8 @@ struct Allreduce {
   /// of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and rounded
   /// once; the result is rounded to 16 bits after the divisor of an average, and becomes fp32.
   /// Where the host reduces, a postscale that makes numbers smaller comes before that rounding and
-  /// one that makes them larger after it, in fp32; where a GPU does, it comes after it. Tensors
-  /// that are 16-bit themselves need none.
+  /// one that makes them larger after it, in fp32; where a GPU does, it comes after it, and the
+  /// divisor is part of the prescale. Tensors that are 16-bit themselves need none.
   Compression compression = Compression::kNone;
   friend bool operator==(const Allreduce&, const Allreduce&) = default;
 };
@@ -83,6 +83,13 @@ using OperationParameters = std::variant<Allreduce, Allgather, Broadcast, Reduce
                                          Barrier, Join, Gather, AddProcessSet, RemoveProcessSet>;
 static_assert(std::variant_size_v<OperationParameters> == kOpKindCount);
 
+/// Some of a tensor's elements, which lie in a place of their own.
+struct TensorPart {
+  std::byte* data = nullptr;
+  std::int64_t first = 0;  ///< the position in the tensor of the first of them
+  std::int64_t count = 0;  ///< elements, one behind the other
+};
+
 /// One collective operation of one rank.
 struct Submission {
   /// Identifies the operation across ranks, within its process set. Empty: numbered per set and
@@ -94,6 +101,12 @@ struct Submission {
   /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
   /// input's rows, and of the input's memory only those. Unused when `allocate_output` is set.
   TensorView output = {};
+  /// Allreduce on a GPU, in place: where the elements lie, in ascending order, instead of in the
+  /// memory of `input` and `output`, which have none and describe the tensor as a whole. One launch
+  /// packs the parts into a buffer of the runtime's, factors included, and one brings the result
+  /// back. What no part covers is reduced too, and means nothing. Every rank submits the tensor in
+  /// parts, each rank in parts of its own. Valid until the operation is done.
+  std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
   /// Alltoall, and Gather (at the destination only). It returns the output; the memory's owner is
   /// whatever the callback captured.

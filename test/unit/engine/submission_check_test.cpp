@@ -227,6 +227,83 @@ TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads)
   EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
 }
 
+class PartsCheckTest : public SubmissionCheckTest {
+ protected:
+  PartsCheckTest() {
+    submission_.input.device = submission_.output.device = {DeviceType::kCuda, 0};
+    submission_.input.data = submission_.output.data = nullptr;
+    submission_.parts = parts_;
+  }
+  void expect_refused(const std::string& why) {
+    submission_.parts = parts_;
+    try {
+      runtime::make_request(submission_, sets_, 1, 0);
+      ADD_FAILURE() << "accepted; expected: " << why;
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(why));
+    }
+  }
+  std::byte* memory() { return reinterpret_cast<std::byte*>(memory_.data()); }
+
+  std::vector<TensorPart> parts_ = {{memory(), 1, 2}, {nullptr, 3, 0}, {memory() + 16, 4, 2}};
+};
+
+TEST_F(PartsCheckTest, TravelAsAGroupOfOne) {
+  const wire::Request request = runtime::make_request(submission_, sets_, 1, 0);
+  EXPECT_EQ(request.group_size, 1);
+  EXPECT_EQ(request.group, "w");
+  EXPECT_EQ(request.shape, (std::vector<std::int64_t>{6}));
+}
+
+TEST_F(PartsCheckTest, LieOneBehindTheOtherWithinTheTensor) {
+  const std::vector<TensorPart> good = parts_;
+  const std::vector<TensorPart> bad[] = {{{memory(), 1, 2}, {memory(), 2, 2}},
+                                         {{memory(), 4, 2}, {memory(), 0, 2}},
+                                         {{memory(), 5, 2}},
+                                         {{memory(), -1, 2}},
+                                         {{memory(), 2, -1}},
+                                         {{memory(), 9, 0}},
+                                         {{nullptr, 1, 2}}};
+  for (const std::vector<TensorPart>& parts : bad) {
+    parts_ = parts;
+    expect_refused("lie one behind the other within the 6 elements");
+  }
+}
+
+TEST_F(PartsCheckTest, AreOfAnAllreduceOnAGpu) {
+  const Submission good = submission_;
+  submission_.parameters = Broadcast{};
+  expect_refused("only an allreduce");
+  submission_.parameters = Allreduce{.op = ReduceOp::kAdasum};
+  expect_refused("not Adasum");
+  submission_ = good;
+  submission_.input.device = submission_.output.device = {};
+  expect_refused("of a GPU's tensor");
+  submission_ = good;
+  submission_.group = "g";
+  submission_.group_size = 1;
+  expect_refused("cannot be a member of a group");
+  submission_ = good;
+  submission_.output.data = memory();
+  expect_refused("expected null for input and output");
+}
+
+TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
+  const wire::Request request = runtime::make_request(submission_, sets_, 1, 0);
+  Submission again = submission_;
+  const std::vector<TensorPart> others = {{memory() + 4, 0, 1}};
+  again.parts = others;
+  EXPECT_TRUE(runtime::asks_for_the_same(again, submission_, request));
+  const std::vector<TensorPart> outside = {{memory(), 0, 7}};
+  again.parts = outside;
+  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request));
+  again.parts = {};
+  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request)) << "it has no memory";
+  again.input.data = again.output.data = memory();
+  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request))
+      << "the others submit it in parts";
+}
+
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
   submission_.parameters = Allreduce{.postscale = std::nan("")};
   expect_refused("not finite");
