@@ -48,7 +48,7 @@ HvdrunProcess::HvdrunProcess(const Start& start) : started_ns_(realtime_ns()) {
   }
   SpawnOptions options;
   options.argv = start.prefix;
-  options.argv.push_back(hvdrun());
+  options.argv.push_back(start.program.empty() ? hvdrun() : start.program);
   options.argv.insert(options.argv.end(), start.arguments.begin(), start.arguments.end());
   options.environment = current_environment();
   set_variable(options.environment, "TMPDIR", temporary_.path());

@@ -25,6 +25,7 @@ struct Start {
   std::string input = {};                ///< for stdin; at most what a pipe holds
   bool terminal = false;                 ///< stdout is a pseudo-terminal
   std::vector<std::string> prefix = {};  ///< a command that runs hvdrun
+  std::string program = {};              ///< instead of hvdrun, to be compared with it
 };
 
 /// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The

@@ -115,7 +115,7 @@ TEST(Signals, StubbornRanksAreKilledAfterTheGrace) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(result.code, 143);
   EXPECT_GE(took.count(), 0.45);
-  EXPECT_LT(took.count(), 3.0);
+  EXPECT_LT(took.count(), 10) << "a busy machine takes seconds to end processes, not tens of them";
   EXPECT_THAT(result.err, HasSubstr("2 ranks (0, 1) did not end within 0.50 s and were killed"));
   EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
 }

@@ -1,0 +1,98 @@
+// What hvdrun adds to mpirun's own times, measured beside mpirun in the same run: a machine where
+// everything takes twice as long is no failure. Best of several, as each time is at the mercy of
+// whatever else the machine does. Runs alone (RUN_SERIAL).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "hvdrun_process.h"
+
+namespace hvd::launcher::test {
+namespace {
+
+constexpr int kTimes = 3;
+
+struct Times {
+  double hvdrun = std::numeric_limits<double>::infinity();
+  double mpirun = std::numeric_limits<double>::infinity();
+};
+
+/// mpirun alone, as hvdrun would start it.
+Start plain_mpirun(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"--bind-to", "none", "--oversubscribe"});
+  return {.arguments = std::move(arguments), .program = "mpirun"};
+}
+
+/// Both ways in turns; the best of each.
+template <class Measure>
+Times best_of(const Measure& measure, const Start& by_hvdrun, const Start& by_mpirun) {
+  Times best;
+  for (int i = 0; i < kTimes; ++i) {
+    best.mpirun = std::min(best.mpirun, measure(by_mpirun));
+    best.hvdrun = std::min(best.hvdrun, measure(by_hvdrun));
+  }
+  return best;
+}
+
+/// From starting it to the first rank's main().
+double seconds_to_main(const Start& start) {
+  timespec before{};
+  ::clock_gettime(CLOCK_REALTIME, &before);
+  const Result result = HvdrunProcess(start).wait();
+  const std::size_t at = result.out.find("main at ");
+  EXPECT_EQ(result.code, 0) << result.err;
+  if (at == std::string::npos) return std::numeric_limits<double>::infinity();
+  return std::strtod(result.out.c_str() + at + 8, nullptr) -
+         (static_cast<double>(before.tv_sec) + static_cast<double>(before.tv_nsec) * 1e-9);
+}
+
+TEST(Times, ToMainAreAtMostTwiceMpirunsOrASecond) {
+  const std::vector<std::string> job = {"-np", "2", rank_program(), "now"};
+  const Times best = best_of(seconds_to_main, {.arguments = job}, plain_mpirun(job));
+  std::printf("to main, best of %d: hvdrun %.3f s, mpirun %.3f s\n", kTimes, best.hvdrun,
+              best.mpirun);
+  EXPECT_LT(best.hvdrun, std::max(1.0, 2 * best.mpirun));
+}
+
+/// From a rank's death to the end of what started it.
+double seconds_to_end(Start start, const std::string& ready) {
+  const std::string marker = unique_marker();
+  start.arguments.push_back(marker);
+  HvdrunProcess process(start);
+  EXPECT_TRUE(process.wait_for(ready, 3, 20));
+  // Programs are started after all that start them, so the youngest process is one.
+  pid_t victim = -1;
+  for (const pid_t pid : processes_with(marker)) victim = std::max(victim, pid);
+  EXPECT_GT(victim, 0);
+  if (victim <= 0) return std::numeric_limits<double>::infinity();
+  const auto begin = std::chrono::steady_clock::now();
+  ::kill(victim, SIGKILL);
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 137) << result.err;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+TEST(Times, FromARanksDeathToTheEndAreAtMostTwiceMpirunsOrHalfASecond) {
+  for (const bool mpi : {false, true}) {
+    const std::vector<std::string> job = {"-np", "3", mpi ? mpi_program() : rank_program(),
+                                          mpi ? "stay" : "wait"};
+    const auto measure = [mpi](const Start& start) {
+      return seconds_to_end(start, mpi ? "sum 14" : "ready");
+    };
+    const Times best = best_of(measure, {.arguments = job}, plain_mpirun(job));
+    std::printf("from a %s rank's death to the end, best of %d: hvdrun %.3f s, mpirun %.3f s\n",
+                mpi ? "MPI" : "plain", kTimes, best.hvdrun, best.mpirun);
+    EXPECT_LT(best.hvdrun, std::max(0.5, 2 * best.mpirun));
+  }
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test
