@@ -1,11 +1,13 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "device/copy_plan.h"
+#include "hvd/error.h"
 #include "hvd/status.h"
 
 /// The seam between hvd and a GPU's runtime library: everything that hvd asks of a device, and
@@ -97,13 +99,27 @@ class Api {
   /// an element
   virtual void fill(std::byte* to, std::size_t count, std::size_t element_bytes,
                     std::uint64_t pattern, Stream) = 0;
+
+  /// The device hangs, and nobody is to wait for it any more: from now on DeviceGuard throws, so
+  /// that what would be freed stays allocated. For as long as the process lives; any thread.
+  void give_up() noexcept { given_up_.store(true); }
+  bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> given_up_{false};
 };
 
 /// Makes a device current for the calling thread for as long as it lives. Belongs before every
-/// other call of the Api.
+/// other call of the Api. @throws Error for one that was given up
 class DeviceGuard {
  public:
-  DeviceGuard(Api& api, int device) : api_(api) { api_.enter(device); }
+  DeviceGuard(Api& api, int device) : api_(api) {
+    if (api.given_up()) {
+      throw Error("device " + std::to_string(device) +
+                  " was given up, as it did not end what it ran; only another process can use it");
+    }
+    api_.enter(device);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
   ~DeviceGuard() { api_.leave(); }

@@ -431,9 +431,11 @@ void Runtime::close() {
   acquire_progress();
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
   { const MutexLock lock(names_mutex_); }
-  // In order nothing is under way; else a peer may still be at work on this rank's memory.
-  engine_->give_up(
-      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+  const Status cause{StatusCode::kShutdown,
+                     "hvd was shut down while this operation was outstanding", -1};
+  // In order nothing is under way, and channels are closed so that peers that still work get what
+  // they need; else a peer may still be at work on this rank's memory.
+  engine_->front().shut_down() ? engine_->end_outstanding(cause) : engine_->give_up(cause);
   if (!engine_->front().failed()) engine_->farewell();
   {
     const MutexLock lock(progress_mutex_);

@@ -54,6 +54,7 @@ DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_fact
       channels_own(on.api()) {}
 
 DevicePipeline::~DevicePipeline() {
+  channel.wait_for_abort();
   try {
     const device::DeviceGuard guard(context.api(), context.device());
     if (channels_own.idle()) channel.give_back_fusion_buffers();

@@ -51,6 +51,7 @@ class FakeApi final : public device::Api {
   device::Stream create_stream() override {
     const auto lock = begin("create_stream");
     gpu_.queues_.push_back(std::make_unique<FakeGpu::Queue>());
+    gpu_.queues_.back()->owner = rank_;
     return {handle_of(static_cast<int>(gpu_.queues_.size()) - 1)};
   }
   void destroy_stream(device::Stream) noexcept override {
@@ -106,6 +107,7 @@ class FakeApi final : public device::Api {
   }
   void synchronize(device::Stream stream) override {
     const auto lock = begin("synchronize");
+    gpu_.check_not_hanging(rank_, "synchronize");
     ++counts().synchronize;
     while (!gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->items.empty() &&
            gpu_.run_some(1)) {
@@ -119,6 +121,7 @@ class FakeApi final : public device::Api {
   }
   void release(std::byte* memory) noexcept override {
     const auto lock = begin("release");
+    gpu_.check_not_hanging(rank_, "release");
     gpu_.release_locked(memory, false);
   }
   std::byte* allocate_pinned(std::size_t bytes) override {
@@ -128,6 +131,7 @@ class FakeApi final : public device::Api {
   }
   void release_pinned(std::byte* memory) noexcept override {
     const auto lock = begin("release_pinned");
+    gpu_.check_not_hanging(rank_, "release_pinned");
     gpu_.release_locked(memory, true);
   }
 
@@ -138,6 +142,7 @@ class FakeApi final : public device::Api {
   }
   void unpin(std::byte* memory) noexcept override {
     const auto lock = begin("unpin");
+    gpu_.check_not_hanging(rank_, "unpin");
     gpu_.release_locked(memory, true);
   }
 
@@ -398,6 +403,25 @@ void FakeGpu::run_through(device::Stream stream, Item item) {
   run_queue(*queues_[static_cast<std::size_t>(queue_of(stream))]);
 }
 
+void FakeGpu::hang(device::Stream stream) {
+  Item item;
+  item.name = "an endless loop";
+  item.ready = [] { return false; };
+  item.never_ends = true;
+  enqueue(stream, std::move(item));
+}
+
+bool FakeGpu::run_until_idle(int rank) {
+  const std::lock_guard lock(mutex_);
+  const auto idle = [rank](const auto& queue) {
+    return queue->owner != rank || queue->items.empty();
+  };
+  while (!std::all_of(queues_.begin(), queues_.end(), idle)) {
+    if (!run_some(1)) return false;
+  }
+  return true;
+}
+
 void FakeGpu::begin_capture(device::Stream stream, int by) {
   const std::lock_guard lock(mutex_);
   queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by = by;
@@ -409,6 +433,16 @@ void FakeGpu::check_not_captured(device::Stream stream, int rank, const char* ca
   const int by = queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by;
   if (by >= 0 && by != rank)
     fault(std::string(call) + " on a stream that is being captured into a graph");
+}
+
+void FakeGpu::check_not_hanging(int rank, const char* call) {
+  const bool hangs = std::any_of(queues_.begin(), queues_.end(), [rank](const auto& queue) {
+    return queue->owner == rank &&
+           std::any_of(queue->items.begin(), queue->items.end(),
+                       [](const QueuedItem& item) { return item.item.never_ends; });
+  });
+  if (hangs)
+    fault("rank " + std::to_string(rank) + ": " + call + "() waits for a device that hangs");
 }
 
 // Until the event's record() has run, or to the end. Events are recorded before they are waited

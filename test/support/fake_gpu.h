@@ -76,6 +76,7 @@ class FakeGpu {
     /// May run now; it is at the head of its queue. Empty: always.
     std::function<bool()> ready = {};
     std::function<void()> run = {};
+    bool never_ends = false;
   };
   void enqueue(device::Stream, Item);
   /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and
@@ -86,6 +87,11 @@ class FakeGpu {
   void begin_capture(device::Stream, int by);
   void end_capture(device::Stream);
   std::recursive_mutex& mutex() { return mutex_; }
+  /// Nothing behind it in the stream runs any more, as behind a kernel in an endless loop: what
+  /// waits for the rank's device, as freeing memory does, would wait forever.
+  void hang(device::Stream);
+  /// Runs what can be run. True when nothing is left in the queues that this rank has made.
+  bool run_until_idle(int rank);
 
   // For somebody who touches the memory from the host, as MPI does.
   /// In the rank's name: what conflicts and was queued before has to have been seen reached by it,
@@ -118,6 +124,7 @@ class FakeGpu {
   };
   struct Queue {
     std::deque<QueuedItem> items;
+    int owner = -1;        // the rank that made it
     int captured_by = -1;  // a rank; -1: it is not
     Clock clock;           // of what was put in so far
   };
@@ -145,6 +152,7 @@ class FakeGpu {
   int queue_of(device::Stream) const;
   int event_index_of(device::EventHandle) const;
   void check_not_captured(device::Stream, int rank, const char* call);
+  void check_not_hanging(int rank, const char* call);
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
   void pin_locked(std::byte*, std::size_t bytes);
   void release_locked(std::byte*, bool pinned);

@@ -1,6 +1,9 @@
 #include "support/fake_nccl.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -53,7 +56,9 @@ class FakeNcclLibrary final : public nccl::Library {
     const std::lock_guard lock(nccl_.mutex_);
     nccl::UniqueId id = {};
     const int number = ++nccl_.ids_;
+    const pid_t process = ::getpid();
     std::memcpy(id.data() + 60, &number, sizeof number);
+    std::memcpy(id.data() + 80, &process, sizeof process);
     return id;
   }
 
@@ -67,13 +72,19 @@ class FakeNcclLibrary final : public nccl::Library {
     if (!world) {
       world = std::make_shared<FakeNccl::World>();
       world->size = size;
+      for (const std::byte byte : id) world->name += std::to_string(std::to_integer<int>(byte));
       world->launches.resize(static_cast<std::size_t>(size));
       world->executed.resize(static_cast<std::size_t>(size));
       world->windows.resize(static_cast<std::size_t>(size));
       world->owners.resize(static_cast<std::size_t>(size), -1);
     }
     if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
-    ++world->joined;
+    if (nccl_.options_.store) {
+      world->local_rank = rank;
+      nccl_.options_.store->put(FakeNccl::key_of(*world, "joined", rank, 0), {});
+    } else {
+      ++world->joined;
+    }
     world->owners[static_cast<std::size_t>(rank)] = rank_;
     nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true,
                               rank_ == nccl_.options_.init_fails_at});
@@ -86,7 +97,7 @@ class FakeNcclLibrary final : public nccl::Library {
     if (member.broken) return {nccl::Health::State::kFailed, false, "out of device memory"};
     const auto broken = nccl_.broken_.find(rank_);
     if (broken != nccl_.broken_.end()) return broken->second;
-    if (member.world->joined < member.world->size) return {nccl::Health::State::kBusy};
+    if (!nccl_.all_joined(*member.world)) return {nccl::Health::State::kBusy};
     if (member.busy-- > 0) return {nccl::Health::State::kBusy};
     if (member.window_to_be != nullptr) return nccl_.make_window(member);
     return {};
@@ -99,7 +110,8 @@ class FakeNcclLibrary final : public nccl::Library {
     nccl_.gpu_.run_all();
   }
   void destroy(nccl::Comm comm) noexcept override {
-    const std::lock_guard lock(nccl_.mutex_);
+    std::unique_lock lock(nccl_.mutex_);
+    if (!nccl_.wait_for_device(rank_, lock)) return;
     ++counts().destroyed;
     member_of(comm).alive = false;
     if (!member_of(comm).registered.empty())
@@ -107,21 +119,17 @@ class FakeNcclLibrary final : public nccl::Library {
     if (!member_of(comm).windows.empty())
       nccl_.gpu_.fault("NCCL: a communicator was destroyed that has windows");
   }
-  void abort(nccl::Comm comm) noexcept override {
-    const std::lock_guard lock(nccl_.mutex_);
-    ++counts().aborted;
-    FakeNccl::Member& member = member_of(comm);
-    member.alive = false;
-    counts().registered -= static_cast<int>(std::exchange(member.registered, {}).size());
-    counts().windows -= static_cast<int>(std::exchange(member.windows, {}).size());
-    if (member.window_to_be != nullptr)
-      *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
-    const auto resident = nccl_.residents_.find(rank_);
-    if (resident != nccl_.residents_.end() && resident->second.world == member.world)
-      nccl_.residents_.erase(resident);
-    // What waits on the device ends, with whatever is in memory.
-    for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)])
-      launch->done = true;
+  void abort(std::span<const nccl::Comm> comms) noexcept override {
+    std::unique_lock lock(nccl_.mutex_);
+    const bool grouped = nccl_.options_.version >= 22200;
+    for (const nccl::Comm comm : comms) {
+      if (grouped) nccl_.end_kernels(member_of(comm));
+    }
+    for (const nccl::Comm comm : comms) {
+      if (!grouped) nccl_.end_kernels(member_of(comm));
+      if (!nccl_.wait_for_device(rank_, lock)) return;
+      nccl_.free_member(member_of(comm));
+    }
   }
 
   void begin_group() override {
@@ -205,7 +213,8 @@ class FakeNcclLibrary final : public nccl::Library {
   }
 
   bool has_windows() const noexcept override {
-    return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at;
+    return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at &&
+           !nccl_.options_.store;
   }
   void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes,
                              void** window) override {
@@ -233,9 +242,7 @@ class FakeNcclLibrary final : public nccl::Library {
 
  private:
   FakeNcclCounts& counts() { return nccl_.counts_[rank_]; }
-  FakeNccl::Member& member_of(nccl::Comm comm) {
-    return nccl_.members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1];
-  }
+  FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.member_of(comm); }
 
   void add(const Call& call, nccl::Comm comm, device::Stream stream) {
     const std::lock_guard lock(nccl_.mutex_);
@@ -295,13 +302,14 @@ class FakeNcclLibrary final : public nccl::Library {
     FakeGpu::Item item;
     item.name = "NCCL";
     for (const Call& call : launched->calls) add_ranges(call, member, item.ranges);
-    item.ready = [this, launched, world = member.world, position] {
-      const std::lock_guard lock(nccl_.mutex_);
+    item.ready = [&nccl = nccl_, rank = rank_, launched, world = member.world, position] {
+      const std::lock_guard lock(nccl.mutex_);
       if (launched->done) return true;
-      if (!nccl_.take_room(rank_, world, position)) return false;
-      launched->at_head = true;
-      if (nccl_.try_execute(*world, position)) return true;
-      nccl_.report_circle(rank_);
+      if (!nccl.take_room(rank, world, position)) return false;
+      if (!std::exchange(launched->at_head, true) && nccl.options_.store)
+        nccl.publish(*world, position);
+      if (nccl.try_execute(*world, position)) return true;
+      nccl.report_circle(rank);
       return false;
     };
     nccl_.gpu_.enqueue(stream, std::move(item));
@@ -317,6 +325,49 @@ class FakeNcclLibrary final : public nccl::Library {
 
 std::shared_ptr<nccl::Library> FakeNccl::library(int rank) {
   return std::make_shared<FakeNcclLibrary>(*this, rank);
+}
+
+FakeNccl::~FakeNccl() {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return frees_under_way_ == 0; });
+}
+
+// What the communicator runs on the device ends, with whatever is in memory.
+void FakeNccl::end_kernels(Member& member) {
+  member.alive = false;
+  const auto resident = residents_.find(member.owner);
+  if (resident != residents_.end() && resident->second.world == member.world)
+    residents_.erase(resident);
+  for (const auto& launch : member.world->launches[static_cast<std::size_t>(member.rank)])
+    launch->done = true;
+}
+
+void FakeNccl::free_member(Member& member) {
+  FakeNcclCounts& counts = counts_[member.owner];
+  counts.registered -= static_cast<int>(std::exchange(member.registered, {}).size());
+  counts.windows -= static_cast<int>(std::exchange(member.windows, {}).size());
+  if (member.window_to_be != nullptr)
+    *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
+  ++counts.aborted;
+  changed_.notify_all();
+}
+
+// Nobody else may be driving the device, which would run by itself.
+bool FakeNccl::wait_for_device(int rank, std::unique_lock<std::recursive_mutex>& lock) {
+  ++frees_under_way_;
+  while (!closing_ && !gpu_.run_until_idle(rank))
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  --frees_under_way_;
+  changed_.notify_all();
+  return !closing_;
+}
+
+bool FakeNccl::wait_for_aborts(int rank, int communicators) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(20),
+                           [&] { return counts_[rank].aborted == communicators; });
 }
 
 FakeNcclCounts FakeNccl::counts(int rank) const {
@@ -381,10 +432,12 @@ void FakeNccl::report_circle(int owner) {
 }
 
 bool FakeNccl::try_execute(World& world, std::size_t position) {
+  if (options_.store && !fetch(world, position)) return false;
   for (const auto& launches : world.launches) {
     if (launches.size() <= position || !launches[position]->at_head) return false;
   }
   execute(world, position);
+  if (options_.store) forget(world, position);
   return true;
 }
 
@@ -463,7 +516,7 @@ void FakeNccl::execute_collective(World& world, const std::vector<const Call*>& 
       throw Error("fake NCCL: ranks launched different collectives");
     }
   }
-  check_registered(world, members);
+  if (!options_.store) check_registered(world, members);
   const std::size_t bytes = bytes_of(first.count, first.type);
   const auto ranks = static_cast<std::size_t>(world.size);
   const auto root = static_cast<std::size_t>(std::max(first.peer, 0));

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/nccl/library.h"
@@ -16,8 +20,19 @@
 /// reports, as a fault of the GPU, a collective that has registered memory, or a window, on some
 /// ranks only or another buffer on each, kernels of communicators that wait for each other, and
 /// registrations and windows that outlive their buffer or their communicator's destroy(). Making a
-/// window ends when all ranks have come, with the same size.
+/// window ends when all ranks have come, with the same size. destroy() and abort() free memory of
+/// the device, so they return only when nothing of their rank is left in its queues, which for one
+/// that hangs is never; abort() first ends the kernels of the communicators that it is given.
 namespace hvd::testing {
+
+/// Where ranks are processes: what one has put under a key, all find there.
+class FakeNcclStore {
+ public:
+  virtual ~FakeNcclStore() = default;
+  virtual void put(const std::string& key, std::span<const std::byte>) = 0;
+  virtual std::optional<std::vector<std::byte>> find(const std::string& key) = 0;
+  virtual void remove(const std::string& key) = 0;
+};
 
 struct FakeNcclOptions {
   int version = 23203;
@@ -38,6 +53,9 @@ struct FakeNcclOptions {
   /// The first rank that gets no window though nothing failed; -1: none. NCCL itself says so to
   /// all, which is 0.
   int null_windows_from = -1;
+  /// Each rank has a FakeNccl, and a FakeGpu, of its own, and the others are found here. Then
+  /// registered memory is not compared, and there are no windows.
+  std::shared_ptr<FakeNcclStore> store = nullptr;
 };
 
 struct FakeNcclCounts {
@@ -63,8 +81,13 @@ class FakeNccl {
   explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {})
       : gpu_(gpu), options_(options) {}
 
+  /// Ends the calls that would never return.
+  ~FakeNccl();
+
   std::shared_ptr<nccl::Library> library(int rank);
   FakeNcclCounts counts(int rank) const;
+  /// Waits until that many communicators of the rank have been aborted; false: not in 20 s.
+  bool wait_for_aborts(int rank, int communicators);
   /// From now on health() of all communicators of this rank says that they have failed.
   void break_rank(int rank, bool remote, const std::string& text);
 
@@ -92,11 +115,14 @@ class FakeNccl {
     std::vector<Call> calls;
     bool at_head = false;
     bool done = false;
+    std::vector<std::vector<std::byte>> memory = {};  ///< another process's, for what it calls
   };
   struct World {
+    std::string name;
     int size = 0;
     int joined = 0;
-    std::vector<int> owners;                                     // by rank: which rank of the test
+    int local_rank = 0;       ///< with a store: the only one in this process
+    std::vector<int> owners;  // by rank: which rank of the test
     std::vector<std::vector<std::shared_ptr<Launch>>> launches;  // by rank
     std::vector<std::size_t> executed;                           // by rank: launches that are done
     std::vector<std::vector<std::size_t>> windows;  // by rank: the sizes of those that were begun
@@ -122,7 +148,20 @@ class FakeNccl {
     std::size_t position = 0;
   };
 
+  Member& member_of(nccl::Comm comm) {
+    return members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1];
+  }
   nccl::Health make_window(Member&);
+  void end_kernels(Member&);
+  void free_member(Member&);
+  bool wait_for_device(int rank, std::unique_lock<std::recursive_mutex>&);
+  bool all_joined(World&);
+  static std::string key_of(const World&, const char* what, int rank, std::size_t position);
+  /// Bytes of its input and of its output.
+  static std::pair<std::size_t, std::size_t> sizes_of(const Call&, int rank, int ranks);
+  void publish(World&, std::size_t position);
+  bool fetch(World&, std::size_t position);
+  void forget(World&, std::size_t position);
   bool take_room(int owner, const std::shared_ptr<World>&, std::size_t position);
   void report_circle(int owner);
   bool try_execute(World&, std::size_t position);
@@ -139,6 +178,9 @@ class FakeNccl {
   std::map<int, nccl::Health> broken_;
   std::map<int, Resident> residents_;  // by rank of the test: the kernel that its device runs
   int ids_ = 0;
+  std::condition_variable_any changed_;
+  int frees_under_way_ = 0;  // calls of destroy() and abort()
+  bool closing_ = false;
 };
 
 }  // namespace hvd::testing

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "device/api.h"
@@ -17,6 +18,7 @@ using UniqueId = std::array<std::byte, 128>;
 /// Does not own it.
 struct Comm {
   void* handle = nullptr;
+  friend bool operator==(const Comm&, const Comm&) = default;
 };
 
 enum class Reduction : std::uint8_t { kSum, kProduct, kMin, kMax, kAverage };
@@ -31,7 +33,7 @@ struct Health {
 /// Communicators do not block: after each call on one, health() says when the call is over, and
 /// only then may the next follow, or an event be recorded behind it. What fails at once is thrown
 /// as hvd::Error. Counts are elements; types are those that NCCL has: not int16 and bool. With the
-/// device current. One thread at a time.
+/// device current. One thread at a time for each communicator, and for those of a group.
 class Library {
  public:
   virtual ~Library() = default;
@@ -43,9 +45,11 @@ class Library {
   virtual Health health(Comm) = 0;
   /// Ends the communicator in order, together with its peers: health(), then destroy().
   virtual void begin_finalize(Comm) = 0;
+  /// Frees memory of the device, which waits for all that it runs. See CommTeardown.
   virtual void destroy(Comm) noexcept = 0;
-  /// Stops what runs on the device, and frees the communicator.
-  virtual void abort(Comm) noexcept = 0;
+  /// Stops what the communicators run on the device, then frees them, as destroy() does: all
+  /// together from 2.22 on, one after the other before.
+  virtual void abort(std::span<const Comm>) noexcept = 0;
 
   /// The calls in between are one launch.
   virtual void begin_group() = 0;

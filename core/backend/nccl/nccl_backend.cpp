@@ -27,7 +27,9 @@ NcclBackend::NcclBackend(std::shared_ptr<nccl::Library> library,
       device_(std::move(device)),
       open_host_channel_(std::move(open_host_channel)),
       options_(options),
-      clock_(clock) {}
+      clock_(clock),
+      teardown_(std::make_shared<nccl::CommTeardown>(library_, device_, options.teardown_timeout)) {
+}
 
 const Clock& NcclBackend::steady_clock() {
   static const SteadyClock clock;
@@ -63,7 +65,7 @@ std::unique_ptr<Channel> NcclBackend::open(const ChannelSpec& spec, Peers& peers
   host.device = {};
   host.instance = 1;
   if (!stream_) stream_ = std::make_shared<device::OwnedStream>(*device_);
-  return std::make_unique<nccl::NcclChannel>(library_, device_, stream_, spec,
+  return std::make_unique<nccl::NcclChannel>(library_, device_, stream_, teardown_, spec,
                                              open_host_channel_(host, peers), options_, clock_);
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/nccl/comm_teardown.h"
 #include "backend/nccl/library.h"
 #include "base/clock.h"
 #include "device/context.h"
@@ -19,6 +20,8 @@ struct NcclOptions {
   Duration init_timeout = std::chrono::minutes(5);
   /// How long the end of a communicator waits for the peers.
   Duration finalize_timeout = std::chrono::seconds(5);
+  /// How long NCCL may take to free communicators before the device is given up.
+  Duration teardown_timeout = std::chrono::seconds(10);
   /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the
   /// communicator; 0: none. Where the ranks differ, none are.
   std::size_t registered_bytes = 0;
@@ -61,7 +64,8 @@ class NcclBackend final : public Backend {
   const nccl::OpenHostChannel open_host_channel_;
   const nccl::NcclOptions options_;
   const Clock& clock_;
-  std::shared_ptr<const device::OwnedStream> stream_;  // made when the first channel is opened
+  const std::shared_ptr<nccl::CommTeardown> teardown_;  // of all communicators of the device
+  std::shared_ptr<const device::OwnedStream> stream_;   // made when the first channel is opened
 };
 
 }  // namespace hvd

@@ -24,12 +24,14 @@ constexpr int kFusionBuffers = 2;
 }  // namespace
 
 NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device,
-                         std::shared_ptr<const device::OwnedStream> stream, const ChannelSpec& spec,
+                         std::shared_ptr<const device::OwnedStream> stream,
+                         std::shared_ptr<CommTeardown> teardown, const ChannelSpec& spec,
                          std::unique_ptr<Channel> host, const NcclOptions& options,
                          const Clock& clock)
     : library_(std::move(library)),
       device_(std::move(device)),
       stream_(std::move(stream)),
+      teardown_(std::move(teardown)),
       spec_(spec),
       options_(options),
       clock_(clock),
@@ -44,7 +46,7 @@ NcclChannel::~NcclChannel() {
     const device::DeviceGuard guard(device_->api(), device_->device());
     if (state_ != State::kReady) {
       if (state_ == State::kOpening) keep_until_exit(notes_);
-      library_->abort(comm_);
+      teardown_->abort(comm_);
       return;
     }
     library_->begin_finalize(comm_);
@@ -54,9 +56,11 @@ NcclChannel::~NcclChannel() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       health = library_->health(comm_);
     }
-    health.state == Health::State::kSettled ? library_->destroy(comm_) : library_->abort(comm_);
+    const bool settled = health.state == Health::State::kSettled;
+    settled ? teardown_->destroy(comm_) : teardown_->abort(comm_);
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << who() << " was not left in order: " << error.what();
+    teardown_->abort(comm_);
   }
 }
 
@@ -92,6 +96,7 @@ void NcclChannel::meet() {
   if (!meeting_->progress()) return;
   meeting_.reset();
   comm_ = library_->begin_init(notes_->id, size(), rank());
+  teardown_->add(comm_);
   state_ = State::kJoining;
 }
 
@@ -250,19 +255,18 @@ void NcclChannel::abort() noexcept {
   host_->abort();
   if (meeting_ || before == State::kOpening) keep_until_exit(notes_);
   meeting_.reset();
-  if (comm_.handle == nullptr) return;
-  try {
-    const device::DeviceGuard guard(device_->api(), device_->device());
-    library_->abort(comm_);
-    registrations_.clear();  // NCCL undoes them once its kernels have ended; sooner would take the
-                             // memory from under them
-  } catch (const std::exception& error) {
-    HVD_LOG(kError) << who() << " could not be aborted: " << error.what();
-  }
+  teardown_->abort_all();
+  registrations_.clear();  // NCCL undoes them once its kernels have ended; sooner would take the
+                           // memory from under them
+}
+
+void NcclChannel::wait_for_abort() noexcept {
+  if (state_ == State::kAborted) teardown_->wait();
 }
 
 void NcclChannel::give_back_fusion_buffers() noexcept {
   if (fusion_buffers_.empty()) return;
+  wait_for_abort();
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     deregister_buffers();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/nccl/comm_teardown.h"
 #include "backend/nccl/library.h"
 #include "backend/nccl/nccl_backend.h"
 #include "base/clock.h"
@@ -26,20 +27,24 @@ namespace hvd::nccl {
 ///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
-  /// @param stream of all communicators of the device
+  /// @param stream, teardown of all communicators of the device
   NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>,
-              std::shared_ptr<const device::OwnedStream> stream, const ChannelSpec&,
+              std::shared_ptr<const device::OwnedStream> stream,
+              std::shared_ptr<CommTeardown> teardown, const ChannelSpec&,
               std::unique_ptr<Channel> host, const NcclOptions&, const Clock&);
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
-  /// Waits for the peers, for no longer than finalize_timeout: they end theirs too.
+  /// Waits for the peers, for no longer than finalize_timeout: they end theirs too. What NCCL frees
+  /// then it frees on another thread.
   ~NcclChannel() override;
 
   bool ready() override;
   std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
                                std::span<std::byte> out) override;
   void check_health() override;
+  /// Of all communicators of the device, and only begins it: see Note [An abort that cannot hang].
   void abort() noexcept override;
+  void wait_for_abort() noexcept override;
   Channel* host() noexcept override { return host_.get(); }
   std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
     return fusion_buffers_;
@@ -78,6 +83,7 @@ class NcclChannel final : public Channel {
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<device::Context> device_;
   const std::shared_ptr<const device::OwnedStream> stream_;
+  const std::shared_ptr<CommTeardown> teardown_;
   const ChannelSpec spec_;
   const NcclOptions options_;
   const Clock& clock_;

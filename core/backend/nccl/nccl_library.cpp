@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <cstring>
+#include <span>
 
 #include "base/config.h"
 #include "hvd/error.h"
@@ -13,6 +14,9 @@ namespace {
 
 /// Non-blocking communicators and their end in two steps work from here on.
 constexpr int kOldest = 21800;
+
+/// Aborts form a group from here on.
+constexpr int kOldestWithGroupedAborts = 22200;
 
 /// Windows work from here on. Their functions and flag are written out, so that older headers will
 /// do.
@@ -172,7 +176,12 @@ class NcclLibrary final : public Library {
     check(f_.finalize(comm_of(comm)), "ncclCommFinalize", comm_of(comm));
   }
   void destroy(Comm comm) noexcept override { f_.destroy(comm_of(comm)); }
-  void abort(Comm comm) noexcept override { f_.abort(comm_of(comm)); }
+  void abort(std::span<const Comm> comms) noexcept override {
+    const bool grouped = version_ >= kOldestWithGroupedAborts;
+    if (grouped) f_.group_start();
+    for (const Comm comm : comms) f_.abort(comm_of(comm));
+    if (grouped) f_.group_end();
+  }
 
   void begin_group() override { check(f_.group_start(), "ncclGroupStart", nullptr); }
   void end_group() override { check(f_.group_end(), "ncclGroupEnd", nullptr); }

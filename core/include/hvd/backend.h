@@ -97,13 +97,16 @@ class Channel {
   /// doorbell.
   virtual bool needs_polling() const noexcept { return true; }
   /// After a failure: the outstanding Work will not be asked to progress again and may be
-  /// destroyed.
+  /// destroyed. Waits neither for peers nor for the device.
   virtual void abort() noexcept = 0;
 
   // --- device channels; the defaults suit host channels ---
   /// Whether launch() may be called; advances the set-up without blocking. Once true it stays true.
   /// Throws hvd::Error when the set-up fails or times out.
   virtual bool ready() { return true; }
+  /// Called after abort(), before anything is freed on the device: waits for its end, for a bounded
+  /// time.
+  virtual void wait_for_abort() noexcept {}
   /// Throws hvd::Error when work that was reported complete, and may still be in the device's
   /// queue, has failed.
   virtual void check_health() {}

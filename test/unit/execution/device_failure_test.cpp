@@ -1,6 +1,10 @@
 // Disagreement and failures with tensors on a device.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "hvd/error.h"
 #include "support/device_job.h"
 
@@ -10,6 +14,9 @@ namespace {
 using std::chrono::seconds;
 using Floats = std::vector<float>;
 using FloatOperation = DeviceOperation<float>;
+
+constexpr std::chrono::milliseconds kSoon(500);
+constexpr nccl::NcclOptions kQuick{.teardown_timeout = kSoon};
 
 Submission unwatched(Submission submission) {
   submission.on_done = nullptr;
@@ -88,7 +95,7 @@ TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
     EXPECT_NE(
         job.runtime(rank).failure().message.find("the connection was closed by the remote host"),
         std::string::npos);
-    EXPECT_EQ(job.nccl().counts(rank).aborted, 1) << "or the others' GPUs would hang";
+    EXPECT_TRUE(job.nccl().wait_for_aborts(rank, 1)) << "or the others' GPUs would hang";
     EXPECT_THROW(submit_one(job.runtime(rank), gpu_sum(job, rank, "u")), PeerLostError);
   }
   EXPECT_TRUE(job.gpu().run_all()) << "nothing hangs on the device";
@@ -110,20 +117,8 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   runtime::RuntimeOptions options;
   options.stall_shutdown = seconds(50);
   options.stall_warning = seconds(20);
-  DeviceJob job(2, Path::kNccl, options);
-  // Rank 1's program never gets to its gradient: its queue waits for an event that does not come.
-  const device::EventHandle never = [&] {
-    const device::DeviceGuard guard(job.rank(1).device->api(), 0);
-    const device::Stream stuck = job.rank(1).device->api().create_stream();
-    FakeGpu::Item item;
-    item.ready = [] { return false; };
-    job.gpu().enqueue(stuck, std::move(item));
-    const device::EventHandle event = job.rank(1).device->api().create_event();
-    job.rank(1).device->api().record(event, stuck);
-    job.rank(1).device->api().wait(job.rank(1).app->get(), event);
-    return event;
-  }();
-  EXPECT_NE(never.handle, nullptr);
+  DeviceJob job(2, Path::kNccl, options, {}, 1, kQuick);
+  job.gpu().hang(job.rank(1).app->get());  // its program never gets to its gradient
   std::vector<Operation> handles;
   for (int rank = 0; rank < 2; ++rank)
     handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
@@ -135,6 +130,92 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
                 "allreduce 'w' has been in the device's queue for 50 s"),
             std::string::npos)
       << job.runtime(0).failure().message;
+  EXPECT_TRUE(job.nccl().wait_for_aborts(0, 1));
+  for (int rank = 0; rank < 2; ++rank) job.job().kill(rank);
+  EXPECT_FALSE(job.rank(0).device->api().given_up());
+  EXPECT_TRUE(job.rank(1).device->api().given_up());
+  job.expect_no_faults();
+}
+
+// The program computes without end on one GPU, and another rank is lost.
+TEST(DeviceFailureTest, ALossIsToldAlthoughTheGpuHangs) {
+  DeviceJob job(3, Path::kNccl, {}, {}, 1, {.teardown_timeout = kSoon, .registered_bytes = 4096});
+  std::vector<Operation> handles;
+  for (int rank = 0; rank < 3; ++rank)
+    handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  ASSERT_TRUE(job.run(handles));
+  job.gpu().hang(job.rank(1).app->get());
+  handles.clear();
+  for (int rank = 0; rank < 2; ++rank)
+    handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "v")));
+  job.job().kill(2);
+  ASSERT_TRUE(job.run_until([&] { return handles[0].done() && handles[1].done(); }));
+  for (const Operation& handle : handles)
+    EXPECT_EQ(handle.status().code, StatusCode::kPeerLost) << handle.status().message;
+  for (int rank = 0; rank < 2; ++rank) EXPECT_FALSE(job.runtime(rank).shutdown());
+  EXPECT_TRUE(job.nccl().wait_for_aborts(0, 1));
+  for (int rank = 0; rank < 2; ++rank) job.job().kill(rank);
+  EXPECT_FALSE(job.rank(0).device->api().given_up());
+  EXPECT_EQ(job.nccl().counts(0).allocated, 0);
+  EXPECT_TRUE(job.rank(1).device->api().given_up());
+  EXPECT_EQ(job.nccl().counts(1).allocated, 2) << "the device may still be at work on them";
+  job.expect_no_faults();
+}
+
+// And shutdown() is called meanwhile.
+TEST(DeviceFailureTest, ShutdownIsBoundedAlthoughTheGpuHangs) {
+  DeviceJob job(2, Path::kNccl, {}, {}, 1, kQuick);
+  job.gpu().hang(job.rank(0).app->get());
+  std::vector<Operation> handles;
+  for (int rank = 0; rank < 2; ++rank)
+    handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  ASSERT_TRUE(job.run(handles)) << "for the host it is done";
+  std::atomic<int> left = 0;
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        EXPECT_FALSE(job.runtime(rank).shutdown(seconds(5))) << "rank " << rank;
+        if (rank == 1) {
+          EXPECT_TRUE(job.nccl().wait_for_aborts(rank, 1));
+        }
+        job.job().kill(rank);
+        ++left;
+      });
+    }
+    for (; left < 2; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      job.clock().advance(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(job.rank(0).device->api().given_up());
+  EXPECT_FALSE(job.rank(1).device->api().given_up());
+  job.expect_no_faults();
+}
+
+TEST(DeviceFailureTest, AShutdownInOrderFinalizesTheCommunicators) {
+  DeviceJob job(2, Path::kNccl);
+  std::vector<Operation> handles;
+  for (int rank = 0; rank < 2; ++rank)
+    handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  ASSERT_TRUE(job.run(handles));
+  std::atomic<int> left = 0;
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        EXPECT_TRUE(job.runtime(rank).shutdown()) << "rank " << rank;
+        ++left;
+      });
+    }
+    for (; left < 2; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      job.clock().advance(std::chrono::milliseconds(1));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    job.job().kill(rank);
+    EXPECT_EQ(job.nccl().counts(rank).aborted, 0) << "a peer may still need what it sends";
+    EXPECT_EQ(job.nccl().counts(rank).finalized, 1);
+    EXPECT_EQ(job.nccl().counts(rank).destroyed, 1);
+  }
+  job.expect_no_faults();
 }
 
 TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {

@@ -105,7 +105,7 @@ TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobAndSaysWhatToDo) {
         << handle.status().message;
   }
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(job->nccl().counts(rank).aborted, 1);
+    EXPECT_TRUE(job->nccl().wait_for_aborts(rank, 1));
     EXPECT_EQ(job->nccl().counts(rank).windows, 0);
   }
 }
@@ -227,11 +227,11 @@ TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
   ASSERT_TRUE(job->run_until([&] {
     return job->runtime(0).failed() && job->runtime(1).failed() && job->runtime(2).failed();
   }));
-  EXPECT_TRUE(job->gpu().run_all()) << "nothing hangs on the device";
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(job->nccl().counts(rank).aborted, 1);
+    EXPECT_TRUE(job->nccl().wait_for_aborts(rank, 1));
     EXPECT_EQ(job->nccl().counts(rank).registered, 0);
   }
+  EXPECT_TRUE(job->gpu().run_all()) << "nothing hangs on the device";
 }
 
 class TwoBuffers final : public Channel {

@@ -40,8 +40,9 @@ TEST_F(NcclChannelTest, TheDeadlineHoldsInsideNcclToo) {
   clock_.now_ += seconds(8);
   EXPECT_THROW(ranks_[1]->channel->ready(), PeerLostError);
   ranks_[1]->channel->abort();
-  EXPECT_EQ(nccl_->counts(1).aborted, 1);
+  EXPECT_TRUE(nccl_->wait_for_aborts(1, 1));
   ranks_[1]->channel->abort();
+  ranks_[1]->channel->wait_for_abort();
   EXPECT_EQ(nccl_->counts(1).aborted, 1) << "once";
 }
 
@@ -239,11 +240,12 @@ TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
         << error.what();
   }
   ranks_[0]->channel->abort();
+  ranks_[0]->channel->wait_for_abort();
   EXPECT_TRUE(gpu_.run_all()) << "nothing is left to hang on the device";
   EXPECT_EQ(nccl_->counts(0).aborted, 1);
   EXPECT_THROW(ranks_[0]->channel->launch(sum(3), memory, memory), Error);
   EXPECT_NO_THROW(ranks_[0]->channel->check_health());
-  ranks_[0]->channel.reset();
+  end_ranks();
   EXPECT_EQ(nccl_->counts(0).destroyed, 0) << "abort has freed it";
 }
 
@@ -264,7 +266,7 @@ TEST_F(NcclChannelTest, LocalErrorsAreNoLoss) {
 TEST_F(NcclChannelTest, EndsInOrder) {
   start(2);
   ASSERT_TRUE(connect(2));
-  for (const auto& rank : ranks_) rank->channel.reset();
+  end_ranks();
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(nccl_->counts(rank).finalized, 1);
     EXPECT_EQ(nccl_->counts(rank).destroyed, 1);

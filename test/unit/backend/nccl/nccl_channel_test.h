@@ -70,6 +70,12 @@ class NcclChannelTest : public ::testing::Test {
     }
   }
 
+  /// The last of a rank's communicators is freed when its backend is destroyed.
+  void end_ranks() {
+    for (const auto& rank : ranks_) rank->channel.reset();
+    for (const auto& rank : ranks_) rank->backend.reset();
+  }
+
   bool connect(std::size_t ranks) {
     bool all = false;
     for (int round = 0; round < 50 && !all; ++round) {

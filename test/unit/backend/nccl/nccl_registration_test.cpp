@@ -28,7 +28,7 @@ TEST_F(NcclChannelTest, TwoBuffersAreRegisteredBeforeTheFirstLaunchAndGivenBackI
     EXPECT_EQ(nccl_->counts(rank).registered, 0);
     EXPECT_EQ(nccl_->counts(rank).allocated, 0);
   }
-  for (const auto& rank : ranks_) rank->channel.reset();
+  end_ranks();
   EXPECT_EQ(nccl_->counts(0).destroyed, 1);
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
@@ -39,6 +39,7 @@ TEST_F(NcclChannelTest, AnAbortComesBeforeTheBuffersAreFreed) {
   for (int rank = 0; rank < 2; ++rank) {
     Channel& channel = *ranks_[static_cast<std::size_t>(rank)]->channel;
     channel.abort();
+    channel.wait_for_abort();
     EXPECT_EQ(nccl_->counts(rank).registered, 0) << "NCCL has undone it";
     EXPECT_EQ(nccl_->counts(rank).allocated, 2);
     channel.give_back_fusion_buffers();
@@ -79,7 +80,7 @@ class NcclRegistrationTest : public NcclChannelTest {
     }
     EXPECT_EQ(allreduce(sum(1), std::vector<std::vector<float>>(ranks, {1.0F})),
               std::vector<float>{static_cast<float>(ranks)});
-    for (const auto& rank : ranks_) rank->channel.reset();
+    end_ranks();
     EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   }
 };
@@ -148,7 +149,7 @@ class NcclWindowTest : public NcclChannelTest {
       EXPECT_EQ(counts.registered, 0) << rank;
       EXPECT_EQ(counts.allocated, 0) << rank;
     }
-    for (const auto& rank : ranks_) rank->channel.reset();
+    end_ranks();
     EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   }
   void expect_error(std::size_t ranks, const std::string& what) {
@@ -282,7 +283,7 @@ TEST_F(NcclWindowTest, AnEndOrAnAbortWhileOneIsMadeLeavesNothingBehind) {
     }
     ASSERT_EQ(nccl_->counts(0).windows_begun, 1);
     if (aborts) abort_all();
-    for (const auto& rank : ranks_) rank->channel.reset();
+    end_ranks();
     EXPECT_EQ(nccl_->counts(0).aborted, 1);
     EXPECT_EQ(nccl_->counts(0).windows, 0);
   }

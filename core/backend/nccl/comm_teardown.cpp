@@ -1,0 +1,109 @@
+#include "backend/nccl/comm_teardown.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/exit_limit.h"
+#include "base/log.h"
+#include "base/mutex.h"
+
+namespace hvd::nccl {
+
+/// Shared with the thread, which may outlive everything else.
+struct CommTeardown::Ending {
+  Mutex mutex;
+  Condition changed;
+  bool over HVD_GUARDED_BY(mutex) = false;
+
+  void end() {
+    const MutexLock lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+  bool wait_until(TimePoint deadline) {
+    const MutexLock lock(mutex);
+    while (!over && SteadyClock().now() < deadline) changed.wait_until(mutex, deadline);
+    return over;
+  }
+};
+
+CommTeardown::CommTeardown(std::shared_ptr<Library> library,
+                           std::shared_ptr<device::Context> device, Duration limit)
+    : library_(std::move(library)), device_(std::move(device)), limit_(limit) {}
+
+CommTeardown::~CommTeardown() { wait(); }
+
+void CommTeardown::add(Comm comm) { comms_.push_back(comm); }
+
+void CommTeardown::abort_all() noexcept {
+  begin(std::exchange(comms_, {}),
+        [](Library& library, const std::vector<Comm>& comms) { library.abort(comms); });
+}
+
+void CommTeardown::abort(Comm comm) noexcept {
+  if (std::erase(comms_, comm) == 0) return;
+  begin({comm}, [](Library& library, const std::vector<Comm>& comms) { library.abort(comms); });
+}
+
+void CommTeardown::destroy(Comm comm) noexcept {
+  if (std::erase(comms_, comm) == 0) return;
+  begin({comm}, [](Library& library, const std::vector<Comm>& comms) {
+    for (const Comm one : comms) library.destroy(one);
+  });
+}
+
+void CommTeardown::begin(std::vector<Comm> comms, End end) noexcept {
+  if (comms.empty()) return;
+  try {
+    auto ending = std::make_shared<Ending>();
+    endings_.push_back(ending);
+    std::thread([library = library_, device = device_, comms = std::move(comms), end,
+                 ending = std::move(ending)]() mutable {
+      try {
+        const device::DeviceGuard guard(device->api(), device->device());
+        end(*library, comms);
+      } catch (const std::exception& error) {
+        HVD_LOG(kError) << "NCCL communicators were not freed: " << error.what();
+      }
+      // Whoever hears of the end may take away what these stand on.
+      library.reset();
+      device.reset();
+      ending->end();
+    }).detach();
+  } catch (const std::exception& error) {
+    give_up(error.what());
+  }
+}
+
+bool CommTeardown::wait() noexcept {
+  if (device_->api().given_up()) return false;
+  const TimePoint deadline = SteadyClock().now() + limit_;
+  for (const auto& ending : endings_) {
+    if (ending->wait_until(deadline)) continue;
+    give_up("something on the GPU does not end");
+    return false;
+  }
+  endings_.clear();
+  return true;
+}
+
+void CommTeardown::give_up(const char* why) noexcept {
+  device_->api().give_up();
+  try {
+    const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_);
+    const std::string device = "device " + std::to_string(device_->device());
+    HVD_LOG(kError) << "NCCL has not freed its communicators on " << device << " within "
+                    << limit.count() << " ms: " << why << "; given up: the memory on " << device
+                    << " stays allocated until the process ends, and hvd does not use it again";
+    limit_exit(limit, "the process's exit handlers have not returned within " +
+                          std::to_string(limit.count()) + " ms, and " + device +
+                          " had been given up, which CUDA's may wait for; ended without them");
+  } catch (const std::exception&) {  // of memory for the texts
+  }
+}
+
+}  // namespace hvd::nccl

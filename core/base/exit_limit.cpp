@@ -1,0 +1,67 @@
+#include "base/exit_limit.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "base/mutex.h"
+
+namespace hvd {
+namespace {
+
+struct ExitLimit {
+  Mutex mutex;
+  std::chrono::milliseconds limit HVD_GUARDED_BY(mutex) = {};
+  std::string why HVD_GUARDED_BY(mutex);
+  std::once_flag registered;
+};
+
+ExitLimit& exit_limit() {
+  static ExitLimit* const instance = new ExitLimit;  // never destroyed
+  return *instance;
+}
+
+// The first of the handlers that are still to come, as the last that was registered.
+void watch_exit(int code, void*) {
+  ExitLimit& shared = exit_limit();
+  std::chrono::milliseconds limit = {};
+  std::string text;
+  {
+    const MutexLock lock(shared.mutex);
+    limit = shared.limit;
+    text = "hvd: " + shared.why + "\n";
+  }
+  std::fflush(nullptr);  // _exit() does not
+  try {
+    std::thread([limit, text, code] {
+      std::this_thread::sleep_for(limit);
+      static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
+      ::_exit(code);
+    }).detach();
+  } catch (const std::exception& error) {
+    HVD_LOG(kWarning) << "the end of the process cannot be watched: " << error.what();
+  }
+}
+
+}  // namespace
+
+void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcept {
+  try {
+    ExitLimit& shared = exit_limit();
+    {
+      const MutexLock lock(shared.mutex);
+      shared.limit = limit;
+      shared.why = why;
+    }
+    std::call_once(shared.registered, [] { ::on_exit(watch_exit, nullptr); });
+  } catch (const std::exception& error) {
+    HVD_LOG(kWarning) << "the end of the process cannot be watched: " << error.what();
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,152 @@
+// Communicators end without anybody waiting for a device that hangs.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "unit/backend/nccl/nccl_channel_test.h"
+
+namespace hvd::testing {
+namespace {
+
+constexpr std::chrono::milliseconds kSoon(500);
+constexpr nccl::NcclOptions kQuick{.teardown_timeout = kSoon, .registered_bytes = 4096};
+
+class NcclAbortTest : public NcclChannelTest {
+ protected:
+  /// The program on this rank's GPU computes without end.
+  void hang(std::size_t rank) {
+    programs_.push_back(std::make_unique<device::OwnedStream>(*ranks_[rank]->device));
+    gpu_.hang(programs_.back()->get());
+  }
+  bool given_up(std::size_t rank) { return ranks_[rank]->device->api().given_up(); }
+  /// A second communicator beside the first, on both ranks.
+  void open_second() {
+    for (int rank = 0; rank < 2; ++rank) {
+      Rank& one = *ranks_[static_cast<std::size_t>(rank)];
+      second_.push_back(one.backend->open(
+          {.process_set = 1, .ranks = {0, 1}, .set_rank = rank, .device = {DeviceType::kCuda, 0}},
+          one.peers));
+    }
+    bool ready = false;
+    for (int round = 0; round < 50 && !ready; ++round) {
+      ready = second_[0]->ready();
+      ready = second_[1]->ready() && ready;
+    }
+    ASSERT_TRUE(ready);
+  }
+  void end_all() {
+    for (const auto& channel : second_) channel->give_back_fusion_buffers();
+    for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
+    second_.clear();
+    end_ranks();
+  }
+  void launch(Channel& channel) {
+    const auto memory = tensor({1, 2, 3});
+    const auto work = channel.launch(sum(3), memory, memory);
+    while (!work->progress()) {
+    }
+  }
+
+  std::vector<std::unique_ptr<device::OwnedStream>> programs_;
+  std::vector<std::unique_ptr<Channel>> second_;
+};
+
+TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
+  start(2, {}, kQuick);
+  ASSERT_TRUE(connect(2));
+  hang(0);
+  for (const auto& rank : ranks_) rank->channel->abort();
+  EXPECT_FALSE(given_up(0)) << "nobody has waited yet";
+  for (const auto& rank : ranks_) {
+    rank->channel->wait_for_abort();
+    rank->channel->give_back_fusion_buffers();
+  }
+  end_ranks();
+  EXPECT_TRUE(given_up(0));
+  EXPECT_EQ(nccl_->counts(0).aborted, 0);
+  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "the device may still be at work on them";
+  EXPECT_FALSE(given_up(1));
+  EXPECT_EQ(nccl_->counts(1).aborted, 1);
+  EXPECT_EQ(nccl_->counts(1).allocated, 0);
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclAbortTest, WhatIsFreedInOrderHoldsNobodyUpEither) {
+  start(2, {}, kQuick);
+  ASSERT_TRUE(connect(2));
+  for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
+  hang(1);
+  end_ranks();
+  EXPECT_EQ(nccl_->counts(0).destroyed, 1);
+  EXPECT_EQ(nccl_->counts(1).destroyed, 0);
+  EXPECT_TRUE(given_up(1));
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclAbortTest, AGpuThatWasGivenUpIsRefused) {
+  start(1, {}, kQuick);
+  ASSERT_TRUE(connect(1));
+  hang(0);
+  ranks_[0]->channel->abort();
+  ranks_[0]->channel->wait_for_abort();
+  try {
+    const device::DeviceGuard guard(ranks_[0]->device->api(), 0);
+    ADD_FAILURE() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("device 0 was given up"), std::string::npos)
+        << error.what();
+  }
+}
+
+// The kernel of the second waits for a peer that never comes, and ends only when its own
+// communicator is aborted; the first cannot be freed before.
+TEST_F(NcclAbortTest, AllCommunicatorsAreAbortedTogether) {
+  start(2, {.version = 22200}, kQuick);
+  ASSERT_TRUE(connect(2));
+  open_second();
+  launch(*second_[0]);
+  EXPECT_FALSE(gpu_.run_all());
+  ranks_[0]->channel->abort();
+  second_[0]->abort();
+  EXPECT_TRUE(nccl_->wait_for_aborts(0, 2));
+  second_[0]->wait_for_abort();
+  EXPECT_FALSE(given_up(0));
+  EXPECT_TRUE(gpu_.run_all());
+  end_all();
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(NcclAbortTest, BeforeGroupedAbortsTheDeviceIsGivenUp) {
+  start(2, {.version = 22100}, kQuick);
+  ASSERT_TRUE(connect(2));
+  open_second();
+  launch(*second_[0]);
+  ranks_[0]->channel->abort();
+  second_[0]->abort();
+  end_all();
+  EXPECT_TRUE(given_up(0));
+  EXPECT_FALSE(given_up(1));
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+using NcclAbortDeathTest = NcclAbortTest;
+
+TEST_F(NcclAbortDeathTest, TheProcessEndsWithItsOwnCodeThen) {
+  EXPECT_EXIT(
+      {
+        std::atexit([] {  // CUDA's own, which may wait for the device too
+          for (;;) ::pause();
+        });
+        start(1, {}, kQuick);
+        connect(1);
+        hang(0);
+        ranks_[0]->channel->abort();
+        ranks_[0]->channel->wait_for_abort();
+        std::exit(9);
+      },
+      ::testing::ExitedWithCode(9), "device 0 had been given up");
+}
+
+}  // namespace
+}  // namespace hvd::testing

@@ -1,0 +1,63 @@
+#include "base/exit_limit.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace hvd {
+namespace {
+
+using std::chrono::milliseconds;
+
+void hang() {
+  for (;;) ::pause();
+}
+
+TEST(ExitLimitTest, AHandlerThatDoesNotReturnEndsWithTheProcesssOwnCode) {
+  EXPECT_EXIT(
+      {
+        std::atexit(hang);  // as CUDA's own, which was registered before
+        limit_exit(milliseconds(50), "the GPU hangs");
+        std::exit(7);
+      },
+      ::testing::ExitedWithCode(7), "hvd: the GPU hangs");
+}
+
+TEST(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) {
+  EXPECT_EXIT(
+      {
+        std::atexit(hang);
+        std::atexit([] { limit_exit(milliseconds(50), "the GPU hangs"); });
+        std::exit(3);
+      },
+      ::testing::ExitedWithCode(3), "the GPU hangs");
+}
+
+TEST(ExitLimitTest, WhatWasPrintedIsNotLost) {
+  EXPECT_EXIT(
+      {
+        ::dup2(STDERR_FILENO, STDOUT_FILENO);
+        static char buffer[4096];
+        std::setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+        std::atexit(hang);
+        limit_exit(milliseconds(50), "the GPU hangs");
+        std::printf("last words\n");
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "last words");
+}
+
+TEST(ExitLimitTest, AProcessThatEndsInTimeEndsAsEver) {
+  EXPECT_EXIT(
+      {
+        limit_exit(std::chrono::minutes(10), "it must not wait for that");
+        std::fprintf(stderr, "done\n");
+        std::exit(5);
+      },
+      ::testing::ExitedWithCode(5), "^done\n$");
+}
+
+}  // namespace
+}  // namespace hvd
