@@ -71,6 +71,11 @@ std::shared_ptr<device::Api>& simulated_api() {
   return api;
 }
 
+std::shared_ptr<nccl::Library>& simulated_nccl() {
+  static std::shared_ptr<nccl::Library> library;
+  return library;
+}
+
 /// The process's GPUs; null in a build without them.
 std::shared_ptr<device::Api> device_api() {
   if (simulated_api()) return simulated_api();
@@ -117,9 +122,9 @@ Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
   const std::string bus_id = gpu.device->api().info(gpu.device->device()).bus_id;
   bus_id.copy(gpu.report.bus_id, sizeof gpu.report.bus_id - 1);
 #if HVD_HAVE_NCCL
-  if (simulated_api()) return gpu;
   std::string reason;
-  gpu.nccl = nccl::load_library(reason);
+  gpu.nccl = simulated_api() ? simulated_nccl() : nccl::load_library(reason);
+  if (simulated_api() && !gpu.nccl) return gpu;
   if (gpu.nccl) {
     gpu.report.nccl_version = gpu.nccl->version();
   } else {
@@ -295,6 +300,9 @@ void forget_job_peers() noexcept {}
 #endif
 
 void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
+void use_nccl_library(std::shared_ptr<nccl::Library> library) {
+  simulated_nccl() = std::move(library);
+}
 
 std::vector<std::string_view> backend_names() {
   return {

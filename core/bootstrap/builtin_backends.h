@@ -11,6 +11,10 @@
 #include "engine/runtime_options.h"
 #include "hvd/backend.h"
 
+namespace hvd::nccl {
+class Library;
+}
+
 namespace hvd::runtime {
 
 /// What a process needs to take part in its job. The members that are listed last are destroyed
@@ -28,8 +32,10 @@ struct JobConnection {
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
 /// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's
-/// backends then serve. Null: CUDA's again.
+/// backends serve if there is no simulated NCCL too. Null: CUDA's again.
 void use_device_api(std::shared_ptr<device::Api>);
+/// For tests: NCCL on that device. In a build without NCCL it is not used.
+void use_nccl_library(std::shared_ptr<nccl::Library>);
 
 /// The names that a backend can be chosen by.
 std::vector<std::string_view> backend_names();

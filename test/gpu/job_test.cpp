@@ -1,17 +1,18 @@
 // Whole jobs with tensors on a GPU, through the public interface, under mpirun; several ranks may
-// share the GPU. CMakeLists.txt says with which settings.
-#include <cuda_runtime_api.h>
+// share the GPU, or have simulated ones. CMakeLists.txt says with which settings.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "gpu/gpu_job.h"
+#include "gpu/program_device.h"
 #include "hvd/collectives.h"
 #include "hvd/device.h"
 #include "hvd/error.h"
@@ -21,55 +22,44 @@
 namespace hvd {
 namespace {
 
-int visible_gpus() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
-}
+using testing::ProgramDevice;
 
 class GpuMemory {
  public:
-  explicit GpuMemory(std::size_t floats) : floats_(floats) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), floats * sizeof(float) + 1),
-              cudaSuccess);
-  }
+  explicit GpuMemory(std::size_t floats)
+      : data_(ProgramDevice::allocate(floats * sizeof(float) + 1)), floats_(floats) {}
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
-  ~GpuMemory() { cudaFree(data_); }
-  void write(const std::vector<float>& values, cudaStream_t stream) {
-    ASSERT_EQ(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(float),
-                              cudaMemcpyHostToDevice, stream),
-              cudaSuccess);
+  ~GpuMemory() { ProgramDevice::release(data_); }
+  void write(const std::vector<float>& values, void* stream) {
+    ProgramDevice::copy_in(data_, values.data(), values.size() * sizeof(float), stream);
   }
-  std::vector<float> read(cudaStream_t stream) const {
+  std::vector<float> read(void* stream) const {
     std::vector<float> values(floats_);
-    EXPECT_EQ(cudaMemcpyAsync(values.data(), data_, floats_ * sizeof(float), cudaMemcpyDeviceToHost,
-                              stream),
-              cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    ProgramDevice::copy_out(values.data(), data_, floats_ * sizeof(float), stream);
     return values;
   }
   TensorView view() const {
     const auto count = static_cast<std::int64_t>(floats_);
-    return {reinterpret_cast<std::byte*>(data_),
-            count,
-            DataType::kFloat32,
-            {DeviceType::kCuda, *gpu_index()},
-            {count}};
+    return {data_, count, DataType::kFloat32, {DeviceType::kCuda, *gpu_index()}, {count}};
   }
 
  private:
-  float* data_ = nullptr;
-  std::size_t floats_;
+  std::byte* const data_;
+  const std::size_t floats_;
 };
 
 class GpuJobTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(gpu_index().has_value());
-    ASSERT_EQ(cudaSetDevice(*gpu_index()), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    ProgramDevice::use(*gpu_index());
+    stream_ = ProgramDevice::create_stream();
   }
-  void TearDown() override { cudaStreamDestroy(stream_); }
+  void TearDown() override {
+    ProgramDevice::destroy_stream(stream_);
+    for (const std::string& fault : ProgramDevice::take_faults()) ADD_FAILURE() << fault;
+  }
 
   Submission in_place(const GpuMemory& memory, const std::string& name,
                       std::shared_ptr<EventPtr> ready,
@@ -106,11 +96,29 @@ class GpuJobTest : public ::testing::Test {
     return operation.status().ok() && told != 0;
   }
 
-  cudaStream_t stream_ = nullptr;
+  std::vector<float> own_values(std::size_t count) const {
+    std::vector<float> values(count);
+    std::iota(values.begin(), values.end(), static_cast<float>(1000 * rank()));
+    return values;
+  }
+  /// The sum over the ranks of a set, of a number that each has.
+  float sum_over(const ProcessSet& set, float value, const std::string& name) {
+    GpuMemory tensor(3);
+    tensor.write(std::vector<float>(3, value), stream_);
+    auto ready = std::make_shared<EventPtr>();
+    Submission submission = in_place(tensor, name, ready);
+    submission.process_set = set.id();
+    finish({submit(submission)}, {ready});
+    return tensor.read(stream_)[2];
+  }
+
+  void* stream_ = nullptr;
 };
 
 TEST_F(GpuJobTest, FusedAveragesOfManySizes) {
-  const std::size_t sizes[] = {1, 7, 1000, 65539, 1 << 20, 3 << 20};
+  const std::size_t most = ProgramDevice::most_floats();
+  std::size_t sizes[] = {1, 7, 1000, 65539, 1 << 20, 3 << 20};
+  for (std::size_t& floats : sizes) floats = std::min(floats, most);
   std::vector<std::unique_ptr<GpuMemory>> tensors;
   std::vector<Submission> submissions;
   std::vector<std::shared_ptr<EventPtr>> ready;
@@ -160,6 +168,106 @@ TEST_F(GpuJobTest, RaggedAllgather) {
   EXPECT_EQ(all->read(stream_), expected);
 }
 
+TEST_F(GpuJobTest, RaggedReducescatter) {
+  const std::int64_t rows = 2 * size() + 1;
+  GpuMemory all(static_cast<std::size_t>(rows));
+  all.write(own_values(static_cast<std::size_t>(rows)), stream_);
+  const std::int64_t own_rows = rows_of_member(rows, size(), rank());
+  GpuMemory own(static_cast<std::size_t>(own_rows));
+  auto ready = std::make_shared<EventPtr>();
+  Submission submission = in_place(all, "rs", ready, Reducescatter{});
+  submission.output = own.view();
+  finish({submit(submission)}, {ready});
+  std::int64_t first = 0;
+  for (int before = 0; before < rank(); ++before) first += rows_of_member(rows, size(), before);
+  std::vector<float> expected(static_cast<std::size_t>(own_rows));
+  const int sum_of_ranks = size() * (size() - 1) / 2;
+  for (std::size_t row = 0; row < expected.size(); ++row) {
+    const std::int64_t place = first + static_cast<std::int64_t>(row);
+    expected[row] = static_cast<float>(place * size() + 1000 * sum_of_ranks);
+  }
+  EXPECT_EQ(own.read(stream_), expected);
+}
+
+TEST_F(GpuJobTest, AlltoallWithOtherSplitsOnEveryRank) {
+  // Rank r sends r + p + 1 rows to rank p.
+  Alltoall alltoall;
+  for (int to = 0; to < size(); ++to) alltoall.splits.push_back(rank() + to + 1);
+  const std::int64_t sent =
+      std::accumulate(alltoall.splits.begin(), alltoall.splits.end(), std::int64_t{0});
+  GpuMemory own(static_cast<std::size_t>(sent));
+  own.write(own_values(static_cast<std::size_t>(sent)), stream_);
+  std::unique_ptr<GpuMemory> all;
+  auto ready = std::make_shared<EventPtr>();
+  Submission submission = in_place(own, "a2a", ready, alltoall);
+  submission.allocate_output = [&all](const OutputSizes& sizes) {
+    all = std::make_unique<GpuMemory>(static_cast<std::size_t>(
+        std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
+    return all->view();
+  };
+  finish({submit(submission)}, {ready});
+  std::vector<float> expected;
+  for (int from = 0; from < size(); ++from) {
+    int first = 0;
+    for (int to = 0; to < rank(); ++to) first += from + to + 1;
+    for (int row = 0; row < from + rank() + 1; ++row)
+      expected.push_back(static_cast<float>(1000 * from + first + row));
+  }
+  ASSERT_TRUE(all);
+  EXPECT_EQ(all->read(stream_), expected);
+}
+
+// Their communicators share the ranks' GPUs, and every rank asks in another order.
+TEST_F(GpuJobTest, ProcessSetsThatOverlap) {
+  if (size() == 1) GTEST_SKIP() << "a rank alone has no other set";
+  std::vector<int> most(static_cast<std::size_t>(size()) - 1);
+  std::iota(most.begin(), most.end(), 1);
+  const ProcessSet all;
+  const ProcessSet late = add_process_set(most);
+  const ProcessSet ends = add_process_set({0, size() - 1});
+  for (int round = 0; round < 5; ++round) {
+    std::vector<std::unique_ptr<GpuMemory>> tensors;
+    std::vector<const ProcessSet*> sets;
+    std::vector<Operation> operations;
+    std::vector<std::shared_ptr<EventPtr>> ready;
+    for (int turn = 0; turn < 3; ++turn) {
+      const int which = (turn + rank() + round) % 3;
+      const ProcessSet& set = which == 0 ? all : which == 1 ? late : ends;
+      if (set.rank() < 0) continue;
+      tensors.push_back(std::make_unique<GpuMemory>(1000));
+      tensors.back()->write(std::vector<float>(1000, static_cast<float>(rank() + which)), stream_);
+      ready.push_back(std::make_shared<EventPtr>());
+      Submission submission =
+          in_place(*tensors.back(), "set" + std::to_string(which), ready.back());
+      submission.process_set = set.id();
+      sets.push_back(&set);
+      operations.push_back(submit(std::move(submission)));
+    }
+    finish(operations, ready);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const int which = sets[i] == &all ? 0 : sets[i] == &late ? 1 : 2;
+      float expected = 0;
+      for (const int member : sets[i]->ranks()) expected += static_cast<float>(member + which);
+      EXPECT_EQ(tensors[i]->read(stream_), std::vector<float>(1000, expected)) << which;
+    }
+  }
+  remove_process_set(late);
+  remove_process_set(ends);
+  EXPECT_EQ(sum_over(all, 1, "afterwards"), static_cast<float>(size()));
+}
+
+// Rank r has r + 1 batches. Who has joined adds zeros, on the GPU of the others' tensors.
+TEST_F(GpuJobTest, RanksJoinWithUnevenBatches) {
+  const ProcessSet all;
+  for (int batch = 0; batch <= rank(); ++batch) {
+    const std::string name = "batch" + std::to_string(batch);
+    EXPECT_EQ(sum_over(all, 1, name), static_cast<float>(size() - batch)) << name;
+  }
+  const int last = join();
+  EXPECT_EQ(last, size() - 1);
+  EXPECT_EQ(sum_over(all, 1, "after the join"), static_cast<float>(size()));
+}
+
 TEST_F(GpuJobTest, CpuAndGpuTensorsUnderOneNameDisagree) {
   if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
   GpuMemory on_gpu(8);
@@ -180,7 +288,6 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
   constexpr int kTensors = 5;
   constexpr int kSteps = 10'000;
   constexpr int kBetweenLooks = 100;
-  constexpr std::chrono::seconds kPatience(15);
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<GpuMemory>> tensors;
   for (int i = 0; i < kTensors; ++i) {
@@ -193,7 +300,7 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
     // Ranks that share a GPU take turns, so that a step may take milliseconds. Asking is a
     // deviation from the schedule, too.
     if (step % kBetweenLooks == 0 &&
-        !rank_0_says(std::chrono::steady_clock::now() - begin < kPatience))
+        !rank_0_says(std::chrono::steady_clock::now() - begin < ProgramDevice::patience()))
       break;
     std::vector<Submission> submissions;
     std::vector<std::shared_ptr<EventPtr>> ready;
@@ -210,62 +317,40 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
 }
 
 TEST_F(GpuJobTest, AStreamUnderCaptureIsRefused) {
-  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ProgramDevice::begin_capture(stream_, ProgramDevice::Capture::kThisThread);
   EXPECT_THROW(record_event(stream_), UsageError);
-  cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-  cudaGraphDestroy(graph);
+  EXPECT_TRUE(ProgramDevice::end_capture(stream_));
 }
 
 // A capture in the default mode forbids all threads of the process what hvd's engine does.
 TEST_F(GpuJobTest, WorkUnderWaySpoilsNoCapture) {
-  GpuMemory tensor(1 << 20);
-  cudaStream_t captured = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
+  const std::size_t floats = std::min<std::size_t>(1 << 20, ProgramDevice::most_floats());
+  GpuMemory tensor(floats);
+  void* const captured = ProgramDevice::create_stream();
   for (int round = 0; round < 10; ++round) {  // the first makes what is made once
-    tensor.write(std::vector<float>(1 << 20, 1.0F), stream_);
-    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    tensor.write(std::vector<float>(floats, 1.0F), stream_);
+    ProgramDevice::synchronize(stream_);
     auto ready = std::make_shared<EventPtr>();
     const Operation operation = submit(in_place(tensor, "during a capture", ready));
-    if (round > 0) {
-      EXPECT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
-    }
+    if (round > 0) ProgramDevice::begin_capture(captured, ProgramDevice::Capture::kAllThreads);
     operation.wait();
     std::this_thread::sleep_for(
         std::chrono::milliseconds(10));  // the engine looks at what is queued every 2 ms
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     if (round > 0) {
-      cudaGraph_t graph = nullptr;
-      EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess) << "round " << round;
-      cudaGraphDestroy(graph);
+      EXPECT_TRUE(ProgramDevice::end_capture(captured)) << "round " << round;
     }
     wait_for_event(stream_, *ready);
     EXPECT_EQ(tensor.read(stream_)[77], static_cast<float>(size()));
   }
-  cudaStreamDestroy(captured);
+  ProgramDevice::destroy_stream(captured);
 }
 
 }  // namespace
 }  // namespace hvd
 
 int main(int argc, char** argv) {
-  if (hvd::visible_gpus() == 0) {
-    std::printf("skipped: no GPU\n%s", hvd::build_info().c_str());
-    return 0;
-  }
-  if (std::getenv("HVD_TEST_HOSTID_PER_RANK") != nullptr) {
-    const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-    ::setenv("NCCL_HOSTID", (std::string("hvd-test-") + (rank != nullptr ? rank : "0")).c_str(), 1);
-  }
-  try {
-    hvd::init();
-  } catch (const hvd::UsageError& error) {
-    const bool cannot = std::string(error.what()).find("share the GPU") != std::string::npos;
-    if (!cannot || std::getenv("HVD_TEST_SKIP_UNSHARED") == nullptr) throw;
-    std::printf("skipped: %s (NCCL lets ranks share a GPU from 2.30 on)\n%s", error.what(),
-                hvd::build_info().c_str());
-    return 0;
-  }
+  if (!hvd::testing::init_gpu_job()) return 0;
   std::printf("%s", hvd::rank() == 0 ? hvd::build_info().c_str() : "");
   const int failed = hvd::testing::run_all_tests(&argc, argv);
   hvd::shutdown();
