@@ -118,8 +118,9 @@ ChannelQueue& Executor::queue_for(const Batch& batch) {
 }
 
 device::Context* Executor::device_to_be_current() noexcept {
-  device_is_current_ = carries_device_memory_ && !environment_.device->api().given_up();
-  return device_is_current_ ? environment_.device.get() : nullptr;
+  device::Context* const device = environment_.device.get();
+  device_is_current_ = carries_device_memory_ && (device == nullptr || !device->api().given_up());
+  return device_is_current_ ? device : nullptr;
 }
 
 bool Executor::progress() {
