@@ -20,7 +20,7 @@ std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
   Net net(16);
   net->to(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  DistributedOptimizer optimizer(sgd, net->named_parameters(), {.gradient_as_bucket_view = false});
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
   const Batch first = Batch::of_rank(rank(), 0);
   const torch::Tensor x = first.x.to(device());
   const torch::Tensor y = first.y.to(device());

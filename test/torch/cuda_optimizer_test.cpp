@@ -1,6 +1,8 @@
 #include <hvd/torch.h>
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,46 +75,130 @@ TEST_F(CudaOptimizer, Groups) {
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
-// One rank has no memory for buckets: all go on without, as if nothing had been.
-TEST_F(CudaOptimizer, BucketsThatOneRankHasNoMemoryFor) {
-  if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
-  // So many small layers that a bucket, and nothing else that a step needs, is larger than 128
-  // bytes.
-  const auto make = [&] {
+/// A step of many small layers, over and over.
+class ManyLayers {
+ public:
+  explicit ManyLayers(int layers, bool distributed = true,
+                      const DistributedOptimizerOptions& options = {}) {
     torch::manual_seed(23);
-    torch::nn::Sequential net;
-    for (int layer = 0; layer < 32; ++layer)
-      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
-    net->to(device());
-    return net;
-  };
-  for (const bool refused : {false, true}) {
-    torch::nn::Sequential net = make(), twin = make();
-    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05)),
-        twin_sgd(twin->parameters(), torch::optim::SGDOptions(0.05));
-    DistributedOptimizer optimizer(sgd, net->named_parameters());
-    DistributedOptimizer twin_optimizer(twin_sgd, twin->named_parameters(),
-                                        {.gradient_as_bucket_view = false});
-    bool in_buckets = false;
-    for (int step = 0; step < 4; ++step) {
-      const torch::Tensor x = rank_tensor(rank(), {8, 4}, torch::kFloat32, step).to(device());
-      optimizer.zero_grad();
-      net->forward(x).square().mean().backward();
-      if (refused && rank() == size() - 1 && step == 0) refuse_fake_memory_from(129);
-      EXPECT_NO_THROW(optimizer.synchronize());
-      refuse_fake_memory_from(0);
-      for (const torch::Tensor& parameter : net->parameters())
-        in_buckets = in_buckets || parameter.grad().storage_offset() != 0;
-      optimizer.step();
-      twin_optimizer.zero_grad();
-      twin->forward(x).square().mean().backward();
-      twin_optimizer.step();
-    }
-    EXPECT_EQ(in_buckets, !refused);
-    const auto expected = twin->parameters();
-    for (std::size_t i = 0; i < expected.size(); ++i)
-      EXPECT_TRUE(torch::equal(net->parameters()[i].cpu(), expected[i].cpu())) << i;
+    for (int layer = 0; layer < layers; ++layer)
+      net_->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+    net_->to(device());
+    sgd_ = std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.05));
+    if (distributed)
+      optimizer_ = std::make_unique<DistributedOptimizer>(*sgd_, net_->named_parameters(), options);
   }
+
+  void step(bool set_to_none = true) {
+    optimizer_ ? optimizer_->zero_grad(set_to_none) : sgd_->zero_grad(set_to_none);
+    net_->forward(x_).square().mean().backward();
+    optimizer_ ? optimizer_->step() : sgd_->step();
+  }
+  std::vector<torch::Tensor> parameters() const { return net_->parameters(); }
+
+ private:
+  torch::nn::Sequential net_;
+  std::unique_ptr<torch::optim::SGD> sgd_;
+  std::unique_ptr<DistributedOptimizer> optimizer_;
+  const torch::Tensor x_ = rank_tensor(rank(), {8, 4}, torch::kFloat32).to(device());
+};
+
+/// What a steady step costs the device, LibTorch's part and hvd's.
+struct StepCost {
+  int operators = 0;
+  HvdCalls hvd = {};
+};
+
+StepCost cost_of_step(ManyLayers& training, bool set_to_none) {
+  for (int i = 0; i < 5; ++i) training.step(set_to_none);
+  const HvdCalls before = hvd_calls();
+  const int operators = fake_operators();
+  constexpr int kMany = 4;
+  for (int i = 0; i < kMany; ++i) training.step(set_to_none);
+  const HvdCalls after = hvd_calls();
+  EXPECT_EQ((fake_operators() - operators) % kMany, 0);
+  return {(fake_operators() - operators) / kMany,
+          {.synchronize = after.synchronize - before.synchronize,
+           .records = (after.records - before.records) / kMany,
+           .waits = (after.waits - before.waits) / kMany,
+           .launches = (after.launches - before.launches) / kMany}};
+}
+
+// A bucket is one operation: no gradient has a copy, an event or a wait of its own, whether it is
+// born anew in each step or stays where it is. The parameters are compared in no step here.
+TEST_F(CudaOptimizer, ABucketCostsTheSameHoweverManyGradientsItHas) {
+  const DistributedOptimizerOptions options{.check_every = 0};
+  for (const bool set_to_none : {true, false}) {
+    std::optional<StepCost> few;
+    for (const int layers : {3, 40}) {
+      ManyLayers bare(layers, false), training(layers, true, options);
+      const StepCost own = cost_of_step(bare, set_to_none);
+      const StepCost cost = cost_of_step(training, set_to_none);
+      EXPECT_EQ(cost.operators, own.operators) << "LibTorch does nothing more for hvd";
+      EXPECT_EQ(cost.hvd.launches, 2) << "one packs and one unpacks";
+      EXPECT_EQ(cost.hvd.synchronize, 0);
+      if (!few) few = cost;
+      EXPECT_EQ(cost.hvd.records, few->hvd.records) << layers << " layers";
+      EXPECT_EQ(cost.hvd.waits, few->hvd.waits) << layers << " layers";
+    }
+  }
+}
+
+TEST_F(CudaOptimizer, GradientsStayWhereAutogradHasPutThem) {
+  ManyLayers training(8);
+  std::vector<void*> places;
+  for (int step = 0; step < 5; ++step) {
+    training.step(false);
+    std::vector<void*> now;
+    for (const torch::Tensor& parameter : training.parameters())
+      now.push_back(parameter.grad().data_ptr());
+    if (step == 0) places = now;
+    EXPECT_EQ(now, places) << "step " << step;
+  }
+}
+
+// Buckets are the runtime's buffers: there is nothing that a rank could have no memory for.
+TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfLibTorch) {
+  ManyLayers training(32), twin(32, true, {.gradient_as_bucket_view = false});
+  std::uint64_t operations = 0;
+  for (int step = 0; step < 4; ++step) {
+    // More than any tensor of a step takes.
+    if (rank() == size() - 1) refuse_fake_memory_from(129);
+    operations = metrics().completed_operations;
+    EXPECT_NO_THROW(training.step());
+    operations = metrics().completed_operations - operations;
+    refuse_fake_memory_from(0);
+    twin.step();
+  }
+  EXPECT_EQ(operations, 2U) << "a bucket, and which parameters have had a gradient";
+  const auto expected = twin.parameters();
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(torch::equal(training.parameters()[i].cpu(), expected[i].cpu())) << i;
+}
+
+// Gradients that do not lie as their parameters do, or lie where another one does.
+TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
+  const auto train = [](torch::Device on) {
+    torch::Tensor a = torch::arange(6.0F).view({2, 3}).to(on).requires_grad_();
+    torch::Tensor b = torch::ones({2, 3}, on).requires_grad_();
+    torch::Tensor c = torch::ones({3, 2}, on).t().detach().requires_grad_();
+    torch::optim::SGD sgd({a, b, c}, torch::optim::SGDOptions(0.5));
+    NamedParameters named;
+    named.insert("a", a);
+    named.insert("b", b);
+    named.insert("c", c);
+    DistributedOptimizer optimizer(sgd, named);
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      const torch::Tensor weights = rank_tensor(rank(), {2, 3}, torch::kFloat32, step).to(on);
+      ((a.view(-1) + b.view(-1)) * weights.view(-1)).sum().backward();
+      c.mutable_grad() = weights.clone();  // its rows are side by side, those of c are not
+      optimizer.step();
+    }
+    return std::vector<torch::Tensor>{a.detach().cpu(), b.detach().cpu(), c.detach().cpu()};
+  };
+  const auto gpu = train(device()), cpu = train(torch::kCPU);
+  for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_TRUE(torch::equal(gpu[i], cpu[i])) << i;
 }
 
 void expect_no_waits(const DistributedOptimizerOptions& options) {

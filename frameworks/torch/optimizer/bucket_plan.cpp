@@ -9,9 +9,45 @@ namespace {
 
 // Of two ranks' buckets both fit into half of a common L3 cache (16 to 32 MiB), where a reduction
 // runs four times as fast as in memory.
-constexpr std::size_t kMostBucketBytes = std::size_t{8} << 20;
+constexpr std::size_t kMostOnHost = std::size_t{8} << 20;
 // A small model has several buckets too, so that the first are reduced while backward still runs.
-constexpr std::size_t kFewestBuckets = 8;
+constexpr std::size_t kFewestOnHost = 8;
+
+// An allreduce between GPUs has a latency of tens of microseconds, in which NVLink moves 10 MB and
+// more, so that smaller buckets would leave it idle; see docs/benchmarks.md.
+constexpr std::size_t kMostOnGpu = std::size_t{25} << 20;
+constexpr std::size_t kFewestOnGpu = 4;
+// Takes little longer than the latency.
+constexpr std::size_t kLastOnGpu = std::size_t{1} << 20;
+
+using Kind = std::pair<int, int>;  // device and dtype
+
+Kind kind_of(const GradientSize& size) { return {size.device, size.dtype}; }
+
+/// Where in the order the last bucket of each kind begins: with as many of the last gradients as
+/// fit, at least one.
+std::map<Kind, std::size_t> last_buckets(std::span<const std::size_t> order,
+                                         std::span<const GradientSize> sizes, std::size_t most) {
+  struct Last {
+    std::size_t begin = 0;
+    std::size_t bytes = 0;
+    bool full = false;
+  };
+  std::map<Kind, Last> last;
+  for (std::size_t place = order.size(); place-- > 0;) {
+    const GradientSize& size = sizes[order[place]];
+    const auto [found, first] = last.try_emplace(kind_of(size));
+    Last& bucket = found->second;
+    const std::size_t bytes = room_in_bucket(size.bytes);
+    bucket.full = bucket.full || (!first && bucket.bytes + bytes > most);
+    if (bucket.full) continue;
+    bucket.begin = place;
+    bucket.bytes += bytes;
+  }
+  std::map<Kind, std::size_t> begins;
+  for (const auto& [kind, bucket] : last) begins.emplace(kind, bucket.begin);
+  return begins;
+}
 
 }  // namespace
 
@@ -19,23 +55,33 @@ std::size_t room_in_bucket(std::size_t bytes) {
   return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
 }
 
-std::size_t most_bucket_bytes(std::size_t total) {
-  return std::min(kMostBucketBytes, total / kFewestBuckets);
+BucketLimits host_bucket_limits(std::size_t total) {
+  return {.most = std::min(kMostOnHost, total / kFewestOnHost)};
+}
+
+BucketLimits gpu_bucket_limits(std::size_t total) {
+  return {.most = std::clamp(total / kFewestOnGpu, kLastOnGpu, kMostOnGpu), .last = kLastOnGpu};
 }
 
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
                                                    std::span<const GradientSize> sizes,
-                                                   std::size_t most_bytes) {
+                                                   const BucketLimits& limits) {
   struct Open {
     std::vector<std::size_t> members;
     std::size_t bytes = 0;
   };
-  std::map<std::pair<int, int>, Open> open;
+  std::map<Kind, std::size_t> last;
+  if (limits.last > 0) last = last_buckets(order, sizes, limits.last);
+  std::map<Kind, Open> open;
   std::vector<std::vector<std::size_t>> buckets;
-  for (const std::size_t index : order) {
-    Open& bucket = open[{sizes[index].device, sizes[index].dtype}];
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const std::size_t index = order[place];
+    const Kind kind = kind_of(sizes[index]);
+    Open& bucket = open[kind];
     const std::size_t bytes = room_in_bucket(sizes[index].bytes);
-    if (!bucket.members.empty() && bucket.bytes + bytes > most_bytes)
+    const auto begins = last.find(kind);
+    const bool last_begins = begins != last.end() && begins->second == place;
+    if (!bucket.members.empty() && (last_begins || bucket.bytes + bytes > limits.most))
       buckets.push_back(std::exchange(bucket, {}).members);
     bucket.members.push_back(index);
     bucket.bytes += bytes;

@@ -19,18 +19,25 @@ inline constexpr std::size_t kGradientAlignment = 64;
 /// What a gradient takes up in a bucket. In bytes.
 std::size_t room_in_bucket(std::size_t bytes);
 
-/// No bucket should be larger. @param total of all gradients that are in buckets. In bytes.
-std::size_t most_bucket_bytes(std::size_t total);
+/// How large buckets are, in bytes. A bucket of one gradient may be larger.
+struct BucketLimits {
+  std::size_t most = 0;
+  /// Of the one that is complete last, which nothing hides: 0: as the others.
+  std::size_t last = 0;
+};
+
+/// @param total of all gradients that are in such buckets. In bytes.
+BucketLimits host_bucket_limits(std::size_t total);
+BucketLimits gpu_bucket_limits(std::size_t total);
 
 /// Shares gradients out among buckets.
 ///
 /// @param order gradients as they become ready
 /// @param sizes of all gradients, by index
-/// @param most_bytes a bucket ends before it would be larger, unless it has one gradient only
 /// @return indices of gradients, by bucket; a bucket has one dtype and device, and buckets are in
 /// the order in which they are complete
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
                                                    std::span<const GradientSize> sizes,
-                                                   std::size_t most_bytes);
+                                                   const BucketLimits&);
 
 }  // namespace hvd::libtorch

@@ -18,28 +18,26 @@ static_assert(kGradientAlignment % c10::gAlignment == 0, "as aligned as a tensor
 
 std::size_t room_for(const torch::Tensor& parameter) { return room_in_bucket(parameter.nbytes()); }
 
-std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
-  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
-  for (std::size_t d = strides.size(); d-- > 1;)
-    strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
-  return strides;
-}
-
 }  // namespace
 
 GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
                                std::span<const torch::Tensor> parameters) {
+  const auto element = static_cast<std::int64_t>(parameters.front().element_size());
   std::size_t bytes = 0;
-  for (const torch::Tensor& parameter : parameters) bytes += room_for(parameter);
-  parameters.front().is_cuda() ? lay_out_on_gpu(parameters, bytes)
-                               : lay_out_on_host(parameters, bytes);
-  submission_ = reduction_in_place(std::move(name), how, view_of(all_));
-  submission_.keep_alive = keep_alive({all_});
+  for (const torch::Tensor& parameter : parameters) {
+    first_.push_back(static_cast<std::int64_t>(bytes) / element);
+    bytes += room_for(parameter);
+  }
+  TensorView all = view_of(parameters.front());
+  all.data = nullptr;
+  all.count = static_cast<std::int64_t>(bytes) / element;
+  all.shape = {all.count};
+  submission_ = reduction_in_place(std::move(name), how, std::move(all));
   submission_.alone = bytes >= kWorthACallOfItsOwn;
+  parameters.front().is_cuda() ? begin_gathering() : lay_out(parameters, bytes);
 }
 
-void GradientBucket::lay_out_on_host(std::span<const torch::Tensor> parameters, std::size_t bytes) {
+void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::size_t bytes) {
   const std::shared_ptr<std::byte> memory = allocate_shared(bytes);
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
@@ -52,24 +50,33 @@ void GradientBucket::lay_out_on_host(std::span<const torch::Tensor> parameters, 
         parameter.options().requires_grad(false))));
     offset += room_for(parameter);
   }
-  all_ = torch::from_blob(
-      memory.get(), {static_cast<std::int64_t>(bytes / parameters.front().element_size())},
-      [memory](void*) {}, parameters.front().options().requires_grad(false));
+  submission_.input.data = submission_.output.data = memory.get();
+  submission_.keep_alive = memory;
 }
 
-/// Views share the storage, so that LibTorch's allocator knows whose memory a stream uses.
-void GradientBucket::lay_out_on_gpu(std::span<const torch::Tensor> parameters, std::size_t bytes) {
-  const auto element = static_cast<std::int64_t>(parameters.front().element_size());
-  all_ = torch::zeros({static_cast<std::int64_t>(bytes) / element},
-                      parameters.front().options().requires_grad(false));
-  std::int64_t offset = 0;
-  for (const torch::Tensor& parameter : parameters) {
-    torch::Tensor view = GuardedGradient::of(all_);
-    view.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), strides_for(parameter),
-                                                      offset);
-    views_.push_back(std::move(view));
-    offset += static_cast<std::int64_t>(room_for(parameter)) / element;
+void GradientBucket::begin_gathering() {
+  gathered_ = std::make_shared<Gathered>();
+  gathered_->parts.reserve(first_.size());
+  gathered_->gradients.reserve(first_.size());
+  submission_.keep_alive = gathered_;
+}
+
+void GradientBucket::add(const torch::Tensor& gradient) {
+  TensorPart part{nullptr, first_[gathered_->parts.size()], 0};
+  if (gradient.defined()) {
+    part.data = static_cast<std::byte*>(gradient.mutable_data_ptr());
+    part.count = gradient.numel();
+    gathered_->gradients.push_back(gradient);
   }
+  gathered_->parts.push_back(part);
+  submission_.parts = gathered_->parts;
+}
+
+void GradientBucket::let_go(bool done) {
+  submission_.parts = {};
+  if (!done) return begin_gathering();
+  gathered_->parts.clear();
+  gathered_->gradients.clear();
 }
 
 }  // namespace hvd::libtorch

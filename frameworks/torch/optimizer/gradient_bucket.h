@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,30 +14,47 @@
 
 namespace hvd::libtorch {
 
-/// Gradients of several parameters one behind the other, reduced as one tensor: in memory that the
-/// ranks of a host share, or on their GPU. Not thread-safe.
+/// Gradients of several parameters, reduced as one tensor. Not thread-safe.
 ///
-/// The memory lives as long as the bucket or any view of it.
+/// On the CPU they lie one behind the other in memory that the ranks of a host share, and are views
+/// of it. That memory lives as long as the bucket or any view of it. On a GPU each stays where
+/// autograd has put it, and one launch packs all of them when they are reduced; see decision 23.
 class GradientBucket {
  public:
-  /// GPU: the memory is allocated under the current stream. @param parameters dense, of one dtype
-  /// and device
+  /// @param parameters dense, of one dtype and device
   GradientBucket(std::string name, const GradientReduction& how,
                  std::span<const torch::Tensor> parameters);
 
-  /// A tensor of the parameter's shape, and of its strides if those leave no gaps. It is no view in
-  /// the sense of autograd, so that the optimizer may detach it in place.
+  /// CPU: a tensor of the parameter's shape, and of its strides if those leave no gaps. It is no
+  /// view in the sense of autograd, so that the optimizer may detach it in place.
   const torch::Tensor& view(std::size_t parameter) const { return views_[parameter]; }
+
+  /// GPU: gradients stay where they are.
+  bool gathers() const noexcept { return gathered_ != nullptr; }
+  /// Before it is submitted: where each parameter's gradient is, in the order of the parameters.
+  /// Undefined: it has none, nor needs one. @param gradient as GradientTransfer::gather() says
+  void add(const torch::Tensor& gradient);
+  /// What was added is forgotten. @param done whoever may get the gradients' memory next comes
+  /// after the reduction; otherwise they are kept until the device is done with them
+  void let_go(bool done);
+
   /// The same at each call, but for what the caller sets: on a GPU where it begins.
   Submission& submission() noexcept { return submission_; }
 
  private:
-  void lay_out_on_host(std::span<const torch::Tensor> parameters, std::size_t bytes);
-  void lay_out_on_gpu(std::span<const torch::Tensor> parameters, std::size_t bytes);
+  void lay_out(std::span<const torch::Tensor> parameters, std::size_t bytes);
+  void begin_gathering();
+
+  /// What an operation under way uses.
+  struct Gathered {
+    std::vector<TensorPart> parts;
+    std::vector<torch::Tensor> gradients;
+  };
 
   Submission submission_;
   std::vector<torch::Tensor> views_;
-  torch::Tensor all_;
+  std::vector<std::int64_t> first_;  ///< GPU: of each parameter, the position of its first element
+  std::shared_ptr<Gathered> gathered_;
 };
 
 }  // namespace hvd::libtorch

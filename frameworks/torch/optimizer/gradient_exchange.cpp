@@ -60,14 +60,27 @@ void GradientExchange::submit_units(std::span<const std::size_t> units, bool wit
 
 void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
   follow_streams(unit);
-  for (const std::size_t i : unit.members) {
-    ReducedParameter& parameter = parameters_[i];
-    // What has no gradient counts as zeros.
-    if (parameter.active() && !readiness_.handed_over(i))
-      parameter.transfer.place(parameter.label, how_);
+  if (unit.bucket->gathers()) {
+    gather(unit);
+  } else {
+    for (const std::size_t i : unit.members) {
+      ReducedParameter& parameter = parameters_[i];
+      // What has no gradient counts as zeros.
+      if (parameter.active() && !readiness_.handed_over(i))
+        parameter.transfer.place(parameter.label, how_);
+    }
   }
   begin_after_current_stream(unit.bucket->submission());
   submit_one(unit.bucket->submission(), progress);
+}
+
+void GradientExchange::gather(GradientUnit& unit) {
+  unit.bucket->let_go(true);  // of an attempt that has failed
+  for (const std::size_t i : unit.members) {
+    ReducedParameter& parameter = parameters_[i];
+    unit.bucket->add(parameter.active() ? parameter.transfer.gather(parameter.label, how_)
+                                        : torch::Tensor());
+  }
 }
 
 void GradientExchange::submit_one(const Submission& submission, Progress progress) {
@@ -139,6 +152,7 @@ void GradientExchange::check_parameters() {
 void GradientExchange::complete() {
   for (const std::size_t i : readiness_.submitted())
     parameters_[i].transfer.complete(flags_.used(i));
+  completed_ = true;
 }
 
 void GradientExchange::end_cycle() {
@@ -146,8 +160,12 @@ void GradientExchange::end_cycle() {
     parameter.transfer.release();
     parameter.transfer.drop();
   }
+  for (const GradientUnit& unit : units_.all()) {
+    if (unit.bucket && unit.bucket->gathers()) unit.bucket->let_go(completed_);
+  }
   operations_.clear();
   flags_submitted_ = false;
+  completed_ = false;
 }
 
 }  // namespace hvd::libtorch

@@ -48,6 +48,7 @@ class GradientExchange {
  private:
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
   void submit_bucket(GradientUnit& unit, Progress progress);
+  void gather(GradientUnit& unit);
   void submit_one(const Submission& submission, Progress progress);
   void add_submissions(GradientUnit& unit, std::vector<Submission>& submissions);
   void follow_streams(GradientUnit& unit);
@@ -61,6 +62,7 @@ class GradientExchange {
   std::vector<Operation> operations_;
   UsedFlags flags_;
   bool flags_submitted_ = false;
+  bool completed_ = false;  ///< what was reduced are the gradients now
 };
 
 }  // namespace hvd::libtorch

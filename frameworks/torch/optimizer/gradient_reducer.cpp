@@ -114,7 +114,7 @@ void GradientReducer::before_accumulate(std::size_t index) {
 void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
   const std::lock_guard lock(mutex_);
   readiness_.set_reduced(false);
-  if (no_sync_depth_->load() > 0) return check_stays_in_place(index);
+  if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
   try {
     hand_over(index, gradients);
@@ -149,29 +149,6 @@ void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
   if (!tensor.is_cuda() || !is_supported(tensor.scalar_type())) return;
   Submission probe = reduction_in_place(parameter.label, how_, view_of(tensor));
   begin_after_current_stream(probe);
-}
-
-/// A graph that is being captured writes where this gradient is now, at every replay; buckets would
-/// take its place sooner or later. One parameter of a pass stands for all.
-void GradientReducer::check_stays_in_place(std::size_t index) const {
-  const auto first =
-      std::find_if(parameters_.begin(), parameters_.end(),
-                   [](const ReducedParameter& parameter) { return parameter.active(); });
-  if (!parameters_[index].tensor().is_cuda() ||
-      first - parameters_.begin() != static_cast<std::ptrdiff_t>(index)) {
-    return;
-  }
-  if (!units_.expect_buckets()) return;
-  try {
-    record_current_stream();
-  } catch (const UsageError&) {
-    throw UsageError(
-        "DistributedOptimizer: a backward() under no_sync() is being captured into a CUDA graph, "
-        "and gradients are views of buckets, "
-        "which later steps may replace; expected gradients that stay where a replay writes them; "
-        "construct the optimizer "
-        "with gradient_as_bucket_view = false");
-  }
 }
 
 void GradientReducer::submit_rest() {

@@ -94,7 +94,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
   // The caller holds mutex_.
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
-  void check_stays_in_place(std::size_t index) const;
   void hand_over(std::size_t index, const torch::autograd::variable_list& gradients);
   void submit_rest();
   bool was_reset() const;

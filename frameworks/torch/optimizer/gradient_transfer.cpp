@@ -23,6 +23,14 @@ Submission reduction_in_place(std::string name, const GradientReduction& how, Te
   return submission;
 }
 
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
+  return strides;
+}
+
 namespace {
 
 // Larger copies are shared out among LibTorch's threads. In bytes.
@@ -102,16 +110,22 @@ bool GradientTransfer::release() noexcept {
 }
 
 // Autograd gives two parameters gradients of one memory where they are added and nothing lies
-// between: a.view(-1) + b.view(-1).
+// between: a.view(-1) + b.view(-1). What it still holds besides is no other gradient: the one that
+// it has accumulated, and what nobody but that is a view of (a Linear's weight is computed
+// transposed).
 void GradientTransfer::note_sharing(at::TensorList known) {
   const torch::Tensor& gradient = parameter_.grad();
   shared_ = false;
   if (!gradient.defined() || !gradient.has_storage()) return;
-  const auto of_known = std::count_if(known.begin(), known.end(), [&](const torch::Tensor& tensor) {
-    return tensor.defined() && !tensor.is_same(gradient) && tensor.has_storage() &&
-           tensor.is_alias_of(gradient);
-  });
-  shared_ = gradient.storage().use_count() > 1 + static_cast<std::size_t>(of_known);
+  std::size_t explained = 1;
+  for (const torch::Tensor& tensor : known) {
+    if (!tensor.defined() || tensor.is_same(gradient) || !tensor.has_storage() ||
+        !tensor.is_alias_of(gradient))
+      continue;
+    const bool owns_base = tensor.is_view() && tensor._base().use_count() == 1;
+    explained += owns_base ? 2 : 1;
+  }
+  shared_ = gradient.storage().use_count() > explained;
 }
 
 SparseDims GradientTransfer::own_layout() const {
@@ -190,9 +204,7 @@ void GradientTransfer::place(const std::string& name, const GradientReduction& h
   sent_ = gradient;
 }
 
-std::vector<Submission> GradientTransfer::prepare(const std::string& name,
-                                                  const GradientReduction& how) {
-  const torch::NoGradGuard no_grad;
+void GradientTransfer::choose_sent(const std::string& name, const GradientReduction& how) {
   check_gradient(name, how);
   sent_ = parameter_.grad();
   if (!guarded_.defined()) {
@@ -201,6 +213,33 @@ std::vector<Submission> GradientTransfer::prepare(const std::string& name,
              agreed_.value_or(0) == 0) {
     sent_ = guarded_;  // what was handed over, though the program has put another in its place
   }
+}
+
+bool GradientTransfer::lies_as_parameter(const torch::Tensor& gradient) const {
+  return gradient.layout() == torch::kStrided &&
+         gradient.scalar_type() == parameter_.scalar_type() && !gradient.is_neg() &&
+         !gradient.is_conj() &&
+         (parameter_.is_non_overlapping_and_dense() ? gradient.strides() == parameter_.strides()
+                                                    : gradient.is_contiguous());
+}
+
+const torch::Tensor& GradientTransfer::gather(const std::string& name,
+                                              const GradientReduction& how) {
+  const torch::NoGradGuard no_grad;
+  choose_sent(name, how);
+  if (sent_.defined() && lies_as_parameter(sent_) && !shared_) {
+    wire_ = unguarded_.defined() && sent_.is_same(guarded_) ? unguarded_ : sent_;
+    return wire_;
+  }
+  wire_ = torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
+                               parameter_.options().requires_grad(false));
+  return sent_.defined() ? wire_.copy_(unguarded(sent_)) : wire_.zero_();
+}
+
+std::vector<Submission> GradientTransfer::prepare(const std::string& name,
+                                                  const GradientReduction& how) {
+  const torch::NoGradGuard no_grad;
+  choose_sent(name, how);
   if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
   std::vector<Submission> one;
   one.push_back(prepare_dense(name, how));

@@ -45,6 +45,9 @@ inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 /// keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
 
+/// A gradient's strides in a bucket: the parameter's, if those leave no gaps.
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter);
+
 /// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: not known
 /// yet.
 using SparseDims = std::optional<std::int64_t>;
@@ -90,6 +93,12 @@ class GradientTransfer {
   /// if there is none.
   /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
   void place(const std::string& name, const GradientReduction& how);
+  /// Instead of prepare(): where the current `.grad` is, to be reduced there with others'; a copy
+  /// if it does not lie as the parameter does, and zeros if there is none. Neither reads nor writes
+  /// it on the way.
+  /// @return elements one behind the other in memory, in the order that strides_for() gives them
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is no view
+  const torch::Tensor& gather(const std::string& name, const GradientReduction& how);
 
   /// Makes the reduced values the parameter's gradient. `used`: some rank had one. When none had,
   /// or the gradient that was sent has been reset since, `.grad` stays as it is.
@@ -101,6 +110,8 @@ class GradientTransfer {
   void check_gradient(const std::string& name, const GradientReduction& how);
   bool copied_into_view(const torch::Tensor& gradient) const;
   void choose_layout(const Label& label, const GradientReduction& how);
+  void choose_sent(const std::string& name, const GradientReduction& how);
+  bool lies_as_parameter(const torch::Tensor& gradient) const;
   void complete_view(bool used);
   // Both of sent_.
   Submission prepare_dense(const std::string& name, const GradientReduction& how);
@@ -108,7 +119,7 @@ class GradientTransfer {
 
   torch::Tensor parameter_;
   SparseDims agreed_;
-  torch::Tensor sent_;     ///< `.grad` at prepare(); undefined for zeros
+  torch::Tensor sent_;     ///< `.grad` at prepare() or gather(); undefined for zeros
   torch::Tensor guarded_;  ///< `.grad` from guard() to release()
   torch::Tensor
       unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself

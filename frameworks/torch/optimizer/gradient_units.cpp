@@ -24,7 +24,7 @@ void return_free_memory() {
 
 GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,
                              const RankAgreement& agreement)
-    : how_(how), parameters_(parameters), agreement_(agreement) {
+    : how_(how), parameters_(parameters), agreement_(agreement), places_(parameters.size()) {
   add_units_without_bucket();
 }
 
@@ -32,7 +32,7 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
 void GradientUnits::add_units_without_bucket() {
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].transfer.view().defined()) continue;
+    if (places_[i]) continue;
     const int group = parameters_[i].group;
     const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
     if (group >= 0 && !added) {
@@ -50,48 +50,41 @@ std::vector<std::vector<std::size_t>> GradientUnits::members() const {
   return members;
 }
 
-bool GradientUnits::wants_buckets() const {
-  // Adasum looks at each tensor.
-  return how_.bucket_views && how_.process_set.size() > 1 && how_.op != ReduceOp::kAdasum;
-}
-
-bool GradientUnits::expect_buckets() const {
-  return wants_buckets() &&
-         std::any_of(parameters_.begin(), parameters_.end(),
-                     [this](const auto& parameter) { return might_fit_bucket(parameter); });
+/// A rank alone has buckets on a GPU, where they are what a benchmark measures; on the CPU they
+/// would cost a copy and gain nothing. Adasum looks at each tensor.
+bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
+  return how_.bucket_views && how_.op != ReduceOp::kAdasum &&
+         (how_.process_set.size() > 1 || parameter.tensor().is_cuda());
 }
 
 /// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be
 /// views. Only what all ranks of the set agree on decides: the types of active parameters, whose
 /// gradients have just been reduced, are.
 bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
-  const bool layout_known = how_.sparse != SparseGradients::kReduceSparse ||
-                            parameter.transfer.agreed_layout().has_value();
-  return layout_known && might_fit_bucket(parameter);
-}
-
-bool GradientUnits::might_fit_bucket(const ReducedParameter& parameter) const {
-  if (!parameter.active() || parameter.group >= 0) return false;
+  if (!wants_bucket(parameter) || !parameter.active() || parameter.group >= 0) return false;
+  const std::optional<std::int64_t> sparse_dims = parameter.transfer.agreed_layout();
+  if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
   const torch::ScalarType type = parameter.tensor().scalar_type();
   return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
-         parameter.transfer.agreed_layout().value_or(0) == 0;
+         sparse_dims.value_or(0) == 0;
 }
 
 bool GradientUnits::buckets_fit() const {
-  return std::all_of(
-      parameters_.begin(), parameters_.end(), [this](const ReducedParameter& parameter) {
-        const torch::Tensor& view = parameter.transfer.view();
-        const torch::Tensor& tensor = parameter.tensor();
-        if (!view.defined()) return !fits_bucket(parameter);
-        return fits_bucket(parameter) && tensor.scalar_type() == view.scalar_type() &&
-               tensor.device() == view.device() && tensor.sizes() == view.sizes();
-      });
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::optional<Place>& place = places_[i];
+    if (place.has_value() != fits_bucket(parameters_[i])) return false;
+    const torch::Tensor& tensor = parameters_[i].tensor();
+    if (place && (tensor.scalar_type() != place->type || tensor.device() != place->device ||
+                  tensor.sizes() != place->sizes))
+      return false;
+  }
+  return true;
 }
 
 bool GradientUnits::learn(std::vector<std::size_t> order) {
   const bool any = std::any_of(parameters_.begin(), parameters_.end(),
                                [this](const auto& parameter) { return fits_bucket(parameter); });
-  if (!wants_buckets() || !any) return false;
+  if (!any) return false;
   std::erase_if(order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
   const auto agreed = agreement_.agree_on_order(order);
   if (!agreed) state_ = State::kRefused;
@@ -115,19 +108,36 @@ std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std
   }
 }
 
-/// Nothing is changed before every rank has its memory.
-bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
+/// Those in the host's memory, and those on a GPU, which are larger.
+std::vector<std::vector<std::size_t>> GradientUnits::plan(
+    const std::vector<std::size_t>& order) const {
   std::vector<GradientSize> sizes;
   for (const ReducedParameter& parameter : parameters_) {
     sizes.push_back({.device = static_cast<int>(parameter.tensor().device().type()),
                      .dtype = static_cast<int>(parameter.tensor().scalar_type()),
                      .bytes = parameter.tensor().nbytes()});
   }
-  std::size_t bytes = 0;
-  for (const std::size_t i : order) bytes += sizes[i].bytes;
+  std::vector<std::vector<std::size_t>> buckets;
+  for (const bool on_gpu : {false, true}) {
+    std::vector<std::size_t> members;
+    std::size_t bytes = 0;
+    for (const std::size_t i : order) {
+      if (parameters_[i].tensor().is_cuda() != on_gpu) continue;
+      members.push_back(i);
+      bytes += sizes[i].bytes;
+    }
+    const BucketLimits limits = on_gpu ? gpu_bucket_limits(bytes) : host_bucket_limits(bytes);
+    for (std::vector<std::size_t>& bucket : plan_buckets(members, sizes, limits))
+      buckets.push_back(std::move(bucket));
+  }
+  return buckets;
+}
+
+/// Nothing is changed before every rank has its memory.
+bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientUnit> units;
   bool complete = true;
-  for (std::vector<std::size_t>& members : plan_buckets(order, sizes, most_bucket_bytes(bytes))) {
+  for (std::vector<std::size_t>& members : plan(order)) {
     std::shared_ptr<GradientBucket> bucket = make_bucket(members, units.size());
     complete = bucket != nullptr;
     if (!complete) break;
@@ -135,28 +145,36 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   }
   if (!agreement_.on_all_ranks(complete, "buckets")) {
     if (!complete)
-      TORCH_WARN("DistributedOptimizer (", how_.scope, "): no memory for buckets of ", bytes,
-                 " bytes; all ranks go on without them");
+      TORCH_WARN("DistributedOptimizer (", how_.scope,
+                 "): no memory for buckets; all ranks go on without them");
     state_ = State::kRefused;
     return false;
   }
   units_ = std::move(units);
-  for (const GradientUnit& unit : units_) {
-    for (std::size_t m = 0; m < unit.members.size(); ++m) {
-      GradientTransfer& transfer = parameters_[unit.members[m]].transfer;
-      transfer.set_view(unit.bucket->view(m));
-      transfer.move_to_view();
-    }
-    return_free_memory();  // of these gradients
-  }
+  move_into_buckets();
   add_units_without_bucket();
   state_ = State::kBuckets;
   return true;
 }
 
+void GradientUnits::move_into_buckets() {
+  for (const GradientUnit& unit : units_) {
+    for (std::size_t m = 0; m < unit.members.size(); ++m) {
+      const torch::Tensor& tensor = parameters_[unit.members[m]].tensor();
+      places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec()};
+      if (unit.bucket->gathers()) continue;
+      GradientTransfer& transfer = parameters_[unit.members[m]].transfer;
+      transfer.set_view(unit.bucket->view(m));
+      transfer.move_to_view();
+    }
+    if (!unit.bucket->gathers()) return_free_memory();  // of these gradients
+  }
+}
+
 bool GradientUnits::follow_parameters() {
   if (state_ != State::kBuckets || buckets_fit()) return false;
   for (ReducedParameter& parameter : parameters_) parameter.transfer.set_view({});
+  places_.assign(parameters_.size(), std::nullopt);
   units_.clear();
   add_units_without_bucket();
   state_ = State::kLearning;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,8 +37,6 @@ class GradientUnits {
   /// Of each unit.
   std::vector<std::vector<std::size_t>> members() const;
 
-  /// Some gradient is, or will be, a view of a bucket.
-  bool expect_buckets() const;
   /// No order has been learnt.
   bool learning() const noexcept { return state_ == State::kLearning; }
   /// Puts gradients into buckets if all ranks can. Collective. @pre learning(), and gradients have
@@ -48,21 +48,28 @@ class GradientUnits {
 
  private:
   enum class State { kLearning, kBuckets, kRefused };
+  /// What a parameter was like when its gradient was given its place in a bucket.
+  struct Place {
+    torch::ScalarType type;
+    torch::Device device;
+    std::vector<std::int64_t> sizes;
+  };
 
   void add_units_without_bucket();
-  bool wants_buckets() const;
+  bool wants_bucket(const ReducedParameter& parameter) const;
   bool fits_bucket(const ReducedParameter& parameter) const;
-  /// The same, but that its layout may not be known yet.
-  bool might_fit_bucket(const ReducedParameter& parameter) const;
   bool buckets_fit() const;
   std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members,
                                               std::size_t number) const;
   bool use_buckets(const std::vector<std::size_t>& order);
+  std::vector<std::vector<std::size_t>> plan(const std::vector<std::size_t>& order) const;
+  void move_into_buckets();
 
   const GradientReduction& how_;
   const std::span<ReducedParameter> parameters_;
   const RankAgreement& agreement_;
   std::vector<GradientUnit> units_;
+  std::vector<std::optional<Place>> places_;  ///< by parameter; nothing: it is in no bucket
   State state_ = State::kLearning;
 };
 

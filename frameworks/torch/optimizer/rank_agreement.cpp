@@ -177,12 +177,16 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(order.size());
   // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for
-  // each rank, which only that rank sets: 1 if its gradients are born in shared memory.
+  // each rank, which only that rank sets: 1 if gradients of its CPU are born in shared memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
   values[count + 1] = -layout;
-  values[count + 2 + how_.process_set.rank()] = shared_allocator_installed() ? 1 : 0;
+  const bool born_here =
+      shared_allocator_installed() && std::any_of(order.begin(), order.end(), [&](std::size_t i) {
+        return parameters_[i].tensor().is_cpu();
+      });
+  values[count + 2 + how_.process_set.rank()] = born_here ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(order.begin(), order.end(), values);
   const torch::Tensor all = allreduce(
       own, {.name = how_.scope + ".order", .op = ReduceOp::kMax, .process_set = how_.process_set});

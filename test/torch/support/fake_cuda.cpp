@@ -33,6 +33,7 @@ constexpr int kHvd = 0;
 constexpr int kLibTorch = 1;
 
 thread_local int host_waits = 0;
+std::atomic<int> operators = 0;
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> streams_of_thread = {};
 
@@ -421,6 +422,7 @@ class HostCall {
 };
 
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  ++operators;
   HostCall(op, *stack).run();
 }
 
@@ -463,8 +465,12 @@ int fake_host_waits() { return host_waits; }
 void refuse_fake_memory_from(std::size_t bytes) { FakeAllocator::instance().refused_from = bytes; }
 HvdCalls hvd_calls() {
   const FakeGpuCounts counts = FakeCuda::instance().gpu().counts(kHvd);
-  return {.synchronize = counts.synchronize, .records = counts.records};
+  return {.synchronize = counts.synchronize,
+          .records = counts.records,
+          .waits = counts.waits,
+          .launches = counts.launches};
 }
+int fake_operators() { return operators; }
 FakeCapture::FakeCapture(const c10::Stream& stream) : stream_(stream) {
   FakeCuda::instance().gpu().begin_capture(FakeCuda::instance().queue(stream_), kLibTorch);
 }

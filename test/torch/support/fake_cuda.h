@@ -41,7 +41,13 @@ class FakeCapture {
 struct HvdCalls {
   int synchronize = 0;
   int records = 0;
+  int waits = 0;
+  int launches = 0;
 };
 HvdCalls hvd_calls();
+
+/// How many of LibTorch's operators have run on the device, by any thread; each stands for a
+/// launch.
+int fake_operators();
 
 }  // namespace hvd::testing

@@ -47,11 +47,13 @@ struct DistributedOptimizerOptions {
   /// Turns sparse gradients into dense ones before they are reduced. Without it they stay sparse
   /// (see sparse_allreduce(); average and sum only).
   bool sparse_as_dense = false;
-  /// From the second step on, `.grad` tensors lie side by side in buffers that are reduced where
-  /// they are: nothing is copied back, and nothing is copied in when gradients are zeroed rather
-  /// than dropped (`zero_grad(false)`). Results do not depend on it. A `.grad` that the program
-  /// keeps from one step is overwritten in the next. Without effect with groups, Adasum, sparse
-  /// gradients or compressed float64 ones.
+  /// From the second step on, gradients are reduced in buckets. On the CPU `.grad` tensors then lie
+  /// side by side in buffers that are reduced where they are: nothing is copied back, and nothing
+  /// is copied in when gradients are zeroed rather than dropped (`zero_grad(false)`). A `.grad`
+  /// that the program keeps from one step is overwritten in the next. On a GPU they stay where
+  /// autograd has put them, and one launch packs a bucket. Results do not depend on it, but for
+  /// roundings on a GPU. Without effect with groups, Adasum, sparse gradients or compressed float64
+  /// ones.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
   /// The ranks compare their parameters before the first update (bit for bit) and every so many
