@@ -8,7 +8,6 @@
 #include "hvd/error.h"
 
 namespace hvd::control {
-namespace {
 
 // Note [What is held back]
 // An operation runs when every member of its set has asked for it. So as long as a member below
@@ -27,10 +26,6 @@ namespace {
 //     that is overdue counts as held as long here.
 // To hold a report back is to the rest of the job what a slow network is, so what is held can never
 // make a wrong plan; this is only about not waiting in vain.
-
-constexpr std::uint64_t kPlansToRemember = 64;
-
-}  // namespace
 
 RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t replay_plan) {
   RankSet leaving = merged.leaving;
@@ -77,7 +72,7 @@ void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   leaving_.add(leaving_since(merged, replay_plan_));
   ended_.add(merged.ended);
-  if (merged.overdue) open_ = overdue_ = true;
+  if (merged.overdue) pass_on_overdue();
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
     if (section.groups.empty() || section.as_of < replay_plan_) continue;
@@ -95,7 +90,7 @@ void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
 
 HeldReports& Aggregator::held_as_of(std::uint64_t as_of) {
   close_if_done();
-  if (as_of < epoch_) open_ = true;
+  if (as_of < epoch_) open_.set_open();
   return held_[std::min(as_of, epoch_)];
 }
 
@@ -131,7 +126,7 @@ void Aggregator::add_unnamed_hit(HeldReports& held, const wire::StampedUnnamedHi
   HeldReports::Variant variant{RankSet(ranks), hit.hit, {hit.stamp}};
   const SlotMeaning* const meaning = meanings_.find(hit.hit.slot, as_of);
   if (meaning == nullptr) {  // the coordinator will say what is wrong
-    open_ = true;
+    open_.set_open();
     return add_named(held, {}, 0, std::move(variant), now);
   }
   add_named(held,
@@ -142,11 +137,8 @@ void Aggregator::add_unnamed_hit(HeldReports& held, const wire::StampedUnnamedHi
 void Aggregator::add_request(HeldReports& held, wire::StampedRequest asked, RankSpan ranks,
                              TimePoint now) {
   const wire::Request& request = asked.request;
-  if (request.kind == OpKind::kJoin) {
-    joining_ = true;
-    join_name_ = request.name;
-  }
-  if (joining_ || (!request.unnamed && state_.cache().find(request))) open_ = true;
+  if (request.kind == OpKind::kJoin) open_.note_joining(request.name);
+  if (open_.joining() || (!request.unnamed && state_.cache().find(request))) open_.set_open();
   std::string key = tensor_key(request.process_set, request.name);
   const int process_set = request.process_set;
   add_named(held, std::move(key), process_set, {RankSet(ranks), std::nullopt, std::move(asked)},
@@ -166,16 +158,16 @@ std::optional<TimePoint> Aggregator::deadline() const {
     if (const auto since = held.oldest()) oldest = std::min(oldest.value_or(*since), *since);
   }
   if (!oldest) return std::nullopt;
-  return open_ ? *oldest : *oldest + longest_hold_;
+  return open() ? *oldest : *oldest + longest_hold_;
 }
 
 std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
-  if (!leaving_.empty()) open_ = anyone_left_ = true;
+  if (!leaving_.empty()) open_.note_leaving();
   close_if_done();
-  if (!open_) {
-    if (const auto limit = deadline(); limit && *limit <= now) open_ = overdue_ = true;
+  if (!open()) {
+    if (const auto limit = deadline(); limit && *limit <= now) pass_on_overdue();
   }
-  const bool anything = (open_ ? !held_.empty() : anything_complete_) || acknowledged_ ||
+  const bool anything = (open() ? !held_.empty() : anything_complete_) || acknowledged_ ||
                         overdue_ || !leaving_.empty();
   if (!anything) return std::nullopt;
   wire::MergedReport report;
@@ -197,76 +189,32 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
 
 void Aggregator::move_out(HeldReports& held, wire::MergedReport::Section& section) {
   const bool of_epoch = section.as_of == epoch_;
-  if (open_) {
-    remember(held.move_all(section, of_epoch ? &members_ : nullptr), section.as_of);
+  if (open()) {
+    open_.remember(held.move_all(section, of_epoch ? &members_ : nullptr), section.as_of,
+                   state_.last_applied());
   } else if (of_epoch) {
     held.move_complete(section, members_);
   }
 }
 
-void Aggregator::remember(const HeldReports::InParts& in_parts, std::uint64_t as_of) {
-  if (in_parts.slots.empty() && in_parts.keys.empty()) return;
-  remembered_at_ = state_.last_applied();
-  open_names_.insert(in_parts.keys.begin(), in_parts.keys.end());
-  in_parts.slots.for_each([&](std::uint32_t slot) {
-    const SlotMeaning* const meaning = meanings_.find(slot, as_of);
-    if (meaning == nullptr) return;
-    if (meaning == meanings_.current(slot)) {
-      open_slots_.add(slot);
-    } else {
-      open_names_.insert(tensor_key(meaning->process_set, meaning->name));
-    }
-  });
+void Aggregator::pass_on_overdue() noexcept {
+  overdue_ = true;
+  open_.set_open();
 }
 
-void Aggregator::close_if_done() {
-  if (open_ && held_.empty() && !overdue_ && !anyone_left_ && !joining_ && open_slots_.empty() &&
-      open_names_.empty())
-    open_ = false;
-}
-
-void Aggregator::forget(int process_set, const std::string& name) {
-  open_names_.erase(tensor_key(process_set, name));
-  wire::SlotSet done;
-  open_slots_.for_each([&](std::uint32_t slot) {
-    const SlotMeaning& meaning = *meanings_.current(slot);
-    if (meaning.process_set == process_set && meaning.name == name) done.add(slot);
-  });
-  open_slots_.remove(done);
-}
-
-// A slot in a plan means what it meant before that plan: a name is planned once.
-void Aggregator::forget(const wire::PlannedTensor& tensor) {
-  if (!tensor.slot) return forget(tensor.request.process_set, tensor.request.name);
-  open_slots_.remove(*tensor.slot);
-  const SlotMeaning* const meaning = meanings_.current(*tensor.slot);
-  if (open_names_.empty() || meaning == nullptr) return;
-  open_names_.erase(tensor_key(
-      meaning->process_set,
-      meaning->name.empty() ? wire::unnamed_name(meaning->kind, tensor.ordinal) : meaning->name));
+void Aggregator::close_if_done() noexcept {
+  if (held_.empty() && !overdue_) open_.close_if_done();
 }
 
 void Aggregator::note_plan(const wire::Plan& plan) {
   HVD_EXPECT(state_.last_applied() == plan.sequence, "the negotiator has applied the plan");
   bool new_epoch = !plan.errors.empty() || !plan.replay.empty();
-  for (const auto& error : plan.errors) {
-    forget(error.process_set, error.name);
-    if (error.name == join_name_) joining_ = false;
-  }
-  const bool remembers = !open_slots_.empty() || !open_names_.empty();
   for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors) {
-      new_epoch = new_epoch || !tensor.slot;
-      if (!tensor.slot && tensor.request.kind == OpKind::kJoin) joining_ = false;
-      if (remembers) forget(tensor);
-    }
+    for (const auto& tensor : batch.tensors) new_epoch = new_epoch || !tensor.slot;
   }
+  open_.note_plan(plan);
   if (!plan.replay.empty()) forget_for_replay(plan.sequence);
   if (new_epoch) begin_epoch(plan.sequence);
-  // Some of it no plan will ever name: the coordinator ignores what crosses an error on its way.
-  if (plan.sequence < remembered_at_ + kPlansToRemember) return;
-  open_slots_ = {};
-  open_names_.clear();
 }
 
 // Whoever has asked for any of it asks again, after the replay or under it.
@@ -275,24 +223,18 @@ void Aggregator::forget_for_replay(std::uint64_t sequence) {
   held_.clear();
   leaving_ = {};
   ended_ = {};
-  open_slots_ = {};
-  open_names_.clear();
-  anything_complete_ = anyone_left_ = overdue_ = joining_ = open_ = false;
+  anything_complete_ = overdue_ = false;
+  open_.reset();
 }
 
 void Aggregator::begin_epoch(std::uint64_t sequence) {
-  if (!held_.empty()) open_ = true;
+  if (!held_.empty()) open_.set_open();
   epoch_ = sequence;
   members_.forget_sets();
   meanings_.update(state_.cache(), sequence, [&](std::uint32_t slot, const SlotMeaning& former) {
-    if (!open_slots_.contains(slot)) return;
-    open_slots_.remove(slot);
-    open_names_.insert(tensor_key(former.process_set, former.name));
+    open_.note_displaced(slot, former);
   });
-  const ProcessSetTable& sets = state_.process_sets();
-  std::erase_if(open_names_, [&](const std::string& key) {
-    return !key.empty() && sets.was_removed(std::stoi(key));
-  });
+  open_.drop_removed(state_.process_sets());
 }
 
 }  // namespace hvd::control

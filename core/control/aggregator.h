@@ -5,13 +5,13 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
 #include "control/held_reports.h"
 #include "control/negotiator.h"
+#include "control/open_state.h"
 #include "control/slot_meanings.h"
 #include "wire/messages.h"
 
@@ -32,6 +32,8 @@ class Aggregator {
   /// @param state of this rank; it outlives the aggregator
   /// @param longest_hold nothing is held back longer
   Aggregator(RankSet subtree, const Negotiator& state, Duration longest_hold);
+  Aggregator(const Aggregator&) = delete;
+  Aggregator& operator=(const Aggregator&) = delete;
 
   /// A report of a rank that is a child (or this one).
   void accept(int rank, const wire::Report&, TimePoint now);
@@ -46,7 +48,7 @@ class Aggregator {
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !held_.empty(); }
   /// Whether it forwards everything at once, as it does while anything unusual is pending.
-  bool open() const noexcept { return open_; }
+  bool open() const noexcept { return open_.open(); }
 
  private:
   HeldReports& held_as_of(std::uint64_t as_of);
@@ -58,11 +60,9 @@ class Aggregator {
   void add_request(HeldReports&, wire::StampedRequest, RankSpan ranks, TimePoint now);
   void add_named(HeldReports&, std::string key, int process_set, HeldReports::Variant,
                  TimePoint now);
-  void close_if_done();
+  void close_if_done() noexcept;
+  void pass_on_overdue() noexcept;
   void move_out(HeldReports&, wire::MergedReport::Section&);
-  void remember(const HeldReports::InParts&, std::uint64_t as_of);
-  void forget(int process_set, const std::string& name);
-  void forget(const wire::PlannedTensor&);
   void begin_epoch(std::uint64_t sequence);
   void forget_for_replay(std::uint64_t sequence);
 
@@ -84,15 +84,7 @@ class Aggregator {
   bool anything_complete_ = false;
   bool overdue_ = false;
   bool acknowledged_ = false;  ///< somebody had nothing else to say
-  bool anyone_left_ = false;
-  bool joining_ = false;  ///< somebody below has joined, and no plan has ended that
-  std::string join_name_ = {};
-
-  bool open_ = false;
-  /// What has gone on before all below had asked for it, and no plan has ended yet.
-  wire::SlotSet open_slots_;
-  std::unordered_set<std::string> open_names_;
-  std::uint64_t remembered_at_ = 0;  ///< the last plan then
+  OpenState open_{meanings_};
 };
 
 }  // namespace hvd::control

@@ -18,7 +18,9 @@ Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
       progress_(options_.host_of_rank.size()),
-      reports_(options_.host_of_rank.size()) {}
+      reports_(options_.host_of_rank.size()),
+      departures_(options_.host_of_rank.size()),
+      blocked_(options_.host_of_rank.size(), options_.stall.deadlock) {}
 
 void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
@@ -33,7 +35,7 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   if (report.last_applied < replay_plan_) return;
   if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() ||
       !report.requests.empty())
-    note_change(now);
+    blocked_.note_change(now);
   const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
   for (const auto slot : report.cached)
     accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
@@ -46,8 +48,8 @@ void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
   }
   note_activity(rank, report, now);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  if (report.shutdown) shut_down_.add(source.ranks);
-  if (report.ended) ended_.add(source.ranks);
+  if (report.shutdown) departures_.add(source.ranks);
+  if (report.ended) departures_.add_ended(source.ranks);
 }
 
 void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
@@ -128,9 +130,8 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   table_.add(askers, std::move(request), source.now);
   // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what
   // else is pending, as among those who are left, waits for these ranks like for any other.
-  if (!joins || !difference(shut_down_, table_.joined()).empty()) return;
+  if (!joins || !difference(departures_.ranks(), table_.joined()).empty()) return;
   table_.note_joined(askers.ranks);
-  last_to_join_ = askers.ranks.back().last;
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
@@ -139,25 +140,19 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flig
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
   fail_deadlocked(now, plan);
-  if (!shut_down_.empty()) fail_for_shutdown(plan);
+  if (!departures_.none()) fail_for_shutdown(plan);
   if (join_failure_) fail_what_counts_on_joined(plan);
   const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
                          table_.ready_bytes() < options_.fusion_threshold;
   const std::int64_t ready_bytes = table_.ready_bytes();
   if (table_.anything_ready() && !hold_back) plan_ready(now, plan);
   if (repeated_.learning()) repeated_.learn(plan, ready_bytes, table_.pending().empty());
-  if (all_shut_down() && !shutdown_published_ && !table_.anything_ready())
-    plan.shutdown = shutdown_published_ = true;
+  if (!table_.anything_ready()) plan.shutdown = departures_.take_end();
   if (options_.schedule_lock) replay_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
-  note_change(now);
+  blocked_.note_change(now);
   return plan;
-}
-
-void Coordinator::note_change(TimePoint now) {
-  changed_at_ = now;
-  blocked_ = {};
 }
 
 // Since another plan it may have something to go on with.
@@ -165,14 +160,14 @@ void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
     throw Error("rank " + std::to_string(rank) + ", which does not exist, says that it waits");
   }
-  if (last_applied == sequence_) blocked_.add(RankSet(rank));
+  if (last_applied == sequence_) blocked_.add(rank);
 }
 
 // What ranks have asked for early, of the next step, they ask for again under the replay. What is
 // not of the schedule would end it at once.
 void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
-  if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !shut_down_.empty()) return;
+  if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;
   std::set<std::uint32_t> slots;
   for (const auto& batch : learner_.schedule()) slots.insert(batch.begin(), batch.end());
   for (const PendingTensor& tensor : table_.pending()) {
@@ -212,16 +207,11 @@ void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
   for (auto& [tensor, text] : expired) fail(tensor, {StatusCode::kStalled, std::move(text)}, plan);
 }
 
-// Another thread of some rank might still submit what is missing; that is what the time is for.
 void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
-  const Duration limit = options_.stall.deadlock;
-  if (limit == Duration::zero() || blocked_.empty() || now - changed_at_ < limit ||
-      table_.anything_ready())
-    return;
-  RankSet waiting = blocked_;
-  waiting.add(shut_down_);
-  if (static_cast<std::size_t>(count(waiting)) < reports_.size()) return;
-  const std::string text = stalls_.deadlock_text(table_, shut_down_, now - changed_at_);
+  if (table_.anything_ready()) return;
+  const auto quiet = blocked_.deadlocked_for(departures_.ranks(), now);
+  if (!quiet) return;
+  const std::string text = stalls_.deadlock_text(table_, departures_.ranks(), *quiet);
   std::vector<PendingRef> ended;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
     ended.push_back(tensor);
@@ -261,15 +251,15 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
       tensor.held &&
       tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
   if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
-  const RankSet gone =
-      intersection(shut_down_, tensor.missing > 0 ? table_.missing(tensor)
-                                                  : sets_.rank_set(tensor.request.process_set));
+  const RankSet gone = intersection(
+      departures_.ranks(),
+      tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
   if (gone.empty()) return std::nullopt;
   const int rank = gone.lowest();
   const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
                           options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
   const std::string what = tensor.missing > 0 ? "it" : "the rest of its group";
-  if (contains(ended_, rank)) {
+  if (departures_.ended(rank)) {
     return Status{StatusCode::kShutdown,
                   who + " ended without shutdown() and without submitting " + what +
                       "; see why, in its output and its exit code",
@@ -315,19 +305,9 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
   return tensor.mismatch;
 }
 
-void Coordinator::note_resumption(const std::vector<PendingRef>& sound, TimePoint now) {
-  std::size_t resumed = 0;
-  std::optional<PendingRef> oldest;
-  for (const PendingRef tensor : sound) {
-    if (!tensor->warned) continue;
-    if (++resumed == 1 || tensor->first_seen < (*oldest)->first_seen) oldest = tensor;
-  }
-  if (oldest) resumptions_.push_back(stalls_.resumption_text(**oldest, resumed, now));
-}
-
 void Coordinator::plan_ready(TimePoint now, wire::Plan& plan) {
   std::vector<PendingRef> sound = take_sound(plan);
-  note_resumption(sound, now);
+  stalls_.note_resumed(sound, now);
   // A set ends after what is ready in it.
   const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
     return tensor->request.kind != OpKind::kRemoveProcessSet;
@@ -386,7 +366,7 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     repeated_.forget();
     planned.request = tensor->request;
     if (tensor->request.kind == OpKind::kJoin) {
-      planned.request.root = last_to_join_;
+      planned.request.root = table_.last_to_join();
       table_.end_join();
     } else if (tensor->request.kind == OpKind::kAddProcessSet) {
       sets_.add({tensor->request.splits.begin(), tensor->request.splits.end()});

@@ -3,11 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
+#include "control/blocked_ranks.h"
+#include "control/departures.h"
 #include "control/failed_uses.h"
 #include "control/plan_progress.h"
 #include "control/process_set_table.h"
@@ -69,7 +70,7 @@ class Coordinator {
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
   /// The same of what has been warned of and goes on after all.
-  std::vector<std::string> resumptions() { return std::exchange(resumptions_, {}); }
+  std::vector<std::string> resumptions() { return stalls_.take_resumptions(); }
   /// What is waited for, oldest first: who is missing, and what those ranks did last.
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
     return stalls_.waiting_texts(table_, now, most);
@@ -78,9 +79,7 @@ class Coordinator {
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
-  bool all_shut_down() const noexcept {
-    return static_cast<std::size_t>(count(shut_down_)) == options_.host_of_rank.size();
-  }
+  bool all_shut_down() const noexcept { return departures_.all(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
   std::size_t displaced_entries() const noexcept { return former_slots_.size(); }
@@ -104,7 +103,6 @@ class Coordinator {
   bool take_whole(const wire::MergedReport&);
   void spread_whole(TimePoint now);
   std::optional<EncodedPlan> repeat_plan(TimePoint now, std::size_t in_flight);
-  void note_change(TimePoint now);
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request);
   void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
@@ -117,7 +115,6 @@ class Coordinator {
   void fail_stalled(TimePoint now, wire::Plan&);
   void fail_deadlocked(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
-  void note_resumption(const std::vector<PendingRef>&, TimePoint now);
   void fail_what_counts_on_joined(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
   void plan_ready(TimePoint now, wire::Plan&);
@@ -143,14 +140,9 @@ class Coordinator {
   FailedUses failed_uses_;
   std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
-  RankSet shut_down_;
-  RankSet ended_;           ///< those of them that have not called shutdown()
-  RankSet blocked_;         // since changed_at_
-  TimePoint changed_at_{};  // when something was last asked for or decided
-  std::vector<std::string> resumptions_;
+  Departures departures_;
+  BlockedRanks blocked_;
   RepeatedPlan repeated_;
-  bool shutdown_published_ = false;
-  int last_to_join_ = 0;
   std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now
 };
 

@@ -20,7 +20,7 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
     check_ranks(applied.ranks);
     progress_.check(applied.ranks, applied.last_applied, sequence_);
   }
-  if (!merged.sections.empty() || !merged.leaving.empty()) note_change(now);
+  if (!merged.sections.empty() || !merged.leaving.empty()) blocked_.note_change(now);
   if (take_whole(merged)) return;
   for (const auto& section : merged.sections) {
     if (section.as_of > sequence_) {
@@ -40,8 +40,8 @@ void Coordinator::accept(const wire::MergedReport& merged, TimePoint now) {
   // Last: what the sections say was said before.
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  shut_down_.add(leaving_since(merged, replay_plan_));
-  ended_.add(merged.ended);
+  departures_.add(leaving_since(merged, replay_plan_));
+  departures_.add_ended(merged.ended);
 }
 
 // See Note [The whole world at once] in repeated_plan.h.
@@ -55,7 +55,7 @@ bool Coordinator::take_whole(const wire::MergedReport& merged) {
                      group.requests.empty() && merged.leaving.empty() &&
                      group.ranks == RankSet(0, static_cast<int>(reports_.size()) - 1);
   const bool alone = table_.pending().empty() && failed_uses_.empty() && former_slots_.empty() &&
-                     shut_down_.empty();
+                     departures_.none();
   if (!whole || !alone || !repeated_.offer(group.hits[0])) return false;
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
   return true;
@@ -80,7 +80,7 @@ std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t i
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1),
                         cache_.at(repeated_.slots().highest()).request.name, now);
   EncodedPlan repeated{.plan = repeated_.take(++sequence_, cache_)};
-  note_change(now);
+  blocked_.note_change(now);
   if (options_.schedule_lock) replay_if_steady(repeated.plan);
   repeated.bytes =
       repeated.plan.replay.empty() ? repeated_.encode(sequence_) : wire::encode(repeated.plan);

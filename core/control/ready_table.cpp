@@ -167,6 +167,7 @@ void ReadyTable::mark_absent(PendingRef tensor, const RankSet& ranks) {
 }
 
 void ReadyTable::note_joined(RankSpan ranks) {
+  last_to_join_ = ranks.back().last;
   const RankSet joining = difference(ranks, joined_);
   if (joining.empty()) return;
   joined_.add(joining);

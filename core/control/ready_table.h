@@ -103,6 +103,8 @@ class ReadyTable {
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
   const RankSet& joined() const noexcept { return joined_; }
+  /// The highest of the ranks that note_joined() was last called for.
+  int last_to_join() const noexcept { return last_to_join_; }
   /// Drops all that is pending.
   void clear();
   /// Drops what is pending in a process set that was removed.
@@ -160,6 +162,7 @@ class ReadyTable {
   std::vector<PendingRef> ready_;
   std::int64_t ready_bytes_ = 0;
   RankSet joined_;
+  int last_to_join_ = 0;
   std::optional<PendingRef> join_;
 };
 

@@ -120,6 +120,17 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
   return texts;
 }
 
+void StallInspector::note_resumed(std::span<const PendingRef> tensors, TimePoint now) {
+  std::size_t resumed = 0;
+  std::optional<PendingRef> oldest;
+  for (const PendingRef tensor : tensors) {
+    if (!tensor->warned) continue;
+    if (++resumed == 1 || tensor->first_seen < (*oldest)->first_seen) oldest = tensor;
+  }
+  if (oldest) resumptions_.push_back(resumption_text(**oldest, resumed, now));
+}
+
+/// @param operations of which this is the oldest
 std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations,
                                             TimePoint now) const {
   return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " +

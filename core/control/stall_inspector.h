@@ -2,7 +2,9 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -40,8 +42,10 @@ class StallInspector {
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
   /// What a StalledError says after the operation's name when every rank waits for another.
   std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
-  /// What had been warned of goes on after all. @param operations of which this is one
-  std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
+  /// These go on, which may have been warned of.
+  void note_resumed(std::span<const PendingRef>, TimePoint now);
+  /// What had been warned of and goes on after all: a sentence for each note_resumed(), once.
+  std::vector<std::string> take_resumptions() { return std::exchange(resumptions_, {}); }
   /// When one of the above may next have something to say.
   std::optional<TimePoint> next_deadline(const ReadyTable&) const;
 
@@ -53,12 +57,14 @@ class StallInspector {
   };
   std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations,
                            TimePoint now) const;
+  std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
   std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;
   std::vector<std::string> hosts_;
   RankMap<Activity> last_;
   std::shared_ptr<const std::string> latest_;
+  std::vector<std::string> resumptions_;
 };
 
 }  // namespace hvd::control

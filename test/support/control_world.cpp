@@ -41,7 +41,7 @@ ControlWorld::ControlWorld(Options options, Send send)
           control::ProcessSetTable(static_cast<int>(options_.coordinator.host_of_rank.size()))) {
   std::vector<control::TreePlace> places = places_of(options_);
   const control::ProcessSetTable sets(static_cast<int>(places.size()));
-  ranks_.resize(places.size());
+  ranks_ = std::vector<Rank>(places.size());  // an aggregator stays where it is
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto rank = static_cast<int>(i);
     if (rank == 0 || !options_.alike) {

@@ -104,6 +104,27 @@ TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
   EXPECT_EQ(stalls_.next_deadline(table_), at(75));
 }
 
+TEST_F(StallInspectorTest, WhatGoesOnIsToldOnceIfItWasWarnedOf) {
+  for (const char* const name : {"young", "old", "silent"})
+    ask(0, allreduce(name), name == std::string("old") ? 10 : 12);
+  std::vector<PendingRef> all;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
+    all.push_back(tensor);
+  stalls_.note_resumed(all, at(40));
+  EXPECT_THAT(stalls_.take_resumptions(), IsEmpty()) << "nothing was warned of";
+  all[0]->warned = all[1]->warned = true;
+  stalls_.note_resumed(all, at(42));
+  EXPECT_THAT(stalls_.take_resumptions(),
+              ElementsAre("allreduce 'old' and 1 more go on after 32.0 s: every rank has asked for "
+                          "them by now"));
+  EXPECT_THAT(stalls_.take_resumptions(), IsEmpty());
+  stalls_.note_resumed(std::span(all).first(1), at(42));
+  stalls_.note_resumed(std::span(all).last(1), at(42));
+  EXPECT_THAT(stalls_.take_resumptions(),
+              ElementsAre("allreduce 'young' goes on after 30.0 s: every rank has asked for it by "
+                          "now"));
+}
+
 TEST_F(StallInspectorTest, ZeroMeansNever) {
   ask(0, allreduce("a"), 0);
   StallInspector silent({}, {"a", "b", "c"});
