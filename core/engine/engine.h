@@ -48,7 +48,7 @@ struct EngineParts {
 class Engine {
  public:
   /// The operation has ended (its state is set right after): the name may be used again.
-  using OnEnd = std::function<void(const OperationState&)>;
+  using OnEnd = std::function<void(OperationState&)>;
 
   Engine(const RuntimeOptions&, EngineParts, OnEnd);
   ~Engine();

@@ -7,8 +7,6 @@
 #include <exception>
 
 #include "base/log.h"
-#include "control/validator.h"
-#include "engine/submission_check.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -25,10 +23,6 @@ constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
 // Ranks on other hosts cannot ring: this is how late their news may be noticed.
 constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
-
-// Unnamed operations are numbered from a multiple of this after each join, so that no number is in
-// use twice.
-constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
 
 void relax() noexcept {
 #if defined(__x86_64__)
@@ -74,139 +68,53 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
     : options_(options),
       progress_policy_(choose_progress_policy(options.progress, control->topology().local_size)),
       clock_(clock),
-      device_(device) {
-  engine_ = std::make_unique<Engine>(
-      options_,
-      EngineParts{std::move(control), std::move(backends), clock_, counters_, timeline_,
-                  std::move(arena), std::move(device)},
-      [this](const OperationState& operation) { release_name(operation); });
+      device_(device),
+      engine_(options_,
+              {std::move(control), std::move(backends), clock_, counters_, timeline_,
+               std::move(arena), std::move(device)},
+              [this](OperationState& operation) { operations_.release(operation); }),
+      operations_(engine_.front(), topology().rank,
+                  device_ ? std::optional(device_->device()) : std::nullopt) {
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
 Runtime::~Runtime() {
   stop_thread();
-  engine_->end_outstanding(
+  engine_.end_outstanding(
       {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
-}
-
-void Runtime::check_running() const {
-  if (engine_->front().failed()) engine_->front().failure().raise_if_error();
-  if (shutdown_called_.load())
-    throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
-}
-
-wire::Request Runtime::number(const Submission& submission) {
-  wire::Request request =
-      make_request(submission, *engine_->front().process_sets(), topology().rank,
-                   device_ ? std::optional(device_->device()) : std::nullopt);
-  if (request.unnamed) {
-    const auto numbered = ordinals_.find({request.process_set, request.kind});
-    if (request.group_index > 0 &&
-        (numbered == ordinals_.end() ||
-         numbered->second < static_cast<std::uint64_t>(request.group_index))) {
-      throw UsageError(std::string(to_string(request.kind)) + " on rank " +
-                       std::to_string(topology().rank) + ": member " +
-                       std::to_string(request.group_index) + " of an unnamed group of " +
-                       std::to_string(request.group_size) +
-                       " comes before the others; submit all members in one call, in order");
-    }
-    request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
-    request.name = wire::unnamed_name(request.kind, request.ordinal);
-  }
-  return request;
-}
-
-// What has been submitted before, with the same parameters, needs neither checks nor memory.
-OperationPtr Runtime::claim_again(const Submission& submission, TimePoint now) {
-  if (submission.process_set != 0 || submission.name.empty()) return {};
-  NamedOperation* const named = names_.find(0, submission.name);
-  if (named == nullptr || named->in_flight || !named->last || !named->last->over()) return {};
-  if (!asks_for_the_same(submission, named->last->submission, named->last->request)) return {};
-  named->in_flight = true;
-  named->last->begin_again(submission, now);
-  return named->last;
-}
-
-OperationPtr Runtime::claim(const Submission& submission, TimePoint now) {
-  if (joined_) {
-    throw UsageError(std::string(to_string(submission.kind())) + " '" + submission.name +
-                     "' on rank " + std::to_string(topology().rank) +
-                     ": this rank has called join(), so it has no more data until join() returns");
-  }
-  if (OperationPtr again = claim_again(submission, now)) return again;
-  OperationPtr made(new OperationState(submission, number(submission), weak_from_this(), now));
-  const wire::Request& request = made->request;
-  made->named = names_.claim(request.process_set, request.name);
-  if (made->named == nullptr) {
-    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
-    throw UsageError(control::describe(request) + " on rank " + std::to_string(topology().rank) +
-                     ": this name is already in flight; wait for its last use, or give each "
-                     "operation its own name");
-  }
-  made->named->last = made;
-  joined_ = request.kind == OpKind::kJoin;
-  return made;
-}
-
-// Nothing was sent, so the names are free, and the next unnamed operations take the numbers.
-void Runtime::take_back(const std::vector<OperationPtr>& operations) {
-  for (const OperationPtr& operation : operations) {
-    const wire::Request& request = operation->request;
-    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
-    if (request.kind == OpKind::kJoin) joined_ = false;
-    names_.release(*operation->named, false);
-  }
 }
 
 void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles,
                      Progress progress) {
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
-  {
-    const MutexLock lock(names_mutex_);
-    check_running();
-    claimed_.clear();
-    try {
-      for (const Submission& submission : submissions) claimed_.push_back(claim(submission, now));
-    } catch (...) {
-      take_back(claimed_);
-      claimed_.clear();
-      throw;
-    }
-    for (std::size_t i = 0; i < claimed_.size(); ++i) {
-      if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
-      handles[i] = Operation(claimed_[i].get());
-    }
-    // Under the lock, so that operations enter the engine in the order of their numbers.
-    engine_->front().enqueue(claimed_);
-    claimed_.clear();
-  }
+  operations_.submit(submissions, handles, weak_from_this(), now);
   if (progress == Progress::kBackground) move_on();
 }
 
 /// After a submission. The calling thread does what can be done at once, if that is its job; what
 /// others do later rings the doorbell.
 void Runtime::move_on() {
-  Doorbell& doorbell = engine_->doorbell();
-  if (!progress_policy_.inline_progress || !options_.background_thread || calls_back() ||
-      !try_acquire_progress())
+  Doorbell& doorbell = engine_.doorbell();
+  if (!progress_policy_.inline_progress || !options_.background_thread ||
+      operations_.calls_back() || !try_acquire_progress())
     return doorbell.ring();
   // A callback must find the program as it would be outside of a call to hvd, with no lock held.
   // Under progress ownership this tells whether the engine has an operation with one, and it takes
   // up none meanwhile.
-  if (calls_back()) {
+  if (operations_.calls_back()) {
     release_progress();
     return doorbell.ring();
   }
   doorbell.take_over();
   std::uint32_t ticket = doorbell.ticket();
-  while (engine_->step(Engine::Callbacks::kNone)) {
+  while (engine_.step(Engine::Callbacks::kNone)) {
     ticket = doorbell.ticket();
     notify_waiters();
   }
-  const bool wants_polling = engine_->transferring();
-  const bool work_left = engine_->busy() || engine_->needs_polling();
-  const bool left_over = engine_->front().has_submissions();
+  const bool wants_polling = engine_.transferring();
+  const bool work_left = engine_.busy() || engine_.needs_polling();
+  const bool left_over = engine_.front().has_submissions();
   release_progress();
   doorbell.hand_back(ticket);
   if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
@@ -220,19 +128,6 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
   return handles;
 }
 
-void Runtime::release_name(const OperationState& operation) {
-  const MutexLock lock(names_mutex_);
-  const wire::Request& request = operation.request;
-  if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
-  names_.release(*operation.named, !request.unnamed && request.process_set == 0);
-  if (request.kind != OpKind::kJoin) return;
-  joined_ = false;
-  if (operation.result() < 0) return;
-  // The ranks have made different numbers of unnamed calls, and none is in flight: all start again.
-  ++joins_;
-  ordinals_.clear();
-}
-
 bool Runtime::try_acquire_progress() {
   const MutexLock lock(progress_mutex_);
   if (progress_owned_) return false;
@@ -243,12 +138,12 @@ void Runtime::acquire_progress() {
   const MutexLock lock(progress_mutex_);
   while (progress_owned_) progress_changed_.wait(progress_mutex_);
   progress_owned_ = true;
-  engine_->progress().acquired();
+  engine_.progress().acquired();
 }
 
 /// @param leaving waiters that leave with it
 void Runtime::release_progress(int leaving) {
-  engine_->progress().released();
+  engine_.progress().released();
   {
     const MutexLock lock(progress_mutex_);
     progress_owned_ = false;
@@ -279,9 +174,9 @@ void Runtime::notify_waiters() {
 // test/models/progress_ownership.pml has each of these as a mutant.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
-    const std::uint32_t ticket = engine_->doorbell().ticket();
+    const std::uint32_t ticket = engine_.doorbell().ticket();
     if (!acquire_progress_as_standby()) {
-      engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
+      engine_.doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, options_.peer_timeout / 8);
       continue;
     }
     drive_standby(stop);
@@ -299,11 +194,11 @@ bool Runtime::acquire_progress_as_standby() {
 void Runtime::drive_standby(const std::stop_token& stop) {
   int idle_rounds = 0;  // no spinning: the core may be wanted by the program
   for (;;) {
-    const std::uint32_t ticket = engine_->doorbell().ticket();
-    const bool moved = engine_->step();
+    const std::uint32_t ticket = engine_.doorbell().ticket();
+    const bool moved = engine_.step();
     if (moved) notify_waiters();
     idle_rounds = moved ? 0 : idle_rounds + 1;
-    const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, *engine_);
+    const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, engine_);
     const bool leave = waiters_.load() > 0 || stop.stop_requested();
     if (!leave && moved) continue;
     if (!leave && pause == Duration::zero()) {
@@ -312,20 +207,20 @@ void Runtime::drive_standby(const std::stop_token& stop) {
     }
     release_progress();
     if (leave) return;
-    engine_->doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
+    engine_.doorbell().sleep(ticket, Doorbell::Sleeper::kStandby, pause);
     if (stop.stop_requested() || !acquire_progress_as_standby()) return;
   }
 }
 
 template <class Done>
 void Runtime::drive_until(const Done& done) {
-  Doorbell& doorbell = engine_->doorbell();
+  Doorbell& doorbell = engine_.doorbell();
   doorbell.take_over();
   std::uint32_t ticket = doorbell.ticket();
   const int spins = progress_policy_.spins ? kSpinsBeforeYield : 0;
   for (int idle_rounds = 0; !done() && !closing_.load();) {
     ticket = doorbell.ticket();
-    if (engine_->step()) {
+    if (engine_.step()) {
       idle_rounds = 0;
       notify_waiters();
       continue;
@@ -335,10 +230,10 @@ void Runtime::drive_until(const Done& done) {
       relax();
       continue;
     }
-    const Duration pause = pause_after(idle_rounds - spins, *engine_);
+    const Duration pause = pause_after(idle_rounds - spins, engine_);
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_->note_blocked()) {
+    } else if (!engine_.note_blocked()) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
@@ -346,9 +241,9 @@ void Runtime::drive_until(const Done& done) {
   // coordinator thread to look.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
-    if (engine_->step()) notify_waiters();
+    if (engine_.step()) notify_waiters();
   }
-  const bool work_left = engine_->busy() || engine_->needs_polling();
+  const bool work_left = engine_.busy() || engine_.needs_polling();
   release_progress(1);
   doorbell.hand_back(ticket);
   if (work_left || closing_.load())
@@ -360,7 +255,7 @@ void Runtime::drive_until(const Done& done) {
 /// else it need not wait any more
 template <class Done>
 bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until) {
-  Doorbell& doorbell = engine_->doorbell();
+  Doorbell& doorbell = engine_.doorbell();
   {
     const MutexLock lock(progress_mutex_);
     waiters_.fetch_add(1);
@@ -392,23 +287,23 @@ void Runtime::wait(const OperationState& operation) {
 
 bool Runtime::step() {
   if (!try_acquire_progress()) return false;
-  const bool moved = engine_->step();
+  const bool moved = engine_.step();
   release_progress();
   return moved;
 }
 
 bool Runtime::shutdown(std::optional<Duration> patience) {
-  if (!shutdown_called_.exchange(true)) engine_->front().request_shutdown();
+  engine_.front().request_shutdown();
   const Duration limit = patience.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
   wait_until(
       [&] {
-        return engine_->front().shut_down() || engine_->front().failed() ||
+        return engine_.front().shut_down() || engine_.front().failed() ||
                (until && clock_.now() >= *until);
       },
       until);
-  const bool in_order = engine_->front().shut_down();
-  if (!in_order && !engine_->front().failed()) {
+  const bool in_order = engine_.front().shut_down();
+  if (!in_order && !engine_.front().failed()) {
     HVD_LOG(kWarning)
         << "shutdown: not every rank has called shutdown() in time; leaving without them";
   }
@@ -421,8 +316,8 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
 void Runtime::stop_thread() {
   thread_.request_stop();
   closing_.store(true);
-  engine_->doorbell().ring();  // where a thread drives, this wakes that one only, which then rings
-                               // for the coordinator thread
+  engine_.doorbell().ring();  // where a thread drives, this wakes that one only, which then rings
+                              // for the coordinator thread
   if (thread_.joinable()) thread_.join();
 }
 
@@ -430,13 +325,13 @@ void Runtime::stop_thread() {
 void Runtime::close() {
   acquire_progress();
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
-  { const MutexLock lock(names_mutex_); }
+  operations_.wait_for_submissions();
   const Status cause{StatusCode::kShutdown,
                      "hvd was shut down while this operation was outstanding", -1};
   // In order nothing is under way, and channels are closed so that peers that still work get what
   // they need; else a peer may still be at work on this rank's memory.
-  engine_->front().shut_down() ? engine_->end_outstanding(cause) : engine_->give_up(cause);
-  if (!engine_->front().failed()) engine_->farewell();
+  engine_.front().shut_down() ? engine_.end_outstanding(cause) : engine_.give_up(cause);
+  if (!engine_.front().failed()) engine_.farewell();
   {
     const MutexLock lock(progress_mutex_);
     closed_ = true;
@@ -445,18 +340,18 @@ void Runtime::close() {
 }
 
 void Runtime::abort(const Status& cause) {
-  engine_->front().fail_from_outside(cause);
-  wait_until([this] { return engine_->front().failed(); });
+  engine_.front().fail_from_outside(cause);
+  wait_until([this] { return engine_.front().failed(); });
 }
 
 void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {
   try {
     const TimePoint limit = clock_.now() + patience;
-    engine_->front().fail_from_outside(cause);
+    engine_.front().fail_from_outside(cause);
     // This thread may own progress or be what another waits for, so it leaves the driving to
     // them.
-    while (!engine_->front().failed() && clock_.now() < limit) {
-      engine_->doorbell().ring();
+    while (!engine_.front().failed() && clock_.now() < limit) {
+      engine_.doorbell().ring();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     // The message must arrive before the others notice that the process is gone.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,7 +9,7 @@
 
 #include "base/mutex.h"
 #include "engine/engine.h"
-#include "engine/name_table.h"
+#include "engine/operation_table.h"
 #include "engine/progress_policy.h"
 
 namespace hvd::runtime {
@@ -44,7 +43,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// every rank has called it
   bool shutdown(std::optional<Duration> patience = std::nullopt);
   /// Before shutdown(), which the process has not called: it ends without. The others are told so.
-  void note_ending() noexcept { engine_->front().note_ending(); }
+  void note_ending() noexcept { engine_.front().note_ending(); }
   /// Fails the runtime with this cause on every rank. Returns once the others have been notified,
   /// as far as that is possible without waiting.
   void abort(const Status& cause);
@@ -53,19 +52,19 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// `patience`.
   void tell_before_dying(const Status& cause, Duration patience) noexcept;
 
-  const Topology& topology() const noexcept { return engine_->topology(); }
+  const Topology& topology() const noexcept { return engine_.topology(); }
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const ProgressPolicy& progress_policy() const noexcept { return progress_policy_; }
-  bool failed() const noexcept { return engine_->front().failed(); }
+  bool failed() const noexcept { return engine_.front().failed(); }
   /// A thread waits for an operation, or for the others at shutdown.
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
-  Status failure() const { return engine_->front().failure(); }
+  Status failure() const { return engine_.front().failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
   /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
   void request_state_dump() noexcept {
-    engine_->front().request_state_dump();
-    engine_->doorbell().ring();
+    engine_.front().request_state_dump();
+    engine_.doorbell().ring();
   }
   void start_timeline(const std::string& path);
   void stop_timeline();
@@ -81,27 +80,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void run(std::stop_token);
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
   /// own progress, or stop is requested.
-  void drive_standby(const std::stop_token&) HVD_RELEASE(engine_->progress());
+  void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
   template <class Done>
   void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
   template <class Done>
-  void drive_until(const Done& done) HVD_RELEASE(engine_->progress());
+  void drive_until(const Done& done) HVD_RELEASE(engine_.progress());
   template <class Done>
   bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until)
-      HVD_TRY_ACQUIRE(true, engine_->progress());
-  bool acquire_progress_as_standby() HVD_TRY_ACQUIRE(true, engine_->progress());
-  bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_->progress());
-  void acquire_progress() HVD_ACQUIRE(engine_->progress());
-  void release_progress(int leaving = 0) HVD_RELEASE(engine_->progress());
+      HVD_TRY_ACQUIRE(true, engine_.progress());
+  bool acquire_progress_as_standby() HVD_TRY_ACQUIRE(true, engine_.progress());
+  bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_.progress());
+  void acquire_progress() HVD_ACQUIRE(engine_.progress());
+  void release_progress(int leaving = 0) HVD_RELEASE(engine_.progress());
   void notify_waiters();
   void move_on();
-  wire::Request number(const Submission&) HVD_REQUIRES(names_mutex_);
-  OperationPtr claim(const Submission&, TimePoint now) HVD_REQUIRES(names_mutex_);
-  OperationPtr claim_again(const Submission&, TimePoint now) HVD_REQUIRES(names_mutex_);
-  void take_back(const std::vector<OperationPtr>&) HVD_REQUIRES(names_mutex_);
-  void release_name(const OperationState&);
-  void check_running() const;
-  bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
   void stop_thread();
   void close();
 
@@ -112,14 +104,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   TimelineSlot timeline_;
   const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
-  Mutex names_mutex_;
-  NameTable names_ HVD_GUARDED_BY(names_mutex_);
-  std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(names_mutex_);  // by the submit() that holds it
-  std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_
-      HVD_GUARDED_BY(names_mutex_);                       // of unnamed operations
-  std::uint64_t joins_ HVD_GUARDED_BY(names_mutex_) = 0;  // that have succeeded
-  bool joined_ HVD_GUARDED_BY(names_mutex_) = false;      // a join() is in flight
-
   Mutex progress_mutex_;
   Condition progress_changed_;  // nobody owns progress, or an operation has ended
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
@@ -129,10 +113,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::atomic<bool> closing_{
       false};  // shutdown() is about to end what is left: nobody else drives any more
   bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has
-  std::atomic<int> callbacks_{0};  // operations in flight that call the program back
 
-  std::atomic<bool> shutdown_called_{false};
-  std::unique_ptr<Engine> engine_;
+  Engine engine_;
+  OperationTable operations_;
   std::jthread thread_;  // last: it uses everything above
 };
 

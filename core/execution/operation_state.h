@@ -14,7 +14,6 @@
 namespace hvd::runtime {
 
 class Runtime;
-struct NamedOperation;
 
 /// One submitted operation, shared by the caller's handle and the engine.
 ///
@@ -69,7 +68,7 @@ class OperationState {
   TimePoint submitted;
   std::uint64_t order = 0;            ///< engine only: in which it was begun
   control::SchedulePlace place = {};  ///< engine only: in the schedule that is replayed, or was
-  NamedOperation* named = nullptr;    ///< Runtime only: what knows it by name
+  bool in_flight = false;             ///< OperationTable only: its name is taken
 
  private:
   friend void retain(OperationState*, std::uint64_t unit) noexcept;

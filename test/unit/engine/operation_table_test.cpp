@@ -1,0 +1,173 @@
+#include "engine/operation_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// Rank 1 of two.
+class OperationTableTest : public ::testing::Test {
+ protected:
+  static Submission named(std::string name, int process_set = 0) {
+    Submission submission;
+    submission.name = std::move(name);
+    submission.parameters = Allreduce{};
+    submission.input = submission.output = {
+        .data = reinterpret_cast<std::byte*>(memory_.data()), .count = 4, .shape = {4}};
+    submission.process_set = process_set;
+    return submission;
+  }
+  /// What the engine is handed, in order.
+  std::vector<OperationPtr> submit(const std::vector<Submission>& submissions) {
+    std::vector<Operation> handles(submissions.size());
+    table_.submit(submissions, handles, {}, {});
+    std::vector<OperationPtr> taken;
+    front_.take(taken, EngineFront::Callbacks::kAll);
+    return taken;
+  }
+  OperationPtr submit(const Submission& submission) {
+    return submit(std::vector{submission}).at(0);
+  }
+  void end(const OperationPtr& operation, const Status& status = {}) {
+    table_.release(*operation);
+    operation->finish(status, nullptr);
+  }
+  std::string refused(const std::vector<Submission>& submissions) {
+    try {
+      submit(submissions);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  static inline std::array<float, 4> memory_ = {};
+  EngineFront front_{control::ProcessSetTable(2)};
+  OperationTable table_{front_, 1, std::nullopt};
+};
+
+TEST_F(OperationTableTest, ANameIsTakenUntilItsOperationHasEnded) {
+  const OperationPtr first = submit(named("a"));
+  EXPECT_THAT(refused({named("a")}), HasSubstr("'a' on rank 1: this name is already in flight"));
+  const OperationPtr other = submit(named("b"));
+  end(first);
+  EXPECT_EQ(submit(named("a"))->request.name, "a");
+  EXPECT_NE(refused({named("b")}), "accepted");
+}
+
+TEST_F(OperationTableTest, EachProcessSetHasItsOwnNames) {
+  control::ProcessSetTable sets(2);
+  const int set = sets.add({0, 1});
+  front_.set_process_sets(sets);
+  submit(named("a"));
+  EXPECT_EQ(submit(named("a", set))->request.process_set, set);
+  EXPECT_NE(refused({named("a", set)}), "accepted");
+}
+
+TEST_F(OperationTableTest, TheStateOfAnOperationIsUsedAgain) {
+  const OperationState* const first = [&] {
+    const OperationPtr operation = submit(named("a"));
+    end(operation);
+    return operation.get();
+  }();
+  const OperationPtr again = submit(named("a"));
+  EXPECT_EQ(again.get(), first);
+  EXPECT_FALSE(again->done());
+  EXPECT_NE(refused({named("a")}), "accepted");
+}
+
+TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandleIsLeft) {
+  OperationPtr operation = submit(named("a"));
+  end(operation);
+  Submission larger = named("a");
+  larger.parameters = Allreduce{.op = ReduceOp::kMax};
+  OperationPtr changed = submit(larger);
+  EXPECT_NE(changed.get(), operation.get());
+  end(changed);
+
+  Operation handle;
+  table_.submit({&larger, 1}, {&handle, 1}, {}, {});
+  std::vector<OperationPtr> taken;
+  front_.take(taken, EngineFront::Callbacks::kAll);
+  ASSERT_EQ(taken.at(0).get(), changed.get());
+  end(changed, {StatusCode::kMismatch, "the handle says so", -1});
+  EXPECT_NE(submit(larger).get(), changed.get());
+  EXPECT_EQ(handle.status().message, "the handle says so");
+}
+
+TEST_F(OperationTableTest, UnnamedOperationsAreNumberedBySetAndKind) {
+  control::ProcessSetTable sets(2);
+  const int set = sets.add({0, 1});
+  front_.set_process_sets(sets);
+  Submission reducescatter = named("");
+  reducescatter.parameters = Reducescatter{};
+  std::array<float, 2> rows = {};
+  reducescatter.output = {
+      .data = reinterpret_cast<std::byte*>(rows.data()), .count = 2, .shape = {2}};
+  const auto operations = submit({named(""), reducescatter, named(""), named("", set), named("x")});
+  std::vector<std::uint64_t> ordinals;
+  for (const OperationPtr& operation : operations) ordinals.push_back(operation->request.ordinal);
+  EXPECT_THAT(ordinals, ElementsAre(0, 0, 1, 0, 0));
+  EXPECT_EQ(submit(named(""))->request.ordinal, 2U);
+}
+
+TEST_F(OperationTableTest, AllAreAcceptedOrNone) {
+  submit(named("taken"));
+  EXPECT_NE(refused({named("a"), named(""), named("taken")}), "accepted");
+  EXPECT_THAT(front_.submissions(), IsEmpty());
+  EXPECT_EQ(submit(named(""))->request.ordinal, 0U) << "its number was given back";
+  EXPECT_EQ(submit(named("a"))->request.name, "a");
+  const Submission join{.name = "join", .parameters = Join{}};
+  EXPECT_NE(refused({join, named("b")}), "accepted");
+  EXPECT_EQ(submit(named("b"))->request.name, "b") << "this rank has not joined";
+}
+
+TEST_F(OperationTableTest, AJoinEndsAllSubmissionsUntilItHasEnded) {
+  end(submit(named("")));
+  const OperationPtr join = submit(Submission{.name = "join", .parameters = Join{}});
+  EXPECT_THAT(refused({named("a")}), HasSubstr("this rank has called join()"));
+  join->set_result(0);
+  end(join);
+  EXPECT_EQ(submit(named(""))->request.ordinal, 1'000'000'000U)
+      << "ranks that made other numbers of calls count alike again";
+}
+
+TEST_F(OperationTableTest, AfterAJoinThatFailedNumbersGoOn) {
+  end(submit(named("")));
+  end(submit(Submission{.name = "join", .parameters = Join{}}), {StatusCode::kShutdown, "", 0});
+  EXPECT_EQ(submit(named(""))->request.ordinal, 1U);
+}
+
+TEST_F(OperationTableTest, CountsOperationsThatCallBack) {
+  Submission calling = named("a");
+  calling.on_done = [](const Status&, const EventPtr&) {};
+  EXPECT_FALSE(table_.calls_back());
+  const OperationPtr operation = submit(calling);
+  const OperationPtr silent = submit(named("b"));
+  EXPECT_TRUE(table_.calls_back());
+  end(silent);
+  EXPECT_TRUE(table_.calls_back());
+  end(operation);
+  EXPECT_FALSE(table_.calls_back());
+}
+
+TEST_F(OperationTableTest, NothingIsAcceptedAfterShutdownOrAFailure) {
+  front_.request_shutdown();
+  EXPECT_THROW(submit(named("a")), ShutdownError);
+  front_.set_failed({StatusCode::kPeerLost, "rank 0 is gone", 0});
+  EXPECT_THROW(submit(named("a")), PeerLostError);
+}
+
+}  // namespace
+}  // namespace hvd::runtime
