@@ -4,17 +4,18 @@
 
 namespace hvd::runtime {
 
-void ExecutionQueue::push(std::shared_ptr<Execution> execution) {
-  if (head_ > 0 && (empty() || executions_.size() == executions_.capacity())) {
+void ChannelQueue::push(std::shared_ptr<Execution> execution) {
+  if (next_ > 0 && (empty() || executions_.size() == executions_.capacity())) {
     executions_.erase(executions_.begin(),
-                      executions_.begin() + static_cast<std::ptrdiff_t>(head_));
-    head_ = 0;
+                      executions_.begin() + static_cast<std::ptrdiff_t>(next_));
+    next_ = 0;
   }
   executions_.push_back(std::move(execution));
 }
 
-std::shared_ptr<Execution> ExecutionQueue::pop() noexcept {
-  return std::move(executions_[head_++]);
+std::shared_ptr<Execution> ChannelQueue::pop() noexcept {
+  HVD_EXPECT(!empty(), "an execution waits or runs");
+  return std::move(executions_[next_++]);
 }
 
 }  // namespace hvd::runtime

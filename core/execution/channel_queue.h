@@ -5,42 +5,57 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/expect.h"
 #include "execution/execution.h"
 #include "execution/staging.h"
 #include "hvd/backend.h"
 
 namespace hvd::runtime {
 
-/// First in, first out. Keeps its memory.
-class ExecutionQueue {
+/// A channel, the way to it, and what is to run on it, one after the other, first in, first out.
+///
+/// Used by the thread that drives the engine.
+class ChannelQueue {
  public:
-  bool empty() const noexcept { return head_ == executions_.size(); }
-  Execution& front() const noexcept { return *executions_[head_]; }
+  ChannelQueue(std::string backend_name, std::unique_ptr<Channel> opened,
+               std::unique_ptr<Staging> into_it, bool in_one_order = false,
+               bool carries_memory_of_device = false)
+      : backend(std::move(backend_name)),
+        channel(std::move(opened)),
+        staging(std::move(into_it)),
+        ordered(in_one_order),
+        carries_device_memory(carries_memory_of_device) {}
+
+  bool empty() const noexcept { return next_ == executions_.size(); }
+  /// @pre !empty()
+  Execution& front() const noexcept {
+    HVD_EXPECT(!empty(), "an execution waits or runs");
+    return *executions_[next_];
+  }
   void push(std::shared_ptr<Execution> execution);
+  /// @pre !empty()
   std::shared_ptr<Execution> pop() noexcept;
+  /// Those that wait or run.
   std::span<const std::shared_ptr<Execution>> executions() const noexcept {
-    return std::span(executions_).subspan(head_);
+    return std::span(executions_).subspan(next_);
   }
 
- private:
-  std::vector<std::shared_ptr<Execution>> executions_;
-  std::size_t head_ = 0;  // what is before it has been taken
-};
-
-/// A channel, the way to it, and what is to run on it, one after the other.
-struct ChannelQueue {
   std::string backend;  ///< for messages
   std::unique_ptr<Channel> channel;
   std::unique_ptr<Staging> staging;  ///< may use the channel
   /// Its executions are launched in one order over all queues that are `ordered`, the plan's:
   /// communicators that share a GPU must be used in the same order everywhere.
-  bool ordered = false;
+  bool ordered;
   /// Nothing is launched unless the device is current. See Note [The device of MPI's calls].
-  bool carries_device_memory = false;
-  ExecutionQueue pending = {};
+  bool carries_device_memory;
   bool retired = false;  ///< it is closed once what was started has ended
+
+ private:
+  std::vector<std::shared_ptr<Execution>> executions_;  // its memory is kept
+  std::size_t next_ = 0;                                // what is before it has been taken
 };
 
 /// The one order over several queues: each execution takes a turn when it is started, and may be

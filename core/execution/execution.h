@@ -13,7 +13,7 @@
 
 namespace hvd::runtime {
 
-struct ChannelQueue;
+class ChannelQueue;
 
 /// A batch on its way through the Executor, which alone moves it on:
 ///

@@ -89,7 +89,7 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
     return execution->batch_.let_go();
   }
   if (queue->ordered) execution->turn_ = order_.take_turn();
-  queue->pending.push(execution);
+  queue->push(execution);
   execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
   execution->launched_at_ = {};
   execution->phase_ = Execution::Phase::kQueued;
@@ -104,7 +104,7 @@ void Executor::retire(int process_set) {
 void Executor::close_retired() {
   std::erase_if(queues_, [this](const auto& entry) {
     const ChannelQueue& queue = entry.second;
-    return queue.retired && queue.pending.empty() && !completions_.has(*queue.channel);
+    return queue.retired && queue.empty() && !completions_.has(*queue.channel);
   });
 }
 
@@ -141,8 +141,8 @@ bool Executor::progress() {
 
 bool Executor::progress(ChannelQueue& queue) {
   bool moved = false;
-  while (!queue.pending.empty()) {
-    Execution& execution = queue.pending.front();
+  while (!queue.empty()) {
+    Execution& execution = queue.front();
     try {
       if (execution.phase_ == Execution::Phase::kQueued) {
         if (!may_launch(queue, execution)) return moved;
@@ -156,7 +156,7 @@ bool Executor::progress(ChannelQueue& queue) {
     } catch (const std::exception& error) {
       throw Error(execution.batch().title() + ": " + error.what());
     }
-    queue.pending.pop();
+    queue.pop();
     --in_flight_;
     moved = true;
   }
@@ -266,13 +266,13 @@ void Executor::record(const ChannelQueue& queue, const Execution& execution) {
 
 bool Executor::needs_polling() const noexcept {
   return active() && std::any_of(queues_.begin(), queues_.end(), [](const auto& entry) {
-           return !entry.second.pending.empty() && entry.second.channel->needs_polling();
+           return !entry.second.empty() && entry.second.channel->needs_polling();
          });
 }
 
 std::string Executor::first_active() const {
   for (const auto& [key, queue] : queues_) {
-    if (!queue.pending.empty()) return queue.pending.front().batch().title();
+    if (!queue.empty()) return queue.front().batch().title();
   }
   return {};
 }
@@ -280,7 +280,7 @@ std::string Executor::first_active() const {
 std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
   for (const auto& [key, queue] : queues_) {
-    for (const auto& execution : queue.pending.executions()) {
+    for (const auto& execution : queue.executions()) {
       const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
       const std::string state = (launched ? "runs on " : "agreed, queued for ") + queue.backend;
       for (const OperationPtr& operation : execution->batch().operations())
@@ -293,8 +293,8 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
 void Executor::abort(const Status& status) noexcept {
   for (auto& [key, queue] : queues_) {
     queue.channel->abort();
-    while (!queue.pending.empty()) {
-      const std::shared_ptr<Execution> execution = queue.pending.pop();
+    while (!queue.empty()) {
+      const std::shared_ptr<Execution> execution = queue.pop();
       const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
       execution->work_.reset();
       if (launched) queue.staging->abandon();
