@@ -14,13 +14,11 @@ class AllreduceWork final : public PipelinedWork {
   using PipelinedWork::PipelinedWork;
 
  private:
-  Plan plan() override {
+  bool prepare() override {
     sliced_ = in_.size() > context().tuning().small_bytes;
-    Plan plan{.rounds = segment::rounds_of(in_.size(), step()), .takes = sliced_};
-    if (sliced_)
-      plan.offer = {context().offset_of(in_.data(), in_.size()),
-                    context().offset_of(out_.data(), out_.size())};
-    return plan;
+    set_rounds(segment::rounds_of(in_.size(), step()));
+    if (sliced_) offer(in_, out_);
+    return sliced_;
   }
 
   std::size_t step() noexcept { return context().tuning().slot_bytes; }

@@ -15,11 +15,11 @@ class BroadcastWork final : public PipelinedWork {
   using PipelinedWork::PipelinedWork;
 
  private:
-  Plan plan() override {
-    Plan plan{.rounds = segment::rounds_of(out_.size(), step())};
+  bool prepare() override {
+    set_rounds(segment::rounds_of(out_.size(), step()));
     if (out_.size() > context().tuning().small_bytes)
-      plan.offer = {at_root() ? context().offset_of(in_.data(), in_.size()) : kUnused, kUnused};
-    return plan;
+      offer(at_root() ? in_ : std::span<const std::byte>());
+    return false;
   }
   std::size_t step() noexcept { return context().tuning().slot_bytes; }
   std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
@@ -45,11 +45,10 @@ class AllgatherWork final : public PipelinedWork {
         blocks_(segment::blocks_of(collective.counts, element())) {}
 
  private:
-  Plan plan() override {
-    Plan plan{.rounds = segment::most_rounds(blocks_, step())};
-    if (out_.size() > context().tuning().small_bytes)
-      plan.offer = {in_.empty() ? kUnused : context().offset_of(in_.data(), in_.size()), kUnused};
-    return plan;
+  bool prepare() override {
+    set_rounds(segment::most_rounds(blocks_, step()));
+    if (out_.size() > context().tuning().small_bytes) offer(in_);
+    return false;
   }
   std::size_t step() noexcept { return context().tuning().slot_bytes; }
 

@@ -49,11 +49,10 @@ class ReducescatterWork final : public ExchangeWork {
       : ExchangeWork(std::move(context), collective, in, out, collective.counts) {}
 
  private:
-  Plan plan() override {
-    Plan plan{.rounds = segment::most_rounds(sent_, step_)};
-    if (in_.size() > context().tuning().small_bytes)
-      plan.offer = {context().offset_of(in_.data(), in_.size()), kUnused};
-    return plan;
+  bool prepare() override {
+    set_rounds(segment::most_rounds(sent_, step_));
+    if (in_.size() > context().tuning().small_bytes) offer(in_);
+    return false;
   }
   void reduce(std::uint64_t round) override {
     const Range chunk = chunk_of(out_.size(), round, step_);
@@ -87,9 +86,10 @@ class AlltoallWork final : public ExchangeWork {
         received_(segment::blocks_of(collective.counts, element())) {}
 
  private:
-  Plan plan() override {
-    const std::int64_t place = in_.empty() ? kUnused : context().offset_of(in_.data(), in_.size());
-    return {.rounds = 1, .offer = Place{place, kUnused}};  // until the others have said how many
+  bool prepare() override {
+    set_rounds(1);  // until the others have said how many
+    offer(in_);
+    return false;
   }
 
   void fill(std::uint64_t round) override {

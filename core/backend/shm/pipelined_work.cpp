@@ -42,10 +42,21 @@ bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> ou
 }
 
 void PipelinedWork::start() {
-  plan_ = plan();
+  offers_ = false;
+  const bool takes = prepare();
   // How many rounds follow an offer is known once all members have made theirs.
-  pipeline_.begin(plan_.takes ? segment::PhaseRules(kForAll) : kForOneself,
-                  plan_.offer ? 1 : plan_.rounds);
+  pipeline_.begin(takes ? segment::PhaseRules(kForAll) : kForOneself, offers_ ? 1 : rounds_);
+}
+
+// What no other member looks at lies wherever one likes.
+std::int64_t PipelinedWork::offset_of(std::span<const std::byte> tensor) const noexcept {
+  return tensor.empty() ? 0 : context_->offset_of(tensor.data(), tensor.size());
+}
+
+void PipelinedWork::offer(std::span<const std::byte> in, std::span<const std::byte> out) noexcept {
+  offers_ = true;
+  offered_input_ = offset_of(in);
+  offered_output_ = offset_of(out);
 }
 
 bool PipelinedWork::progress() {
@@ -79,7 +90,7 @@ bool PipelinedWork::run(Phase phase, std::uint64_t round) {
       fill_or_offer(round);
       break;
     case Phase::kReduce:
-      if (plan_.offer && round == 0) decide_on_places();
+      if (offers_ && round == 0) decide_on_places();
       if (in_place_)
         reduce_in_place();
       else if (round >= skipped_)
@@ -96,14 +107,14 @@ bool PipelinedWork::run(Phase phase, std::uint64_t round) {
 }
 
 void PipelinedWork::fill_or_offer(std::uint64_t round) {
-  if (!plan_.offer || round > 0) return fill(round - skipped_);
-  place_of(rank()) = *plan_.offer;
+  if (!offers_ || round > 0) return fill(round - skipped_);
+  input_at(rank()) = offered_input_;
+  output_at(rank()) = offered_output_;
   offered_by(rank()) ? fill_in_place() : fill(0);
 }
 
 bool PipelinedWork::offered_by(std::size_t member) noexcept {
-  const Place& place = place_of(member);
-  return place.in >= 0 && place.out >= 0 && context_->notes(member).reaches_all;
+  return input_at(member) >= 0 && output_at(member) >= 0 && context_->notes(member).reaches_all;
 }
 
 // All members have filled the first round and have said where their tensors lie.
@@ -113,7 +124,7 @@ void PipelinedWork::decide_on_places() {
   in_place_ = offers == members();
   if (in_place_) return pipeline_.set_rules(kForAll);  // others may still work on the tensors here
   skipped_ = offers > 0 ? 1 : 0;
-  pipeline_.set_rounds(plan_.rounds + skipped_);
+  pipeline_.set_rounds(rounds_ + skipped_);
 }
 
 std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext> context,

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "backend/segment/pipeline.h"
@@ -30,19 +29,11 @@ class PipelinedWork : public Work {
 
  protected:
   using Range = segment::Range;
-  using Place = ChannelContext::Place;
-  /// Of memory that other members do not look at.
-  static constexpr std::int64_t kUnused = 0;
 
-  /// How a collective goes. The same on every member, but for the place.
-  struct Plan {
-    std::uint64_t rounds = 0;
-    /// There is something to take: what a member reduces, others need too.
-    bool takes = false;
-    /// Where the others find this member's tensors, if they may be worked on where they lie.
-    std::optional<Place> offer = {};
-  };
-  virtual Plan plan() = 0;
+  /// Says how the collective goes: set_rounds(), and offer() where all members may work on the
+  /// tensors in their place. The same on every member, but for where they lie.
+  /// @return whether there is something to take: what a member reduces, others need too
+  virtual bool prepare() = 0;
   /// Copies this member's input of the round into its slot.
   virtual void fill(std::uint64_t round) = 0;
   /// Reduces or copies what all have put into their slots.
@@ -68,18 +59,22 @@ class PipelinedWork : public Work {
   std::uint64_t number(std::uint64_t round) const noexcept {
     return pipeline_.number(skipped_ + round);
   }
+  void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
+  /// The others find this member's tensors here, if they may be worked on where they lie. Empty:
+  /// no other member looks at it.
+  void offer(std::span<const std::byte> in, std::span<const std::byte> out = {}) noexcept;
   /// To be called from round 0: it has turned out that there are more.
   void add_rounds(std::uint64_t more) noexcept { pipeline_.set_rounds(pipeline_.rounds() + more); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   std::int64_t elements(std::size_t bytes) const noexcept {
     return static_cast<std::int64_t>(bytes / element());
   }
-  /// A member's tensors. @pre in reduce_in_place(), and the member's place has them
+  /// A member's tensors. @pre in reduce_in_place(), and all members have offered it
   const std::byte* input_of(std::size_t member) noexcept {
-    return member == rank() ? in_.data() : context_->in_arena(member, place_of(member).in);
+    return member == rank() ? in_.data() : context_->in_arena(member, input_at(member));
   }
   std::byte* output_of(std::size_t member) noexcept {
-    return member == rank() ? out_.data() : context_->in_arena(member, place_of(member).out);
+    return member == rank() ? out_.data() : context_->in_arena(member, output_at(member));
   }
 
   const Collective collective_;
@@ -91,15 +86,22 @@ class PipelinedWork : public Work {
   bool run(segment::Phase phase, std::uint64_t round);
   void fill_or_offer(std::uint64_t round);
   void decide_on_places();
-  Place& place_of(std::size_t member) noexcept {
-    return context_->notes(member).place[pipeline_.number(0) % 2];
+  std::int64_t& input_at(std::size_t member) noexcept {
+    return context_->notes(member).input_at[pipeline_.number(0) % 2];
   }
+  std::int64_t& output_at(std::size_t member) noexcept {
+    return context_->notes(member).output_at[pipeline_.number(0) % 2];
+  }
+  std::int64_t offset_of(std::span<const std::byte> tensor) const noexcept;
   /// It counts on work in place and has not filled its slot.
   bool offered_by(std::size_t member) noexcept;
 
   const std::shared_ptr<ChannelContext> context_;
   segment::Pipeline pipeline_;
-  Plan plan_ = {};
+  std::uint64_t rounds_ = 0;  ///< with data
+  bool offers_ = false;       ///< work in place, on tensors that begin at:
+  std::int64_t offered_input_ = 0;
+  std::int64_t offered_output_ = 0;
   bool started_ = false;
   bool in_place_ = false;
   bool moved_ = false;         ///< by the last progress()

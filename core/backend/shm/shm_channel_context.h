@@ -18,16 +18,13 @@ namespace hvd::shm {
 /// Not thread-safe: the thread that drives the engine.
 class ChannelContext {
  public:
-  /// Where a collective's tensors lie in their rank's arena; -1: elsewhere.
-  struct Place {
-    std::int64_t in = 0;
-    std::int64_t out = 0;
-  };
   /// What a member says of itself in the segment.
   struct Notes {
-    /// Of the collective that begins with a round, valid once that round is filled. By the parity
-    /// of that round, since others may look while the owner begins the next.
-    Place place[2] = {};
+    /// Where in the member's arena the tensors of a collective begin; -1: they lie elsewhere. Valid
+    /// once the collective's first round is filled. By the parity of that round, since others may
+    /// look while the owner begins the next.
+    std::int64_t input_at[2] = {};
+    std::int64_t output_at[2] = {};
     std::uint64_t rounds_wanted[2] = {};  ///< alltoall: how many rounds this member's data takes
     ArenaAddress arena = {};              ///< written before the member counts as attached
     /// It has mapped every other member's arena; written before its first round.
