@@ -64,39 +64,40 @@ void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint 
     stalls_.note_activity(source.ranks, report.requests.back().name, now);
   } else if (!report.cached_unnamed.empty()) {
     const wire::UnnamedHit& hit = report.cached_unnamed.back();
-    const SlotView view = slot_as_seen(source, hit.slot);
-    stalls_.note_activity(source.ranks, wire::unnamed_name(view.response.request.kind, hit.ordinal),
-                          now);
+    const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
+    stalls_.note_activity(source.ranks, wire::unnamed_name(kind, hit.ordinal), now);
   } else if (!report.cached.empty()) {
-    stalls_.note_activity(source.ranks,
-                          slot_as_seen(source, report.cached.back()).response.request.name, now);
+    stalls_.note_activity(source.ranks, slot_as_seen(source, report.cached.back()).request.name,
+                          now);
   }
 }
 
-Coordinator::SlotView Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
-  if (const auto* const former = former_slots_.find(slot, source.as_of)) return {*former, false};
+// What the slot holds now, or held for these ranks before it was displaced.
+const wire::Response& Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
+  if (const auto* const former = former_slots_.find(slot, source.as_of)) return *former;
   if (!cache_.holds(slot)) {
     throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
                 std::to_string(slot) + ", which is empty");
   }
-  return {cache_.at(slot), true};
+  return cache_.at(slot);
 }
 
 void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
                              wire::Stamp stamp) {
-  const SlotView view = slot_as_seen(source, slot);
-  const int process_set = view.response.request.process_set;
+  const wire::Response& held = slot_as_seen(source, slot);
+  const bool current = cache_.holds(slot) && &held == &cache_.at(slot);
+  const int process_set = held.request.process_set;
   if (sets_.was_removed(process_set)) return;
-  Askers askers{source.ranks, stamp, {}, &view.response.first_dims};
-  if (view.current) askers.slot = slot;
-  if (view.current && failed_uses_.empty() && table_.add_hit(askers)) return;
+  Askers askers{source.ranks, stamp, {}, &held.first_dims};
+  if (current) askers.slot = slot;
+  if (current && failed_uses_.empty() && table_.add_hit(askers)) return;
   const int lowest = source.ranks.front().first;
   const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
   if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
     throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
                 " of a process set it is not in");
   }
-  accept_request(source, askers, ResponseCache::expand(view.response, ordinal, position));
+  accept_request(source, askers, ResponseCache::expand(held, ordinal, position));
 }
 
 void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request) {
@@ -135,7 +136,7 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
 }
 
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
-  if (auto repeated = repeat_plan(now, in_flight)) return std::move(repeated->plan);
+  if (auto repeated = repeat_plan(now, in_flight)) return repeated;
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);

@@ -33,12 +33,6 @@ struct CoordinatorOptions {
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
 
-/// For rank 0 the plan, for the others its bytes.
-struct EncodedPlan {
-  wire::Plan plan = {};
-  wire::Bytes bytes = {};
-};
-
 /// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in,
 /// plans out. Not thread-safe.
 ///
@@ -61,8 +55,9 @@ class Coordinator {
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
 
-  /// The same with its bytes, which are cheaper to make here where a plan repeats.
-  std::optional<EncodedPlan> decide_encoded(TimePoint now, std::size_t in_flight);
+  /// For the other ranks: the bytes of the last plan, which are cheaper to make here where a plan
+  /// repeats.
+  wire::Bytes encode(const wire::Plan& plan) const { return repeated_.encode(plan); }
 
   /// The ranks have left the replay that the last plan with one began.
   void note_replay_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
@@ -87,12 +82,6 @@ class Coordinator {
   const ResponseCache& cache() const noexcept { return cache_; }
 
  private:
-  /// What one rank's cache holds in a slot: now, or when it was displaced.
-  struct SlotView {
-    const wire::Response& response;
-    bool current = false;
-  };
-
   /// Ranks that report the same, and what slots mean to them.
   struct Source {
     RankSpan ranks = {};
@@ -102,11 +91,11 @@ class Coordinator {
 
   bool take_whole(const wire::MergedReport&);
   void spread_whole(TimePoint now);
-  std::optional<EncodedPlan> repeat_plan(TimePoint now, std::size_t in_flight);
+  std::optional<wire::Plan> repeat_plan(TimePoint now, std::size_t in_flight);
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request);
   void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
-  SlotView slot_as_seen(const Source&, std::uint32_t slot) const;
+  const wire::Response& slot_as_seen(const Source&, std::uint32_t slot) const;
   void note_activity(int rank, const wire::Report&, TimePoint now);
   void note_activity(const wire::MergedReport::Section&, TimePoint now);
   void note_applied(RankSpan ranks, std::uint64_t sequence);

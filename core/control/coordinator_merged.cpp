@@ -71,7 +71,7 @@ void Coordinator::spread_whole(TimePoint now) {
   });
 }
 
-std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
+std::optional<wire::Plan> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
   if (!repeated_.waiting()) return std::nullopt;
   if (in_flight >= kBusyBatches && repeated_.bytes() < options_.fusion_threshold) {
     spread_whole(now);
@@ -79,20 +79,10 @@ std::optional<EncodedPlan> Coordinator::repeat_plan(TimePoint now, std::size_t i
   }
   stalls_.note_activity(RankSet(0, static_cast<int>(reports_.size()) - 1),
                         cache_.at(repeated_.slots().highest()).request.name, now);
-  EncodedPlan repeated{.plan = repeated_.take(++sequence_, cache_)};
+  wire::Plan repeated = repeated_.take(++sequence_, cache_);
   blocked_.note_change(now);
-  if (options_.schedule_lock) replay_if_steady(repeated.plan);
-  repeated.bytes =
-      repeated.plan.replay.empty() ? repeated_.encode(sequence_) : wire::encode(repeated.plan);
+  if (options_.schedule_lock) replay_if_steady(repeated);
   return repeated;
-}
-
-std::optional<EncodedPlan> Coordinator::decide_encoded(TimePoint now, std::size_t in_flight) {
-  if (auto repeated = repeat_plan(now, in_flight)) return repeated;
-  auto plan = decide(now, in_flight);
-  if (!plan) return std::nullopt;
-  wire::Bytes bytes = wire::encode(*plan);
-  return EncodedPlan{std::move(*plan), std::move(bytes)};
 }
 
 void Coordinator::accept_group(const wire::MergedReport::Group& group, const Source& source,
@@ -125,12 +115,11 @@ void Coordinator::note_activity(const wire::MergedReport::Section& section, Time
       stalls_.note_activity(ranks, group.requests.back().request.name, now);
     } else if (!group.unnamed_hits.empty()) {
       const wire::UnnamedHit& hit = group.unnamed_hits.back().hit;
-      const OpKind kind = slot_as_seen(source, hit.slot).response.request.kind;
+      const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
       stalls_.note_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
     } else if (!group.hits.empty()) {
       stalls_.note_activity(
-          ranks, slot_as_seen(source, group.hits.back().slots.highest()).response.request.name,
-          now);
+          ranks, slot_as_seen(source, group.hits.back().slots.highest()).request.name, now);
     }
   }
 }

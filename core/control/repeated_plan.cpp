@@ -19,13 +19,18 @@ std::optional<wire::StampedHits> RepeatedPlan::give_back() {
 wire::Plan RepeatedPlan::take(std::uint64_t sequence, ResponseCache& cache) {
   waiting_.reset();
   wire::Plan plan = known_->plan;
-  plan.sequence = sequence;
+  plan.sequence = known_->taken_as = sequence;
   // Twice the same in a row leaves the cache's order as it is.
   if (std::exchange(known_->just_used, true)) return plan;
   for (const auto& batch : plan.batches) {
     for (const auto& tensor : batch.tensors) cache.touch(*tensor.slot);
   }
   return plan;
+}
+
+wire::Bytes RepeatedPlan::encode(const wire::Plan& plan) const {
+  const bool repeated = known_ && known_->taken_as == plan.sequence && plan.replay.empty();
+  return repeated ? wire::renumber(known_->encoded, plan.sequence) : wire::encode(plan);
 }
 
 void RepeatedPlan::learn(wire::Plan plan, std::int64_t bytes, bool nothing_pending) {
@@ -41,7 +46,7 @@ void RepeatedPlan::learn(wire::Plan plan, std::int64_t bytes, bool nothing_pendi
   if (planned != *asked) return;
   plan.sequence = 0;
   wire::Bytes encoded = wire::encode(plan);
-  known_ = {planned, std::move(encoded), std::move(plan), bytes, true};
+  known_ = {planned, std::move(encoded), std::move(plan), bytes, true, 0};
 }
 
 }  // namespace hvd::control

@@ -36,10 +36,8 @@ class RepeatedPlan {
   std::optional<wire::StampedHits> give_back();
   /// The plan for what has waited; the cache is made what the plan makes of it. @pre waiting()
   wire::Plan take(std::uint64_t sequence, ResponseCache&);
-  /// What wire::encode() gives for the plan that take() gave last.
-  wire::Bytes encode(std::uint64_t sequence) const {
-    return wire::renumber(known_->encoded, sequence);
-  }
+  /// What wire::encode() gives, which costs less for the plan that take() gave last.
+  wire::Bytes encode(const wire::Plan&) const;
 
   bool learning() const noexcept { return learning_.has_value(); }
   /// What has been decided since offer(). @param nothing_pending after it
@@ -56,8 +54,9 @@ class RepeatedPlan {
     wire::SlotSet slots = {};
     wire::Bytes encoded = {};  ///< with the sequence 0
     wire::Plan plan = {};
-    std::int64_t bytes = 0;  ///< that it moves
-    bool just_used = false;  ///< the cache's order is what this plan makes of it
+    std::int64_t bytes = 0;      ///< that it moves
+    bool just_used = false;      ///< the cache's order is what this plan makes of it
+    std::uint64_t taken_as = 0;  ///< the number that take() last gave it
   };
   std::optional<Known> known_;
   std::optional<wire::StampedHits> waiting_;

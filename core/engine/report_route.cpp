@@ -128,15 +128,12 @@ void ReportRoute::note_left(std::uint64_t batches_run) {
 
 bool ReportRoute::decide(std::size_t in_flight) {
   if (!coordinator_ || own_plan_) return false;
-  const TimePoint now = time_.awake(time_.step());
-  if (receivers_.empty()) {
-    own_plan_ = coordinator_->decide(now, in_flight);
-  } else if (auto decided = coordinator_->decide_encoded(now, in_flight)) {
-    sender_.send(receivers_, decided->bytes);
-    own_plan_ = std::move(decided->plan);
-  }
-  if (own_plan_) count_own_message();
-  return own_plan_.has_value();
+  auto plan = coordinator_->decide(time_.awake(time_.step()), in_flight);
+  if (!plan) return false;
+  if (!receivers_.empty()) sender_.send(receivers_, coordinator_->encode(*plan));
+  own_plan_ = std::move(plan);
+  count_own_message();
+  return true;
 }
 
 void ReportRoute::pass_down(const wire::Plan& plan) {

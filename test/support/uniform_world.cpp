@@ -107,12 +107,13 @@ void UniformWorld::decide(const wire::AnyMessage& own, Round& round, const Watch
   watch.begin();
   hear(0, own);
   watch.accepted();
-  const auto plan = world_.coordinator().decide_encoded(now_, 0);
-  watch.decided();
+  const auto plan = world_.coordinator().decide(now_, 0);
   if (!plan)
     throw std::runtime_error("simulated world: all ranks have reported and there is no plan");
-  round.plan_bytes = plan->bytes.size();
-  round.plan = std::get<wire::Plan>(wire::decode(plan->bytes));
+  const wire::Bytes bytes = world_.coordinator().encode(*plan);
+  watch.decided();
+  round.plan_bytes = bytes.size();
+  round.plan = std::get<wire::Plan>(wire::decode(bytes));
   for (const auto& merged : accepted_) count_accepted(merged, round);
 }
 

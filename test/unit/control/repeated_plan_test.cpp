@@ -51,8 +51,23 @@ TEST_F(RepeatedPlanTest, ThePlanForTheSameSlotsIsGivenAgainUnderAnotherNumber) {
   wire::Plan expected = plan_for({0, 2});
   expected.sequence = 300;
   EXPECT_EQ(repeated_.take(300, cache_), expected);
-  EXPECT_EQ(repeated_.encode(300), wire::encode(expected));
+  EXPECT_EQ(repeated_.encode(expected), wire::encode(expected));
   EXPECT_FALSE(repeated_.waiting());
+}
+
+TEST_F(RepeatedPlanTest, OtherPlansAreEncodedAsTheyAre) {
+  wire::Plan other = plan_for({1});
+  other.sequence = 7;
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "nothing is known yet";
+  learn({0, 2});
+  ASSERT_TRUE(repeated_.offer(hits({0, 2})));
+  wire::Plan repeated = repeated_.take(8, cache_);
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other));
+  repeated.replay = {{0}, {2}};
+  EXPECT_EQ(repeated_.encode(repeated), wire::encode(repeated));
+  other.sequence = 8;
+  learn({1});
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "what is known now was not taken yet";
 }
 
 TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
