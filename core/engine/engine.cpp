@@ -128,9 +128,9 @@ bool Engine::run_steady() {
   if (front_.shutdown_requested()) steady_.leave_soon();
   bool moved = false;
   for (;;) {
-    const SteadyState::Progress progress = steady_.advance(time_.step());
-    moved = moved || progress != SteadyState::Progress::kNothing;
-    if (progress != SteadyState::Progress::kLeft) return moved;
+    const SteadyState::Outcome outcome = steady_.advance(time_.step());
+    moved = moved || outcome != SteadyState::Outcome::kNothing;
+    if (outcome != SteadyState::Outcome::kLeft) return moved;
     leave_steady();
     while (const auto plan = steady_.take_plan()) apply(*plan);
   }

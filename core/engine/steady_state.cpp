@@ -89,21 +89,21 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   return true;
 }
 
-SteadyState::Progress SteadyState::advance(TimePoint now) {
-  Progress progress = Progress::kNothing;
+SteadyState::Outcome SteadyState::advance(TimePoint now) {
+  Outcome outcome = Outcome::kNothing;
   while (schedule_.replaying()) {
     const control::ScheduleReplay::Advance next = schedule_.advance();
     if (next.ring) ring_others();
-    if (next.outcome == control::ScheduleReplay::Outcome::kNothing) break;
+    if (next.outcome == Outcome::kNothing) break;
     moved_at_ = now;
-    if (next.outcome == control::ScheduleReplay::Outcome::kLeft) {
+    if (next.outcome == Outcome::kLeft) {
       HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
-      return Progress::kLeft;
+      return Outcome::kLeft;
     }
     run(next.batch);
-    progress = Progress::kRan;
+    outcome = Outcome::kRun;
   }
-  return progress;
+  return outcome;
 }
 
 void SteadyState::run(std::size_t batch) {

@@ -31,7 +31,7 @@ namespace hvd::runtime {
 /// through as hvd::Error; the engine ends with them.
 class SteadyState {
  public:
-  enum class Progress { kNothing, kRan, kLeft };
+  using Outcome = control::ScheduleReplay::Outcome;
 
   /// All outlive it.
   SteadyState(const RuntimeOptions&, control::ControlPlane&, Executor&, observe::Counters&);
@@ -51,7 +51,7 @@ class SteadyState {
   bool offer(const OperationPtr&, TimePoint now);
   /// Starts each batch for which every rank has all operations. kLeft: it has been left, whatever
   /// else happened; take_waiting() is to be called, and after the plans of take_plan() again this.
-  Progress advance(TimePoint now);
+  Outcome advance(TimePoint now);
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { schedule_.leave_soon(); }
   /// What waits in batches that have not started; it does not any more, and there are no

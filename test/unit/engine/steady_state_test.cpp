@@ -79,7 +79,7 @@ struct Rank {
 
 class SteadyStateTest : public ::testing::Test {
  protected:
-  using Progress = SteadyState::Progress;
+  using Outcome = SteadyState::Outcome;
 
   void make(std::vector<std::string> hosts) {
     const int size = static_cast<int>(hosts.size());
@@ -114,7 +114,7 @@ class SteadyStateTest : public ::testing::Test {
     return steady(rank).offer(make_operation(rank, asked), clock_.now());
   }
   bool offer(std::size_t rank, const std::string& name) { return offer(rank, request(name)); }
-  Progress advance(std::size_t rank) { return steady(rank).advance(clock_.now()); }
+  Outcome advance(std::size_t rank) { return steady(rank).advance(clock_.now()); }
   void execute() {
     for (int round = 0; round < 4; ++round) {
       for (const auto& rank : ranks_) rank->executor.progress();
@@ -153,20 +153,20 @@ TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
     EXPECT_TRUE(offer(0, "x"));
     EXPECT_TRUE(offer(0, "y"));
     EXPECT_TRUE(offer(0, "z"));
-    EXPECT_EQ(advance(0), Progress::kNothing);
+    EXPECT_EQ(advance(0), Outcome::kNothing);
     EXPECT_TRUE(steady(0).anything_waits());
     EXPECT_TRUE(offer(1, "x"));
-    EXPECT_EQ(advance(1), Progress::kNothing);
+    EXPECT_EQ(advance(1), Outcome::kNothing);
     EXPECT_TRUE(offer(1, "y"));
     const std::uint32_t before = ticket(0);
-    EXPECT_EQ(advance(1), Progress::kRan);
+    EXPECT_EQ(advance(1), Outcome::kRun);
     EXPECT_TRUE(rung(0, before)) << "it may sleep, and has something to do";
     EXPECT_FALSE(steady(1).anything_waits());
-    EXPECT_EQ(advance(0), Progress::kRan);
+    EXPECT_EQ(advance(0), Outcome::kRun);
     EXPECT_TRUE(steady(0).anything_waits()) << "z waits for rank 1";
     EXPECT_TRUE(offer(1, "z"));
-    EXPECT_EQ(advance(1), Progress::kRan);
-    EXPECT_EQ(advance(0), Progress::kRan);
+    EXPECT_EQ(advance(1), Outcome::kRun);
+    EXPECT_EQ(advance(0), Outcome::kRun);
     EXPECT_FALSE(steady(0).anything_waits());
     execute();
     EXPECT_THAT(ranks_[0]->ended, ElementsAre("x", "y", "z"));
@@ -188,19 +188,19 @@ TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   EXPECT_TRUE(offer(0, "z"));
   EXPECT_FALSE(offer(1, "something else"));
   EXPECT_TRUE(offer(1, "y"));
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
   EXPECT_FALSE(steady(1).repeating());
   EXPECT_EQ(steady(1).batches_run(), 1U);
   EXPECT_THAT(taken(1), ElementsAre("y"));
   EXPECT_FALSE(steady(1).anything_waits());
   EXPECT_THAT(taken(1), IsEmpty());
-  EXPECT_EQ(advance(0), Progress::kLeft) << "nobody can run what rank 1 has left at";
+  EXPECT_EQ(advance(0), Outcome::kLeft) << "nobody can run what rank 1 has left at";
   EXPECT_EQ(steady(0).waiting().size(), 1U);
   EXPECT_THAT(taken(0), ElementsAre("z"));
   execute();
   EXPECT_THAT(ranks_[0]->ended, ElementsAre("x"));
   begin({{request("x")}});
-  EXPECT_EQ(advance(0), Progress::kNothing) << "nothing is left over from before";
+  EXPECT_EQ(advance(0), Outcome::kNothing) << "nothing is left over from before";
 }
 
 TEST_F(SteadyStateTest, OnOneHostAPlanCannotComeBeforeItIsLeft) {
@@ -216,14 +216,14 @@ TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   for (const std::uint64_t sequence : {7, 8, 9}) steady(1).defer(plan(sequence));
   EXPECT_FALSE(steady(1).take_plan().has_value());
   steady(1).leave_soon();
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
   EXPECT_EQ(steady(1).take_plan()->sequence, 7U);
   EXPECT_EQ(steady(1).take_plan()->sequence, 8U);
   steady(1).take_waiting();
   steady(1).begin({batch({request("x")}, 2)}, clock_.now());
   EXPECT_FALSE(steady(1).take_plan().has_value()) << "plan 8 has begun a schedule";
   steady(1).leave_soon();
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
   EXPECT_EQ(steady(1).take_plan()->sequence, 9U);
   EXPECT_FALSE(steady(1).take_plan().has_value());
 }
@@ -234,27 +234,27 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
   EXPECT_FALSE(steady(0).exchange_updates()) << "nothing has happened";
   for (std::size_t rank : {0, 1}) {
     EXPECT_TRUE(offer(rank, "x"));
-    EXPECT_EQ(advance(rank), Progress::kNothing);
+    EXPECT_EQ(advance(rank), Outcome::kNothing);
   }
   EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has not said anything";
   EXPECT_FALSE(steady(1).exchange_updates());
   EXPECT_EQ(ranks_[0]->sent(), 1U);
   EXPECT_EQ(ranks_[1]->sent(), 0U) << "it does not speak for its host";
   EXPECT_TRUE(offer(2, "x"));
-  EXPECT_EQ(advance(2), Progress::kNothing);
+  EXPECT_EQ(advance(2), Outcome::kNothing);
   EXPECT_FALSE(steady(2).exchange_updates());
   for (const wire::ReplayUpdate& news : ranks_[2]->received()) steady(2).accept(0, news);
   EXPECT_TRUE(steady(2).exchange_updates());
-  EXPECT_EQ(advance(2), Progress::kRan);
-  EXPECT_EQ(advance(1), Progress::kNothing) << "its host has not heard of the other one";
+  EXPECT_EQ(advance(2), Outcome::kRun);
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has not heard of the other one";
   const std::vector<wire::ReplayUpdate> told = ranks_[0]->received();
   ASSERT_EQ(told.size(), 1U);
   steady(0).accept(2, told.front());
   const std::uint32_t before = ticket(1);
   EXPECT_TRUE(steady(0).exchange_updates());
   EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
-  EXPECT_EQ(advance(0), Progress::kRan);
-  EXPECT_EQ(advance(1), Progress::kRan);
+  EXPECT_EQ(advance(0), Outcome::kRun);
+  EXPECT_EQ(advance(1), Outcome::kRun);
   EXPECT_FALSE(steady(0).exchange_updates()) << "and nothing is told twice";
   EXPECT_EQ(ranks_[0]->sent(), 1U);
 }
@@ -265,7 +265,7 @@ TEST_F(SteadyStateTest, AWishFromAnotherHostRingsTheRanksOfThisOne) {
   const std::uint32_t before = ticket(1);
   steady(0).accept(2, {.position = 1, .asks = true});
   EXPECT_TRUE(rung(1, before));
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
 }
 
 TEST_F(SteadyStateTest, NewsForARankThatDoesNotSpeakForItsHostAreAnError) {
@@ -282,21 +282,21 @@ TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
   make({"a", "a"});
   begin({{unnamed(0)}});
   for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, unnamed(1)));
-  EXPECT_EQ(advance(0), Progress::kNothing);
-  EXPECT_EQ(advance(1), Progress::kRan);
+  EXPECT_EQ(advance(0), Outcome::kNothing);
+  EXPECT_EQ(advance(1), Outcome::kRun);
   EXPECT_FALSE(offer(1, unnamed(2))) << "the last one has not ended";
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
 }
 
 TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
   make({"a", "a"});
   begin({{request("x"), request("y")}});
   EXPECT_TRUE(offer(0, "x"));
-  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_EQ(advance(0), Outcome::kNothing);
   EXPECT_TRUE(steady(0).note_blocked());
-  EXPECT_EQ(advance(0), Progress::kLeft);
+  EXPECT_EQ(advance(0), Outcome::kLeft);
   for (const std::string name : {"x", "y"}) EXPECT_TRUE(offer(1, name));
-  EXPECT_EQ(advance(1), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
   EXPECT_FALSE(steady(1).note_blocked()) << "nothing is repeated";
 }
 
@@ -304,7 +304,7 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));
-  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_EQ(advance(0), Outcome::kNothing);
   EXPECT_FALSE(steady(0).note_blocked()) << "the others may be about to come";
   ASSERT_TRUE(steady(0).deadline().has_value());
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1));
@@ -313,13 +313,13 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   EXPECT_FALSE(steady(0).watch(clock_.now(), true));
   clock_.advance(milliseconds(1));
   EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "nothing waits here";
-  EXPECT_EQ(advance(1), Progress::kNothing) << "and nobody has been asked";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "and nobody has been asked";
   EXPECT_FALSE(rung(1, before));
   EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "it is not this rank that leaves";
   EXPECT_TRUE(rung(1, before));
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1)) << "and it goes on waiting";
-  EXPECT_EQ(advance(1), Progress::kLeft);
-  EXPECT_EQ(advance(0), Progress::kLeft);
+  EXPECT_EQ(advance(1), Outcome::kLeft);
+  EXPECT_EQ(advance(0), Outcome::kLeft);
   EXPECT_FALSE(steady(0).deadline().has_value());
   EXPECT_FALSE(steady(0).watch(clock_.now() + seconds(9), true));
 }
@@ -330,12 +330,12 @@ TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
   begin({{request("x"), request("y")}});
   clock_.advance(milliseconds(150));
   EXPECT_TRUE(offer(0, "x"));
-  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_EQ(advance(0), Outcome::kNothing);
   clock_.advance(milliseconds(199));
   EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "an operation came since it began";
   clock_.advance(milliseconds(1));
   EXPECT_TRUE(steady(0).watch(clock_.now(), true)) << "a tenth of the stall warning";
-  EXPECT_EQ(advance(0), Progress::kLeft);
+  EXPECT_EQ(advance(0), Outcome::kLeft);
 }
 
 TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
@@ -343,7 +343,7 @@ TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
   make({"a", "b"});
   EXPECT_FALSE(steady(0).available());
   EXPECT_FALSE(steady(0).exchange_updates());
-  EXPECT_EQ(advance(0), Progress::kNothing);
+  EXPECT_EQ(advance(0), Outcome::kNothing);
 }
 
 }  // namespace
