@@ -299,8 +299,8 @@ std::vector<PendingRef> Coordinator::take_sound(wire::Plan& plan) {
 std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) const {
   const wire::Request& request = tensor.request;
   if (!tensor.mismatch && request.kind == OpKind::kRemoveProcessSet &&
-      (request.root == 0 || !sets_.contains(request.root))) {
-    return describe(request) + ": there is no process set " + std::to_string(request.root) +
+      (request.removed_set == 0 || !sets_.contains(request.removed_set))) {
+    return describe(request) + ": there is no process set " + std::to_string(request.removed_set) +
            " that could be removed";
   }
   return tensor.mismatch;
@@ -315,7 +315,7 @@ void Coordinator::plan_ready(TimePoint now, wire::Plan& plan) {
   });
   plan_batches({sound.begin(), removals}, plan);
   for (auto removal = removals; removal != sound.end(); ++removal) {
-    const int removed = (*removal)->request.root;
+    const int removed = (*removal)->request.removed_set;
     if (!sets_.contains(removed)) {  // asked for twice
       fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
       continue;
@@ -367,10 +367,10 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     repeated_.forget();
     planned.request = tensor->request;
     if (tensor->request.kind == OpKind::kJoin) {
-      planned.request.root = table_.last_to_join();
+      planned.request.last_to_join = table_.last_to_join();
       table_.end_join();
     } else if (tensor->request.kind == OpKind::kAddProcessSet) {
-      sets_.add({tensor->request.splits.begin(), tensor->request.splits.end()});
+      sets_.add(tensor->request.new_set);
     }
     planned.first_dims = tensor->first_dims;
     if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {

@@ -221,13 +221,13 @@ wire::Response Negotiator::agree(const wire::PlannedTensor& tensor, const wire::
 void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agreed,
                                   Applied& applied) {
   if (request.kind == OpKind::kJoin) {
-    agreed.result = request.root;
+    agreed.result = request.last_to_join;
     join_.reset();
   } else if (request.kind == OpKind::kAddProcessSet) {
-    agreed.result = sets_.add({request.splits.begin(), request.splits.end()});
+    agreed.result = sets_.add(request.new_set);
     applied.sets_changed = true;
   } else if (request.kind == OpKind::kRemoveProcessSet) {
-    end_set(request.root, applied);
+    end_set(request.removed_set, applied);
   }
 }
 

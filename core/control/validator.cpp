@@ -54,6 +54,10 @@ bool shapes_agree(const wire::Request& a, const wire::Request& b) {
          (a.shape.empty() || std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1));
 }
 
+std::string list_text(const std::vector<int>& ranks) {
+  return shape_to_string(std::vector<std::int64_t>(ranks.begin(), ranks.end()));
+}
+
 std::optional<Difference> difference(const wire::Request& a, const wire::Request& b) {
   const auto text = [](auto value) { return std::string(to_string(value)); };
   if (a.kind != b.kind) return Difference{"kind of operation", text(a.kind), text(b.kind)};
@@ -73,11 +77,11 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
     return Difference{a.kind == OpKind::kGather ? "destination" : "root",
                       "says rank " + std::to_string(a.root), "says rank " + std::to_string(b.root)};
   }
-  if (a.kind == OpKind::kRemoveProcessSet && a.root != b.root) {
-    return Difference{"process set", std::to_string(a.root), std::to_string(b.root)};
+  if (a.removed_set != b.removed_set) {
+    return Difference{"process set", std::to_string(a.removed_set), std::to_string(b.removed_set)};
   }
-  if (a.splits != b.splits)
-    return Difference{"list of ranks", shape_to_string(a.splits), shape_to_string(b.splits)};
+  if (a.new_set != b.new_set)
+    return Difference{"list of ranks", list_text(a.new_set), list_text(b.new_set)};
   if (a.device != b.device) return Difference{"device", text(a.device), text(b.device)};
   if (a.group_size != b.group_size || a.group_index != b.group_index ||
       (a.group_size > 0 && a.group_key() != b.group_key())) {

@@ -313,10 +313,10 @@ class RequestWriter {
   void operator()(const Reducescatter& reducescatter) const { write_reduction(reducescatter); }
   void operator()(const Broadcast& broadcast) const { request_.root = broadcast.root; }
   void operator()(const Gather& gather) const { request_.root = gather.destination; }
-  void operator()(const AddProcessSet& add) const {
-    request_.splits.assign(add.ranks.begin(), add.ranks.end());
+  void operator()(const AddProcessSet& add) const { request_.new_set = add.ranks; }
+  void operator()(const RemoveProcessSet& remove) const {
+    request_.removed_set = remove.process_set;
   }
-  void operator()(const RemoveProcessSet& remove) const { request_.root = remove.process_set; }
   void operator()(const Allgather&) const {}
   // Each rank sends as many rows as it likes.
   void operator()(const Alltoall&) const { request_.shape[0] = 0; }

@@ -14,7 +14,7 @@ enum RequestFlag : std::uint8_t {
   kHasScale = 1,
   kHasGroup = 2,
   kHasRoot = 4,
-  kHasSplits = 8,
+  kHasNewSet = 8,
   kUnnamed = 16,
   kAlone = 32,
   kCompressed = 64,
@@ -84,6 +84,25 @@ Compression read_compression(Reader& in, const Request& request) {
   return compression;
 }
 
+void write_ranks(Writer& out, const std::vector<int>& ranks) {
+  out.varint(ranks.size());
+  for (const int rank : ranks) out.varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> read_ranks(Reader& in, const char* field) {
+  std::vector<int> ranks(in.count(field, kMaxRanks));
+  for (auto& rank : ranks) rank = read_int(in, field);
+  return ranks;
+}
+
+// No kind has more than one of them, so that they share a place in the message.
+template <class AnyRequest>
+auto& root_of(AnyRequest& request) {
+  if (request.kind == OpKind::kJoin) return request.last_to_join;
+  if (request.kind == OpKind::kRemoveProcessSet) return request.removed_set;
+  return request.root;
+}
+
 }  // namespace
 
 Writer start(MessageKind kind) {
@@ -98,7 +117,7 @@ void write_request(Writer& out, const Request& request) {
   const bool scaled = request.prescale != 1.0 || request.postscale != 1.0;
   out.u8(static_cast<std::uint8_t>(
       (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
-      (request.root != 0 ? kHasRoot : 0) | (request.splits.empty() ? 0 : kHasSplits) |
+      (root_of(request) != 0 ? kHasRoot : 0) | (request.new_set.empty() ? 0 : kHasNewSet) |
       (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0) |
       (request.compression != Compression::kNone ? kCompressed : 0)));
   if (request.unnamed) {
@@ -112,7 +131,7 @@ void write_request(Writer& out, const Request& request) {
   out.u8(static_cast<std::uint8_t>(request.device));
   out.varint(static_cast<std::uint64_t>(request.process_set));
   write_sizes(out, request.shape);
-  if (request.root != 0) out.varint(static_cast<std::uint64_t>(request.root));
+  if (root_of(request) != 0) out.varint(static_cast<std::uint64_t>(root_of(request)));
   if (scaled) {
     out.f64(request.prescale);
     out.f64(request.postscale);
@@ -122,7 +141,7 @@ void write_request(Writer& out, const Request& request) {
     out.varint(static_cast<std::uint64_t>(request.group_size));
     out.varint(static_cast<std::uint64_t>(request.group_index));
   }
-  if (!request.splits.empty()) write_sizes(out, request.splits);
+  if (!request.new_set.empty()) write_ranks(out, request.new_set);
   if (request.compression != Compression::kNone)
     out.u8(static_cast<std::uint8_t>(request.compression));
 }
@@ -146,7 +165,7 @@ Request read_request(Reader& in) {
   request.process_set = read_int(in, "process set");
   request.shape = read_sizes(in, "shape", kMaxDims);
   check_element_count(in, request);
-  if ((flags & kHasRoot) != 0) request.root = read_int(in, "root");
+  if ((flags & kHasRoot) != 0) root_of(request) = read_int(in, "root");
   if ((flags & kHasScale) != 0) {
     request.prescale = in.f64("prescale");
     request.postscale = in.f64("postscale");
@@ -161,7 +180,7 @@ Request read_request(Reader& in) {
       in.fail("group index", "above the ordinal");
     }
   }
-  if ((flags & kHasSplits) != 0) request.splits = read_sizes(in, "splits", kMaxRanks);
+  if ((flags & kHasNewSet) != 0) request.new_set = read_ranks(in, "ranks of a new set");
   if ((flags & kCompressed) != 0) request.compression = read_compression(in, request);
   if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
   return request;
@@ -213,17 +232,6 @@ PlannedTensor read_planned(Reader& in) {
   tensor.request = read_request(in);
   tensor.first_dims = read_sizes(in, "first dims", kMaxRanks);
   return tensor;
-}
-
-void write_ranks(Writer& out, const std::vector<int>& ranks) {
-  out.varint(ranks.size());
-  for (const int rank : ranks) out.varint(static_cast<std::uint64_t>(rank));
-}
-
-std::vector<int> read_ranks(Reader& in, const char* field) {
-  std::vector<int> ranks(in.count(field, kMaxRanks));
-  for (auto& rank : ranks) rank = read_int(in, field);
-  return ranks;
 }
 
 void write_error(Writer& out, const ErrorEntry& error) {

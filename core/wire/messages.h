@@ -52,9 +52,9 @@ struct Request {
   DataType dtype = DataType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   int process_set = 0;
-  /// World rank: of the source or destination, or (in a plan) of the last to join.
-  /// kRemoveProcessSet: the set.
-  int root = 0;
+  int root = 0;          ///< kBroadcast, kGather: world rank of the source or destination
+  int last_to_join = 0;  ///< kJoin, in a plan: world rank
+  int removed_set = 0;   ///< kRemoveProcessSet
   double prescale = 1.0;
   double postscale = 1.0;
   /// Group members become ready together. group_size 0: no group. An unnamed group is known by its
@@ -65,7 +65,7 @@ struct Request {
   bool alone = false;                            ///< not to be fused with others
   Compression compression = Compression::kNone;  ///< of an allreduce of fp32
   std::vector<std::int64_t> shape = {};
-  std::vector<std::int64_t> splits = {};  ///< kAddProcessSet: the set's world ranks, ascending
+  std::vector<int> new_set = {};  ///< kAddProcessSet: its world ranks, ascending
 
   friend bool operator==(const Request&, const Request&) = default;
 

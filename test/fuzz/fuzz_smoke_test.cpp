@@ -104,6 +104,7 @@ wire::Request random_request(std::mt19937_64& random) {
     request.compression =
         static_cast<Compression>(random() % kCompressionCount);  // some of them refused
   request.root = static_cast<int>(random() % 4);
+  request.removed_set = request.last_to_join = request.root;
   request.process_set = random() % 16 == 0 ? 1 : 0;
   if (random() % 8 == 0) request.prescale = random() % 2 == 0 ? 0.5 : std::strtod("nan", nullptr);
   if (random() % 3 == 0 && !request.unnamed) {

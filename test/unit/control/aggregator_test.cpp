@@ -29,7 +29,7 @@ class AggregatorTest : public ::testing::Test {
       wire::Request set;
       set.name = "set";
       set.kind = OpKind::kAddProcessSet;
-      set.splits = {2, 4, 5, 6};
+      set.new_set = {2, 4, 5, 6};
       cluster_.submit(rank, set);
     }
     exchange();

@@ -194,7 +194,7 @@ TEST(Join, WhatCountedOnItFailsWithIt) {
 TEST(Join, OneThatCannotEndMakesNobodyAbsent) {
   Cluster cluster(3);
   wire::Request set = unnamed(OpKind::kAddProcessSet, 0, {0});
-  set.splits = {1, 2};
+  set.new_set = {1, 2};
   cluster.submit_everywhere(set);
   cluster.exchange();
   cluster.rank(0).request_shutdown();

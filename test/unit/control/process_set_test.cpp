@@ -12,15 +12,15 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-wire::Request add(std::uint64_t ordinal, std::vector<std::int64_t> ranks) {
+wire::Request add(std::uint64_t ordinal, std::vector<int> ranks) {
   wire::Request request = unnamed(OpKind::kAddProcessSet, ordinal, {0});
-  request.splits = std::move(ranks);
+  request.new_set = std::move(ranks);
   return request;
 }
 
 wire::Request remove(std::uint64_t ordinal, int process_set) {
   wire::Request request = unnamed(OpKind::kRemoveProcessSet, ordinal, {0});
-  request.root = process_set;
+  request.removed_set = process_set;
   return request;
 }
 

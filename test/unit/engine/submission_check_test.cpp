@@ -98,10 +98,10 @@ TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
   expect_only(Barrier{}, OpKind::kBarrier, nothing);
   expect_only(Join{}, OpKind::kJoin, nothing);
   expect_only(AddProcessSet{{1, 3}}, OpKind::kAddProcessSet,
-              [](wire::Request& request) { request.splits = {1, 3}; });
+              [](wire::Request& request) { request.new_set = {1, 3}; });
   const int set = sets_.add({0, 1});
   expect_only(RemoveProcessSet{set}, OpKind::kRemoveProcessSet,
-              [&](wire::Request& request) { request.root = set; });
+              [&](wire::Request& request) { request.removed_set = set; });
   submission_.output.shape = {2};
   submission_.output.count = 2;
   submission_.output.data = submission_.input.data + 2 * sizeof(float);

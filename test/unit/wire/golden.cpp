@@ -29,7 +29,7 @@ Request everything() {
   request.group_size = 3;
   request.group_index = 1;
   request.shape = {6, 0, 1LL << 40};
-  request.splits = {1, 2, 3};
+  request.new_set = {1, 2, 3};
   return request;
 }
 

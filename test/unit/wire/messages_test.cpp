@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <random>
 
@@ -166,7 +167,7 @@ TEST(Messages, CompressionIsOfAnAllreduceOfFloat32) {
   request.compression = Compression::kFloat16;
   request.group = "g";
   request.group_size = 2;
-  request.splits = {1};
+  request.new_set = {1};
   const Request back = round_trip(with(request)).requests.front();
   EXPECT_EQ(back, request);
   EXPECT_EQ(back.travels_as(), DataType::kFloat16);
@@ -326,6 +327,33 @@ TEST(Messages, UnnamedNamesAreDerived) {
   EXPECT_EQ(decoded.ordinal, 7u);
 }
 
+/// What the kind has in the place of a root.
+int& root_of(Request& request) {
+  if (request.kind == OpKind::kJoin) return request.last_to_join;
+  if (request.kind == OpKind::kRemoveProcessSet) return request.removed_set;
+  return request.root;
+}
+
+TEST(Messages, WhatAKindHasInsteadOfARootTakesItsPlace) {
+  Request broadcast;
+  broadcast.name = "a";
+  broadcast.kind = OpKind::kBroadcast;
+  broadcast.root = 3;
+  const Bytes bytes = encode(with(broadcast));
+  for (const OpKind kind : {OpKind::kJoin, OpKind::kRemoveProcessSet, OpKind::kGather}) {
+    Request other;
+    other.name = "a";
+    other.kind = kind;
+    root_of(other) = 3;
+    EXPECT_EQ(round_trip(with(other)).requests.front(), other);
+    const Bytes same = encode(with(other));
+    ASSERT_EQ(same.size(), bytes.size());
+    const auto kind_byte = std::mismatch(bytes.begin(), bytes.end(), same.begin());
+    EXPECT_EQ(*kind_byte.second, static_cast<std::byte>(kind));
+    EXPECT_TRUE(std::equal(kind_byte.first + 1, bytes.end(), kind_byte.second + 1));
+  }
+}
+
 Request random_request(std::mt19937_64& random) {
   Request request;
   request.unnamed = random() % 2 == 0;
@@ -337,7 +365,7 @@ Request random_request(std::mt19937_64& random) {
   request.dtype = static_cast<DataType>(random() % kDataTypeCount);
   request.device = static_cast<DeviceType>(random() % 2);
   request.process_set = static_cast<int>(random() % 1000);
-  request.root = static_cast<int>(random() % 3);
+  root_of(request) = static_cast<int>(random() % 3);
   request.prescale = random() % 2 == 0 ? 1.0 : static_cast<double>(random() % 1000) / 7;
   if (random() % 3 == 0 && (!request.unnamed || request.ordinal > 5)) {
     request.group = request.unnamed ? "" : "g";
@@ -347,7 +375,7 @@ Request random_request(std::mt19937_64& random) {
   for (std::size_t i = random() % 5; i > 0; --i)
     request.shape.push_back(static_cast<std::int64_t>(random() % 2000));
   for (std::size_t i = random() % 4; i > 0; --i)
-    request.splits.push_back(static_cast<std::int64_t>(random() >> 1));
+    request.new_set.push_back(static_cast<int>(random() >> 33));
   return request;
 }
 
