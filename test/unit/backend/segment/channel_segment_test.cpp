@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace hvd::segment {
@@ -83,6 +85,28 @@ TEST(ChannelSegment, NotesAreThereOnceAllMembersAre) {
   EXPECT_EQ(first.notes<Notes>(1).first, 7);
   second.notes<Notes>(1).second = 8;
   EXPECT_EQ(first.notes<Notes>(1).second, 8U);
+}
+
+// A member that finds all others there reads their notes at once.
+TEST(ChannelSegment, AMembersNotesAreWrittenBeforeItCountsAsThere) {
+  using Notes = std::array<std::uint64_t, 12>;
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    RecordingPeers peers, others_peers;
+    const std::string name = unique_name(("order-" + std::to_string(repeat)).c_str());
+    Notes notes;
+    notes.fill(static_cast<std::uint64_t>(repeat) + 1);
+    ChannelSegment first({name, {0, 1}, 0}, kLayout, peers);
+    std::thread other([&] {
+      ChannelSegment second({name, {0, 1}, 1}, kLayout, others_peers,
+                            ChannelSegment::bytes_of(notes));
+      while (!second.ready()) std::this_thread::yield();
+    });
+    while (!first.ready()) {
+    }
+    const Notes read = first.notes<Notes>(1);
+    other.join();
+    ASSERT_EQ(read, notes);
+  }
 }
 
 // What a job asks for of /dev/shm, and what its channels take of it.
