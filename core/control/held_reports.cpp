@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/expect.h"
+
 namespace hvd::control {
 namespace {
 
@@ -34,6 +36,7 @@ class DimReader {
 // @pre a and b have no rank in common
 std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>& dims_of_a,
                                      RankSpan b, const std::vector<wire::DimRun>& dims_of_b) {
+  HVD_EXPECT(!intersects(a, b), "the ranks are others");
   if (dims_of_a.empty()) return {};
   if (dims_of_a.size() == 1 && dims_of_b.size() == 1 && dims_of_a[0].dim == dims_of_b[0].dim) {
     return {{dims_of_a[0].dim, dims_of_a[0].ranks + dims_of_b[0].ranks}};

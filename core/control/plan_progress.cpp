@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/expect.h"
 #include "hvd/error.h"
 
 namespace hvd::control {
@@ -19,6 +20,7 @@ void PlanProgress::check(RankSpan ranks, std::uint64_t sequence, std::uint64_t n
 bool PlanProgress::note(RankSpan ranks, std::uint64_t sequence) {
   std::size_t left_lowest = 0;
   last_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
+    HVD_EXPECT(sequence >= before, "no rank goes back");
     if (before == lowest_ && sequence > before)
       left_lowest += static_cast<std::size_t>(count({&range, 1}));
   });

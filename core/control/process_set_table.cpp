@@ -27,6 +27,7 @@ void ProcessSetTable::remove(int id) {
 }
 
 int ProcessSetTable::position(int id, int world_rank) const {
+  HVD_EXPECT(contains(id), "the process set exists");
   const auto& members = ranks(id);
   if (id == 0) {
     return world_rank >= 0 && static_cast<std::size_t>(world_rank) < members.size() ? world_rank

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/expect.h"
 #include "control/saturating.h"
 #include "control/validator.h"
 #include "hvd/error.h"
@@ -101,6 +102,7 @@ void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& reques
 }
 
 bool ReadyTable::add_hit(const Askers& askers) {
+  HVD_EXPECT(askers.slot.has_value(), "the askers have a slot");
   const std::uint32_t slot = *askers.slot;
   if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
   const PendingRef tensor = *by_slot_[slot];

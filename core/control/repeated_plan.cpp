@@ -17,6 +17,7 @@ std::optional<wire::StampedHits> RepeatedPlan::give_back() {
 }
 
 wire::Plan RepeatedPlan::take(std::uint64_t sequence, ResponseCache& cache) {
+  HVD_EXPECT(waiting(), "hits wait");
   waiting_.reset();
   wire::Plan plan = known_->plan;
   plan.sequence = known_->taken_as = sequence;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/expect.h"
 #include "control/response_cache.h"
 #include "wire/messages.h"
 
@@ -29,9 +30,15 @@ class RepeatedPlan {
   bool offer(const wire::StampedHits&);
   bool waiting() const noexcept { return waiting_.has_value(); }
   /// The slots that wait. @pre waiting()
-  const wire::SlotSet& slots() const noexcept { return waiting_->slots; }
+  const wire::SlotSet& slots() const noexcept {
+    HVD_EXPECT(waiting(), "hits wait");
+    return waiting_->slots;
+  }
   /// How many bytes the plan for them moves. @pre waiting()
-  std::int64_t bytes() const noexcept { return known_->bytes; }
+  std::int64_t bytes() const noexcept {
+    HVD_EXPECT(waiting(), "hits wait");
+    return known_->bytes;
+  }
   /// Something else comes in between: the hits that have waited, for the ready table, if any have.
   std::optional<wire::StampedHits> give_back();
   /// The plan for what has waited; the cache is made what the plan makes of it. @pre waiting()

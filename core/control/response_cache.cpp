@@ -46,6 +46,7 @@ wire::Request ResponseCache::expand(const wire::Response& response, std::uint64_
 }
 
 wire::Request ResponseCache::expand(std::uint32_t slot, std::uint64_t ordinal, int position) const {
+  HVD_EXPECT(holds(slot), "the slot is in use");
   return expand(at(slot), ordinal, position);
 }
 

@@ -3,10 +3,14 @@
 #include <iterator>
 #include <utility>
 
+#include "base/expect.h"
+
 namespace hvd::control {
 
 void SlotHistory::add(ResponseCache::Displaced displaced, std::uint64_t until) {
-  former_[displaced.slot].push_back({std::move(displaced.response), until});
+  std::deque<Former>& history = former_[displaced.slot];
+  HVD_EXPECT(history.empty() || history.back().until <= until, "plans come in their order");
+  history.push_back({std::move(displaced.response), until});
 }
 
 const wire::Response* SlotHistory::find(std::uint32_t slot, std::uint64_t as_of) const {

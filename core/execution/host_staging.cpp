@@ -2,12 +2,15 @@
 
 #include <utility>
 
+#include "base/expect.h"
 #include "base/kernels.h"
 #include "execution/packer.h"
 
 namespace hvd::runtime {
 
 const Staged& HostStaging::stage(const Batch& batch) {
+  HVD_EXPECT(input_.bytes().empty() && output_.bytes().empty(),
+             "the batch before has been unstaged");
   batch.allocate_outputs();
   staged_ = {batch.collective()};
   const bool absent = batch.absent_here();
@@ -58,6 +61,8 @@ void HostStaging::fill_neutral(const Collective& collective, std::span<std::byte
 }
 
 EventPtr HostStaging::unstage(const Batch& batch, EventPtr reduced) {
+  HVD_EXPECT(!batch.buffered() || output_.bytes().size() == batch.out_bytes(),
+             "this batch is staged");
   if (batch.buffered() && !batch.absent_here()) {
     const Conversion& conversion = batch.conversion();
     batch.output_pieces(output_pieces_);

@@ -36,8 +36,9 @@ class OperationState {
     return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
   }
 
-  /// It has a callback into the program. @pre not yet taken up by the engine
+  /// It has a callback into the program, which is gone at its end. @pre !done()
   bool calls_back() const noexcept {
+    HVD_EXPECT(!done(), "the operation has not ended");
     return submission.on_done != nullptr || submission.allocate_output != nullptr;
   }
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }

@@ -8,6 +8,7 @@
 #include "backend/segment/pipeline.h"
 #include "backend/segment/ranges.h"
 #include "backend/shm/shm_channel_context.h"
+#include "base/expect.h"
 
 namespace hvd::shm {
 
@@ -69,11 +70,13 @@ class PipelinedWork : public Work {
   std::int64_t elements(std::size_t bytes) const noexcept {
     return static_cast<std::int64_t>(bytes / element());
   }
-  /// A member's tensors. @pre in reduce_in_place(), and all members have offered it
+  /// A member's tensors. @pre in reduce_in_place(), as below
   const std::byte* input_of(std::size_t member) noexcept {
+    HVD_EXPECT(in_place_, "all members work in place");
     return member == rank() ? in_.data() : context_->in_arena(member, input_at(member));
   }
   std::byte* output_of(std::size_t member) noexcept {
+    HVD_EXPECT(in_place_, "all members work in place");
     return member == rank() ? out_.data() : context_->in_arena(member, output_at(member));
   }
 

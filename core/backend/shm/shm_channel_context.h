@@ -42,7 +42,7 @@ class ChannelContext {
   /// Maps what the others share once all of them are here. False: try again later.
   bool ready();
 
-  /// @pre ready(), as for all below
+  /// Its memory is there once this is ready(), as what is below.
   segment::ChannelSegment& segment() noexcept { return segment_; }
   Notes& notes(std::size_t member) noexcept { return segment_.notes<Notes>(member); }
   std::int64_t offset_of(const void* memory, std::size_t bytes) const noexcept {

@@ -115,7 +115,8 @@ class Channel {
   virtual Channel* host() noexcept { return nullptr; }
   /// Device buffers of the channel's own that it reduces fastest: all of one size, the same number
   /// and size on every rank; empty if any memory will do. What is launched from one of them must be
-  /// launched from the buffer of the same index on every rank. @pre ready()
+  /// launched from the buffer of the same index on every rank. @pre ready() (unchecked: the default
+  /// has none, whenever it is asked)
   virtual std::span<const std::span<std::byte>> fusion_buffers() const noexcept { return {}; }
   /// To be called once the device no longer uses them. Buffers not given back before the channel is
   /// destroyed stay allocated.

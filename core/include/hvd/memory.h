@@ -22,8 +22,8 @@ std::shared_ptr<std::byte> allocate_shared(std::size_t bytes);
 /// Thread-safe; usable before init(), and until the very end of the process.
 std::byte* allocate_shared_block(std::size_t bytes) noexcept;
 /// @return false, with nothing done, if `block` is no address in such memory. @pre otherwise it
-/// comes from allocate_shared_block(). Thread-safe. In a child made by fork() what it has inherited
-/// is not used again.
+/// comes from allocate_shared_block() (unchecked: the arena looks it up). Thread-safe. In a child
+/// made by fork() what it has inherited is not used again.
 bool free_shared_block(void* block) noexcept;
 
 /// Whether HVD_SHM_ALLOCATOR asks for such memory under a framework's tensors. A value that cannot
