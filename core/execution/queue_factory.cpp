@@ -18,9 +18,23 @@ constexpr std::string_view kDeviceBackend = "nccl";
 /// that carries the device's memory.
 constexpr int kStagingInstance = 2;
 constexpr int kCarrierInstance = 3;
-static_assert(kCarrierInstance < kMostInstances);
+/// Of the channel for what somebody waits for at once.
+constexpr int kUrgentInstance = 4;
+static_assert(kUrgentInstance < kMostInstances);
+/// What is larger is moved for as long as what it would overtake.
+constexpr std::size_t kMostUrgentBytes = 256 << 10;
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
+
+/// Whether the batch has a channel beside the one on which gradients queue: a small operation that
+/// the program wants by itself. Agreed on, as counts and `alone` are.
+bool urgent(const Batch& batch) noexcept {
+  const Collective& collective = batch.collective();
+  const bool small =
+      static_cast<std::size_t>(collective.count) * size_of(collective.dtype) <= kMostUrgentBytes;
+  return small && batch.request().alone && batch.spec().ranks.size() > 1 &&
+         (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather);
+}
 
 /// What a backend has to be able to do for a batch. Adasum is made of what backends have, all on
 /// one channel: alltoall, allreduce and allgather. What has the first has the others.
@@ -43,14 +57,16 @@ class BackendQueues final : public QueueFactory {
         buffers_(parts_.arena) {}
 
   std::string choose(const Batch& batch) const override {
-    if (!on_device(batch)) return std::string(host_backend(batch.spec(), batch).name());
-    return device_choice(batch).name();
+    if (on_device(batch)) return device_choice(batch).name();
+    const std::string backend(host_backend(batch.spec(), batch).name());
+    return urgent(batch) ? backend + ", urgent" : backend;
   }
 
   ChannelQueue open(const Batch& batch) override {
     if (on_device(batch)) return open_on_device(batch);
-    Backend& backend = host_backend(batch.spec(), batch);
-    return {std::string(backend.name()), backend.open(batch.spec(), parts_.peers),
+    ChannelSpec spec = batch.spec();
+    if (urgent(batch)) spec.instance = kUrgentInstance;
+    return {choose(batch), host_backend(spec, batch).open(spec, parts_.peers),
             std::make_unique<HostStaging>(buffers_)};
   }
 

@@ -8,7 +8,7 @@ namespace hvd::message {
 
 /// What a message is and where it comes from; its sender and its receiver give the same one.
 ///
-///   63        48 47         28 27         6 5      4 3  0
+///   63        48 47         28 27         7 6      4 3  0
 ///   generation   source rank   process set  instance kind
 ///
 /// Generation: jobs that one process joins, one after the other, have different ones, so that no
@@ -27,8 +27,8 @@ struct TagParts {
 };
 
 inline constexpr int kKindBits = 4;
-inline constexpr int kInstanceBits = 2;
-inline constexpr int kProcessSetBits = 22;
+inline constexpr int kInstanceBits = 3;
+inline constexpr int kProcessSetBits = 21;
 inline constexpr int kSourceBits = 20;
 inline constexpr int kGenerationBits = 16;
 inline constexpr int kChannelBits = kProcessSetBits + kInstanceBits + kKindBits;

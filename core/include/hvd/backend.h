@@ -129,10 +129,10 @@ struct ChannelSpec {
   int set_rank = 0;             ///< this rank's position in `ranks`
   Device device = {};
   /// Distinguishes the channels that one backend has open for one set: 0 is the set's own, others
-  /// belong to device channels.
+  /// belong to device channels or lie beside it.
   int instance = 0;
 };
-inline constexpr int kMostInstances = 4;
+inline constexpr int kMostInstances = 5;
 
 class Backend {
  public:

@@ -15,7 +15,7 @@ TEST(Tag, HoldsEachPartInItsPlace) {
   static_assert(make_tag({}) == 0);
   static_assert(make_tag({.kind = 5}) == 0x5);
   static_assert(make_tag({.instance = 2}) == 0x20);
-  static_assert(make_tag({.process_set = 1}) == 0x40);
+  static_assert(make_tag({.process_set = 1}) == 0x80);
   static_assert(make_tag({.source = 1}) == 0x1000'0000);
   static_assert(make_tag({.generation = 1}) == 0x1'0000'0000'0000);
   static_assert(make_tag(kLargest) == ~Tag{0});
@@ -26,7 +26,7 @@ TEST(Tag, HoldsEachPartInItsPlace) {
 TEST(Tag, GivesTheLargestPartsBack) {
   static_assert(parts_of(make_tag(kLargest)) == kLargest);
   constexpr TagParts kSome = {
-      .generation = 40'000, .source = 777'777, .process_set = 3'000'001, .instance = 3, .kind = 9};
+      .generation = 40'000, .source = 777'777, .process_set = 2'000'001, .instance = 3, .kind = 9};
   static_assert(parts_of(make_tag(kSome)) == kSome);
   static_assert(
       (make_tag(kSome) & kChannelMask) ==
