@@ -81,6 +81,7 @@ class CheckTree(unittest.TestCase):
         rooms = {"frameworks/torch/tensors/a.h": "", "frameworks/torch/optimizer/a.h": "", "launcher/system/text.h": "",
                  "launcher/processes/job.h": ""}
         self.assert_one(rooms | {"frameworks/torch/tensors/a.cpp": '#include "optimizer/a.h"\n'}, "must not depend")
+        self.assert_one(rooms | {"frameworks/torch/layers/a.cpp": '#include "optimizer/a.h"\n'}, "must not depend")
         self.assert_one(rooms | {"launcher/command/a.cpp": '#include "processes/job.h"\n'}, "must not depend")
         self.assert_clean(rooms | {"frameworks/torch/optimizer/a.cpp": '#include "tensors/a.h"\n',
                                    "launcher/processes/a.cpp": '#include "system/text.h"\n'})

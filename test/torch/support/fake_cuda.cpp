@@ -451,6 +451,21 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
   return self;
 }
 
+/// The CPU has no kernel for it: the gradient of the input of a batch norm with given sums.
+at::Tensor batch_norm_backward_elemt(const at::Tensor& gradient, const at::Tensor& input,
+                                     const at::Tensor& mean, const at::Tensor& invstd,
+                                     const std::optional<at::Tensor>& weight,
+                                     const at::Tensor& sum_dy, const at::Tensor& sum_dy_xmu,
+                                     const at::Tensor& count) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
+  shape[1] = input.size(1);
+  const auto of = [&](const at::Tensor& values) { return values.reshape(shape); };
+  const at::Tensor total = count.sum();
+  const at::Tensor slope = invstd * invstd * sum_dy_xmu / total;
+  return ((gradient - of(sum_dy / total) - (input - of(mean)) * of(slope)) * of(invstd * *weight))
+      .to(input.scalar_type());
+}
+
 [[maybe_unused]] const bool installed = [] {
   runtime::use_device_api(FakeCuda::instance().api_of_hvd());
   c10::SetAllocator(c10::DeviceType::CUDA, &FakeAllocator::instance());
@@ -510,6 +525,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &hvd::testing::empty);
   library.impl("empty_strided", &hvd::testing::empty_strided);
   library.impl("set_.source_Storage_storage_offset", &hvd::testing::set_storage);
+  library.impl("batch_norm_backward_elemt", &hvd::testing::batch_norm_backward_elemt);
   // These would look for a kernel of CUDA behind the dispatcher.
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&hvd::testing::run_on_host>());
 }

@@ -1,8 +1,8 @@
 #pragma once
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer, GradScaler and DistributedSampler. Link `hvd::torch`.
-/// docs/torch.md is the guide.
+/// broadcast, DistributedOptimizer, SyncBatchNorm, GradScaler and DistributedSampler. Link
+/// `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -14,3 +14,4 @@
 #include "hvd/torch/operations.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/torch/sampler.h"
+#include "hvd/torch/sync_batch_norm.h"

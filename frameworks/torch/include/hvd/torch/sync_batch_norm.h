@@ -1,0 +1,159 @@
+#pragma once
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "hvd/process_set.h"
+
+namespace hvd {
+
+namespace libtorch {
+
+std::string layer_type(std::size_t dimensions);
+
+/// @throws UsageError when this rank is not in the set
+void check_layer_set(const ProcessSet& process_set, const std::string& who);
+
+/// What a layer's exchanges are called, on every rank of its set. It gets a number when it is first
+/// needed, so that ranks may construct other layers besides. Not thread-safe.
+class LayerName {
+ public:
+  LayerName() = default;
+  // A copy is another layer.
+  LayerName(const LayerName&) noexcept {}
+  LayerName& operator=(const LayerName&) noexcept { return *this; }
+  ~LayerName() = default;
+
+  const std::string& of(const ProcessSet& process_set);
+
+ private:
+  std::string name_;
+};
+
+}  // namespace libtorch
+
+/// What SyncBatchNorm1d, 2d and 3d have in common: LibTorch's BatchNorm with the statistics of the
+/// batches of all ranks of a process set. Options, members and the keys of the state are those of
+/// torch::nn::BatchNorm1d, 2d and 3d, so a state saved from the one loads into the other.
+///
+/// In training, forward and backward equal BatchNorm on the joined batch: outputs, running
+/// statistics, and the gradient of the input where every rank's loss is added up. Gradients of
+/// weight and bias are this rank's part, which DistributedOptimizer reduces as any other. Batches
+/// may differ in size between ranks, and be empty. With eval(), without training, or in a set of
+/// one rank it is LibTorch's BatchNorm, and nothing is exchanged.
+///
+/// One exchange of 2 + 2 * num_features numbers in forward, one of 2 * num_features in backward (if
+/// the input needs a gradient). Both block, so every rank of the set runs the same layers in the
+/// same order, with a batch or an empty one; a rank that leaves one out is a StalledError. One
+/// thread at a time.
+template <std::size_t D, class Derived>
+class SyncBatchNormImplBase
+    : public torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions> {
+ public:
+  /// `process_set`: the ranks whose batches are joined. Give weights equal values on all of them
+  /// (broadcast_parameters()). @throws UsageError when this rank is not in it
+  explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options_,
+                                 ProcessSet process_set = {})
+      : torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>(options_),
+        process_set_(std::move(process_set)) {
+    libtorch::check_layer_set(process_set_, libtorch::layer_type(D));
+  }
+
+  /// Instead of another layer, LibTorch's or one of this kind: with the same parameters (the very
+  /// tensors, so an optimizer that updates them goes on doing so) and buffers, and in the same
+  /// mode. @throws UsageError as above
+  template <class Other>
+  explicit SyncBatchNormImplBase(
+      const torch::nn::NormImplBase<D, Other, torch::nn::BatchNormOptions>& other,
+      ProcessSet process_set = {})
+      : SyncBatchNormImplBase(other.options, std::move(process_set)) {
+    take_over(this->weight, "weight", other.weight);
+    take_over(this->bias, "bias", other.bias);
+    if (other.running_mean.defined()) {
+      this->running_mean.set_data(other.running_mean);
+      this->running_var.set_data(other.running_var);
+      this->num_batches_tracked.set_data(other.num_batches_tracked);
+    }
+    this->train(other.is_training());
+  }
+
+  /// @param input floating point, of shape [N, num_features] or [N, num_features, L] (1d), [N,
+  /// num_features, H, W] (2d), [N, num_features, D, H, W] (3d); N may be 0. @return of the same
+  /// shape and dtype. Statistics are in float32, of float64 inputs in float64.
+  /// @throws UsageError for another shape or dtype, and on every rank when they have less than two
+  /// values per channel between them; MismatchError when ranks differ in num_features or dtype;
+  /// StalledError, PeerLostError, ShutdownError; NotInitializedError in training before init().
+  /// Running statistics are then unchanged. backward() throws the same, and a second derivative
+  /// UsageError.
+  torch::Tensor forward(const torch::Tensor& input);
+
+  const ProcessSet& process_set() const noexcept { return process_set_; }
+
+  void pretty_print(std::ostream& stream) const override;
+
+ protected:
+  void _check_input_dim(const torch::Tensor& input) override;
+
+ private:
+  void take_over(torch::Tensor& own, const char* key, const torch::Tensor& other) {
+    if (other.defined()) own = this->parameters_[key] = other;
+  }
+  torch::Tensor forward_local(const torch::Tensor& input, double factor);
+  torch::Tensor forward_joined(const torch::Tensor& input, double factor);
+
+  ProcessSet process_set_;
+  libtorch::LayerName name_;
+};
+
+class SyncBatchNorm1dImpl : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
+ public:
+  using SyncBatchNormImplBase<1, SyncBatchNorm1dImpl>::SyncBatchNormImplBase;
+};
+class SyncBatchNorm2dImpl : public SyncBatchNormImplBase<2, SyncBatchNorm2dImpl> {
+ public:
+  using SyncBatchNormImplBase<2, SyncBatchNorm2dImpl>::SyncBatchNormImplBase;
+};
+class SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl> {
+ public:
+  using SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>::SyncBatchNormImplBase;
+};
+
+/// Module holders: `hvd::SyncBatchNorm2d bn(64)`, `bn(torch::nn::BatchNorm2dOptions(64).eps(1e-3),
+/// set)`.
+TORCH_MODULE(SyncBatchNorm1d);
+TORCH_MODULE(SyncBatchNorm2d);
+TORCH_MODULE(SyncBatchNorm3d);
+
+/// Replaces every BatchNorm1d, 2d and 3d below `module`, at any depth, by the synchronised layer
+/// with the same parameters and buffers. Layers of types that derive from LibTorch's stay. Purely
+/// local. @return how many layers were replaced
+///
+/// That is possible for the children of containers (Sequential, ModuleList, ModuleDict) and for
+/// those that are only registered. A module that keeps its layer in a member of its own
+/// (`torch::nn::BatchNorm2d bn`) would go on calling the old one, as C++ cannot change the member:
+/// declare it as hvd::SyncBatchNorm2d.
+/// @throws UsageError that names the paths of all layers that are held elsewhere too, when `module`
+/// is itself a BatchNorm, or when this rank is not in the set; nothing has been replaced then
+std::size_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set = {});
+
+/// Module holders and shared pointers to modules.
+template <class Impl>
+std::size_t convert_sync_batchnorm(const torch::nn::ModuleHolder<Impl>& module,
+                                   const ProcessSet& process_set = {}) {
+  return convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module.ptr()), process_set);
+}
+template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
+std::size_t convert_sync_batchnorm(const std::shared_ptr<Module>& module,
+                                   const ProcessSet& process_set = {}) {
+  return convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), process_set);
+}
+
+}  // namespace hvd

@@ -1,0 +1,247 @@
+#include "hvd/torch/sync_batch_norm.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <ios>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/torch/operations.h"
+#include "layers/batch_statistics.h"
+#include "operations/operation_tasks.h"
+
+namespace hvd {
+namespace libtorch {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// Starts it and waits. Alone: fused with gradients it would end when they do.
+torch::Tensor run(Task task) {
+  task.submission.alone = true;
+  return start(std::move(task), Progress::kCaller).wait();
+}
+
+/// The rows of all ranks that have not joined, in rank order.
+torch::Tensor gathered(const torch::Tensor& row, const std::string& name, const ProcessSet& set) {
+  const CollectiveOptions options{.name = name + ".forward", .process_set = set};
+  return run(allgather_task(row, options, options.name, std::make_shared<Gathered>()));
+}
+
+torch::Tensor summed(const torch::Tensor& sums, const std::string& name, const ProcessSet& set) {
+  const AllreduceOptions options{
+      .name = name + ".backward", .op = ReduceOp::kSum, .process_set = set};
+  return run(allreduce_task(sums, options, options.name, Place::kOut));
+}
+
+/// Autograd takes no undefined tensors among its arguments.
+std::optional<torch::Tensor> given(const torch::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+/// What backward needs besides tensors.
+struct Layer : torch::CustomClassHolder {
+  std::string name;
+  ProcessSet process_set;
+  double eps = 0;
+};
+using LayerPtr = c10::intrusive_ptr<Layer>;
+
+/// The derivative. A function of its own: what is differentiated a second time ends here.
+struct JoinedBackward : Function<JoinedBackward> {
+  static variable_list forward(AutogradContext* context, const torch::Tensor& gradient,
+                               const torch::Tensor& input,
+                               const std::optional<torch::Tensor>& weight,
+                               const torch::Tensor& mean, const torch::Tensor& var,
+                               const torch::Tensor& count, const LayerPtr& layer,
+                               bool wants_input) {
+    context->saved_data["name"] = layer->name;
+    const Normalization by{
+        .mean = mean, .var = var, .weight = weight.value_or(torch::Tensor()), .eps = layer->eps};
+    const torch::Tensor own = gradient_sums(gradient, input, by);
+    torch::Tensor of_input = torch::empty({0}, input.options());
+    if (wants_input) {
+      of_input =
+          input_gradient(gradient, input, by, summed(own, layer->name, layer->process_set), count);
+    }
+    return {of_input, own[0], own[1]};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list&) {
+    throw UsageError("SyncBatchNorm (" + context->saved_data["name"].toStringRef() +
+                     "): second derivatives are not supported; expected backward() without "
+                     "create_graph, or a model without this layer where they are needed (a "
+                     "gradient penalty)");
+  }
+};
+
+struct JoinedForward : Function<JoinedForward> {
+  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& input,
+                               const std::optional<torch::Tensor>& weight_or_none,
+                               const std::optional<torch::Tensor>& bias_or_none,
+                               const torch::Tensor& mean, const torch::Tensor& var,
+                               const torch::Tensor& count, const LayerPtr& layer) {
+    const torch::Tensor weight = weight_or_none.value_or(torch::Tensor());
+    const torch::Tensor bias = bias_or_none.value_or(torch::Tensor());
+    context->save_for_backward({input, weight, mean, var, count});
+    context->saved_data["layer"] = c10::IValue::make_capsule(layer);
+    if (bias.defined()) context->saved_data["bias"] = bias.scalar_type();
+    return normalize(input, {.mean = mean, .var = var, .weight = weight, .eps = layer->eps}, bias);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const torch::Tensor& weight = saved[1];
+    const auto layer =
+        c10::static_intrusive_pointer_cast<Layer>(context->saved_data["layer"].toCapsule());
+    const variable_list result =
+        JoinedBackward::apply(gradients[0], saved[0], given(weight), saved[2], saved[3], saved[4],
+                              layer, context->needs_input_grad(0));
+    variable_list all(7);
+    if (context->needs_input_grad(0)) all[0] = result[0];
+    if (!weight.defined()) return all;  // without weight and bias
+    if (context->needs_input_grad(1)) all[1] = result[2].to(weight.scalar_type());
+    if (context->needs_input_grad(2))
+      all[2] = result[1].to(context->saved_data["bias"].toScalarType());
+    return all;
+  }
+};
+
+/// How many layers of each set have been given a number: by number and members, as numbers of sets
+/// are used again after shutdown() and init(). Thread-safe.
+class LayerCount {
+ public:
+  static LayerCount& instance() {
+    static LayerCount count;
+    return count;
+  }
+  std::uint64_t next(const ProcessSet& set) {
+    const std::lock_guard lock(mutex_);
+    return named_[{set.id(), set.ranks()}]++;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, std::vector<int>>, std::uint64_t> named_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::string layer_type(std::size_t dimensions) {
+  return "SyncBatchNorm" + std::to_string(dimensions) + "d";
+}
+
+const std::string& LayerName::of(const ProcessSet& process_set) {
+  if (name_.empty())
+    name_ = "sync_batch_norm" + std::to_string(LayerCount::instance().next(process_set));
+  return name_;
+}
+
+void check_layer_set(const ProcessSet& process_set, const std::string& who) {
+  if (process_set.id() == 0 || process_set.included()) return;
+  std::string members;
+  for (const int member : process_set.ranks())
+    members += (members.empty() ? "" : ", ") + std::to_string(member);
+  throw UsageError(who + ": rank " + std::to_string(rank()) + " is not in process set " +
+                   std::to_string(process_set.id()) + " (ranks " + members +
+                   "); only its members have such a layer");
+}
+
+}  // namespace libtorch
+
+template <std::size_t D, class Derived>
+void SyncBatchNormImplBase<D, Derived>::_check_input_dim(const torch::Tensor& input) {
+  const std::string who = libtorch::layer_type(D) + "::forward(): ";
+  constexpr std::int64_t kDimensions = D + 2;
+  const std::int64_t features = this->options.num_features();
+  const bool fits = input.dim() == kDimensions || (D == 1 && input.dim() == 2);
+  if (!fits || input.size(1) != features) {
+    throw UsageError(who + "expected a tensor of " + (D == 1 ? "2 or " : "") +
+                     std::to_string(kDimensions) + " dimensions with " + std::to_string(features) +
+                     " features in dimension 1, got shape " + shape_to_string(input.sizes().vec()));
+  }
+  if (!input.is_floating_point()) {
+    throw UsageError(who + "expected floating point numbers, got " +
+                     c10::toString(input.scalar_type()));
+  }
+}
+
+template <std::size_t D, class Derived>
+torch::Tensor SyncBatchNormImplBase<D, Derived>::forward(const torch::Tensor& input) {
+  _check_input_dim(input);
+  const bool tracks = this->is_training() && this->options.track_running_stats();
+  double factor = this->options.momentum().value_or(0);
+  if (tracks && !this->options.momentum())  // the average of all batches so far
+    factor = 1 / (1 + this->num_batches_tracked.template item<double>());
+  const bool alone = !this->is_training() || process_set_.size() == 1;
+  torch::Tensor output = alone ? forward_local(input, factor) : forward_joined(input, factor);
+  if (tracks) this->num_batches_tracked += 1;
+  return output;
+}
+
+template <std::size_t D, class Derived>
+torch::Tensor SyncBatchNormImplBase<D, Derived>::forward_local(const torch::Tensor& input,
+                                                               double factor) {
+  return torch::nn::functional::detail::batch_norm(
+      input, this->running_mean, this->running_var, this->weight, this->bias,
+      this->is_training() || !this->options.track_running_stats(), factor, this->options.eps());
+}
+
+template <std::size_t D, class Derived>
+torch::Tensor SyncBatchNormImplBase<D, Derived>::forward_joined(const torch::Tensor& input,
+                                                                double factor) {
+  const torch::Tensor dense = input.contiguous(input.suggest_memory_format());
+  const auto layer = c10::make_intrusive<libtorch::Layer>();
+  layer->name = name_.of(process_set_);
+  layer->process_set = process_set_;
+  layer->eps = this->options.eps();
+  libtorch::JoinedMoments moments;
+  {
+    const torch::NoGradGuard no_grad;
+    moments = libtorch::join_moments(
+        libtorch::gathered(libtorch::batch_moments(dense.detach()), layer->name, process_set_));
+    // Whoever has two values knows that there are two: on a GPU only the others wait for the count.
+    if (dense.numel() < 2 * dense.size(1) && moments.count.template item<double>() < 2) {
+      throw UsageError(libtorch::layer_type(D) + " (" + layer->name +
+                       "): expected more than 1 value per channel on all ranks together when "
+                       "training, got " +
+                       std::to_string(moments.count.template item<std::int64_t>()));
+    }
+    if (this->running_mean.defined()) {
+      const auto type = this->running_mean.scalar_type();
+      this->running_mean.mul_(1 - factor).add_(moments.mean.to(type), factor);
+      this->running_var.mul_(1 - factor).add_(moments.unbiased_var.to(type), factor);
+    }
+  }
+  return libtorch::JoinedForward::apply(dense, libtorch::given(this->weight),
+                                        libtorch::given(this->bias), moments.mean, moments.var,
+                                        moments.count, layer);
+}
+
+template <std::size_t D, class Derived>
+void SyncBatchNormImplBase<D, Derived>::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "hvd::" << libtorch::layer_type(D) << "("
+         << this->options.num_features() << ", eps=" << this->options.eps() << ", momentum=";
+  if (this->options.momentum()) {
+    stream << *this->options.momentum();
+  } else {
+    stream << "None";
+  }
+  stream << ", affine=" << this->options.affine()
+         << ", track_running_stats=" << this->options.track_running_stats()
+         << ", process_set=" << process_set_.id() << ")";
+}
+
+template class SyncBatchNormImplBase<1, SyncBatchNorm1dImpl>;
+template class SyncBatchNormImplBase<2, SyncBatchNorm2dImpl>;
+template class SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>;
+
+}  // namespace hvd
