@@ -3,7 +3,6 @@
 // On GPUs, in mixed precision:
 //   hvdrun -np 2 build/release/examples/mnist --device cuda --precision bf16
 
-#include <ATen/autocast_mode.h>
 #include <hvd/torch.h>
 #include <unistd.h>
 
@@ -77,31 +76,6 @@ torch::Device choose_device(const std::string& wanted) {
   }
   return device;
 }
-
-/// Runs what is called in its lifetime in 16 bits where LibTorch considers that safe.
-class Autocast {
- public:
-  Autocast(const std::string& precision, torch::Device device)
-      : type_(device.type()), on_(precision != "fp32") {
-    if (!on_) return;
-    at::autocast::increment_nesting();
-    at::autocast::set_autocast_dtype(type_,
-                                     precision == "fp16" ? torch::kFloat16 : torch::kBFloat16);
-    at::autocast::set_autocast_enabled(type_, true);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-  ~Autocast() {
-    if (!on_) return;
-    at::autocast::set_autocast_enabled(type_, false);
-    // Casts of weights are kept until here; the optimizer changes the weights next.
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  }
-
- private:
-  const torch::DeviceType type_;
-  const bool on_;
-};
 
 // --- Data ---
 
@@ -262,7 +236,8 @@ void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimize
     optimizer.zero_grad();
     torch::Tensor output;
     {
-      const Autocast autocast(precision, device);
+      const hvd::Autocast autocast(device, precision == "fp16" ? torch::kFloat16 : torch::kBFloat16,
+                                   precision != "fp32");
       output = model->forward(batch.images.to(device));
     }
     const torch::Tensor loss = torch::nll_loss(output.to(torch::kFloat32), batch.labels.to(device));

@@ -7,9 +7,11 @@
 #include <torch/torch.h>
 
 #include "hvd/hvd.h"
+#include "hvd/torch/autocast.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/handle.h"
+#include "hvd/torch/metric.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/parameters.h"
