@@ -3,10 +3,7 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include <map>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -16,70 +13,14 @@
 #include "hvd/torch/operations.h"
 #include "optimizer/gradient_reducer.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/unscaler.h"
 
 namespace hvd {
 namespace {
 
 using libtorch::GradientReducer;
+using libtorch::LiveOptimizers;
 using torch::optim::Optimizer;
-
-/// What the optimizers of this process must know of each other. Thread-safe.
-class LiveOptimizers {
- public:
-  static LiveOptimizers& instance() {
-    static LiveOptimizers live;
-    return live;
-  }
-
-  void add(const Optimizer& optimizer, std::span<const GradientReducer::Parameter> parameters,
-           bool averaging) {
-    const std::lock_guard lock(mutex_);
-    if (wrapped_.contains(&optimizer)) {
-      throw UsageError(
-          "DistributedOptimizer: this optimizer is wrapped by another DistributedOptimizer "
-          "already, so every gradient "
-          "would be reduced twice; destroy the first one before");
-    }
-    for (const auto& parameter : parameters) {
-      if (!owners_.contains(parameter.tensor.unsafeGetTensorImpl())) continue;
-      throw UsageError("DistributedOptimizer: parameter '" + parameter.name +
-                       "' belongs to another DistributedOptimizer, of another optimizer, so its "
-                       "gradient would be reduced twice; expected each parameter in "
-                       "one DistributedOptimizer at a time; destroy the first one before, or give "
-                       "each its own parameters");
-    }
-    wrapped_.insert(&optimizer);
-    for (const auto& parameter : parameters)
-      owners_.emplace(parameter.tensor.unsafeGetTensorImpl(), &optimizer);
-    averaging_ += averaging ? 1 : 0;
-  }
-  void remove(const Optimizer& optimizer, bool averaging) {
-    const std::lock_guard lock(mutex_);
-    wrapped_.erase(&optimizer);
-    std::erase_if(owners_, [&](const auto& item) { return item.second == &optimizer; });
-    averaging_ -= averaging ? 1 : 0;
-  }
-  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
-  /// After shutdown() and init() numbers are used again, for sets of other members, which have
-  /// constructed other numbers of them.
-  std::string next_scope(const ProcessSet& process_set) {
-    const std::lock_guard lock(mutex_);
-    return "opt" + std::to_string(constructed_[{process_set.id(), process_set.ranks()}]++);
-  }
-  int averaging() const {
-    const std::lock_guard lock(mutex_);
-    return averaging_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  std::set<const Optimizer*> wrapped_;
-  std::unordered_map<const c10::TensorImpl*, const Optimizer*> owners_;  ///< of parameters
-  std::map<std::pair<int, std::vector<int>>, std::uint64_t>
-      constructed_;  ///< by number and members
-  int averaging_ = 0;
-};
 
 void check_options(const DistributedOptimizerOptions& options) {
   const std::string who = "DistributedOptimizer: ";
@@ -188,54 +129,7 @@ std::vector<GradientReducer::Parameter> name_parameters(
   return parameters;
 }
 
-/// Multiplies gradients and notes whether there was an inf or nan in one. Those on a GPU are looked
-/// at by the GPU, all in one launch for each type where LibTorch can, and nobody waits.
-class Unscaler {
- public:
-  explicit Unscaler(double factor) : factor_(factor) {}
-
-  /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so
-  /// that ranks do alike.
-  void uses(torch::Device device) {
-    if (device.is_cuda()) device_ = device;
-  }
-  void add(const torch::Tensor& values) {
-    if (!values.is_cuda()) {
-      finite_ = finite_ && torch::isfinite(values).all().item<bool>();
-      values.mul_(factor_);
-    } else if (values.scalar_type() == torch::kFloat32 || values.scalar_type() == torch::kFloat16) {
-      together_[values.scalar_type()].push_back(values);
-    } else {
-      alone_.push_back(values);
-    }
-  }
-  /// [1], float32: 0 if all was finite.
-  torch::Tensor run() {
-    const auto options = torch::TensorOptions().dtype(torch::kFloat32).device(device_);
-    torch::Tensor found = torch::full({1}, finite_ ? 0.0F : 1.0F, options);
-    for (auto& [type, values] : together_) {
-      at::_amp_foreach_non_finite_check_and_unscale_(values, found,
-                                                     torch::full({1}, factor_, options));
-    }
-    for (const torch::Tensor& values : alone_) {
-      found =
-          torch::maximum(found, torch::isfinite(values).logical_not().any().to(torch::kFloat32));
-      values.mul_(factor_);
-    }
-    return found;
-  }
-
- private:
-  const double factor_;
-  torch::Device device_ = torch::kCPU;
-  bool finite_ = true;
-  std::map<torch::ScalarType, std::vector<torch::Tensor>> together_;
-  std::vector<torch::Tensor> alone_;
-};
-
 }  // namespace
-
-int libtorch::averaging_optimizers() noexcept { return LiveOptimizers::instance().averaging(); }
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedParameters& parameters,
                                            DistributedOptimizerOptions options)
@@ -355,7 +249,7 @@ void DistributedOptimizer::end_step() {
 
 torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
   const torch::NoGradGuard no_grad;
-  Unscaler unscaler(factor);
+  libtorch::Unscaler unscaler(factor);
   std::set<const c10::TensorImpl*> seen;
   for (auto& group : optimizer_.param_groups()) {
     for (torch::Tensor& parameter : group.params()) {

@@ -187,7 +187,7 @@ torch::Device device() {
 
 torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set) {
   if (!loss.defined()) throw UsageError("scale_loss: the loss is undefined; expected a tensor");
-  if (libtorch::averaging_optimizers() > 0) {
+  if (libtorch::LiveOptimizers::instance().averaging() > 0) {
     TORCH_WARN_ONCE(
         "hvd::scale_loss is for gradients that are summed (hvd::all_reduce). A "
         "DistributedOptimizer that averages is "

@@ -1,0 +1,74 @@
+#include "optimizer/live_optimizers.h"
+
+#include <string>
+#include <vector>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::libtorch {
+namespace {
+
+using testing::contains;
+using testing::message_of;
+using torch::optim::SGD;
+
+class LiveOptimizersTest : public ::testing::Test {
+ protected:
+  const torch::Tensor a = torch::ones({2}, torch::requires_grad());
+  const torch::Tensor b = torch::ones({2}, torch::requires_grad());
+  const std::vector<GradientReducer::Parameter> only_a{{"a", a}}, only_b{{"b", b}},
+      both{{"b", b}, {"a", a}};
+  SGD first{{a}, 0.1}, second{{b}, 0.1};
+  LiveOptimizers live;
+};
+
+TEST_F(LiveOptimizersTest, AnOptimizerIsWrappedOnceAtATime) {
+  live.add(first, only_a, false);
+  const std::string wrapped = message_of<UsageError>([&] { live.add(first, only_b, false); });
+  EXPECT_TRUE(contains(wrapped, "wrapped by another DistributedOptimizer")) << wrapped;
+  live.remove(first, false);
+  EXPECT_NO_THROW(live.add(first, only_b, false));
+}
+
+TEST_F(LiveOptimizersTest, AParameterIsInOneAtATime) {
+  live.add(first, only_a, false);
+  const std::string owned = message_of<UsageError>([&] { live.add(second, both, false); });
+  EXPECT_TRUE(contains(owned, "parameter 'a' belongs to another")) << owned;
+  EXPECT_NO_THROW(live.add(second, only_b, false)) << "a refused optimizer owns nothing";
+  live.remove(second, false);
+  live.remove(first, false);
+  EXPECT_NO_THROW(live.add(second, both, false));
+}
+
+TEST_F(LiveOptimizersTest, OnlyTheParametersOfTheOptimizerThatGoesAreFree) {
+  live.add(first, only_a, false);
+  live.add(second, only_b, false);
+  live.remove(second, false);
+  SGD third{{a}, 0.1};
+  EXPECT_THROW(live.add(third, only_a, false), UsageError);
+  EXPECT_NO_THROW(live.add(third, only_b, false));
+}
+
+TEST_F(LiveOptimizersTest, CountsThoseThatAverage) {
+  live.add(first, only_a, true);
+  live.add(second, only_b, false);
+  EXPECT_EQ(live.averaging(), 1);
+  EXPECT_THROW(live.add(second, only_b, true), UsageError);
+  EXPECT_EQ(live.averaging(), 1);
+  live.remove(second, false);
+  EXPECT_EQ(live.averaging(), 1);
+  live.remove(first, true);
+  EXPECT_EQ(live.averaging(), 0);
+}
+
+TEST_F(LiveOptimizersTest, NumbersThoseOfAProcessSet) {
+  EXPECT_EQ(live.next_scope({}), "opt0");
+  EXPECT_EQ(live.next_scope({}), "opt1");
+  const ProcessSet set = add_process_set({0});
+  EXPECT_EQ(live.next_scope(set), "opt0");
+  EXPECT_EQ(live.next_scope({}), "opt2");
+  remove_process_set(set);
+}
+
+}  // namespace
+}  // namespace hvd::libtorch
