@@ -3,8 +3,10 @@
 // would be if something had broken.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -68,29 +70,43 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
   EXPECT_NE(outcome.output.find("busbw"), std::string::npos) << outcome.output;
 }
 
-/// The 16 MiB allreduce's times beside each peer's in the same run.
-json ratios_of_16_mib(const std::string& options) {
-  const Outcome outcome = run_bench(
-      2,
-      "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least 15 " +
-          options);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  return outcome.document.is_object() ? outcome.document["rows"].at(0)["ratio_to"] : json::object();
+/// The 16 MiB allreduce's time beside that of each peer named in `most`, at most as given: the
+/// least of up to three runs. What is too slow once may have been disturbed, and three times is
+/// slow.
+void expect_ratios_of_16_mib(const std::string& options,
+                             const std::map<std::string, double>& most) {
+  std::map<std::string, double> least;
+  const auto too_slow = [&] {
+    return std::any_of(most.begin(), most.end(), [&](const auto& limit) {
+      return !least.contains(limit.first) || least[limit.first] > limit.second;
+    });
+  };
+  for (int run = 0; run < 3 && too_slow(); ++run) {
+    const Outcome outcome = run_bench(
+        2,
+        "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least "
+        "15 " +
+            options);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    const json ratios = outcome.document["rows"].at(0)["ratio_to"];
+    for (const auto& [peer, limit] : most) {
+      const double ratio = ratios.value(peer, 99.0);
+      least[peer] = std::min(least.try_emplace(peer, ratio).first->second, ratio);
+    }
+  }
+  for (const auto& [peer, limit] : most) EXPECT_LE(least[peer], limit) << "of " << peer;
 }
 
 // The targets are 0.4 and 0.2, and 1.3 of the kernel without the runtime, with a slack of 1.5.
 TEST(BenchSmoke, InSharedMemoryAnAllreduceIsFarFromWhatMpiTakes) {
-  const json ratios = ratios_of_16_mib("--shared-memory");
-  EXPECT_LE(ratios.value("mpi-chunked", 99.0), 0.4 * 1.5);
-  EXPECT_LE(ratios.value("mpi", 99.0), 0.2 * 1.5);
-  EXPECT_LE(ratios.value("raw-shared", 99.0), 1.3 * 1.5);
+  expect_ratios_of_16_mib(
+      "--shared-memory",
+      {{"mpi-chunked", 0.4 * 1.5}, {"mpi", 0.2 * 1.5}, {"raw-shared", 1.3 * 1.5}});
 }
 
 // The targets are 0.6 of a single call of MPI, and 1.15 of the kernel without the runtime.
 TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) {
-  const json ratios = ratios_of_16_mib("");
-  EXPECT_LE(ratios.value("mpi", 99.0), 0.6 * 1.5);
-  EXPECT_LE(ratios.value("raw-staged", 99.0), 1.15 * 1.5);
+  expect_ratios_of_16_mib("", {{"mpi", 0.6 * 1.5}, {"raw-staged", 1.15 * 1.5}});
 }
 
 // Nanoseconds are measured: what is too slow once may have been disturbed, and three times is slow.
