@@ -15,11 +15,18 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+/// Death tests that begin in a process of their own: after a fork beside other threads
+/// ThreadSanitizer allows no new one.
+class ExitLimitTest : public ::testing::Test {
+ protected:
+  ExitLimitTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
 void hang() {
   for (;;) ::pause();
 }
 
-TEST(ExitLimitTest, AHandlerThatDoesNotReturnEndsWithTheProcesssOwnCode) {
+TEST_F(ExitLimitTest, AHandlerThatDoesNotReturnEndsWithTheProcesssOwnCode) {
   EXPECT_EXIT(
       {
         std::atexit(hang);  // as CUDA's own, which was registered before
@@ -29,7 +36,7 @@ TEST(ExitLimitTest, AHandlerThatDoesNotReturnEndsWithTheProcesssOwnCode) {
       ::testing::ExitedWithCode(7), "hvd: the GPU hangs");
 }
 
-TEST(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) {
+TEST_F(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) {
   EXPECT_EXIT(
       {
         std::atexit(hang);
@@ -39,7 +46,7 @@ TEST(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) {
       ::testing::ExitedWithCode(3), "the GPU hangs");
 }
 
-TEST(ExitLimitTest, WhatWasPrintedIsNotLost) {
+TEST_F(ExitLimitTest, WhatWasPrintedIsNotLost) {
   EXPECT_EXIT(
       {
         ::dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -53,7 +60,7 @@ TEST(ExitLimitTest, WhatWasPrintedIsNotLost) {
       ::testing::ExitedWithCode(0), "last words");
 }
 
-TEST(ExitLimitTest, AProcessThatEndsInTimeEndsAsEver) {
+TEST_F(ExitLimitTest, AProcessThatEndsInTimeEndsAsEver) {
   EXPECT_EXIT(
       {
         limit_exit(std::chrono::minutes(10), "it must not wait for that");

@@ -133,6 +133,7 @@ TEST_F(NcclAbortTest, BeforeGroupedAbortsTheDeviceIsGivenUp) {
 using NcclAbortDeathTest = NcclAbortTest;
 
 TEST_F(NcclAbortDeathTest, TheProcessEndsWithItsOwnCodeThen) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // it starts threads, as ThreadSanitizer minds
   EXPECT_EXIT(
       {
         std::atexit([] {  // CUDA's own, which may wait for the device too
