@@ -20,8 +20,8 @@ bundle_gpu_programs() {
   local build=$root/build/gpu commit
   [[ -x $build/test/gpu/gpu_kernels_test ]] || return 0
   [[ ! -e $build/PREBUILT ]] || die "--bundle: the programs in $build came with a bundle; remove it, and run 'bash test/gpu/run.sh --build-only'"
-  commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo "an unknown commit")
-  (cd "$root" && find build/gpu -path build/gpu/torch -prune -o -type f \( -perm -u+x -o -name 'CTestTestfile.cmake' \) \
+  commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+  (cd "$root" && find build/gpu -path build/gpu/torch -prune -o \( -type f \( -perm -u+x -o -name 'CTestTestfile.cmake' \) -o -type l -name '*.so*' \) \
     -not -path '*/CMakeFiles/*' -print0 | tar -czf "$1/gpu.tar.gz" --null -T -)
   printf 'gpu-programs %s %s\n' "$commit" "$root" >>"$1/MANIFEST"
   say "bundle: with the programs of build/gpu, from $commit"
@@ -36,7 +36,7 @@ unpack_gpu_programs() {
   rm -rf "$root/build/gpu"
   tar -C "$root" -xzf "$source/gpu.tar.gz" || die "--from: $source/gpu.tar.gz could not be unpacked"
   find "$root/build/gpu" -name CTestTestfile.cmake -exec \
-    sed -i -e "s|\"/usr/bin/mpirun\"|\"$deps/bin/mpirun\"|g" -e "s|$built_in/|$root/|g" {} +
+    sed -i -E -e "s#/usr/bin/(mpirun|mpiexec)(\.openmpi)?\>#$deps/bin/mpirun#g" -e "s|$built_in/|$root/|g" {} +
   printf '%s\n' "$commit" >"$root/build/gpu/PREBUILT"
   say "from: programs for test/gpu/run.sh, built from $commit"
 }
@@ -106,7 +106,8 @@ write_environment() {
   {
     printf '# Written by third_party/setup.sh --from. Source it before building and running.\n'
     printf 'export PATH=%q:$PATH\n' "$deps/bin"
-    printf 'export LD_LIBRARY_PATH=%q${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n' "$deps/$arch_lib:$deps/$arch_lib/openmpi/lib"
+    # NCCL is found by its name: where it was on the machine that the bundle's programs were built on, it is not here.
+    printf 'export LD_LIBRARY_PATH=%q${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\n' "$deps/$arch_lib:$deps/$arch_lib/openmpi/lib${nccl:+:$nccl/lib}"
     printf 'export CMAKE_PREFIX_PATH=%q${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}\n' "$deps"
     # Also where CMake does not look into lib/x86_64-linux-gnu.
     for package in spdlog fmt GTest; do printf 'export %s_DIR=%q\n' "$package" "$deps/$arch_lib/cmake/$package"; done

@@ -1,7 +1,11 @@
 // Spawns jobs on GPUs in which a rank goes wrong, with mpirun's own killing switched off, and reads
-// what the survivors say. HVD_GPU_FAULT_SETTINGS: variables of the job.
+// what the survivors say. HVD_GPU_FAULT_SETTINGS: variables of the job. Where mpirun and the
+// program are is said by ctest's environment, since the tests may run on another host than they
+// were built on.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "support/run_command.h"
@@ -11,14 +15,22 @@ namespace {
 
 constexpr int kRanks = 3;
 
+std::string path_in(const char* variable) {
+  const char* const path = std::getenv(variable);
+  if (path == nullptr)
+    throw std::runtime_error(std::string(variable) + " is not set; ctest sets it");
+  return path;
+}
+
 class GpuFaultTest : public ::testing::TestWithParam<std::string> {
  protected:
   static CommandResult run(const std::string& mode, int victim) {
     return run_command(
-        "env HVD_PEER_TIMEOUT=5 HVD_STALL_SHUTDOWN=20 " HVD_GPU_FAULT_SETTINGS " " HVD_MPIEXEC
-        " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to none "
-        "-np " +
-            std::to_string(kRanks) + " " HVD_GPU_FAULT_PROGRAM " " + mode + " " +
+        "env HVD_PEER_TIMEOUT=5 HVD_STALL_SHUTDOWN=20 " HVD_GPU_FAULT_SETTINGS " " +
+            path_in("HVD_TEST_MPIEXEC") +
+            " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to "
+            "none -np " +
+            std::to_string(kRanks) + " " + path_in("HVD_TEST_FAULT_PROGRAM") + " " + mode + " " +
             std::to_string(victim),
         100);
   }

@@ -1,8 +1,8 @@
 # The parts of run.sh, in the order of their value: what would tell most if the run ended after it comes first. Sourced by run.sh,
-# which has run, tests, needs, needs_gpu, say and fail, and $build and $results.
+# which has run, measure, tests, needs, needs_gpu, say and fail, and $build and $results.
 
 # name, limit in seconds, what it is
-parts="machine 60 the host, its GPUs and what is built
+parts="machine 60 the host's GPUs and how they are joined
 build 900 binaries without LibTorch; nothing when they came with a bundle
 kernels 60 packing, casting and scaling on the device against the host
 pack 90 time of packing beside a copy, a copy per tensor and _foreach_ calls
@@ -10,6 +10,7 @@ conformance 120 every collective on the real NCCL, one rank
 one 90 a job of one rank
 staged 240 jobs of 2 and 4 ranks on one GPU, through the host's memory
 nccl 360 jobs of 2 and 4 ranks on one GPU, on NCCL
+fault 400 a rank of three is killed, exits or throws while NCCL's kernels wait for it
 job-bench 120 host time of a batch, and the staged path's bandwidth
 memcheck 150 the kernels under compute-sanitizer
 torch-build 900 the adapter with the host's LibTorch
@@ -17,29 +18,20 @@ torch 200 the adapter's tests on the device
 step-bench 90 what a training step takes longer, beside DistributedDataParallel's engine
 mnist 240 an example, in bf16 and fp16
 racecheck 150 the kernels under compute-sanitizer's race detector
-simulated 300 the data plane on simulated devices, for a host without one too"
+simulated 400 the data plane and whole jobs on simulated devices, for a host without one too"
 
-core_targets=(gpu_kernels_test gpu_pack_bench hvd-build-info device_test nccl_channel_test runtime_device_test cuda_api_test)
-simulated='^(device_test|nccl_channel_test|runtime_device_test|cuda_api_test)$'
+core_targets=(gpu_kernels_test gpu_pack_bench hvd-build-info device_test nccl_channel_test runtime_device_test cuda_api_test kernels_test)
+job_targets=(gpu_job_test gpu_job_bench simulated_gpu_job_test)
+nccl_targets=(gpu_nccl_conformance_test)  # and with MPI:
+nccl_job_targets=(gpu_fault_test gpu_fault_program simulated_gpu_fault_test simulated_gpu_fault_program)
+simulated='^(device_test|nccl_channel_test|runtime_device_test|cuda_api_test|kernels_test)$|^simulated_gpu_'
 torch_build=$build/torch
 torch_job=
 
 part_machine() {
-  local built=here
-  say "$(date -u +%FT%TZ) $(uname -srm), $(nproc) cores"
-  [[ ! -e $build/PREBUILT ]] || built="elsewhere, from $(<"$build/PREBUILT")"
-  say "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), binaries built $built"
-  if ((gpus > 0)); then
-    run nvidia-smi --format=csv --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,power.limit
-    run nvidia-smi topo -m
-  else
-    say "there is no GPU here: nvidia-smi does not list one"
-  fi
-  # NCCL and MPI meet over it, and minimal containers have it down.
-  if [[ $(cat /sys/class/net/lo/operstate 2>/dev/null) == down ]]; then
-    ip link set lo up 2>/dev/null || say "lo is down and could not be set up"
-  fi
-  start_torch_build
+  needs_gpu || return
+  run nvidia-smi --format=csv --query-gpu=name,memory.total,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,power.limit,ecc.mode.current
+  run nvidia-smi topo -m
 }
 
 # --- Builds ----------------------------------------------------------------------------------------------------------
@@ -47,6 +39,7 @@ part_build() {
   rm -f "$build/failed"
   if [[ -e $build/PREBUILT ]]; then
     say "the bundle's binaries are taken; remove $build to build here"
+    run "$build/launcher/hvd-build-info"
     return
   fi
   local targets=("${core_targets[@]}")
@@ -55,8 +48,12 @@ part_build() {
     echo "it could not be configured" >"$build/failed"
     return
   fi
-  grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && targets+=(gpu_job_test gpu_job_bench)
-  grep -q 'hvd: NCCL' "$output" && targets+=(gpu_nccl_conformance_test)
+  local mpi=0
+  grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && mpi=1 && targets+=("${job_targets[@]}")
+  if grep -q 'hvd: NCCL' "$output"; then
+    targets+=("${nccl_targets[@]}")
+    ((mpi == 0)) || targets+=("${nccl_job_targets[@]}")
+  fi
   # What can be built is, also when something else cannot.
   run cmake --build "$build" -j "$(nproc)" -- -k 0 "${targets[@]}" || echo "its build failed" >"$build/failed"
   [[ ! -e $build/launcher/hvd-build-info ]] || run "$build/launcher/hvd-build-info"
@@ -80,39 +77,37 @@ build_with_torch() {
   return 2
 }
 
-wants_torch() { ((gpus > 0)) && [[ -z $only || ,$only, == *,torch-build,* ]]; }
-# Beside the parts before it, where there are cores for both: it takes minutes.
-start_torch_build() {
-  wants_torch && (($(nproc) >= 4)) || return 0
+begin_torch_build() {
   mkdir -p "$torch_build"
   export torch_build && export -f build_with_torch
   setsid timeout --kill-after=10 "$(left_in_all)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null &
   torch_job=$!
 }
-end_background_builds() {
-  [[ -z $torch_job ]] || ! kill -0 "$torch_job" 2>/dev/null || kill -- "-$torch_job" 2>/dev/null
+# Beside the parts before it, where there are cores for both: it takes minutes.
+start_torch_build() {
+  [[ " ${asked[*]} " == *" torch-build "* ]] && ((gpus > 0 && $(nproc) >= 4)) || return 0
+  begin_torch_build
+}
+end_torch_build() {
+  [[ -z $torch_job ]] || end_session "$torch_job"
+  torch_job=
 }
 
 part_torch_build() {
   needs_gpu || return
   local code
-  export torch_build && export -f build_with_torch
-  if [[ -n $torch_job ]]; then
-    # wait has no limit of its own.
-    while kill -0 "$torch_job" 2>/dev/null && (($(left) > 2)); do sleep 1; done
-    if kill -0 "$torch_job" 2>/dev/null; then
-      end_background_builds
-      fail "stopped; the end of $build/build-torch.log:"
-      run tail -n 20 "$build/build-torch.log"
-      return
-    fi
-    wait "$torch_job"
-    code=$?
-    torch_job=
-  else
-    timeout --kill-after=10 "$(left)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null
-    code=$?
+  [[ -n $torch_job ]] || begin_torch_build
+  # wait has no limit of its own.
+  while kill -0 "$torch_job" 2>/dev/null && (($(left) > 2)); do sleep 1; done
+  if kill -0 "$torch_job" 2>/dev/null; then
+    end_torch_build
+    fail "stopped, and another run goes on from there; the end of $build/build-torch.log is above"
+    run tail -n 20 "$build/build-torch.log"
+    return
   fi
+  wait "$torch_job"
+  code=$?
+  torch_job=
   ((code == 0)) && return
   run tail -n 40 "$build/build-torch.log"
   case $code in
@@ -129,8 +124,8 @@ part_kernels() {
 
 part_pack() {
   needs_gpu && needs "$build/test/gpu/gpu_pack_bench" || return
-  run "$build/test/gpu/gpu_pack_bench" resnet50
-  run "$build/test/gpu/gpu_pack_bench" gpt2
+  measure "$build/test/gpu/gpu_pack_bench" resnet50
+  measure "$build/test/gpu/gpu_pack_bench" gpt2
 }
 
 part_conformance() {
@@ -148,13 +143,17 @@ part_staged() {
 part_nccl() {
   needs_gpu && needs "$build/test/gpu/gpu_job_test" || return
   tests '^gpu_job_test\.hostid\.'
-  tests '^gpu_job_test\.shared\.'
+  tests '^gpu_job_test\.shared\.' 'NCCL lets ranks share a GPU from 2.30 on'
+}
+
+part_fault() {
+  needs_gpu && needs "$build/test/gpu/gpu_fault_test" && tests '^gpu_fault_test$'
 }
 
 part_job_bench() {
   needs_gpu && needs "$build/test/gpu/gpu_job_bench" || return
-  run mpirun -np 1 "$build/test/gpu/gpu_job_bench"
-  run mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=shm "$build/test/gpu/gpu_job_bench"
+  measure mpirun -np 1 "$build/test/gpu/gpu_job_bench"
+  measure mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=shm "$build/test/gpu/gpu_job_bench"
 }
 
 sanitize() {
@@ -186,7 +185,7 @@ part_torch() {
 
 part_step_bench() {
   needs_gpu && needs "$torch_build/test/gpu/gpu_step_bench" && torch_has_cuda || return
-  run "$torch_build/launcher/hvdrun" -np 1 "$torch_build/test/gpu/gpu_step_bench" --seconds 20
+  measure "$torch_build/launcher/hvdrun" -np 1 "$torch_build/test/gpu/gpu_step_bench" --seconds 20
 }
 
 part_mnist() {

@@ -3,7 +3,8 @@
 # Usage: bash test/gpu/run.sh [--only PART[,PART...]] [--list] [--build-only] [RESULTS]
 #   RESULTS       a file, default build/gpu/results.txt. Every line is in it as soon as it is known, so that it is of use
 #                 when the run is cut off; each part's output is in RESULTS.d/PART.txt too, and a table of all parts is at the end.
-#   --only        these parts alone, in the order of the list. --list names them all, with their limits.
+#   --only        these parts alone, in the order of the list; their results are added to those of earlier runs in RESULTS.
+#                 --list names them all, with their limits.
 #   --build-only  builds the binaries without LibTorch, for 'setup.sh --bundle', which takes them to a host that need not build.
 #   HVD_GPU_SECONDS: how long all of it may take, default 3600. What does not fit is cut off or left out, and the table says so.
 # A part that fails, hangs, or cannot be built ends no other. Takes .deps/env.sh when 'setup.sh --from' has made it.
@@ -24,7 +25,7 @@ while (($# > 0)); do
     --only) only=${2:-} && shift ;;
     --list) mode=list ;;
     --build-only) mode=build ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
     -*) printf "run.sh: unknown option '%s' (known: --only, --list, --build-only)\n" "$1" >&2 && exit 64 ;;
     *) results=$1 ;;
   esac
@@ -47,10 +48,18 @@ for name in ${only//,/ }; do
   printf "run.sh: there is no part '%s' (known: %s)\n" "$name" "$(part_names | paste -sd ' ')" >&2
   exit 64
 done
+[[ $mode == run ]] || only=build
+asked=()
+for name in $(part_names); do
+  [[ -z $only || ,$only, == *,"$name",* ]] && asked+=("$name")
+done
 mkdir -p "$build" "$results.d"
-: >"$results"
 table=$results.d/table
-: >"$table"
+touch "$results" "$table"
+if [[ -z $only ]]; then
+  : >"$results"
+  : >"$table"
+fi
 gpus=0
 ! command -v nvidia-smi >/dev/null || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 
@@ -67,17 +76,28 @@ left() {
 say() { printf '%s\n' "$*" | tee -a "$output" "$results"; }
 # The first reason stands.
 fail() { [[ $verdict == failed* ]] || verdict="failed: $*"; }
-# run COMMAND...: for as long as the part may take.
+# run COMMAND...: for as long as the part may take. In a session of its own: so that what it leaves behind can be ended, as ranks
+# of an mpirun that was killed; and a signal to this script need not wait for it.
+command=
 run() {
-  local code limit
+  local code limit printer
   limit=$(left)
   if ((limit < 3)); then
     fail "no time left for: $*"
     return 1
   fi
   say "\$ $*"
-  timeout --kill-after=10 "$limit" "$@" </dev/null 2>&1 | tee -a "$output" "$results"
-  code=${PIPESTATUS[0]}
+  rm -f "$results.d/pipe" && mkfifo "$results.d/pipe"
+  tee -a "$output" "$results" <"$results.d/pipe" &
+  printer=$!
+  setsid timeout --kill-after=10 "$limit" "$@" </dev/null >"$results.d/pipe" 2>&1 &
+  command=$!
+  wait "$command"
+  code=$?
+  end_session "$command"
+  command=
+  end_soon "$printer"
+  rm -f "$results.d/pipe"
   ((code == 0)) && return
   if ((code == 124 || code == 137)); then
     fail "stopped after $limit s: $*"
@@ -85,6 +105,32 @@ run() {
     fail "code $code: $*"
   fi
   return 1
+}
+# A program that measures, which ends well where it finds nothing to measure.
+measure() {
+  local lines
+  lines=$(wc -l <"$output")
+  run "$@"
+  ! tail -n "+$((lines + 2))" "$output" | grep -q '^skipped: ' || fail "skipped: $*"
+}
+end_session() {
+  local file line fields
+  for file in /proc/[0-9]*/stat; do
+    { read -r line <"$file"; } 2>/dev/null || continue
+    # shellcheck disable=SC2206
+    fields=(${line##*) })  # state, parent, group, session
+    [[ ${fields[3]:-} != "$1" ]] || kill -KILL "${line%% *}" 2>/dev/null
+  done
+}
+# Somebody who has left the session may still hold the pipe open.
+end_soon() {
+  local i
+  for ((i = 0; i < 30; ++i)); do
+    kill -0 "$1" 2>/dev/null || break
+    sleep 0.1
+  done
+  kill "$1" 2>/dev/null
+  wait "$1" 2>/dev/null
 }
 # needs_gpu; needs FILE...: what a part cannot do without. False: the part returns.
 needs_gpu() {
@@ -100,19 +146,56 @@ needs() {
     return 1
   done
 }
-# tests REGEX: of the build's, none of which may be skipped.
+# tests REGEX [REASON]: of the build's, none of which may be skipped, but for this reason.
 tests() {
-  local lines
+  local lines log=$build/Testing/Temporary/LastTest.log reasons
   needs "$build/CTestTestfile.cmake" || return 0
   lines=$(wc -l <"$output")
   run ctest --test-dir "$build" --output-on-failure --no-tests=error -R "$1"
-  if tail -n "+$((lines + 1))" "$output" | grep -q '(Skipped)'; then fail "skipped tests: $1"; fi
+  tail -n "+$((lines + 1))" "$output" | grep -q '(Skipped)' || return 0
+  reasons=$(grep -shE 'skipped: |no GPU' "$log" | sort -u)
+  say "${reasons:-skipped without a reason}"
+  if [[ -n ${2:-} && -n $reasons ]] && ! grep -qvE "$2" <<<"$reasons"; then
+    [[ $verdict != ok ]] || verdict="ok, but skipped: $1 ($2)"
+  else
+    fail "skipped tests: $1"
+  fi
 }
 
 # --- The run ---------------------------------------------------------------------------------------------------------
 clocks() {
   ((gpus == 0)) || timeout 10 nvidia-smi --format=csv,noheader \
     --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active 2>/dev/null | head -n 1
+}
+
+# The commit of what is run: the binaries may have come from elsewhere.
+commit() {
+  if [[ -e $build/PREBUILT ]]; then
+    cat "$build/PREBUILT"
+  else
+    git describe --always --dirty 2>/dev/null || echo unknown
+  fi
+}
+row() { printf '%-12s %5s s  %-14s  %s\n' "$1" "$2" "$commit" "$3" >>"$table"; }
+
+begin_run() {
+  local name built=here
+  [[ ! -e $build/PREBUILT ]] || built=elsewhere
+  commit=$(commit)
+  for name in "${asked[@]}"; do sed -i "/^$name /d" "$table"; done
+  note "=== run of $(date -u +%FT%TZ): ${only:-all parts}"
+  note "commit $commit, binaries built $built; $(uname -srm), $(nproc) cores"
+  if ((gpus > 0)); then
+    timeout 10 nvidia-smi --format=csv,noheader --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit 2>&1 |
+      tee -a "$results"
+  else
+    note "there is no GPU here: nvidia-smi does not list one"
+  fi
+  # NCCL and MPI meet over it, and minimal containers have it down.
+  if command -v ip >/dev/null && ! ip -o link show lo 2>/dev/null | grep -q '[<,]UP[,>]'; then
+    ip link set lo up 2>/dev/null || note "lo is down and could not be set up"
+  fi
+  start_torch_build
 }
 
 run_part() {
@@ -127,32 +210,41 @@ run_part() {
     "part_${name//-/_}"
   fi
   note "--- $name: $verdict, $((SECONDS - begin)) s"
-  printf '%-12s %5s s  %s\n' "$name" "$((SECONDS - begin))" "$verdict" >>"$table"
+  row "$name" "$((SECONDS - begin))" "$verdict"
+}
+
+# In the order of the list, with what earlier runs have left in it.
+sorted_table() {
+  local name
+  for name in $(part_names); do
+    grep "^$name " "$table" || printf '%-12s %5s    %-14s  %s\n' "$name" - - "not asked for"
+  done
 }
 
 finish() {
   trap - EXIT INT TERM HUP
-  end_background_builds
-  note "" && note "=== all parts"
-  for name in ${only:-$(part_names)}; do
-    for name in ${name//,/ }; do
-      grep -q "^$name " "$table" || printf '%-12s %5s s  not run: the run was ended before\n' "$name" 0 >>"$table"
-    done
+  if [[ -n $command ]]; then
+    kill "$command" 2>/dev/null
+    sleep 1
+    end_session "$command"
+  fi
+  end_torch_build
+  local name verdicts
+  for name in "${asked[@]}"; do
+    grep -q "^$name " "$table" || row "$name" 0 "not run: the run was ended before"
   done
+  verdicts=$(for name in "${asked[@]}"; do grep "^$name " "$table"; done)
+  note "" && note "=== all parts"
+  sorted_table >"$table.sorted" && mv "$table.sorted" "$table"
   tee -a "$results" <"$table"
   note "results: $results"
-  if grep -q ' failed: ' "$table"; then exit 1; fi
-  if grep -q 'not run: no GPU' "$table"; then exit 2; fi
-  if grep -q 'not run: ' "$table"; then exit 1; fi
+  if grep -q ' failed: ' <<<"$verdicts"; then exit 1; fi
+  if grep -q 'not run: no GPU' <<<"$verdicts"; then exit 2; fi
+  if grep -q 'not run: ' <<<"$verdicts"; then exit 1; fi
   exit 0
 }
 trap finish EXIT
 trap 'exit 1' INT TERM HUP
 
-if [[ $mode == build ]]; then
-  only=build
-fi
-for name in $(part_names); do
-  [[ -z $only || ,$only, == *,"$name",* ]] || continue
-  run_part "$name"
-done
+begin_run
+for name in "${asked[@]}"; do run_part "$name"; done
