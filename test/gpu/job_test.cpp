@@ -83,6 +83,15 @@ class GpuJobTest : public ::testing::Test {
     for (const auto& event : ready) wait_for_event(stream_, *event);
   }
 
+  /// For one number per row.
+  static auto rows_into(std::unique_ptr<GpuMemory>& memory) {
+    return [&memory](const OutputSizes& sizes) {
+      memory = std::make_unique<GpuMemory>(static_cast<std::size_t>(
+          std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
+      return memory->view();
+    };
+  }
+
   static bool rank_0_says(bool answer) {
     auto told = static_cast<float>(answer);
     Submission submission;
@@ -156,11 +165,7 @@ TEST_F(GpuJobTest, RaggedAllgather) {
   std::unique_ptr<GpuMemory> all;
   auto ready = std::make_shared<EventPtr>();
   Submission submission = in_place(own, "g", ready, Allgather{});
-  submission.allocate_output = [&all](const OutputSizes& sizes) {
-    all = std::make_unique<GpuMemory>(static_cast<std::size_t>(
-        std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
-    return all->view();
-  };
+  submission.allocate_output = rows_into(all);
   finish({submit(submission)}, {ready});
   std::vector<float> expected;
   for (int from = 0; from < size(); ++from)
@@ -200,11 +205,7 @@ TEST_F(GpuJobTest, AlltoallWithOtherSplitsOnEveryRank) {
   std::unique_ptr<GpuMemory> all;
   auto ready = std::make_shared<EventPtr>();
   Submission submission = in_place(own, "a2a", ready, alltoall);
-  submission.allocate_output = [&all](const OutputSizes& sizes) {
-    all = std::make_unique<GpuMemory>(static_cast<std::size_t>(
-        std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
-    return all->view();
-  };
+  submission.allocate_output = rows_into(all);
   finish({submit(submission)}, {ready});
   std::vector<float> expected;
   for (int from = 0; from < size(); ++from) {

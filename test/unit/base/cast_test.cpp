@@ -8,22 +8,16 @@
 #include <random>
 #include <vector>
 
-#include "base/half.h"
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
+#include "support/sixteen_bit.h"
 #include "unit/base/instruction_sets.h"
 
 namespace hvd {
 namespace {
 
 using kernels::InstructionSet;
-
-std::uint16_t narrow_one(float value, DataType type) {
-  return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
-}
-float widen_one(std::uint16_t bits, DataType type) {
-  return type == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
-}
+using testing::widened;
 
 /// All that is special about either type, among ordinary numbers of every size.
 std::vector<float> awkward_numbers(std::size_t count) {
@@ -91,13 +85,13 @@ TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
             std::uint16_t bits = 0;
             std::memcpy(&bits, narrowed.data() + shift + 2 * i, 2);
             const std::uint16_t expected =
-                narrow_one(numbers[i] * static_cast<float>(factor), GetParam());
-            ASSERT_TRUE(bits == expected || (std::isnan(widen_one(bits, GetParam())) &&
-                                             std::isnan(widen_one(expected, GetParam()))))
+                testing::narrowed(GetParam(), numbers[i] * static_cast<float>(factor));
+            ASSERT_TRUE(bits == expected || (std::isnan(widened(GetParam(), bits)) &&
+                                             std::isnan(widened(GetParam(), expected))))
                 << numbers[i] << " by " << factor << ": " << bits << ", expected " << expected;
             float result = 0;
             std::memcpy(&result, back.data() + shift + 4 * i, 4);
-            ASSERT_TRUE(same(result, widen_one(bits, GetParam()) * static_cast<float>(factor)))
+            ASSERT_TRUE(same(result, widened(GetParam(), bits) * static_cast<float>(factor)))
                 << bits << " by " << factor << ": " << result;
           }
         }
@@ -118,7 +112,7 @@ TEST_P(Cast, ANumberOf16BitsComesBackAsItWas) {
     if (!std::isnan(wide[bits])) {
       ASSERT_EQ(again[bits], bits);
     } else {
-      ASSERT_TRUE(std::isnan(widen_one(again[bits], GetParam())));
+      ASSERT_TRUE(std::isnan(widened(GetParam(), again[bits])));
     }
   }
 }

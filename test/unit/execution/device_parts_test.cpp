@@ -6,8 +6,8 @@
 #include <optional>
 #include <random>
 
-#include "base/half.h"
 #include "support/device_job.h"
+#include "support/sixteen_bit.h"
 
 namespace hvd::testing {
 namespace {
@@ -196,15 +196,7 @@ TEST_F(DevicePartsTest, ARankThatSubmitsItInOnePieceIsToldSo) {
 }
 
 class DevicePartsAverageTest : public DevicePartsTest,
-                               public ::testing::WithParamInterface<std::pair<DataType, int>> {
- protected:
-  static float widened(std::uint16_t bits) {
-    return GetParam().first == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
-  }
-  static std::uint16_t narrowed(float value) {
-    return GetParam().first == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
-  }
-};
+                               public ::testing::WithParamInterface<std::pair<DataType, int>> {};
 
 TEST_P(DevicePartsAverageTest, Of16BitNumbersIsOffToNeitherSideAndNeedsNoLaunchOfItsOwn) {
 #if defined(HVD_SANITIZED)
@@ -222,8 +214,8 @@ TEST_P(DevicePartsAverageTest, Of16BitNumbersIsOffToNeitherSideAndNeedsNoLaunchO
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::uint16_t> values(kValues);
     for (std::size_t i = 0; i < kValues; ++i) {
-      values[i] = narrowed(uniform(random));
-      mean[i] += static_cast<double>(widened(values[i])) / ranks;
+      values[i] = narrowed(type, uniform(random));
+      mean[i] += static_cast<double>(widened(type, values[i])) / ranks;
     }
     buckets.push_back(bucket<std::uint16_t>(rank, type, {values}, {.op = ReduceOp::kAverage}));
   }
@@ -234,7 +226,7 @@ TEST_P(DevicePartsAverageTest, Of16BitNumbersIsOffToNeitherSideAndNeedsNoLaunchO
       job_->read<std::uint16_t>(0, buckets[0].gradients[0].view(type), *buckets[0].ready);
   double off = 0;
   for (std::size_t i = 0; i < kValues; ++i)
-    off += (static_cast<double>(widened(result[i])) / mean[i] - 1) / kValues;
+    off += (static_cast<double>(widened(type, result[i])) / mean[i] - 1) / kValues;
   EXPECT_LT(std::abs(off), std::ldexp(1.0, -12));
   EXPECT_EQ(job_->gpu().counts(0).launches, 2) << "one packs, divides in fp32, and one unpacks";
   EXPECT_EQ(job_->nccl().counts(0).reductions,

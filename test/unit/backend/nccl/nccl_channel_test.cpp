@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/half.h"
+#include "support/sixteen_bit.h"
 
 namespace hvd::testing {
 namespace {
@@ -133,15 +133,7 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
 }
 
 class NcclAverageTest : public NcclChannelTest,
-                        public ::testing::WithParamInterface<std::pair<DataType, int>> {
- protected:
-  static float widened(std::uint16_t bits) {
-    return GetParam().first == DataType::kFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
-  }
-  static std::uint16_t narrowed(float value) {
-    return GetParam().first == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
-  }
-};
+                        public ::testing::WithParamInterface<std::pair<DataType, int>> {};
 
 TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
 #if defined(HVD_SANITIZED)
@@ -149,7 +141,7 @@ TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
 #else
   constexpr std::size_t kValues = 1 << 20;
 #endif
-  const int size = GetParam().second;
+  const auto [type, size] = GetParam();
   start(size);
   ASSERT_TRUE(connect(static_cast<std::size_t>(size)));
   std::mt19937 random(3);
@@ -158,13 +150,13 @@ TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
   std::vector<std::span<std::byte>> tensors;
   std::vector<std::unique_ptr<Work>> works;
   Collective average = sum(kValues);
-  average.dtype = GetParam().first;
+  average.dtype = type;
   average.scale.divisor = size;
   for (const auto& rank : ranks_) {
     std::vector<std::uint16_t> values(kValues);
     for (std::size_t i = 0; i < kValues; ++i) {
-      values[i] = narrowed(numbers(random));
-      mean[i] += static_cast<double>(widened(values[i])) / size;
+      values[i] = narrowed(type, numbers(random));
+      mean[i] += static_cast<double>(widened(type, values[i])) / size;
     }
     tensors.emplace_back(gpu_.allocate(kValues * 2), kValues * 2);
     std::memcpy(tensors.back().data(), values.data(), kValues * 2);
@@ -179,7 +171,7 @@ TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
   for (std::size_t i = 0; i < kValues; ++i) {
     std::uint16_t bits = 0;
     std::memcpy(&bits, tensors.front().data() + 2 * i, 2);
-    off += (static_cast<double>(widened(bits)) / mean[i] - 1) / kValues;
+    off += (static_cast<double>(widened(type, bits)) / mean[i] - 1) / kValues;
   }
   EXPECT_LT(std::abs(off), std::ldexp(1.0, -12));
   const bool power_of_two = (size & (size - 1)) == 0;

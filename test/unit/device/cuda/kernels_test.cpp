@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "base/half.h"
+#include "support/sixteen_bit.h"
 
 namespace hvd::testing {
 namespace {
@@ -25,19 +25,16 @@ constexpr int kMultiprocessors = 3;  // few blocks, so that each walks over seve
 constexpr std::size_t kGuard = 48;
 constexpr std::byte kUntouched{0xa5};
 
-float widened(const std::byte* at, DataType type) {
+float value_at(const std::byte* at, DataType type) {
   std::uint16_t half = 0;
   float value = 0;
   std::memcpy(&half, at, 2);
   if (type == DataType::kFloat32) std::memcpy(&value, at, 4);
-  return type == DataType::kFloat16    ? half_to_float(half)
-         : type == DataType::kBFloat16 ? bfloat16_to_float(half)
-                                       : value;
+  return type == DataType::kFloat32 ? value : widened(type, half);
 }
 
 void write_narrowed(std::byte* at, DataType type, float value) {
-  const std::uint16_t half =
-      type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
+  const std::uint16_t half = narrowed(type, value);
   type == DataType::kFloat32 ? std::memcpy(at, &value, 4) : std::memcpy(at, &half, 2);
 }
 
@@ -52,7 +49,7 @@ void move_element(std::byte* to, DataType to_type, const std::byte* from, DataTy
     value *= factor;
     std::memcpy(to, &value, 8);
   } else {
-    const float value = widened(from, from_type);
+    const float value = value_at(from, from_type);
     write_narrowed(to, to_type, form.scales ? value * static_cast<float>(factor) : value);
   }
 }
