@@ -135,6 +135,17 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
   table_.note_joined(askers.ranks);
 }
 
+bool Coordinator::may_gather_for_device() const {
+  const auto may_wait = [](const wire::Request& request) {
+    return request.device != DeviceType::kCpu && may_share_batch(request, request);
+  };
+  if (!repeated_.waiting()) return table_.anything_ready() && table_.all_ready(may_wait);
+  bool all = true;
+  repeated_.slots().for_each(
+      [&](std::uint32_t slot) { all = all && may_wait(cache_.at(slot).request); });
+  return all;
+}
+
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
   if (auto repeated = repeat_plan(now, in_flight)) return repeated;
   wire::Plan plan;

@@ -51,6 +51,9 @@ class Coordinator {
   /// The rank waits for others and has submitted nothing for a while, as of that plan.
   void note_blocked(int rank, std::uint64_t last_applied);
 
+  /// Something is ready, and all of it is small and on a device, where it may be fused with what
+  /// comes: decide() may count what the device has not finished as in flight.
+  bool may_gather_for_device() const;
   /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are
   /// held back until one completes or a full batch has gathered: fusion without a timer.
   std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);

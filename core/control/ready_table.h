@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -116,6 +117,12 @@ class ReadyTable {
   std::vector<PendingRef> take_ready();
   bool anything_ready() const noexcept { return !ready_.empty(); }
   std::int64_t ready_bytes() const noexcept { return ready_bytes_; }
+  /// The predicate holds for the request of each tensor that is ready.
+  template <class Predicate>
+  bool all_ready(const Predicate& predicate) const {
+    return std::ranges::all_of(
+        ready_, [&](const PendingRef& tensor) { return predicate(tensor->request); });
+  }
   /// How a sibling in the group ended that makes this tensor fail, if one does.
   std::optional<Status> group_failure(const PendingTensor&) const;
   /// Every later or waiting member of this tensor's group fails too, for this reason.

@@ -165,6 +165,7 @@ std::vector<OperationPtr> Engine::outstanding_in_order() const {
 }
 
 bool Engine::note_blocked() noexcept {
+  if (gathering_.let_go()) return true;
   if (!waits_for_others() || executor_.active()) return false;
   blocked_.note_wait();
   return steady_.note_blocked();
@@ -237,7 +238,25 @@ void Engine::start(control::AgreedBatch batch) {
 }
 
 // A rank that repeats a schedule has reported nothing, and a plan needs all.
-bool Engine::decide() { return !steady_.repeating() && route_.decide(executor_.in_flight()); }
+bool Engine::decide() {
+  const bool decided =
+      !steady_.repeating() && route_.decide(executor_.in_flight() + busy_on_device());
+  if (gathering_.under_way() && (decided || steady_.repeating() || !route_.may_gather_for_device()))
+    gathering_.end();
+  return decided;
+}
+
+/// What the device has queued as far as small tensors for it may wait for that.
+std::size_t Engine::busy_on_device() {
+  const std::size_t here = executor_.in_flight();
+  if (here >= control::kBusyBatches || executor_.device_completions().empty() ||
+      !route_.may_gather_for_device() || !gathering_.may_last(time_.step()))
+    return 0;
+  const std::size_t room = control::kBusyBatches - here;
+  const std::size_t unfinished = executor_.unfinished_on_device(room);
+  if (unfinished == room) gathering_.note(time_.step());
+  return unfinished;
+}
 
 void Engine::give_up(const Status& status) noexcept {
   executor_.abort(status);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "control/control_plane.h"
 #include "control/negotiator.h"
+#include "engine/device_gathering.h"
 #include "engine/engine_front.h"
 #include "engine/outstanding.h"
 #include "engine/peer_watch.h"
@@ -75,7 +76,8 @@ class Engine {
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved right now.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
-    return executor_.needs_polling() || control_->busy() || route_.has_own_plan();
+    return executor_.needs_polling() || control_->busy() || route_.has_own_plan() ||
+           gathering_.under_way();
   }
   /// This rank waits for something or works on something.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
@@ -113,6 +115,7 @@ class Engine {
   void apply(const wire::Plan&) HVD_REQUIRES(progress_);
   void start(control::AgreedBatch) HVD_REQUIRES(progress_);
   bool decide() HVD_REQUIRES(progress_);
+  std::size_t busy_on_device() HVD_REQUIRES(progress_);
   bool do_housekeeping() HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || route_.waiting(); }
   Status explained(const Status& cause) HVD_REQUIRES(progress_);
@@ -136,6 +139,7 @@ class Engine {
   PeerWatch watch_ HVD_GUARDED_BY(progress_);
   ReportRoute route_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
+  DeviceGathering gathering_ HVD_GUARDED_BY(progress_);
   // Not those that wait in the schedule that is repeated.
   Outstanding outstanding_ HVD_GUARDED_BY(progress_);
   std::vector<OperationPtr> taken_ HVD_GUARDED_BY(progress_);  // from front_, empty between steps

@@ -123,6 +123,13 @@ device::Context* Executor::device_to_be_current() noexcept {
   return device_is_current_ ? device : nullptr;
 }
 
+std::size_t Executor::unfinished_on_device(std::size_t most) {
+  if (completions_.empty()) return 0;
+  const std::size_t unfinished = completions_.unfinished(most);
+  close_retired();
+  return unfinished;
+}
+
 bool Executor::progress() {
   bool moved = false;
   if (!completions_.empty()) {

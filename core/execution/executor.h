@@ -71,6 +71,9 @@ class Executor {
   bool needs_polling() const noexcept;
   /// Batches that have been started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
+  /// Of the batches that are complete here, how many the device has not finished, counted up to
+  /// `most`. Asks the device. @throws Error when one has failed there
+  std::size_t unfinished_on_device(std::size_t most);
   /// What is complete here and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }
   /// The name of an operation that runs or waits to run; empty when none does.

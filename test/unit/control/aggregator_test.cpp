@@ -242,7 +242,9 @@ class World {
     star_.report(rank);
     tree_.report(rank, {});
   }
+  bool may_gather_for_device() { return tree_.coordinator().may_gather_for_device(); }
   void decide_and_compare(std::size_t in_flight = 0) {
+    ASSERT_EQ(may_gather_for_device(), star_.coordinator().may_gather_for_device());
     const auto plan = tree_.coordinator().decide({}, in_flight);
     ASSERT_EQ(plan, star_.decide(in_flight));
     if (!plan) return;
@@ -313,10 +315,16 @@ TEST(AggregatorAgainstTheStar, RoundsThatRepeatGiveThePlansTheyWouldGiveAnyway) 
     const auto turn = random() % 10;
     if (turn == 0) names.push_back(numbered("new", random() % 3));
     if (turn == 1) names.pop_back();
+    const bool on_device = step > 150;
     for (int rank = kRanks - 1; rank >= 0; --rank) {
-      for (const auto& name : names) world.submit(rank, allreduce(name));
+      for (const auto& name : names) {
+        wire::Request request = allreduce(name);
+        if (on_device) request.device = DeviceType::kCuda;
+        world.submit(rank, request);
+      }
       world.report(rank);
     }
+    ASSERT_EQ(world.may_gather_for_device(), on_device);
     if (turn == 2) world.decide_and_compare(kBusyBatches);  // holds back
     world.decide_and_compare();
     if (::testing::Test::HasFatalFailure()) return;
