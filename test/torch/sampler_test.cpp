@@ -128,27 +128,106 @@ TEST(Sampler, SharesTheDataSetAmongTheMembersOfAProcessSet) {
   remove_process_set(first);
 }
 
-TEST(Sampler, SavesItsEpochAndPosition) {
-  DistributedSampler sampler(60);
-  sampler.set_epoch(2);
-  sampler.next(5);
-  std::stringstream stream;
-  {
-    torch::serialize::OutputArchive archive;
-    sampler.save(archive);
-    archive.save_to(stream);
-  }
-  const std::string bytes = stream.str();
-  const Indices rest = drain(sampler);
+std::string saved(const DistributedSampler& sampler) {
+  torch::serialize::OutputArchive archive;
+  sampler.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
 
+void load(DistributedSampler& sampler, const std::string& bytes) {
   torch::serialize::InputArchive archive;
   archive.load_from(bytes.data(), bytes.size());
-  DistributedSampler resumed(60);
-  resumed.load(archive);
+  sampler.check(archive);
+  sampler.load(archive);
+}
+
+TEST(Sampler, SavesItsEpochAndPosition) {
+  DistributedSampler sampler(61);
+  sampler.set_epoch(2);
+  sampler.next(5);
+  const std::string bytes = saved(sampler);
+  const std::size_t share = sampler.size();
+  const Indices rest = drain(sampler);
+
+  DistributedSampler resumed(61);
+  load(resumed, bytes);
   EXPECT_EQ(resumed.epoch(), 2U);
+  EXPECT_EQ(resumed.index(), 5U);
+  EXPECT_EQ(resumed.size(), share);
   EXPECT_EQ(drain(resumed), rest);
-  DistributedSampler other(61);
-  EXPECT_THROW(other.load(archive), UsageError);
+}
+
+TEST(Sampler, RefusesTheStateOfAnother) {
+  const std::string bytes = saved(DistributedSampler(60, {.seed = 1}));
+  DistributedSampler larger(61, {.seed = 1}), unshuffled(60, {.shuffle = false, .seed = 1}),
+      seeded(60, {.seed = 2});
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { load(larger, bytes); }),
+                       "a data set of samples: 61, got one of 60"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { load(unshuffled, bytes); }), "shuffle = 0"));
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { load(seeded, bytes); }), "seed = 2, got one"));
+}
+
+TEST(Sampler, ALoaderGoesOnWhereTheSavedOneWas) {
+  DistributedSampler sampler(40);
+  sampler.set_epoch(3);
+  sampler.next(2);
+  const std::string bytes = saved(sampler);
+  const Indices rest = drain(sampler);
+  sampler.reset();
+  const Indices whole = drain(sampler);
+
+  DistributedSampler resumed(40);
+  load(resumed, bytes);
+  resumed.set_epoch(3);
+  resumed.reset();
+  EXPECT_EQ(drain(resumed), rest);
+  resumed.reset();
+  EXPECT_EQ(drain(resumed), whole) << "only once";
+  load(resumed, bytes);
+  resumed.set_epoch(4);
+  resumed.reset();
+  EXPECT_EQ(drain(resumed).size(), whole.size()) << "another epoch begins at its beginning";
+  load(resumed, saved(sampler));
+  EXPECT_EQ(resumed.next(1), std::nullopt) << "saved at the end";
+  resumed.reset();
+  EXPECT_EQ(drain(resumed), whole);
+  load(resumed, bytes);
+  resumed.reset(7);
+  EXPECT_EQ(drain(resumed).size(), static_cast<std::size_t>((7 + size() - 1) / size()));
+}
+
+// Nothing twice and nothing left out, whatever the number of ranks was.
+TEST(Sampler, GoesOnAtAnotherNumberOfRanks) {
+  const ProcessSet first = add_process_set({0});
+  constexpr std::size_t kSamples = 64;
+  Indices used;
+  std::string bytes;
+  if (rank() == 0) {  // alone
+    DistributedSampler alone(kSamples, {.process_set = first});
+    alone.set_epoch(1);
+    used = *alone.next(24);
+    bytes = saved(alone);
+  }
+  bytes = broadcast_object(bytes);
+  used = broadcast_object(used);
+  DistributedSampler together(kSamples);
+  load(together, bytes);
+  EXPECT_EQ(together.index(), 24U / static_cast<std::size_t>(size()));
+  const Indices middle = dealt(*together.next(4));
+  used.insert(used.end(), middle.begin(), middle.end());
+  bytes = saved(together);
+  if (rank() == 0) {  // and alone again
+    DistributedSampler alone(kSamples, {.process_set = first});
+    load(alone, bytes);
+    const Indices rest = drain(alone);
+    used.insert(used.end(), rest.begin(), rest.end());
+    DistributedSampler whole(kSamples, {.process_set = first});
+    whole.set_epoch(1);
+    EXPECT_EQ(used, drain(whole));
+  }
+  remove_process_set(first);
 }
 
 }  // namespace

@@ -1,14 +1,9 @@
 #include "hvd/torch/parameters.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Type.h>
-#include <torch/optim/lbfgs.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <iterator>
-#include <sstream>
-#include <typeinfo>
 #include <utility>
 
 #include "hvd/device.h"
@@ -18,6 +13,7 @@
 #include "operations/operation_tasks.h"
 #include "optimizer/gradient_transfer.h"
 #include "optimizer/live_optimizers.h"
+#include "state/optimizer_state.h"
 #include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
 
@@ -65,99 +61,6 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
     tasks.push_back(std::move(task));
   }
   libtorch::start_group(group, std::move(tasks), Progress::kCaller).wait_all();
-}
-
-// Optimizer state.
-
-constexpr const char* kDefaultsKey = "hvd_defaults";
-
-/// LBFGS keeps working memory in its state, undefined tensors that cannot be saved. A step makes it
-/// anew.
-void drop_scratch(torch::optim::Optimizer& optimizer) {
-  for (auto& item : optimizer.state()) {
-    if (auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(item.second.get()))
-      state->al(std::nullopt);
-  }
-}
-
-std::string save_optimizer(torch::optim::Optimizer& optimizer) {
-  drop_scratch(optimizer);
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  torch::serialize::OutputArchive defaults(archive.compilation_unit());
-  optimizer.defaults().serialize(defaults);
-  archive.write(kDefaultsKey, defaults);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
-
-/// State is where the parameters are, on whichever GPU the root has its own.
-std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer) {
-  std::optional<torch::Device> device;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const torch::Tensor& parameter : group.params()) {
-      if (device.value_or(parameter.device()) != parameter.device()) {
-        throw UsageError(
-            "broadcast_optimizer_state: expected the optimizer's parameters on one device, got "
-            "some on " +
-            device->str() + " and some on " + parameter.device().str() +
-            "; use an optimizer for each");
-      }
-      device = parameter.device();
-    }
-  }
-  return device;
-}
-
-void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& bytes) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
-  // Loading adds to what is there; what the root does not have must go.
-  optimizer.state().clear();
-  optimizer.load(archive);
-  torch::serialize::InputArchive defaults;
-  archive.read(kDefaultsKey, defaults);
-  optimizer.defaults().serialize(defaults);
-}
-
-/// What must agree before state can be exchanged: the optimizer's type and the shapes of its
-/// groups.
-using Layout = std::pair<std::string, std::vector<std::vector<std::vector<std::int64_t>>>>;
-
-Layout layout_of(const torch::optim::Optimizer& optimizer) {
-  Layout layout;
-  layout.first = c10::demangle(typeid(optimizer).name());
-  for (const auto& group : optimizer.param_groups()) {
-    auto& shapes = layout.second.emplace_back();
-    for (const torch::Tensor& parameter : group.params()) shapes.push_back(parameter.sizes().vec());
-  }
-  return layout;
-}
-
-/// The first difference between the root's layout and this rank's; empty if there is none.
-std::string difference(const Layout& root, const Layout& own) {
-  if (root.first != own.first) return "expected the root's " + root.first + ", got " + own.first;
-  if (root.second.size() != own.second.size()) {
-    return "expected the root's " + std::to_string(root.second.size()) + " parameter groups, got " +
-           std::to_string(own.second.size());
-  }
-  for (std::size_t g = 0; g < own.second.size(); ++g) {
-    const auto& expected = root.second[g];
-    const auto& got = own.second[g];
-    const std::string group = "parameter group " + std::to_string(g);
-    if (expected.size() != got.size()) {
-      return group + ": expected the root's " + std::to_string(expected.size()) +
-             " parameters, got " + std::to_string(got.size());
-    }
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      if (expected[i] != got[i]) {
-        return group + ", parameter " + std::to_string(i) + ": expected the root's shape " +
-               shape_to_string(expected[i]) + ", got " + shape_to_string(got[i]);
-      }
-    }
-  }
-  return {};
 }
 
 /// Throws the same MismatchError on every rank when any has something to say.
@@ -263,17 +166,18 @@ void broadcast_buffers(const torch::nn::Module& module, int root_rank,
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set) {
   const CollectiveOptions naming{.name = "broadcast_optimizer_state", .process_set = process_set};
-  const Layout own = layout_of(optimizer);
-  agree(difference(broadcast_object(own, root_rank,
-                                    {.name = naming.name + ".layout", .process_set = process_set}),
-                   own),
+  const libtorch::OptimizerLayout own = libtorch::layout_of(optimizer);
+  agree(libtorch::difference(
+            broadcast_object(own, root_rank,
+                             {.name = naming.name + ".layout", .process_set = process_set}),
+            own, "the root's"),
         process_set);
-  const std::string bytes = libtorch::broadcast_bytes([&] { return save_optimizer(optimizer); },
-                                                      "optimizer state", root_rank, naming);
+  const std::string bytes = libtorch::broadcast_bytes(
+      [&] { return libtorch::save_optimizer(optimizer); }, "optimizer state", root_rank, naming);
   std::string complaint;
   if (rank() != root_rank) {
     try {
-      load_optimizer(optimizer, bytes);
+      libtorch::load_optimizer(optimizer, bytes);
     } catch (const c10::Error& error) {
       complaint = std::string("cannot load the root's state: ") + error.what_without_backtrace();
     } catch (const std::exception& error) {

@@ -33,12 +33,21 @@ struct DistributedSampler::State {
   // Guarded by mutex.
   std::size_t dataset_size;
   std::size_t epoch = 0;
-  std::size_t position = 0;
-  bool drawn = false;  ///< `indices` belongs to the epoch and the size
+  /// Samples of the epoch's order that ranks, of whatever number, had used when this one began: not
+  /// zero after load().
+  std::size_t start = 0;
+  std::size_t position = 0;  ///< samples that this rank has drawn since
+  bool resumed = false;      ///< load() was called, and reset() not yet
+  bool drawn = false;        ///< `indices` belongs to the epoch and the size
   std::vector<std::size_t> indices;
 
   std::size_t per_rank() const {
-    return options.drop_last ? dataset_size / replicas : (dataset_size + replicas - 1) / replicas;
+    const std::size_t left = dataset_size - std::min(start, dataset_size);
+    return options.drop_last ? left / replicas : (left + replicas - 1) / replicas;
+  }
+  void begin_anew() {
+    start = position = 0;
+    resumed = drawn = false;
   }
   void draw();
 };
@@ -59,7 +68,7 @@ void DistributedSampler::State::draw() {
   }
   indices.resize(per_rank());
   for (std::size_t i = 0; i < indices.size(); ++i)
-    indices[i] = order[(rank + i * replicas) % dataset_size];
+    indices[i] = order[(start + rank + i * replicas) % dataset_size];
   drawn = true;
 }
 
@@ -73,6 +82,7 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions 
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
   const std::lock_guard lock(state_->mutex);
+  if (state_->resumed && state_->epoch != epoch) state_->begin_anew();
   state_->epoch = epoch;
   if (state_->position == 0) state_->drawn = false;
 }
@@ -84,9 +94,12 @@ std::size_t DistributedSampler::epoch() const {
 
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   const std::lock_guard lock(state_->mutex);
+  // The first one after load() is that of a data loader which begins where the saved one was.
+  const bool goes_on = state_->resumed && !new_size;
+  state_->resumed = false;
+  if (goes_on) return;
   if (new_size) state_->dataset_size = *new_size;
-  state_->position = 0;
-  state_->drawn = false;
+  state_->begin_anew();
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
@@ -103,35 +116,59 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   const std::lock_guard lock(state_->mutex);
-  const std::vector<std::int64_t> values{static_cast<std::int64_t>(state_->dataset_size),
-                                         static_cast<std::int64_t>(state_->epoch),
-                                         static_cast<std::int64_t>(state_->position)};
+  const std::size_t used = state_->start + state_->position * state_->replicas;
+  const std::vector<std::int64_t> values{
+      static_cast<std::int64_t>(state_->dataset_size), static_cast<std::int64_t>(state_->epoch),
+      static_cast<std::int64_t>(used), static_cast<std::int64_t>(state_->options.seed),
+      state_->options.shuffle ? 1 : 0};
   archive.write("hvd_sampler", torch::tensor(values, torch::kInt64), /*is_buffer=*/true);
 }
 
-void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+DistributedSampler::Saved DistributedSampler::read(torch::serialize::InputArchive& archive) const {
   torch::Tensor values;
   archive.read("hvd_sampler", values, /*is_buffer=*/true);
-  const std::lock_guard lock(state_->mutex);
-  const auto saved_size = static_cast<std::size_t>(values[0].item<std::int64_t>());
-  if (saved_size != state_->dataset_size) {
-    throw UsageError("DistributedSampler::load: expected the state of a data set of " +
-                     std::to_string(state_->dataset_size) + " samples, got one of " +
-                     std::to_string(saved_size));
+  constexpr std::int64_t kValues = 5;
+  if (values.numel() != kValues) {
+    throw UsageError("DistributedSampler::load: expected " + std::to_string(kValues) +
+                     " numbers, got " + std::to_string(values.numel()) +
+                     "; it was saved by another version of hvd");
   }
-  state_->epoch = static_cast<std::size_t>(values[1].item<std::int64_t>());
-  state_->position = static_cast<std::size_t>(values[2].item<std::int64_t>());
-  state_->drawn = false;
+  const auto value = [&](int i) { return values[i].item<std::int64_t>(); };
+  const auto expect = [](const std::string& what, std::uint64_t expected, std::uint64_t got) {
+    if (expected == got) return;
+    throw UsageError("DistributedSampler::load: expected the state of " + what + ' ' +
+                     std::to_string(expected) + ", got one of " + std::to_string(got));
+  };
+  const std::lock_guard lock(state_->mutex);
+  expect("a data set of samples:", state_->dataset_size, static_cast<std::uint64_t>(value(0)));
+  expect("a sampler with shuffle =", state_->options.shuffle ? 1 : 0,
+         static_cast<std::uint64_t>(value(4)));
+  // Unshuffled the seed means nothing.
+  if (state_->options.shuffle)
+    expect("a sampler with seed =", state_->options.seed, static_cast<std::uint64_t>(value(3)));
+  return {.epoch = static_cast<std::size_t>(value(1)), .used = static_cast<std::size_t>(value(2))};
+}
+
+void DistributedSampler::check(torch::serialize::InputArchive& archive) const { read(archive); }
+
+void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+  const Saved saved = read(archive);
+  const std::lock_guard lock(state_->mutex);
+  state_->begin_anew();
+  state_->epoch = saved.epoch;
+  state_->start = saved.used;
+  // After the last sample the next thing is an epoch from its beginning.
+  state_->resumed = state_->per_rank() > 0;
 }
 
 std::size_t DistributedSampler::size() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->per_rank();
+  return state_->start / state_->replicas + state_->per_rank();
 }
 
 std::size_t DistributedSampler::index() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->position;
+  return state_->start / state_->replicas + state_->position;
 }
 
 }  // namespace hvd

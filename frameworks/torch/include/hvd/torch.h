@@ -1,13 +1,14 @@
 #pragma once
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer, SyncBatchNorm, GradScaler and DistributedSampler. Link
-/// `hvd::torch`. docs/torch.md is the guide.
+/// broadcast, DistributedOptimizer, SyncBatchNorm, GradScaler, DistributedSampler and checkpoints.
+/// Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
 #include "hvd/hvd.h"
 #include "hvd/torch/autocast.h"
+#include "hvd/torch/checkpoint.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/handle.h"
@@ -17,3 +18,4 @@
 #include "hvd/torch/parameters.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/sync_batch_norm.h"
+#include "hvd/torch/training_state.h"

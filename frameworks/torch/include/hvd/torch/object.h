@@ -38,6 +38,7 @@ class ObjectWriter {
     const auto wide = static_cast<std::uint64_t>(n);
     raw(&wide, sizeof(wide));
   }
+  void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
   std::string take() { return std::move(bytes_); }
 
  private:
@@ -59,6 +60,10 @@ class ObjectReader {
     raw(&n, sizeof(n));
     require_elements(n, element_bytes);
     return static_cast<std::size_t>(n);
+  }
+  void skip(std::size_t bytes) {
+    require(bytes);
+    bytes_.remove_prefix(bytes);
   }
   std::size_t remaining() const noexcept { return bytes_.size(); }
 

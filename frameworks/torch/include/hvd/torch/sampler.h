@@ -40,22 +40,37 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(std::size_t epoch);
   std::size_t epoch() const;
 
-  /// Starts again, optionally over a data set of another size.
+  /// Starts again, optionally over a data set of another size. The first call after load() (a data
+  /// loader's begin()) goes on where the saved sampler was, unless set_epoch() has named another
+  /// epoch meanwhile or the size changes.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Up to `batch_size` indices, fewer at the end; nullopt when there are no more.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Epoch and position. The same on every rank, so one rank's archive serves all.
+  /// Epoch, and how many samples of its order all ranks have drawn together, each as many as this
+  /// one. The same on every rank, so one rank's archive serves all, at any number of ranks: what is
+  /// left of the epoch is dealt out among those there are. A data loader with workers draws ahead
+  /// of what the program has used.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// @throws UsageError when the archive belongs to a data set of another size.
+  /// @throws UsageError when the archive belongs to a data set of another size, or to another order
+  /// (seed, shuffle).
   void load(torch::serialize::InputArchive& archive) override;
+  /// Throws as load() would, and changes nothing.
+  void check(torch::serialize::InputArchive& archive) const;
 
   /// Samples per epoch on this rank.
   std::size_t size() const;
-  /// Samples already drawn from this epoch.
+  /// Samples already drawn from this epoch; after load() at another number of ranks as if it had
+  /// been this number from the start, rounded down.
   std::size_t index() const;
 
  private:
+  struct Saved {
+    std::size_t epoch;
+    std::size_t used;
+  };
+  Saved read(torch::serialize::InputArchive& archive) const;
+
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -1,0 +1,216 @@
+#include "checkpoint/state_item.h"
+
+#include <torch/serialize.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "hvd/error.h"
+#include "hvd/torch/checkpoint_error.h"
+#include "state/optimizer_state.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+std::string bytes_of(torch::serialize::OutputArchive& archive) {
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+std::shared_ptr<torch::serialize::InputArchive> archive_of(std::string_view bytes) {
+  auto archive = std::make_shared<torch::serialize::InputArchive>();
+  archive->load_from(bytes.data(), bytes.size());
+  return archive;
+}
+
+/// What the module has, in its order: parameters, then buffers.
+std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, torch::Tensor>> all;
+  const auto add = [&](const std::string& what, const auto& named) {
+    for (const auto& item : named) {
+      if (item.value().defined()) all.emplace_back(what + " '" + item.key() + "'", item.value());
+    }
+  };
+  add("parameter", module.named_parameters());
+  add("buffer", module.named_buffers());
+  return all;
+}
+
+struct StoredTensor {
+  torch::ScalarType type = torch::kFloat32;
+  std::vector<std::int64_t> shape;
+  std::string_view bytes;
+};
+
+void write_stored(ObjectWriter& writer, const std::string& name, const torch::Tensor& tensor) {
+  if (tensor.layout() != torch::kStrided)
+    throw UsageError(name + ": expected a dense tensor, got one of another layout");
+  const torch::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  ObjectCodec<std::string>::write(writer, name);
+  ObjectCodec<torch::ScalarType>::write(writer, plain.scalar_type());
+  ObjectCodec<std::vector<std::int64_t>>::write(writer, plain.sizes().vec());
+  writer.count(plain.nbytes());
+  writer.raw(plain.const_data_ptr(), plain.nbytes());
+}
+
+using StoredTensors = std::vector<std::pair<std::string, StoredTensor>>;
+
+StoredTensors read_stored(std::string_view bytes) {
+  StoredTensors tensors;
+  ObjectReader reader(bytes);
+  for (std::size_t n = reader.count(1); n > 0; --n) {
+    auto& [name, tensor] = tensors.emplace_back();
+    name = ObjectCodec<std::string>::read(reader);
+    tensor.type = ObjectCodec<torch::ScalarType>::read(reader);
+    tensor.shape = ObjectCodec<std::vector<std::int64_t>>::read(reader);
+    const std::size_t size = reader.count(1);
+    tensor.bytes = bytes.substr(bytes.size() - reader.remaining(), size);
+    reader.skip(size);
+  }
+  finish_reading(reader);
+  return tensors;
+}
+
+std::string describe(torch::ScalarType type, at::IntArrayRef shape) {
+  return std::string(c10::toString(type)) + ' ' + shape_to_string(shape.vec());
+}
+
+torch::Tensor to_tensor(const StoredTensor& stored) {
+  torch::Tensor tensor = torch::empty(stored.shape, torch::TensorOptions(stored.type));
+  if (tensor.nbytes() != stored.bytes.size())
+    throw CheckpointError("a tensor has " + std::to_string(stored.bytes.size()) +
+                          " bytes, expected " + std::to_string(tensor.nbytes()));
+  if (!stored.bytes.empty())
+    std::memcpy(tensor.mutable_data_ptr(), stored.bytes.data(), stored.bytes.size());
+  return tensor;
+}
+
+}  // namespace
+
+std::string ModuleItem::encode() const {
+  const auto tensors = tensors_of(module_);
+  std::size_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) bytes += name.size() + tensor.nbytes() + 128;
+  ObjectWriter writer;
+  writer.reserve(bytes);
+  writer.count(tensors.size());
+  for (const auto& [name, tensor] : tensors) write_stored(writer, name, tensor);
+  return writer.take();
+}
+
+std::function<void()> ModuleItem::decode(std::string_view bytes) {
+  const StoredTensors stored = read_stored(bytes);
+  std::unordered_map<std::string, const StoredTensor*> by_name;
+  for (const auto& [name, tensor] : stored) by_name.emplace(name, &tensor);
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;
+  for (const auto& [name, target] : tensors_of(module_)) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end())
+      throw CheckpointError(name + " of the model is not in the checkpoint; is it another model?");
+    const StoredTensor& source = *found->second;
+    if (source.type != target.scalar_type() || target.sizes() != source.shape) {
+      throw CheckpointError(name + ": expected " + describe(target.scalar_type(), target.sizes()) +
+                            ", the checkpoint has " + describe(source.type, source.shape));
+    }
+    copies.emplace_back(target, to_tensor(source));
+    by_name.erase(found);
+  }
+  for (const auto& [name, tensor] : stored) {
+    if (by_name.contains(name))
+      throw CheckpointError(name + " of the checkpoint is not in the model; is it another model?");
+  }
+  return [copies = std::move(copies)] {
+    const torch::NoGradGuard no_grad;
+    for (const auto& [target, source] : copies) target.detach().copy_(source);
+  };
+}
+
+std::string OptimizerItem::encode() const {
+  return encode_object(std::pair(layout_of(optimizer_), save_optimizer(optimizer_)));
+}
+
+std::function<void()> OptimizerItem::decode(std::string_view bytes) {
+  auto saved = std::make_shared<std::pair<OptimizerLayout, std::string>>(
+      decode_object<std::pair<OptimizerLayout, std::string>>(bytes));
+  const std::string differs = difference(saved->first, layout_of(optimizer_), "the checkpoint's");
+  if (!differs.empty()) throw CheckpointError(differs);
+  archive_of(saved->second);  // that it is one
+  return [this, saved] {
+    const std::string before = save_optimizer(optimizer_);
+    try {
+      load_optimizer(optimizer_, saved->second);
+    } catch (...) {
+      load_optimizer(optimizer_, before);
+      throw;
+    }
+  };
+}
+
+std::string ScalerItem::encode() const {
+  torch::serialize::OutputArchive archive;
+  scaler_.save(archive);
+  return bytes_of(archive);
+}
+
+std::function<void()> ScalerItem::decode(std::string_view bytes) {
+  auto loaded = std::make_shared<GradScaler>(scaler_);
+  loaded->load(*archive_of(bytes));
+  return [this, loaded] { scaler_ = *loaded; };
+}
+
+std::string SamplerItem::encode() const {
+  torch::serialize::OutputArchive archive;
+  sampler_.save(archive);
+  return bytes_of(archive);
+}
+
+std::function<void()> SamplerItem::decode(std::string_view bytes) {
+  const auto archive = archive_of(bytes);
+  sampler_.check(*archive);
+  return [this, archive] { sampler_.load(*archive); };
+}
+
+std::string GeneratorItem::encode() const {
+  at::Generator generator = generator_;
+  const std::lock_guard lock(generator.mutex());
+  const torch::Tensor state = generator.get_state().cpu().contiguous();
+  return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
+}
+
+std::function<void()> GeneratorItem::decode(std::string_view bytes) {
+  torch::Tensor state =
+      torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::TensorOptions(torch::kUInt8));
+  if (!bytes.empty()) std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
+  // It checks what it is given, and is no stream that anybody uses.
+  at::Generator probe = generator_.clone();
+  probe.set_state(state);
+  return [this, state] {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state);
+  };
+}
+
+std::uint64_t GeneratorItem::seed_for(std::string_view bytes, int rank) {
+  // The finalizer of SplitMix64, so that neighbouring ranks get seeds far apart.
+  std::uint64_t seed = (static_cast<std::uint64_t>(crc32(bytes)) << 32) +
+                       static_cast<std::uint64_t>(rank) * 0x9E3779B97F4A7C15U;
+  seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9U;
+  seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EBU;
+  return seed ^ (seed >> 31);
+}
+
+std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes, int rank) {
+  return [this, seed = seed_for(bytes, rank)] {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_current_seed(seed);
+  };
+}
+
+}  // namespace hvd::libtorch

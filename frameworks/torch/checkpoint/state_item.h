@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "hvd/torch/grad_scaler.h"
+#include "hvd/torch/sampler.h"
+#include "hvd/torch/training_state.h"
+
+namespace hvd::libtorch {
+
+/// A module's parameters and buffers. Names, shapes and dtypes must be those that were saved.
+class ModuleItem final : public StateItem {
+ public:
+  explicit ModuleItem(torch::nn::Module& module) : module_(module) {}
+  std::string kind() const override { return "model"; }
+  std::string encode() const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  torch::nn::Module& module_;
+};
+
+/// An optimizer, whose type and whose parameters' shapes must be those that were saved.
+class OptimizerItem final : public StateItem {
+ public:
+  explicit OptimizerItem(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+  std::string kind() const override { return "optimizer"; }
+  std::string encode() const override;
+  /// What it returns leaves the optimizer as it was when it throws.
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+};
+
+class ScalerItem final : public StateItem {
+ public:
+  explicit ScalerItem(GradScaler& scaler) : scaler_(scaler) {}
+  std::string kind() const override { return "scaler"; }
+  std::string encode() const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  GradScaler& scaler_;
+};
+
+class SamplerItem final : public StateItem {
+ public:
+  explicit SamplerItem(DistributedSampler sampler) : sampler_(std::move(sampler)) {}
+  std::string kind() const override { return "sampler"; }
+  std::string encode() const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  DistributedSampler sampler_;  ///< copies share one state
+};
+
+/// A random stream, of which each rank has its own.
+class GeneratorItem final : public StateItem {
+ public:
+  explicit GeneratorItem(at::Generator generator) : generator_(std::move(generator)) {}
+  std::string kind() const override { return "random stream"; }
+  bool per_rank() const override { return true; }
+  std::string encode() const override;
+  std::function<void()> decode(std::string_view bytes) override;
+  std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) override;
+
+  /// The seed of a rank that has no stream: differs by rank and by the other rank's stream.
+  static std::uint64_t seed_for(std::string_view bytes, int rank);
+
+ private:
+  at::Generator generator_;
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,61 @@
+#include "hvd/torch/training_state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <algorithm>
+
+#include "checkpoint/state_item.h"
+#include "hvd/error.h"
+#include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/parameters.h"
+
+namespace hvd {
+
+TrainingState& TrainingState::add(const std::string& name,
+                                  std::shared_ptr<libtorch::StateItem> item) {
+  if (name.empty()) throw UsageError("TrainingState: expected a name, got an empty one");
+  const bool taken = std::any_of(entries_.begin(), entries_.end(),
+                                 [&](const Entry& entry) { return entry.name == name; });
+  if (taken) {
+    throw UsageError("TrainingState: the name '" + name +
+                     "' is taken; give each thing a name of its own, as in model(net, \"net2\")");
+  }
+  entries_.push_back({name, std::move(item)});
+  return *this;
+}
+
+TrainingState& TrainingState::model(torch::nn::Module& module, const std::string& name) {
+  return add(name, std::make_shared<libtorch::ModuleItem>(module));
+}
+
+TrainingState& TrainingState::optimizer(torch::optim::Optimizer& optimizer,
+                                        const std::string& name) {
+  return add(name, std::make_shared<libtorch::OptimizerItem>(optimizer));
+}
+
+TrainingState& TrainingState::optimizer(DistributedOptimizer& optimizer, const std::string& name) {
+  return this->optimizer(optimizer.inner(), name);
+}
+
+TrainingState& TrainingState::scaler(GradScaler& scaler, const std::string& name) {
+  return add(name, std::make_shared<libtorch::ScalerItem>(scaler));
+}
+
+TrainingState& TrainingState::sampler(DistributedSampler& sampler, const std::string& name) {
+  return add(name, std::make_shared<libtorch::SamplerItem>(sampler));
+}
+
+TrainingState& TrainingState::random(const std::string& name) {
+  random(at::detail::getDefaultCPUGenerator(), name);
+  if (const torch::Device gpu = device(); gpu.is_cuda())
+    random(at::globalContext().defaultGenerator(gpu), name + ".cuda");
+  return *this;
+}
+
+TrainingState& TrainingState::random(at::Generator generator, const std::string& name) {
+  if (!generator.defined()) throw UsageError("TrainingState: random: the generator is undefined");
+  return add(name, std::make_shared<libtorch::GeneratorItem>(std::move(generator)));
+}
+
+}  // namespace hvd

@@ -1,0 +1,105 @@
+#include "state/optimizer_state.h"
+
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/serialize.h>
+
+#include <optional>
+#include <sstream>
+#include <typeinfo>
+
+#include "hvd/error.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+constexpr const char* kDefaultsKey = "hvd_defaults";
+
+/// LBFGS keeps working memory in its state, undefined tensors that cannot be saved. A step makes it
+/// anew.
+void drop_scratch(torch::optim::Optimizer& optimizer) {
+  for (auto& item : optimizer.state()) {
+    if (auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(item.second.get()))
+      state->al(std::nullopt);
+  }
+}
+
+/// State is where the parameters are, on whichever GPU it was saved from.
+std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer) {
+  std::optional<torch::Device> device;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (device.value_or(parameter.device()) != parameter.device()) {
+        throw UsageError("expected the optimizer's parameters on one device, got some on " +
+                         device->str() + " and some on " + parameter.device().str() +
+                         "; use an optimizer for each");
+      }
+      device = parameter.device();
+    }
+  }
+  return device;
+}
+
+}  // namespace
+
+std::string save_optimizer(torch::optim::Optimizer& optimizer) {
+  drop_scratch(optimizer);
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  torch::serialize::OutputArchive defaults(archive.compilation_unit());
+  optimizer.defaults().serialize(defaults);
+  archive.write(kDefaultsKey, defaults);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+void load_optimizer(torch::optim::Optimizer& optimizer, std::string_view bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
+  // Loading adds to what is there; what was not saved must go.
+  optimizer.state().clear();
+  optimizer.load(archive);
+  torch::serialize::InputArchive defaults;
+  archive.read(kDefaultsKey, defaults);
+  optimizer.defaults().serialize(defaults);
+}
+
+OptimizerLayout layout_of(const torch::optim::Optimizer& optimizer) {
+  OptimizerLayout layout;
+  layout.first = c10::demangle(typeid(optimizer).name());
+  for (const auto& group : optimizer.param_groups()) {
+    auto& shapes = layout.second.emplace_back();
+    for (const torch::Tensor& parameter : group.params()) shapes.push_back(parameter.sizes().vec());
+  }
+  return layout;
+}
+
+std::string difference(const OptimizerLayout& expected, const OptimizerLayout& got,
+                       const std::string& whose) {
+  const std::string wanted = "expected " + whose + " ";
+  if (expected.first != got.first) return wanted + expected.first + ", got " + got.first;
+  if (expected.second.size() != got.second.size()) {
+    return wanted + std::to_string(expected.second.size()) + " parameter groups, got " +
+           std::to_string(got.second.size());
+  }
+  for (std::size_t g = 0; g < got.second.size(); ++g) {
+    const auto& theirs = expected.second[g];
+    const auto& own = got.second[g];
+    const std::string group = "parameter group " + std::to_string(g);
+    if (theirs.size() != own.size()) {
+      return group + ": " + wanted + std::to_string(theirs.size()) + " parameters, got " +
+             std::to_string(own.size());
+    }
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (theirs[i] != own[i]) {
+        return group + ", parameter " + std::to_string(i) + ": " + wanted + "shape " +
+               shape_to_string(theirs[i]) + ", got " + shape_to_string(own[i]);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::libtorch {
+
+/// An optimizer's type and the shapes of the parameters of each of its groups: what must agree for
+/// one optimizer's state to be another's.
+using OptimizerLayout = std::pair<std::string, std::vector<std::vector<std::vector<std::int64_t>>>>;
+
+OptimizerLayout layout_of(const torch::optim::Optimizer& optimizer);
+
+/// The first difference; empty if there is none. @param whose `expected` is, such as "the root's"
+std::string difference(const OptimizerLayout& expected, const OptimizerLayout& got,
+                       const std::string& whose);
+
+/// State, options of each group and defaults.
+std::string save_optimizer(torch::optim::Optimizer& optimizer);
+
+/// @throws UsageError when the optimizer's parameters are on several devices; c10::Error when the
+/// bytes are of an optimizer with another layout, which may then have changed.
+void load_optimizer(torch::optim::Optimizer& optimizer, std::string_view bytes);
+
+}  // namespace hvd::libtorch

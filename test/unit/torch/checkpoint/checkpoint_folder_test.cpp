@@ -1,0 +1,226 @@
+#include "checkpoint/checkpoint_folder.h"
+
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+
+#include "unit/torch/checkpoint/checkpoint_files.h"
+
+namespace hvd::libtorch::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kRanks = 2;
+
+std::array<std::string, 2> parts_of(std::uint64_t step, int rank) {
+  const std::string text = "step " + std::to_string(step) + " rank " + std::to_string(rank);
+  return {text, std::string(100, 'x') + text};
+}
+
+/// All that the ranks of a job do for one checkpoint, in one order that they may do it in.
+void save(CheckpointFolder& folder, std::uint64_t step, std::size_t keep = 100) {
+  folder.begin(step);
+  Manifest manifest{.step = step, .files = {folder.write_common(step, parts_of(step, -1))}};
+  for (int rank = 0; rank < kRanks; ++rank)
+    manifest.files.push_back(folder.write_rank(step, rank, parts_of(step, rank)));
+  folder.commit(manifest);
+  EXPECT_EQ(folder.remove_all_but(keep), "");
+}
+
+void check(const CheckpointFolder& folder, std::uint64_t step) {
+  const auto joined = [](const std::array<std::string, 2>& parts) { return parts[0] + parts[1]; };
+  const Manifest manifest = folder.manifest(step);
+  ASSERT_EQ(manifest.ranks(), std::size_t{kRanks});
+  EXPECT_EQ(folder.read(step, manifest.common()), joined(parts_of(step, -1)));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(folder.read(step, manifest.of_rank(static_cast<std::size_t>(rank))),
+              joined(parts_of(step, rank)));
+  }
+}
+
+std::size_t entries_of(const std::filesystem::path& path) {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path), {}));
+}
+
+TEST(CheckpointFolder, KeepsTheLastOnes) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path() / "a" / "b");
+  EXPECT_THAT(folder.steps(), IsEmpty());
+  EXPECT_EQ(folder.newest(), std::nullopt);
+  for (const std::uint64_t step : {0U, 9U, 10U, 1234567U}) save(folder, step, 3);
+  EXPECT_THAT(folder.steps(), ElementsAre(9U, 10U, 1234567U));
+  EXPECT_EQ(folder.newest(), 1234567U);
+  for (const std::uint64_t step : folder.steps()) check(folder, step);
+  EXPECT_EQ(entries_of(temporary.path() / "a" / "b"), 3U) << "nothing else is left";
+  EXPECT_THAT(error_of([&] { folder.manifest(0); }),
+              HasSubstr("no complete checkpoint of step 0 in"));
+}
+
+TEST(CheckpointFolder, ALargeStepSortsByItsNumber) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 999999999999U);
+  save(folder, 1000000000000U);
+  EXPECT_EQ(folder.newest(), 1000000000000U);
+}
+
+TEST(CheckpointFolder, RefusesAStepThatWouldNotBeTheNewest) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 5);
+  for (const std::uint64_t step : {4U, 5U}) {
+    EXPECT_THAT(error_of([&] { folder.begin(step); }),
+                HasSubstr("which has a checkpoint of step 5"));
+  }
+  check(folder, 5);
+}
+
+TEST(CheckpointFolder, AnInterruptedWriteDoesNotCountAndIsRemoved) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 1);
+  folder.begin(2);
+  folder.write_common(2, parts_of(2, -1));
+  folder.write_rank(2, 7, parts_of(2, 7));
+  std::ofstream(folder.folder_of(2) / "rank-3.partial") << "half";
+  EXPECT_EQ(folder.newest(), 1U);
+  folder.begin(2);
+  EXPECT_EQ(entries_of(folder.folder_of(2)), 0U);
+  save(folder, 3);
+  EXPECT_FALSE(std::filesystem::exists(folder.folder_of(2)));
+  EXPECT_THAT(folder.steps(), ElementsAre(1U, 3U));
+}
+
+TEST(CheckpointFolder, WhatIsNotHvdsStays) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 1);
+  std::ofstream(folder.folder_of(1) / "notes.txt") << "mine";
+  std::filesystem::create_directory(temporary.path() / "step-7");  // not as hvd writes it
+  std::ofstream(temporary.path() / "step-x") << "mine";
+  save(folder, 2, 1000);
+  folder.begin(3);
+  folder.abandon(3);
+  EXPECT_THAT(folder.remove_all_but(1), HasSubstr("cannot remove"));
+  EXPECT_TRUE(std::filesystem::exists(folder.folder_of(1) / "notes.txt"));
+  EXPECT_TRUE(std::filesystem::exists(temporary.path() / "step-7"));
+  EXPECT_THAT(folder.steps(), ElementsAre(2U));
+}
+
+TEST(CheckpointFolder, CommitsOnlyWhatItSees) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  folder.begin(1);
+  Manifest manifest{.step = 1, .files = {folder.write_common(1, parts_of(1, -1))}};
+  manifest.files.push_back({"rank-0", {3, 4}});
+  EXPECT_THAT(error_of([&] { folder.commit(manifest); }), HasSubstr("rank-0 is missing"));
+  EXPECT_EQ(folder.newest(), std::nullopt);
+}
+
+TEST(CheckpointFolder, NamesWhatIsDamagedOrMissing) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 1);
+  const auto path = folder.folder_of(1);
+  std::filesystem::resize_file(path / "rank-1", 50);
+  EXPECT_THAT(error_of([&] { folder.manifest(1); }),
+              HasSubstr("rank-1 is damaged: expected 126 bytes, got 50"));
+  std::filesystem::remove(path / "rank-1");
+  EXPECT_THAT(error_of([&] { folder.manifest(1); }), HasSubstr("rank-1 is missing"));
+  std::filesystem::rename(path, folder.folder_of(2));
+  EXPECT_THAT(error_of([&] { folder.manifest(2); }), HasSubstr("expected step 2, got step 1"));
+}
+
+// Wherever it fails, what was complete still is, and the next save works.
+TEST(CheckpointFolder, AFullDiskLosesNothing) {
+  for (int fatal = 0;; ++fatal) {
+    SCOPED_TRACE(fatal);
+    const TemporaryFolder temporary;
+    WatchedCalls calls;
+    calls.skip_fsync = true;
+    CheckpointFolder folder(temporary.path(), calls);
+    save(folder, 1);
+    int made = 0;
+    calls.before = [&](const std::string& call, const std::string&) {
+      // What frees room succeeds.
+      const bool removes = call == "unlink" || call == "rmdir";
+      return !removes && made++ >= fatal ? ENOSPC : 0;
+    };
+    bool failed = false;
+    try {
+      folder.begin(2);
+      Manifest manifest{.step = 2, .files = {folder.write_common(2, parts_of(2, -1))}};
+      for (int rank = 0; rank < kRanks; ++rank)
+        manifest.files.push_back(folder.write_rank(2, rank, parts_of(2, rank)));
+      folder.commit(manifest);
+    } catch (const CheckpointError& error) {
+      failed = true;
+      EXPECT_THAT(error.what(), HasSubstr("No space left"));
+      folder.abandon(2);
+    }
+    calls.before = [](const std::string&, const std::string&) { return 0; };
+    check(folder, 1);
+    EXPECT_EQ(folder.newest(), failed ? 1U : 2U);
+    save(folder, 3);
+    check(folder, 3);
+    if (!failed) {
+      EXPECT_GT(fatal, 20) << "every call has failed once";
+      break;
+    }
+  }
+}
+
+/// A process that saves `step`, `step` + 1, ..., keeping two, until the call with number `fatal`,
+/// before which it is killed; a write is killed in its middle.
+void save_until_killed(const std::filesystem::path& path, std::uint64_t step, int fatal) {
+  WatchedCalls calls;
+  calls.skip_fsync = true;  // what the system has been told outlives the process
+  int made = 0;
+  calls.at_most = 37;
+  calls.before = [&](const std::string&, const std::string&) {
+    if (made++ == fatal) ::kill(::getpid(), SIGKILL);
+    return 0;
+  };
+  CheckpointFolder folder(path, calls);
+  for (;; ++step) save(folder, step, 2);
+}
+
+TEST(CheckpointFolder, AKillAtAnyMomentLeavesTheOneBeforeReadable) {
+  const TemporaryFolder temporary;
+  CheckpointFolder folder(temporary.path());
+  save(folder, 0);
+  std::uint64_t before = 0;
+  std::vector<std::uint64_t> gained;
+  for (int fatal = 0; fatal < 200; ++fatal) {
+    SCOPED_TRACE(fatal);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      save_until_killed(temporary.path(), before + 1, fatal);
+      ::_exit(1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    const auto steps = folder.steps();
+    ASSERT_FALSE(steps.empty());
+    ASSERT_GE(steps.back(), before);
+    // Of the two that are kept the older one may be about to be removed.
+    check(folder, steps.back());
+    EXPECT_LE(entries_of(temporary.path()), 4U) << "what kills have left is removed";
+    gained.push_back(steps.back() - before);
+    before = steps.back();
+  }
+  // Some kills came before the first checkpoint of their process, some after its third.
+  EXPECT_EQ(gained.front(), 0U);
+  EXPECT_GE(gained.back(), 3U);
+}
+
+}  // namespace
+}  // namespace hvd::libtorch::testing
