@@ -1,0 +1,205 @@
+#include "hvd/torch/data_loader.h"
+
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "data/epoch_order.h"
+#include "data/rank_comparison.h"
+#include "hvd/error.h"
+
+namespace hvd::libtorch {
+namespace {
+
+constexpr const char* kLoaderKey = "hvd_data_loader";
+constexpr std::int64_t kLoaderVersion = 1;
+
+/// Empty when there is none.
+std::string error_in(const DataLoaderOptions& options) {
+  const auto at_least = [](const char* option, std::int64_t least, std::int64_t got) {
+    return got >= least ? std::string()
+                        : std::string(option) + ": expected at least " + std::to_string(least) +
+                              ", got " + std::to_string(got);
+  };
+  std::string error = at_least("batch_size", 1, options.batch_size);
+  if (error.empty()) error = at_least("workers", 0, options.workers);
+  if (error.empty()) error = at_least("max_jobs", 1, options.max_jobs.value_or(1));
+  return error;
+}
+
+/// What a state belongs to.
+std::string order_of(std::size_t dataset_size, bool shuffle, std::uint64_t seed) {
+  return std::to_string(dataset_size) + (shuffle ? " samples shuffled" : " samples in order") +
+         " with seed " + std::to_string(seed);
+}
+
+const char* remainder_name(Remainder remainder) {
+  switch (remainder) {
+    case Remainder::kPad:
+      return "pad";
+    case Remainder::kDrop:
+      return "drop";
+    case Remainder::kUneven:
+      return "uneven";
+  }
+  return "unknown";
+}
+
+std::string description(std::size_t dataset_size, const DataLoaderOptions& options) {
+  return order_of(dataset_size, options.shuffle, options.seed) + ", batch_size " +
+         std::to_string(options.batch_size) + ", remainder " + remainder_name(options.remainder) +
+         (options.drop_last ? ", drop_last" : "");
+}
+
+}  // namespace
+
+LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoaderOptions options)
+    : options_(std::move(options)), dataset_size_(dataset_size.value_or(0)) {
+  const ProcessSet& set = options_.process_set;
+  if (!set.included()) {
+    throw UsageError(options_.name + ": this rank is not in process set " +
+                     std::to_string(set.id()));
+  }
+  rank_ = static_cast<std::size_t>(set.rank());
+  ranks_ = static_cast<std::size_t>(set.size());
+  std::string error = error_in(options_);
+  if (error.empty() && !dataset_size) error = "the data set has no size; expected one with size()";
+  require_agreement(options_.name + ".make",
+                    {.error = error.empty() ? error : options_.name + ": " + error,
+                     .description = description(dataset_size_, options_)},
+                    set);
+}
+
+LoaderProgress::LoaderProgress(std::size_t dataset_size, DataLoaderOptions options,
+                               std::size_t rank, std::size_t ranks)
+    : options_(std::move(options)), dataset_size_(dataset_size), rank_(rank), ranks_(ranks) {}
+
+torch::data::DataLoaderOptions LoaderProgress::torch_options() const {
+  torch::data::DataLoaderOptions options(static_cast<std::size_t>(options_.batch_size));
+  options.workers(static_cast<std::size_t>(options_.workers)).drop_last(options_.drop_last);
+  if (options_.max_jobs) options.max_jobs(static_cast<std::size_t>(*options_.max_jobs));
+  return options;
+}
+
+std::size_t LoaderProgress::samples_left() const noexcept {
+  const std::size_t left = dataset_size_ - std::min(used_, dataset_size_);
+  switch (options_.remainder) {
+    case Remainder::kPad:
+      return (left + ranks_ - 1) / ranks_;
+    case Remainder::kDrop:
+      return left / ranks_;
+    case Remainder::kUneven:
+      return (left + ranks_ - 1 - rank_) / ranks_;
+  }
+  return 0;
+}
+
+std::size_t LoaderProgress::batches_left() const noexcept {
+  const auto batch = static_cast<std::size_t>(options_.batch_size);
+  return (samples_left() + (options_.drop_last ? 0 : batch - 1)) / batch;
+}
+
+std::vector<std::size_t> LoaderProgress::samples() const {
+  std::vector<std::size_t> own(samples_left());
+  if (own.empty()) return own;
+  const std::vector<std::size_t> order =
+      epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch_);
+  for (std::size_t i = 0; i < own.size(); ++i)
+    own[i] = order[(used_ + rank_ + i * ranks_) % dataset_size_];
+  return own;
+}
+
+void LoaderProgress::set_epoch(std::size_t epoch) {
+  if (epoch == epoch_) return;
+  epoch_ = epoch;
+  used_ = 0;
+  ++generation_;
+}
+
+void LoaderProgress::use_batch() {
+  const auto batch = static_cast<std::size_t>(options_.batch_size);
+  used_ += options_.remainder == Remainder::kUneven
+               ? std::min(batch * ranks_, dataset_size_ - std::min(used_, dataset_size_))
+               : std::min(batch, samples_left()) * ranks_;
+}
+
+void LoaderProgress::end_epoch() {
+  ++epoch_;
+  used_ = 0;
+  ++generation_;
+}
+
+void LoaderProgress::begin() {
+  leave();
+  require_agreement(options_.name + ".begin",
+                    {.error = {},
+                     .description = "epoch " + std::to_string(epoch_) + " with " +
+                                    std::to_string(used_) + " samples used"},
+                    options_.process_set);
+}
+
+void LoaderProgress::save(torch::serialize::OutputArchive& archive) const {
+  const std::vector<std::int64_t> values{kLoaderVersion,
+                                         static_cast<std::int64_t>(dataset_size_),
+                                         options_.shuffle ? 1 : 0,
+                                         std::bit_cast<std::int64_t>(options_.seed),
+                                         static_cast<std::int64_t>(epoch_),
+                                         static_cast<std::int64_t>(used_)};
+  archive.write(kLoaderKey, torch::tensor(values, torch::kInt64), /*is_buffer=*/true);
+}
+
+LoaderProgress::Saved LoaderProgress::read(torch::serialize::InputArchive& archive) const {
+  const std::string who = options_.name + ": load: ";
+  torch::Tensor values;
+  if (!archive.try_read(kLoaderKey, values, /*is_buffer=*/true))
+    throw UsageError(who + "the archive holds no state of a data loader");
+  if (values.scalar_type() != torch::kInt64 || values.dim() != 1 || values.size(0) != 6 ||
+      values[0].item<std::int64_t>() != kLoaderVersion) {
+    throw UsageError(who + "expected a state of version " + std::to_string(kLoaderVersion) +
+                     ", got another one");
+  }
+  const auto value = [&](std::int64_t i) { return values[i].item<std::int64_t>(); };
+  const std::int64_t size = value(1), epoch = value(4), used = value(5);
+  if (size < 0 || epoch < 0 || used < 0)
+    throw UsageError(who + "expected numbers that are not negative; the state is damaged");
+  const bool shuffle = value(2) != 0;
+  const auto seed = std::bit_cast<std::uint64_t>(value(3));
+  const std::string saved = order_of(static_cast<std::size_t>(size), shuffle, seed);
+  const std::string own = order_of(dataset_size_, options_.shuffle, options_.seed);
+  if (saved != own) throw UsageError(who + "expected a state of " + own + ", got one of " + saved);
+  return {.epoch = static_cast<std::size_t>(epoch), .used = static_cast<std::size_t>(used)};
+}
+
+void LoaderProgress::load(torch::serialize::InputArchive& archive) {
+  const Saved saved = read(archive);
+  epoch_ = saved.epoch;
+  used_ = saved.used;
+  leave();
+}
+
+void LoaderSampler::reset(std::optional<std::size_t> /*new_size*/) {
+  samples_ = progress_->samples();
+  asked_ = 0;
+}
+
+std::optional<LoaderProgress::Request> LoaderSampler::next(std::size_t batch_size) {
+  const std::size_t taken = std::min(batch_size, samples_.size() - asked_);
+  if (taken == 0) return std::nullopt;
+  const auto begin = samples_.begin() + static_cast<std::ptrdiff_t>(asked_);
+  asked_ += taken;
+  return LoaderProgress::Request{.epoch = progress_->epoch(),
+                                 .samples = {begin, begin + static_cast<std::ptrdiff_t>(taken)}};
+}
+
+void LoaderSampler::load(torch::serialize::InputArchive& /*archive*/) {
+  throw UsageError(progress_->options().name + ": expected load() of the loader, not its sampler");
+}
+
+void throw_stale_iterator(const std::string& loader) {
+  throw UsageError(loader +
+                   ": this iterator's place was left by begin(), set_epoch(), load() or an error "
+                   "of the data set; expected one from a later begin()");
+}
+
+}  // namespace hvd::libtorch

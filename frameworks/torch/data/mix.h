@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+
+namespace hvd::libtorch {
+
+/// SplitMix64's step: a bijection of 64 bits in which each bit of the input changes about half of
+/// the output's.
+constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <torch/data/example.h>
+#include <torch/data/transforms/base.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace hvd {
+
+/// A CPU generator of its own for a sample in an epoch: its numbers depend on these three alone, on
+/// no rank, worker or batch, and no two samples of an epoch start in the same state. Thread-safe.
+at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample);
+
+/// The same for a sample that a hvd::DataLoader is loading in this thread, for the `get()` of a
+/// data set: `torch::rand({2}, hvd::sample_generator(index))`. While a batch is loaded, every call
+/// for a sample gives the same generator, which goes on where the one before has stopped.
+/// @throws UsageError outside a loader, and for a sample that is not in the batch
+at::Generator sample_generator(std::size_t sample);
+
+namespace libtorch {
+
+/// While it lives, this thread loads a batch of these samples, each with a generator. Scopes nest.
+class SampleScope {
+ public:
+  SampleScope(std::uint64_t seed, std::uint64_t epoch, const std::vector<std::size_t>& samples);
+  SampleScope(const SampleScope&) = delete;
+  SampleScope& operator=(const SampleScope&) = delete;
+  ~SampleScope();
+
+  /// This thread's. @throws UsageError where there is none
+  static SampleScope& current();
+
+  std::size_t size() const noexcept { return samples_.size(); }
+  at::Generator& generator_at(std::size_t position);
+  at::Generator& generator_of(std::size_t sample);
+
+ private:
+  const std::uint64_t seed_, epoch_;
+  const std::vector<std::size_t>& samples_;
+  std::vector<at::Generator> generators_;  ///< by position; undefined until it is used
+  SampleScope* const outer_;
+};
+
+/// The scope of this thread's batch. @throws UsageError when its size is not `examples`
+SampleScope& scope_of_batch(std::size_t examples);
+
+}  // namespace libtorch
+
+/// A transform that draws random numbers, for a data set's `map()`. See random_transform().
+template <class Input, class Function>
+class RandomTransform
+    : public torch::data::transforms::BatchTransform<
+          std::vector<Input>, std::vector<std::invoke_result_t<Function&, Input, at::Generator&>>> {
+ public:
+  using Output = std::invoke_result_t<Function&, Input, at::Generator&>;
+
+  explicit RandomTransform(Function function) : function_(std::move(function)) {}
+
+  /// @throws UsageError outside a hvd::DataLoader, and where a transform before this one has made
+  /// more or fewer examples of a batch
+  std::vector<Output> apply_batch(std::vector<Input> batch) override {
+    libtorch::SampleScope& scope = libtorch::scope_of_batch(batch.size());
+    std::vector<Output> results;
+    results.reserve(batch.size());
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      results.push_back(function_(std::move(batch[i]), scope.generator_at(i)));
+    return results;
+  }
+
+ private:
+  Function function_;
+};
+
+/// `dataset.map(hvd::random_transform([](torch::data::Example<> example, at::Generator& generator)
+/// {...}))`: the function gets each example with the generator of its sample (see
+/// sample_generator()) and returns what takes its place. Each worker has a copy of the function.
+/// Before `Stack`, which makes one example of a batch. Several follow each other in one stream.
+template <class Input = torch::data::Example<>, class Function>
+RandomTransform<Input, Function> random_transform(Function function) {
+  return RandomTransform<Input, Function>(std::move(function));
+}
+
+}  // namespace hvd

@@ -1,0 +1,136 @@
+#include <sstream>
+#include <utility>
+
+#include "torch/support/torch_test.h"
+
+// Training that is interrupted after any step and resumed equals training that is not, bit by bit.
+
+namespace hvd::testing {
+namespace {
+
+namespace data = torch::data;
+
+/// A regression problem of which each sample follows from its index.
+class Samples : public data::datasets::Dataset<Samples> {
+ public:
+  explicit Samples(std::size_t size) : size_(size) {}
+  data::Example<> get(std::size_t index) override {
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(index);
+    const torch::Tensor x = torch::randn({4}, generator);
+    return {x, torch::stack({x.sum().sin(), x.prod()})};
+  }
+  std::optional<std::size_t> size() const override { return size_; }
+
+ private:
+  std::size_t size_;
+};
+
+data::Example<> with_noise(data::Example<> example, at::Generator& generator) {
+  example.data = example.data + 0.1 * torch::randn({4}, generator);
+  return example;
+}
+
+constexpr std::size_t kEpochs = 2;
+constexpr std::size_t kSamples = 61;
+
+auto dataset() {
+  return Samples(kSamples).map(random_transform(&with_noise)).map(data::transforms::Stack<>());
+}
+
+/// What a program has to save.
+struct Saved {
+  std::string model, optimizer, loader;
+};
+
+template <class T>
+std::string saved(const T& object) {
+  torch::serialize::OutputArchive archive;
+  object.save(archive);
+  std::stringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+template <class T>
+void load(T& object, const std::string& bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size());
+  object.load(archive);
+}
+
+class Program {
+ public:
+  explicit Program(DataLoaderOptions options) : loader_(make_data_loader(dataset(), options)) {
+    broadcast_parameters(net_);
+  }
+  Program(DataLoaderOptions options, const Saved& saved) : Program(std::move(options)) {
+    load(*net_, saved.model);
+    load(adam_, saved.optimizer);
+    load(*loader_, saved.loader);
+  }
+
+  /// Trains to the end. @return this rank's losses
+  std::vector<double> run(std::vector<Saved>* after_each_step = nullptr) {
+    std::vector<double> losses;
+    DistributedOptimizer optimizer(adam_, net_->named_parameters());
+    while (loader_->epoch() < kEpochs) {
+      for (auto& batch : *loader_) {
+        optimizer.zero_grad();
+        const torch::Tensor loss = torch::mse_loss(net_->forward(batch.data), batch.target);
+        loss.backward();
+        optimizer.step();
+        losses.push_back(loss.item<double>());
+        if (after_each_step != nullptr)
+          after_each_step->push_back({saved(*net_), saved(adam_), saved(*loader_)});
+      }
+    }
+    return losses;
+  }
+  std::vector<torch::Tensor> parameters() const { return net_->parameters(); }
+
+ private:
+  Net net_;
+  torch::optim::Adam adam_{net_->parameters(), torch::optim::AdamOptions(0.01)};
+  std::unique_ptr<DataLoader<decltype(dataset())>> loader_;
+};
+
+TEST(ExactResume, AfterAnyStepIsTheRunThatWasNotInterrupted) {
+  torch::manual_seed(10 + rank());
+  const DataLoaderOptions options{.batch_size = 5, .workers = 2, .seed = 3};
+  Program whole(options);
+  std::vector<Saved> states;
+  const std::vector<double> losses = whole.run(&states);
+  ASSERT_EQ(states.size(), losses.size());
+  const auto per_epoch =
+      (kSamples + static_cast<std::size_t>(size()) - 1) / static_cast<std::size_t>(size());
+  ASSERT_EQ(losses.size(), kEpochs * ((per_epoch + 4) / 5));
+  for (std::size_t step = 0; step < states.size(); ++step) {
+    DataLoaderOptions other = options;
+    other.workers = static_cast<std::int64_t>(step % 4);
+    Program resumed(other, states[step]);
+    const std::vector<double> rest = resumed.run();
+    ASSERT_EQ(rest.size(), losses.size() - step - 1);
+    for (std::size_t i = 0; i < rest.size(); ++i)
+      EXPECT_EQ(rest[i], losses[step + 1 + i]) << "resumed after " << step << ", step " << i;
+    for (std::size_t i = 0; i < whole.parameters().size(); ++i)
+      EXPECT_TRUE(resumed.parameters()[i].equal(whole.parameters()[i])) << "after " << step;
+  }
+}
+
+TEST(ExactResume, SeedsChangeWhatIsTrainedOn) {
+  torch::manual_seed(10 + rank());
+  const DataLoaderOptions options{.batch_size = 5, .seed = 3};
+  Program first(options);
+  std::vector<Saved> states;
+  const std::vector<double> losses = first.run(&states);
+  DataLoaderOptions other = options;
+  other.seed = 4;
+  EXPECT_THROW(Program(other, states.front()), UsageError);
+  Saved mixed = states.front();
+  mixed.loader = saved(*make_data_loader(dataset(), other));
+  Program second(other, mixed);
+  EXPECT_NE(second.run().back(), losses.back());
+}
+
+}  // namespace
+}  // namespace hvd::testing
