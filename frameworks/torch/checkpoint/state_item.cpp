@@ -177,6 +177,18 @@ std::function<void()> SamplerItem::decode(std::string_view bytes) {
   return [this, archive] { sampler_.load(*archive); };
 }
 
+std::string LoaderItem::encode() const {
+  torch::serialize::OutputArchive archive;
+  progress_->save(archive);
+  return bytes_of(archive);
+}
+
+std::function<void()> LoaderItem::decode(std::string_view bytes) {
+  const auto archive = archive_of(bytes);
+  progress_->check(*archive);
+  return [this, archive] { progress_->load(*archive); };
+}
+
 std::string GeneratorItem::encode() const {
   at::Generator generator = generator_;
   const std::lock_guard lock(generator.mutex());

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "hvd/torch/data_loader.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/training_state.h"
@@ -57,6 +59,17 @@ class SamplerItem final : public StateItem {
 
  private:
   DistributedSampler sampler_;  ///< copies share one state
+};
+
+class LoaderItem final : public StateItem {
+ public:
+  explicit LoaderItem(std::shared_ptr<LoaderProgress> progress) : progress_(std::move(progress)) {}
+  std::string kind() const override { return "data loader"; }
+  std::string encode() const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  std::shared_ptr<LoaderProgress> progress_;
 };
 
 /// A random stream, of which each rank has its own.

@@ -46,6 +46,11 @@ TrainingState& TrainingState::sampler(DistributedSampler& sampler, const std::st
   return add(name, std::make_shared<libtorch::SamplerItem>(sampler));
 }
 
+TrainingState& TrainingState::progress(std::shared_ptr<libtorch::LoaderProgress> progress,
+                                       const std::string& name) {
+  return add(name, std::make_shared<libtorch::LoaderItem>(std::move(progress)));
+}
+
 TrainingState& TrainingState::random(const std::string& name) {
   random(at::detail::getDefaultCPUGenerator(), name);
   if (const torch::Device gpu = device(); gpu.is_cuda())

@@ -1,6 +1,7 @@
 #include <sstream>
 #include <utility>
 
+#include "torch/checkpoint/checkpoint_job.h"
 #include "torch/support/torch_test.h"
 
 // Training that is interrupted after any step and resumed equals training that is not, bit by bit.
@@ -58,12 +59,12 @@ void load(T& object, const std::string& bytes) {
   object.load(archive);
 }
 
-class Program {
+class Training {
  public:
-  explicit Program(DataLoaderOptions options) : loader_(make_data_loader(dataset(), options)) {
+  explicit Training(DataLoaderOptions options) : loader_(make_data_loader(dataset(), options)) {
     broadcast_parameters(net_);
   }
-  Program(DataLoaderOptions options, const Saved& saved) : Program(std::move(options)) {
+  Training(DataLoaderOptions options, const Saved& saved) : Training(std::move(options)) {
     load(*net_, saved.model);
     load(adam_, saved.optimizer);
     load(*loader_, saved.loader);
@@ -97,7 +98,7 @@ class Program {
 TEST(ExactResume, AfterAnyStepIsTheRunThatWasNotInterrupted) {
   torch::manual_seed(10 + rank());
   const DataLoaderOptions options{.batch_size = 5, .workers = 2, .seed = 3};
-  Program whole(options);
+  Training whole(options);
   std::vector<Saved> states;
   const std::vector<double> losses = whole.run(&states);
   ASSERT_EQ(states.size(), losses.size());
@@ -107,7 +108,7 @@ TEST(ExactResume, AfterAnyStepIsTheRunThatWasNotInterrupted) {
   for (std::size_t step = 0; step < states.size(); ++step) {
     DataLoaderOptions other = options;
     other.workers = static_cast<std::int64_t>(step % 4);
-    Program resumed(other, states[step]);
+    Training resumed(other, states[step]);
     const std::vector<double> rest = resumed.run();
     ASSERT_EQ(rest.size(), losses.size() - step - 1);
     for (std::size_t i = 0; i < rest.size(); ++i)
@@ -120,16 +121,72 @@ TEST(ExactResume, AfterAnyStepIsTheRunThatWasNotInterrupted) {
 TEST(ExactResume, SeedsChangeWhatIsTrainedOn) {
   torch::manual_seed(10 + rank());
   const DataLoaderOptions options{.batch_size = 5, .seed = 3};
-  Program first(options);
+  Training first(options);
   std::vector<Saved> states;
   const std::vector<double> losses = first.run(&states);
   DataLoaderOptions other = options;
   other.seed = 4;
-  EXPECT_THROW(Program(other, states.front()), UsageError);
+  EXPECT_THROW(Training(other, states.front()), UsageError);
   Saved mixed = states.front();
   mixed.loader = saved(*make_data_loader(dataset(), other));
-  Program second(other, mixed);
+  Training second(other, mixed);
   EXPECT_NE(second.run().back(), losses.back());
+}
+
+/// With dropout, whose random stream is each rank's own, and a checkpoint of everything.
+struct TrainingWithDropout {
+  torch::nn::Sequential net{torch::nn::Linear(4, 8), torch::nn::Dropout(0.3),
+                            torch::nn::Linear(8, 2)};
+  torch::optim::SGD sgd{net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)};
+  DistributedOptimizer optimizer{sgd, net->named_parameters()};
+  std::unique_ptr<DataLoader<decltype(dataset())>> loader;
+
+  explicit TrainingWithDropout(std::uint64_t seed = 8)
+      : loader(make_data_loader(dataset(), {.batch_size = 4, .workers = 3, .seed = seed})) {}
+  TrainingState state() {
+    return TrainingState().model(net).optimizer(optimizer).loader(*loader).random();
+  }
+  std::vector<double> train(const std::function<void(std::size_t)>& after_step = {}) {
+    std::vector<double> losses;
+    while (loader->epoch() < kEpochs) {
+      for (auto& batch : *loader) {
+        optimizer.zero_grad();
+        const torch::Tensor loss = torch::mse_loss(net->forward(batch.data), batch.target);
+        loss.backward();
+        optimizer.step();
+        losses.push_back(loss.item<double>());
+        if (after_step) after_step(losses.size());
+      }
+    }
+    return losses;
+  }
+};
+
+TEST(ExactResume, FromACheckpointInMidEpochWithDropoutAndWorkers) {
+  const SharedFolder folder;
+  torch::manual_seed(20 + rank());
+  TrainingWithDropout whole;
+  broadcast_parameters(whole.net);
+  const auto losses = whole.train([&](std::size_t step) {
+    if (step % 3 == 0) save_checkpoint(folder.path(), whole.state(), {.step = step});
+  });
+  for (std::size_t step = 3; step <= losses.size(); step += 3) {
+    torch::manual_seed(1);
+    TrainingWithDropout resumed;
+    EXPECT_EQ(load_checkpoint(folder.path(), resumed.state(), {.step = step}), step);
+    const auto rest = resumed.train();
+    ASSERT_EQ(rest.size(), losses.size() - step);
+    for (std::size_t i = 0; i < rest.size(); ++i)
+      EXPECT_EQ(rest[i], losses[step + i]) << "resumed after " << step << ", step " << i;
+    for (std::size_t i = 0; i < whole.net->parameters().size(); ++i)
+      EXPECT_TRUE(resumed.net->parameters()[i].equal(whole.net->parameters()[i]));
+  }
+  TrainingWithDropout other(9);
+  EXPECT_PRED2(contains, message_of<CheckpointError>([&] {
+                 load_checkpoint(folder.path(), other.state(), {.step = 3});
+               }),
+               "61 samples shuffled with seed 8");
+  EXPECT_EQ(other.loader->samples_used(), 0U);
 }
 
 }  // namespace

@@ -18,6 +18,8 @@
 
 namespace hvd {
 
+class TrainingState;
+
 /// What becomes of samples that do not fill all ranks.
 enum class Remainder {
   kPad,   ///< repeated from the start until they do: PyTorch's DistributedSampler
@@ -266,6 +268,9 @@ class DataLoader {
   void load(torch::serialize::InputArchive& archive) { progress_->load(archive); }
 
  private:
+  friend class TrainingState;
+  const std::shared_ptr<libtorch::LoaderProgress>& progress() const noexcept { return progress_; }
+
   std::optional<BatchType> next(std::uint64_t generation) {
     if (generation != progress_->generation())
       libtorch::throw_stale_iterator(progress_->options().name);

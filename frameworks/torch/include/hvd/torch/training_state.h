@@ -20,8 +20,12 @@ namespace hvd {
 class DistributedOptimizer;
 class DistributedSampler;
 class GradScaler;
+template <class Dataset>
+class DataLoader;
 
 namespace libtorch {
+
+class LoaderProgress;
 
 /// One thing that a checkpoint holds. Not thread-safe.
 class StateItem {
@@ -87,6 +91,12 @@ class TrainingState {
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
   /// Epoch, and how many samples of it all ranks have drawn; goes on at any number of ranks.
   TrainingState& sampler(DistributedSampler& sampler, const std::string& name = "sampler");
+  /// Epoch, and how many samples of it the program has used, on all ranks; goes on at any number of
+  /// ranks.
+  template <class Dataset>
+  TrainingState& loader(DataLoader<Dataset>& loader, const std::string& name = "loader") {
+    return progress(loader.progress(), name);
+  }
   /// LibTorch's own random streams of this rank, on the CPU and on hvd::device(). Each rank has its
   /// own. Loaded by more ranks than there were, rank r of those that are new takes a stream of its
   /// own, seeded by r and by the stream that rank r modulo the former number had.
@@ -107,6 +117,8 @@ class TrainingState {
 
  private:
   TrainingState& add(const std::string& name, std::shared_ptr<libtorch::StateItem> item);
+  TrainingState& progress(std::shared_ptr<libtorch::LoaderProgress> progress,
+                          const std::string& name);
 
   std::vector<Entry> entries_;
 };
