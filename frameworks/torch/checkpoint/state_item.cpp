@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "checkpoint/checksum.h"
+#include "data/rank_comparison.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/torch/checkpoint_error.h"
+#include "hvd/torch/parameters.h"
 #include "state/optimizer_state.h"
 #include "tensors/tensor_adapter.h"
 
@@ -151,6 +154,30 @@ std::function<void()> OptimizerItem::decode(std::string_view bytes) {
       throw;
     }
   };
+}
+
+// As bytes a model and its optimizer would need room for two copies more.
+void ModuleItem::broadcast(int root_rank, const std::string& /*name*/) {
+  broadcast_parameters(module_, root_rank);
+}
+
+void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
+  broadcast_optimizer_state(optimizer_, root_rank);
+}
+
+void StateItem::broadcast(int root_rank, const std::string& name) {
+  const bool root = rank() == root_rank;
+  const std::string bytes =
+      broadcast_object(root ? encode() : std::string(), root_rank, {.name = name});
+  std::string error;
+  std::function<void()> change;
+  try {
+    if (!root) change = decode(bytes);
+  } catch (const std::exception& caught) {
+    error = caught.what();
+  }
+  require_agreement(name + ".decoded", {.error = error, .description = {}}, ProcessSet());
+  if (change) change();
 }
 
 std::string ScalerItem::encode() const {

@@ -21,6 +21,7 @@ class ModuleItem final : public StateItem {
   std::string kind() const override { return "model"; }
   std::string encode() const override;
   std::function<void()> decode(std::string_view bytes) override;
+  void broadcast(int root_rank, const std::string& name) override;
 
  private:
   torch::nn::Module& module_;
@@ -34,6 +35,7 @@ class OptimizerItem final : public StateItem {
   std::string encode() const override;
   /// What it returns leaves the optimizer as it was when it throws.
   std::function<void()> decode(std::string_view bytes) override;
+  void broadcast(int root_rank, const std::string& name) override;
 
  private:
   torch::optim::Optimizer& optimizer_;

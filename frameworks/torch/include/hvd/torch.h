@@ -13,6 +13,7 @@
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/handle.h"
+#include "hvd/torch/join.h"
 #include "hvd/torch/metric.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"

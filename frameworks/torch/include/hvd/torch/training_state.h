@@ -46,6 +46,9 @@ class StateItem {
     (void)rank;
     return decode(bytes);
   }
+  /// Gives every rank of the job what `root_rank` has. Collective. @throws on every rank, or on
+  /// none
+  virtual void broadcast(int root_rank, const std::string& name);
 };
 
 template <class T>
