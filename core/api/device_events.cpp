@@ -1,6 +1,9 @@
 #include "hvd/device.h"
 
+#include <utility>
+
 #include "api/process.h"
+#include "bootstrap/builtin_backends.h"
 #include "engine/runtime.h"
 #include "hvd/error.h"
 
@@ -36,6 +39,8 @@ EventPtr record_event(void* stream) {
   const auto runtime = runtime::current_runtime();
   return usable_device(*runtime, "record_event", stream).events()->record({stream});
 }
+
+void use_device_memory(DeviceMemory memory) { runtime::use_device_memory(std::move(memory)); }
 
 void wait_for_event(void* stream, const EventPtr& event) {
   const auto runtime = runtime::current_runtime();

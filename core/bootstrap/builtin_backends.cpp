@@ -2,7 +2,9 @@
 #include "bootstrap/builtin_backends.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +15,7 @@
 #include "backend/shm/shm_backend.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "bootstrap/gpu_agreement.h"
 #include "bootstrap/settings_agreement.h"
 #include "hvd/error.h"
@@ -37,6 +40,9 @@
 
 namespace hvd::runtime {
 namespace {
+
+/// For a device that does not return from freeing memory at the end.
+constexpr std::chrono::seconds kHelperPatience{10};
 
 const char* variable(const char* name) {
   const char* value = std::getenv(name);
@@ -76,6 +82,24 @@ std::shared_ptr<nccl::Library>& simulated_nccl() {
   return library;
 }
 
+struct FrameworksMemory {
+  Mutex mutex;
+  DeviceMemory memory HVD_GUARDED_BY(mutex);
+
+  static FrameworksMemory& instance() {
+    static FrameworksMemory instance;
+    return instance;
+  }
+  DeviceMemory get() {
+    const MutexLock lock(mutex);
+    return memory;
+  }
+  void set(DeviceMemory other) {
+    const MutexLock lock(mutex);
+    memory = std::move(other);
+  }
+};
+
 /// The process's GPUs; null in a build without them.
 std::shared_ptr<device::Api> device_api() {
   if (simulated_api()) return simulated_api();
@@ -101,9 +125,14 @@ std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int loc
     throw UsageError("hvd::init: HVD_DEVICE: expected a GPU below " + std::to_string(count) +
                      ", the number that this process sees, got " + std::to_string(*options.device));
   }
-  return count > 0
-             ? std::make_shared<device::Context>(api, options.device.value_or(local_rank % count))
-             : nullptr;
+  if (count == 0) return nullptr;
+  const auto helper = std::make_shared<device::HelperThread>(kHelperPatience);
+  return std::make_shared<device::Context>(
+      api, options.device.value_or(local_rank % count),
+      device::Surroundings{.memory = FrameworksMemory::instance().get(),
+                           .run_aside = [helper](std::function<void()> function) {
+                             helper->run(std::move(function));
+                           }});
 }
 
 /// A GPU and what goes with it, until the ranks have agreed on what to do with theirs.
@@ -299,6 +328,7 @@ void forget_job_peers() noexcept {}
 
 #endif
 
+void use_device_memory(DeviceMemory memory) { FrameworksMemory::instance().set(std::move(memory)); }
 void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
 void use_nccl_library(std::shared_ptr<nccl::Library> library) {
   simulated_nccl() = std::move(library);

@@ -31,6 +31,9 @@ struct JobConnection {
 /// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
+/// Before join_job(): see hvd::use_device_memory().
+void use_device_memory(DeviceMemory);
+
 /// For tests, before join_job(): a simulated device in place of CUDA's, which only the host's
 /// backends serve if there is no simulated NCCL too. Null: CUDA's again.
 void use_device_api(std::shared_ptr<device::Api>);

@@ -7,7 +7,7 @@ namespace hvd::device {
 
 std::span<std::byte> BufferRing::take(std::span<const std::span<std::byte>> buffers,
                                       std::size_t size, Stream stream) {
-  if (buffers.empty() || size == 0 || size > buffers.front().size()) return {};
+  if (!fits(buffers, size)) return {};
   free_after_.resize(buffers.size());
   if (free_after_[next_]) api_.wait(stream, {free_after_[next_]->native()});
   taken_ = true;

@@ -16,6 +16,10 @@ class BufferRing {
  public:
   explicit BufferRing(Api& api) : api_(api) {}
 
+  /// Whether one of these buffers can be taken for as much.
+  static bool fits(std::span<const std::span<std::byte>> buffers, std::size_t size) noexcept {
+    return !buffers.empty() && size > 0 && size <= buffers.front().size();
+  }
   /// The next in turn, or nothing, and no turn, when `size` does not fit. What `stream` does next
   /// is done once the buffer's last user has finished. With the device current. @pre the last one
   /// taken has been released; `buffers` are of one size, and always the same

@@ -8,8 +8,13 @@
 
 namespace hvd::device {
 
-Context::Context(std::shared_ptr<Api> api, int device)
-    : api_(std::move(api)), device_(device), events_(EventPool::create(api_, device)) {}
+Context::Context(std::shared_ptr<Api> api, int device, Surroundings surroundings)
+    : api_(std::move(api)),
+      device_(device),
+      events_(EventPool::create(api_, device)),
+      memory_(
+          std::make_shared<MemorySource>(api_, device, events_, std::move(surroundings.memory))),
+      run_aside_(std::move(surroundings.run_aside)) {}
 
 void Context::copy_pieces(std::span<const Piece> pieces, const CopyForm& form, std::byte* buffer,
                           bool to_buffer, double factor, Stream stream) {
@@ -29,9 +34,8 @@ void Context::wait(Stream stream, const EventPtr& event) {
   api_->wait(stream, {handle});
 }
 
-Allocator Context::plain_memory() {
-  return {[this](std::size_t bytes) { return api_->allocate(bytes); },
-          [this](std::byte* memory) { api_->release(memory); }};
+void Context::run_aside(std::function<void()> function) {
+  run_aside_ ? run_aside_(std::move(function)) : function();
 }
 
 OwnedStream::OwnedStream(Context& context) : context_(context) {

@@ -1,5 +1,6 @@
 #include "execution/device_staging.h"
 
+#include <array>
 #include <exception>
 #include <utility>
 
@@ -42,6 +43,11 @@ std::size_t padded_bytes(const Batch& batch) {
   return bytes;
 }
 
+/// Of the buffer that the result comes into.
+std::size_t buffer_bytes(const Batch& batch) {
+  return padded(batch) ? padded_bytes(batch) : batch.out_bytes();
+}
+
 }  // namespace
 
 DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors)
@@ -50,7 +56,7 @@ DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_fact
       folds(folds_factors),
       in(on),
       out(on),
-      buffers(on.api(), on.device(), on.plain_memory()),
+      buffers(on),
       channels_own(on.api()) {}
 
 DevicePipeline::~DevicePipeline() {
@@ -62,6 +68,20 @@ DevicePipeline::~DevicePipeline() {
     HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
                     << error.what();  // the device has failed, which others report
   }
+}
+
+// What stage() will lease, in the same cases.
+bool DeviceStaging::ready(const Batch& batch) {
+  std::array<std::size_t, 2> sizes;
+  std::size_t count = 0;
+  if (batch.absent_here() || batch.buffered()) {
+    const std::size_t bytes = buffer_bytes(batch);
+    if (!through_channels_own(batch, bytes)) sizes[count++] = bytes;
+    if (!batch.in_place_kind()) sizes[count++] = batch.in_bytes();
+  } else if (batch.conversion().scales_early() && !batch.in_place_kind()) {
+    sizes[count++] = batch.operations().front()->submission.input.bytes();
+  }
+  return count == 0 || pipeline_.buffers.prepare(std::span(sizes).first(count));
 }
 
 const Staged& DeviceStaging::stage(const Batch& batch) {
@@ -136,8 +156,8 @@ void DeviceStaging::use_tensor(const Batch& batch) {
 
 /// @return where this rank's contribution belongs
 std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
-  const std::size_t bytes = padded(batch) ? padded_bytes(batch) : batch.out_bytes();
-  lease_output(bytes, padded(batch));
+  const std::size_t bytes = buffer_bytes(batch);
+  lease_output(batch, bytes);
   if (padded(batch))
     staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.travels));
   std::span<std::byte> packed = staged_.out;
@@ -153,14 +173,19 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
 // agreed, and batches of a pipeline follow each other in one order. A tensor by itself lies in the
 // caller's memory on the ranks that have it, so a rank that has joined may not take one for it,
 // unless it is cast.
-void DeviceStaging::lease_output(std::size_t bytes, bool buffered_in_place) {
-  std::span<std::byte> own;
-  if (buffered_in_place)
-    own =
+bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
+  return padded(batch) && device::BufferRing::fits(pipeline_.channel.fusion_buffers(), bytes);
+}
+
+void DeviceStaging::lease_output(const Batch& batch, std::size_t bytes) {
+  in_turn_ = through_channels_own(batch, bytes);
+  if (in_turn_) {
+    staged_.out =
         pipeline_.channels_own.take(pipeline_.channel.fusion_buffers(), bytes, pipeline_.in.get());
-  in_turn_ = !own.empty();
-  if (!in_turn_) output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
-  staged_.out = in_turn_ ? own : output_.bytes();
+  } else {
+    output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
+    staged_.out = output_.bytes();
+  }
 }
 
 template <class Byte>

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "device/buffer_ring.h"
+#include "device/buffers.h"
 #include "device/context.h"
 #include "execution/staging.h"
 #include "hvd/backend.h"
@@ -39,6 +40,7 @@ class DeviceStaging final : public Staging {
   DeviceStaging(device::Context& context, Channel& channel, bool folds)
       : pipeline_(context, channel, folds) {}
 
+  bool ready(const Batch&) override;
   const Staged& stage(const Batch&) override;
   EventPtr unstage(const Batch&, EventPtr reduced) override;
   void abandon() noexcept override;
@@ -48,8 +50,9 @@ class DeviceStaging final : public Staging {
   void fold_factors(const Batch&);
   void wait_for_inputs(const Batch&, std::span<const EventPtr> writable);
   void use_tensor(const Batch&);
+  bool through_channels_own(const Batch&, std::size_t bytes) const;
   std::span<std::byte> lease_buffers(const Batch&);
-  void lease_output(std::size_t bytes, bool buffered_in_place);
+  void lease_output(const Batch&, std::size_t bytes);
   void pack(const Batch&, std::span<std::byte> packed);
   EventPtr unpack(const Batch&, const EventPtr& reduced);
   void fill_neutral(std::span<std::byte> contribution);

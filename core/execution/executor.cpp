@@ -173,7 +173,14 @@ bool Executor::progress(ChannelQueue& queue) {
 bool Executor::may_launch(const ChannelQueue& queue, const Execution& execution) const {
   if (queue.ordered && !order_.has_come(execution.turn_)) return false;
   if (queue.carries_device_memory && !device_is_current_) return false;  // in the next round it is
-  return queue.channel->ready();
+  if (!queue.channel->ready()) return false;
+  const Batch& batch = execution.batch();
+  if (batch.nothing_to_move() || batch.exchanges_rows()) return true;
+  try {
+    return queue.staging->ready(batch);
+  } catch (const std::exception& error) {  // all ranks are shown it
+    throw Error("rank " + std::to_string(environment_.topology.rank) + ": " + error.what());
+  }
 }
 
 void Executor::launch(ChannelQueue& queue, Execution& execution) {

@@ -27,7 +27,8 @@ namespace hvd::runtime {
 /// Runs agreed batches. Everything between a plan and on_done, the same for every device:
 ///
 ///   queue_for(): the queue of the channel that can do it
-///   launch():    may_launch() -> Staging::stage() -> Channel::launch()
+///   launch():    may_launch(): Channel::ready(), Staging::ready()
+///                -> Staging::stage() -> Channel::launch()
 ///   complete():  Work::progress() is true -> Staging::unstage() -> the operations have ended, or
 ///                will have when the device reaches an event (DeviceCompletions)
 ///

@@ -28,11 +28,14 @@ struct Staged {
 class Staging {
  public:
   virtual ~Staging() = default;
+  /// Whether the memory is there that the batch goes through. False: it is being made; ask again.
+  /// Before stage(), of the same batch. @throws hvd::Error when a device has no memory left
+  virtual bool ready(const Batch&) { return true; }
   /// Asks for the outputs whose size has been agreed on, and packs what goes through a buffer.
   /// @return what to launch; valid until unstage() or abandon(). Launched with its `input_ready`,
   /// it follows the packing. @throws hvd::Error for an output of the wrong size, or a failing
   /// device
-  /// @pre empty; the batch has something to move, and does not exchange rows
+  /// @pre empty, and ready() for this batch, which has something to move and does not exchange rows
   virtual const Staged& stage(const Batch&) = 0;
   /// Brings the result to the callers' tensors, and gives the buffers back. @param reduced the
   /// event after which the result is there; null: it is there. @return the event after which the

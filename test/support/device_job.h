@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,11 @@ struct GpuTensor {
   }
 };
 
+/// At once, so that every run of a test is the same, but not on the thread that drives the engines.
+inline void run_on_another_thread(std::function<void()> function) {
+  std::thread(std::move(function)).join();
+}
+
 class DeviceJob {
  public:
   struct Rank {
@@ -40,15 +47,17 @@ class DeviceJob {
 
   DeviceJob(int size, Path path, runtime::RuntimeOptions runtime = {},
             const FakeNcclOptions& nccl = {}, std::uint64_t seed = 1,
-            const nccl::NcclOptions& backend = {})
+            const nccl::NcclOptions& backend = {}, const DeviceMemory& memory = {})
       : gpu_({.seed = seed}), nccl_(gpu_, nccl) {
     LocalJobOptions options;
     options.size = size;
     options.seed = seed;
     options.runtime = std::move(runtime);
     options.runtime.background_thread = false;
-    options.device = [this](int rank) {
-      const auto device = std::make_shared<device::Context>(gpu_.api(rank), 0);
+    options.device = [this, memory](int rank) {
+      const auto device = std::make_shared<device::Context>(
+          gpu_.api(rank), 0,
+          device::Surroundings{.memory = memory, .run_aside = run_on_another_thread});
       ranks_.push_back({device, std::make_unique<device::OwnedStream>(*device)});
       return device;
     };
@@ -63,6 +72,12 @@ class DeviceJob {
       };
     }
     job_ = std::make_unique<LocalJob>(options, clock_);
+  }
+
+  /// Ends the runtimes; nothing else may be asked of them.
+  void end() {
+    job_.reset();
+    ranks_.clear();
   }
 
   int size() const { return job_->size(); }

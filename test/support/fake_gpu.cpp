@@ -117,11 +117,20 @@ class FakeApi final : public device::Api {
   std::byte* allocate(std::size_t bytes) override {
     const auto lock = begin("allocate");
     ++counts().allocate;
+    int& refusals = gpu_.refusals_[rank_];
+    if (refusals != 0) {
+      if (refusals > 0) --refusals;
+      throw Error("fake: cudaMalloc failed: out of memory");
+    }
+    ++counts().made;
+    note_caller();
     return gpu_.allocate_locked(bytes, false);
   }
   void release(std::byte* memory) noexcept override {
     const auto lock = begin("release");
     gpu_.check_not_hanging(rank_, "release");
+    ++counts().freed;
+    note_caller();
     gpu_.release_locked(memory, false);
   }
   std::byte* allocate_pinned(std::size_t bytes) override {
@@ -210,10 +219,18 @@ class FakeApi final : public device::Api {
     return lock;
   }
   FakeGpuCounts& counts() { return gpu_.counts_[rank_]; }
+  void note_caller() {
+    if (std::this_thread::get_id() == gpu_.maker_) ++counts().made_or_freed_by_maker;
+  }
 
   FakeGpu& gpu_;
   const int rank_;
 };
+
+void FakeGpu::run_out_of_memory(int rank, int times) {
+  const std::lock_guard lock(mutex_);
+  refusals_[rank] = times;
+}
 
 FakeGpu::FakeGpu(const FakeGpuOptions& options) : options_(options), random_(options.seed) {}
 FakeGpu::~FakeGpu() = default;

@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/api.h"
@@ -31,6 +32,11 @@ struct FakeGpuOptions {
 struct FakeGpuCounts {
   int synchronize = 0;
   int allocate = 0;
+  /// Memory of the device: made and freed, and of these calls those by the thread that made the
+  /// FakeGpu, which in a stepped job drives the engines.
+  int made = 0;
+  int freed = 0;
+  int made_or_freed_by_maker = 0;
   int launches = 0;
   int copies = 0;
   int copies_to_host = 0;  ///< of them
@@ -61,6 +67,8 @@ class FakeGpu {
   /// The same, and forgets them.
   std::vector<std::string> take_faults();
   FakeGpuCounts counts(int rank) const;
+  /// The rank's next so many calls find no memory on the device; -1: all.
+  void run_out_of_memory(int rank, int times);
   /// How often memory was pinned that somebody else has allocated.
   int pinned() const;
 
@@ -172,6 +180,8 @@ class FakeGpu {
   std::vector<Access> accesses_;
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;
+  std::map<int, int> refusals_;  // by rank: how many allocations are still to fail
+  const std::thread::id maker_ = std::this_thread::get_id();
   std::map<int, Clock> host_;  // by rank: what it has seen reached
   int pinned_ = 0;
   int host_accesses_ = 0;  // each counts as a queue of its own, with a negative number

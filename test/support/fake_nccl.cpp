@@ -175,12 +175,17 @@ class FakeNcclLibrary final : public nccl::Library {
   bool has_registration() const noexcept override { return nccl_.options_.version >= 21900; }
   std::byte* allocate(std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
-    if (rank_ == nccl_.options_.allocate_throws_at) throw Error("fake NCCL: out of device memory");
+    note_caller();
+    if (rank_ == nccl_.options_.allocate_throws_at && nccl_.refusals_left_ != 0) {
+      if (nccl_.refusals_left_ > 0) --nccl_.refusals_left_;
+      throw Error("fake NCCL: out of device memory");
+    }
     ++counts().allocated;
     return nccl_.gpu_.allocate(bytes);
   }
   void release(std::byte* memory) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
+    note_caller();
     --counts().allocated;
     for (const FakeNccl::Member& member : nccl_.members_) {
       if (member.registered.contains(memory))
@@ -242,6 +247,9 @@ class FakeNcclLibrary final : public nccl::Library {
 
  private:
   FakeNcclCounts& counts() { return nccl_.counts_[rank_]; }
+  void note_caller() {
+    if (std::this_thread::get_id() == nccl_.maker_) ++counts().memory_calls_by_maker;
+  }
   FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.member_of(comm); }
 
   void add(const Call& call, nccl::Comm comm, device::Stream stream) {

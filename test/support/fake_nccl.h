@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct FakeNcclOptions {
   int init_fails_at = -1;
   /// The ranks that cannot allocate, or not register; -1: none.
   int allocate_throws_at = -1;
+  int allocate_throws_times = -1;  ///< of its calls; -1: all
   int register_throws_at = -1;
   /// The rank whose library has no windows; the one where making a window throws at once, and where
   /// it fails later; -1: none.
@@ -65,7 +67,10 @@ struct FakeNcclCounts {
   int finalized = 0;
   int destroyed = 0;
   int aborted = 0;
-  int allocated = 0;        ///< buffers that are not freed yet
+  int allocated = 0;  ///< buffers that are not freed yet
+  /// Calls that allocate and free by the thread that made the FakeNccl, which in a stepped job
+  /// drives the engines.
+  int memory_calls_by_maker = 0;
   int registered = 0;       ///< buffers that are registered now
   int registrations = 0;    ///< ever
   int from_registered = 0;  ///< collectives from and to registered memory
@@ -79,7 +84,7 @@ struct FakeNcclCounts {
 class FakeNccl {
  public:
   explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {})
-      : gpu_(gpu), options_(options) {}
+      : gpu_(gpu), options_(options), refusals_left_(options.allocate_throws_times) {}
 
   /// Ends the calls that would never return.
   ~FakeNccl();
@@ -171,6 +176,8 @@ class FakeNccl {
 
   FakeGpu& gpu_;
   const FakeNcclOptions options_;
+  int refusals_left_;
+  const std::thread::id maker_ = std::this_thread::get_id();
   std::recursive_mutex& mutex_ = gpu_.mutex();  // one for both: each calls the other
   std::map<nccl::UniqueId, std::shared_ptr<World>> worlds_;
   std::vector<Member> members_;

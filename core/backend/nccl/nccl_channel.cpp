@@ -1,6 +1,7 @@
 #include "backend/nccl/nccl_channel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <tuple>
@@ -37,10 +38,12 @@ NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<devic
       clock_(clock),
       deadline_(clock_.now() + options_.init_timeout),
       host_(std::move(host)),
-      buffers_(device_->api(), device_->device(), device_->plain_memory()),
+      buffers_(*device_),
       notes_(std::make_shared<Notes>()) {}
 
 NcclChannel::~NcclChannel() {
+  if (making_) device_->run_aside([making = std::move(making_)]() mutable { making.reset(); });
+  for (auto& memory : fusion_memory_) keep_until_exit(std::move(memory));  // it is still in use
   if (comm_.handle == nullptr || state_ == State::kAborted) return;
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
@@ -98,6 +101,33 @@ void NcclChannel::meet() {
   comm_ = library_->begin_init(notes_->id, size(), rank());
   teardown_->add(comm_);
   state_ = State::kJoining;
+}
+
+/// Shared with the thread that makes them. What nobody takes is freed there.
+struct NcclChannel::Making {
+  std::atomic<bool> done{false};
+  std::vector<std::shared_ptr<std::byte>> memory = {};
+  std::string error = {};
+};
+
+void NcclChannel::make_buffers() {
+  state_ = State::kAllocating;
+  if (size() == 1 || options_.registered_bytes == 0 || !library_->has_registration()) return;
+  making_ = std::make_shared<Making>();
+  device_->run_aside([making = making_, source = device_->memory(), library = library_,
+                      bytes = options_.registered_bytes]() noexcept {
+    try {
+      for (int i = 0; i < kFusionBuffers; ++i) {
+        std::byte* made = nullptr;
+        source->with_room(bytes, [&] { made = library->allocate(bytes); });
+        making->memory.push_back(
+            source->owned(made, [library](std::byte* mine) { library->release(mine); }));
+      }
+    } catch (const std::exception& error) {
+      making->error = error.what();
+    }
+    making->done.store(true, std::memory_order_release);
+  });
 }
 
 // Note [Registered on all ranks or on none]: a collective of which some ranks pass registered
@@ -187,14 +217,15 @@ void NcclChannel::close_windows() noexcept {
 }
 
 bool NcclChannel::register_buffers() {
-  if (options_.registered_bytes == 0 || !library_->has_registration()) return false;
+  const std::shared_ptr<Making> made = std::exchange(making_, nullptr);
+  if (!made) return false;
+  fusion_memory_ = std::move(made->memory);
+  for (const auto& memory : fusion_memory_)
+    fusion_buffers_.emplace_back(memory.get(), options_.registered_bytes);
   try {
-    for (int i = 0; i < kFusionBuffers; ++i) {
-      fusion_buffers_.emplace_back(library_->allocate(options_.registered_bytes),
-                                   options_.registered_bytes);
-      registrations_.push_back(library_->register_buffer(comm_, fusion_buffers_.back().data(),
-                                                         options_.registered_bytes));
-    }
+    if (!made->error.empty()) throw Error(made->error);
+    for (const std::span<std::byte> buffer : fusion_buffers_)
+      registrations_.push_back(library_->register_buffer(comm_, buffer.data(), buffer.size()));
     return true;
   } catch (const Error& error) {
     HVD_LOG(kDebug) << who() << " works without registered buffers: " << error.what();
@@ -214,7 +245,9 @@ bool NcclChannel::ready() {
   if (state_ == State::kAborted) throw Error(who() + " has been aborted");
   const device::DeviceGuard guard(device_->api(), device_->device());
   if (state_ == State::kMeeting) meet();
-  if (state_ == State::kJoining && settled()) propose();
+  if (state_ == State::kJoining && settled()) make_buffers();
+  if (state_ == State::kAllocating && (!making_ || making_->done.load(std::memory_order_acquire)))
+    propose();
   if (state_ == State::kAgreeing) agree();
   if (state_ == State::kOpening) open_windows();
   if (state_ == State::kConfirming) confirm_windows();
@@ -270,8 +303,8 @@ void NcclChannel::give_back_fusion_buffers() noexcept {
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
     deregister_buffers();
-    for (const std::span<std::byte> buffer : fusion_buffers_) library_->release(buffer.data());
     fusion_buffers_.clear();
+    device_->run_aside([memory = std::move(fusion_memory_)]() mutable { memory.clear(); });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << who() << " has not freed its fusion buffers: "
                     << error.what();  // the device has failed, which others report

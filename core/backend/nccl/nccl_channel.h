@@ -20,7 +20,8 @@ namespace hvd::nccl {
 /// A communicator on its way and in use.
 ///
 ///   meeting    --the id has come over the host's channel--> joining
-///   joining    --health() settled--> agreeing
+///   joining    --health() settled--> allocating
+///   allocating --there is memory for registered buffers, or none--> agreeing
 ///   agreeing   --all have voted--> ready, or --all want windows--> opening
 ///   opening    --each one settled--> confirming
 ///   confirming --all have voted--> ready
@@ -63,9 +64,20 @@ class NcclChannel final : public Channel {
   bool settled();
 
  private:
-  enum class State { kMeeting, kJoining, kAgreeing, kOpening, kConfirming, kReady, kAborted };
+  enum class State {
+    kMeeting,
+    kJoining,
+    kAllocating,
+    kAgreeing,
+    kOpening,
+    kConfirming,
+    kReady,
+    kAborted
+  };
   using Votes = std::array<std::int64_t, 3>;
   void meet();
+  /// Has memory for the fusion buffers made beside this thread.
+  void make_buffers();
   /// Registers what this rank can, and asks the others.
   void propose();
   void agree();
@@ -101,8 +113,11 @@ class NcclChannel final : public Channel {
   std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the votes
   State state_ = State::kMeeting;
   Comm comm_;
-  std::vector<std::span<std::byte>> fusion_buffers_;
-  std::vector<void*> registrations_;  // of the first of them
+  struct Making;
+  std::shared_ptr<Making> making_;  // null: no memory is on its way
+  std::vector<std::shared_ptr<std::byte>> fusion_memory_;
+  std::vector<std::span<std::byte>> fusion_buffers_;  // the same
+  std::vector<void*> registrations_;                  // of the first of them
   std::size_t windows_begun_ = 0;
 };
 

@@ -55,22 +55,21 @@ class NcclWork final : public Work {
  public:
   NcclWork(NcclChannel& channel, const Collective& collective, std::span<const std::byte> in,
            std::span<std::byte> out)
-      : channel_(channel), collective_(collective), in_(in.data()), out_(out) {
+      : channel_(channel), collective_(collective), in_(in), out_(out) {
     check_sizes(in.size());
     channel_.device().wait(channel_.stream(), collective_.input_ready);
     collective_.input_ready = nullptr;
     if (nothing_to_do()) return;
     choose();
-    if (before_ != 1.0 && reduces()) scale_input(in.size());
-    start();
+    begin();
   }
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
   ~NcclWork() override = default;
 
   bool progress() override {
-    if (!nothing_to_do() && !channel_.settled()) return false;
     const device::DeviceGuard guard(channel_.device().api(), channel_.device().device());
+    if (!nothing_to_do() && !(begin() && channel_.settled())) return false;
     if (scales_output()) run_scale(out_.data(), out_, after_);
     ready_ = channel_.device().events()->record(channel_.stream());
     scaled_.release(ready_);
@@ -183,15 +182,27 @@ class NcclWork final : public Work {
                                   to.data(), true, factor, channel_.stream());
   }
 
+  bool scales_input() const { return reduces() && before_ != 1.0; }
   /// The input itself is left as it is.
-  void scale_input(std::size_t bytes) {
+  void scale_input() {
     std::span<std::byte> to = out_;
     if (collective_.kind == OpKind::kReducescatter) {
-      scaled_ = channel_.buffers().lease(bytes, channel_.stream());
+      scaled_ = channel_.buffers().lease(in_.size(), channel_.stream());
       to = scaled_.bytes();
     }
-    run_scale(in_, to, before_);
-    in_ = to.data();
+    run_scale(in_.data(), to, before_);
+    in_ = to;
+  }
+
+  /// False: memory for the scaled input is being made. Nothing overtakes this work meanwhile.
+  bool begin() {
+    if (begun_) return true;
+    const std::size_t bytes = in_.size();
+    const bool copies = scales_input() && collective_.kind == OpKind::kReducescatter;
+    if (copies && !channel_.buffers().prepare({&bytes, 1})) return false;
+    if (scales_input()) scale_input();
+    start();
+    return begun_ = true;
   }
 
   std::size_t wire_count(std::int64_t elements) const {
@@ -207,20 +218,21 @@ class NcclWork final : public Work {
     const device::Stream stream = channel_.stream();
     switch (collective_.kind) {
       case OpKind::kAllreduce:
-        return library.all_reduce(in_, out_.data(), wire_count(collective_.count), wire_.type,
-                                  wire_.reduction, comm, stream);
+        return library.all_reduce(in_.data(), out_.data(), wire_count(collective_.count),
+                                  wire_.type, wire_.reduction, comm, stream);
       case OpKind::kBroadcast: {
-        const std::byte* const source = collective_.root == channel_.rank() ? in_ : out_.data();
+        const std::byte* const source =
+            collective_.root == channel_.rank() ? in_.data() : out_.data();
         return library.broadcast(source, out_.data(), wire_count(collective_.count), wire_.type,
                                  collective_.root, comm, stream);
       }
       case OpKind::kAllgather:
         if (!all_equal(collective_.counts)) return gather_ragged();
-        return library.all_gather(in_, out_.data(), wire_count(collective_.counts[0]), wire_.type,
-                                  comm, stream);
+        return library.all_gather(in_.data(), out_.data(), wire_count(collective_.counts[0]),
+                                  wire_.type, comm, stream);
       case OpKind::kReducescatter:
         if (!all_equal(collective_.counts)) return scatter_ragged();
-        return library.reduce_scatter(in_, out_.data(), wire_count(collective_.counts[0]),
+        return library.reduce_scatter(in_.data(), out_.data(), wire_count(collective_.counts[0]),
                                       wire_.type, wire_.reduction, comm, stream);
       default:
         return exchange();
@@ -233,7 +245,7 @@ class NcclWork final : public Work {
     for (int root = 0; root < channel_.size(); ++root) {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
-        const std::byte* const source = root == channel_.rank() ? in_ : place;
+        const std::byte* const source = root == channel_.rank() ? in_.data() : place;
         channel_.library().broadcast(source, place, wire_count(count), wire_.type, root,
                                      channel_.comm(), channel_.stream());
       }
@@ -244,7 +256,7 @@ class NcclWork final : public Work {
 
   void scatter_ragged() {
     Group group(channel_.library());
-    const std::byte* place = in_;
+    const std::byte* place = in_.data();
     for (int root = 0; root < channel_.size(); ++root) {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
@@ -258,7 +270,7 @@ class NcclWork final : public Work {
 
   void exchange() {
     Group group(channel_.library());
-    const std::byte* source = in_;
+    const std::byte* source = in_.data();
     std::byte* place = out_.data();
     for (int peer = 0; peer < channel_.size(); ++peer) {
       const std::int64_t sent = collective_.send_counts[static_cast<std::size_t>(peer)];
@@ -277,11 +289,12 @@ class NcclWork final : public Work {
 
   NcclChannel& channel_;
   Collective collective_;
-  const std::byte* in_;
+  std::span<const std::byte> in_;
   const std::span<std::byte> out_;
   Wire wire_ = {DataType::kFloat32};
   double before_ = 1.0;  // factor of the input
   double after_ = 1.0;   // and of the result
+  bool begun_ = false;
   device::BufferLease scaled_;
   EventPtr ready_;
 };

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include "hvd/status.h"
@@ -31,5 +34,33 @@ EventPtr record_event(void* stream);
 /// once. Does nothing for a null event.
 /// @throws UsageError as record_event(); NotInitializedError.
 void wait_for_event(void* stream, const EventPtr& event);
+
+/// Memory of a GPU from a framework's allocator.
+struct DeviceBlock {
+  /// At least as many bytes as were asked for, 256-byte aligned. Given back with the last copy of
+  /// the pointer, which goes when the device is done with the memory, so no stream has to be
+  /// recorded as its user; on any thread. Null: there is none from here, and hvd asks CUDA.
+  std::shared_ptr<std::byte> memory = nullptr;
+  /// What was put into this stream before may still use the memory: hvd's work waits for it, on
+  /// the device. Not a stream that may be captured into a CUDA graph.
+  void* stream = nullptr;
+};
+
+/// The allocator of the framework that the program computes with. Both functions are called on a
+/// thread of hvd's that does nothing else and may wait, one call at a time.
+struct DeviceMemory {
+  /// `bytes` > 0 on the GPU of this index. What it throws is what an operation of hvd fails with,
+  /// after a second try behind empty_cache().
+  std::function<DeviceBlock(int device, std::size_t bytes)> allocate = {};
+  /// Gives the system back what the framework keeps and does not use, as hvd needs memory of that
+  /// GPU that cannot come from the framework, such as NCCL's.
+  std::function<void(int device)> empty_cache = {};
+};
+
+/// From the next hvd::init() on, buffers of hvd's come from there and not from cudaMalloc, whose
+/// memory a framework that keeps all of a GPU's would not give it. The functions are kept until the
+/// process ends, and have to work for as long as hvd is initialized. Does not throw for functions
+/// that are empty: those are not called.
+void use_device_memory(DeviceMemory memory);
 
 }  // namespace hvd

@@ -15,11 +15,15 @@ class BuffersTest : public ::testing::Test {
         in_(context_),
         out_(context_),
         guard_(context_.api(), 0),
-        pool_(context_.api(), 0, context_.plain_memory()) {}
+        pool_(context_) {}
 
+  device::BufferLease take(std::size_t bytes) {
+    EXPECT_TRUE(pool_.prepare({&bytes, 1}));
+    return pool_.lease(bytes, in_.get());
+  }
   /// A batch that writes the buffer on one queue and reads it on another.
   void run_batch(std::size_t bytes) {
-    device::BufferLease lease = pool_.lease(bytes, in_.get());
+    device::BufferLease lease = take(bytes);
     ASSERT_EQ(lease.bytes().size(), bytes);
     context_.api().fill(lease.bytes().data(), bytes, 1, 3, in_.get());
     context_.wait(out_.get(), context_.events()->record(in_.get()));
@@ -48,8 +52,8 @@ TEST_F(BuffersTest, BuffersAreUsedAgainWithoutWaitingOnTheHost) {
 
 TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
   {
-    device::BufferLease first = pool_.lease(100, in_.get());
-    device::BufferLease second = pool_.lease(100, in_.get());
+    device::BufferLease first = take(100);
+    device::BufferLease second = take(100);
     EXPECT_NE(first.bytes().data(), second.bytes().data());
     first.release(context_.events()->record(in_.get()));
     second.release(context_.events()->record(in_.get()));
@@ -66,11 +70,11 @@ TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
 TEST_F(BuffersTest, ADroppedLeaseIsNeverUsedAgain) {
   std::byte* lost = nullptr;
   {
-    const device::BufferLease lease = pool_.lease(100, in_.get());
+    const device::BufferLease lease = take(100);
     lost = lease.bytes().data();
   }
   for (int i = 0; i < 5; ++i) {
-    device::BufferLease lease = pool_.lease(100, in_.get());
+    device::BufferLease lease = take(100);
     EXPECT_NE(lease.bytes().data(), lost);
     lease.release(nullptr);
   }

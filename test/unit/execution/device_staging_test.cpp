@@ -57,6 +57,10 @@ class DeviceStagingTest : public ::testing::Test {
     return Batch(agreed_batch(requests, 2), std::move(operations), 0);
   }
   /// The collective, which the device begins when it is told to.
+  static const Staged& stage(DeviceStaging& staging, const Batch& batch) {
+    EXPECT_TRUE(staging.ready(batch));
+    return staging.stage(batch);
+  }
   EventPtr reduce(const Staged& staged) {
     const device::DeviceGuard guard(context_.api(), 0);
     context_.wait(kernels_.get(), staged.collective.input_ready);
@@ -82,7 +86,7 @@ TEST_F(DeviceStagingTest, TheCallersMayReadOnceTheDeviceHasUnpacked) {
   BufferedChannel channel({});
   DeviceStaging staging(context_, channel, true);
   const Batch batch = fused();
-  const EventPtr reduced = reduce(staging.stage(batch));
+  const EventPtr reduced = reduce(stage(staging, batch));
   const EventPtr ready = staging.unstage(batch, reduced);
   EXPECT_FALSE(gpu_.run_all()) << "the collective has not begun";
   EXPECT_FALSE(ready->query());
@@ -104,10 +108,10 @@ TEST_F(DeviceStagingTest, BatchesFollowEachOtherInTheSameBuffersWithoutARace) {
       DeviceStaging staging(context_, channel, true);
       const Batch first = fused();
       const Batch second = fused();
-      const Staged& staged = staging.stage(first);
+      const Staged& staged = stage(staging, first);
       const std::byte* const buffer = staged.out.data();
       staging.unstage(first, reduce(staged));
-      EXPECT_EQ(staging.stage(second).out.data(), buffer);
+      EXPECT_EQ(stage(staging, second).out.data(), buffer);
       go_ = true;
       staging.unstage(second, reduce(staged));
       EXPECT_TRUE(gpu_.run_all());
@@ -124,7 +128,7 @@ TEST_F(DeviceStagingTest, WhatIsAbandonedStaysAllocated) {
     BufferedChannel channel(buffers);
     std::optional<DeviceStaging> staging(std::in_place, context_, channel, true);
     const Batch batch = fused();
-    reduce(staging->stage(batch));
+    reduce(stage(*staging, batch));
     staging->abandon();
     staging.reset();
     EXPECT_EQ(channel.given_back, own ? 0 : 1) << "those that the device may still write to";

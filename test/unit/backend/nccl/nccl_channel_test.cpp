@@ -214,6 +214,46 @@ TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
+TEST_F(NcclChannelTest, MemoryIsMadeAsideAndWhatNeedsItWaits) {
+  std::vector<std::function<void()>> aside;
+  run_aside_ = [&aside](std::function<void()> function) { aside.push_back(std::move(function)); };
+  const auto run_all_aside = [&aside] {
+    for (const auto& function : std::exchange(aside, {})) function();
+  };
+  start(2, {}, {.registered_bytes = 4096});
+  EXPECT_FALSE(connect(2));
+  EXPECT_EQ(aside.size(), 2U) << "one for each rank";
+  run_all_aside();
+  ASSERT_TRUE(connect(2));
+  EXPECT_EQ(nccl_->counts(1).registered, 2);
+  const std::vector<std::int64_t> counts = {1, 1};
+  Collective scatter;
+  scatter.kind = OpKind::kReducescatter;
+  scatter.counts = counts;
+  scatter.scale.prescale = 10;
+  std::vector<std::span<std::byte>> outputs = {tensor({0}), tensor({0})};
+  std::vector<std::unique_ptr<Work>> works;
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    works.push_back(ranks_[rank]->channel->launch(scatter, tensor({1, 2}), outputs[rank]));
+  for (int round = 0; round < 5; ++round) EXPECT_FALSE(works[0]->progress());
+  EXPECT_EQ(nccl_->counts(0).calls, 0);
+  run_all_aside();
+  for (const auto& work : works) {
+    while (!work->progress()) {
+    }
+  }
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_EQ(values_of(outputs[1]), (std::vector<float>{40}));
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+  for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
+  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "that is done aside, too";
+  works.clear();
+  run_all_aside();
+  EXPECT_EQ(nccl_->counts(0).allocated, 0);
+  end_ranks();
+  run_all_aside();
+}
+
 TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
   start(2);
   ASSERT_TRUE(connect(2));

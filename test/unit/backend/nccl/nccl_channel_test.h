@@ -59,7 +59,8 @@ class NcclChannelTest : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(rank, size));
       Rank& one = *ranks_.back();
-      one.device = std::make_shared<device::Context>(gpu_.api(rank), 0);
+      one.device = std::make_shared<device::Context>(gpu_.api(rank), 0,
+                                                     device::Surroundings{.run_aside = run_aside_});
       const auto host = std::make_shared<LocalBackend>(world);
       one.backend = std::make_unique<NcclBackend>(
           nccl_->library(rank), one.device,
@@ -120,6 +121,7 @@ class NcclChannelTest : public ::testing::Test {
   }
 
   FakeGpu gpu_;
+  device::RunAside run_aside_;  // of the ranks that start() makes
   SetClock clock_;
   std::unique_ptr<FakeNccl> nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -1,0 +1,68 @@
+#include "device/helper_thread.h"
+
+#include <pthread.h>
+
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/mutex.h"
+
+namespace hvd::device {
+
+/// Shared with the thread, which may be left behind.
+struct HelperThread::Queue {
+  Mutex mutex;
+  Condition changed;
+  std::deque<std::function<void()>> waiting HVD_GUARDED_BY(mutex);
+  bool begun HVD_GUARDED_BY(mutex) = false;
+  bool closed HVD_GUARDED_BY(mutex) = false;
+  bool over HVD_GUARDED_BY(mutex) = false;
+
+  /// Nothing: there will be no more.
+  std::function<void()> next() {
+    const MutexLock lock(mutex);
+    while (waiting.empty() && !closed) changed.wait(mutex);
+    if (waiting.empty()) return nullptr;
+    std::function<void()> function = std::move(waiting.front());
+    waiting.pop_front();
+    return function;
+  }
+  void end() {
+    const MutexLock lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+};
+
+HelperThread::HelperThread(Duration patience)
+    : queue_(std::make_shared<Queue>()), patience_(patience) {}
+
+HelperThread::~HelperThread() {
+  const TimePoint deadline = SteadyClock().now() + patience_;
+  const MutexLock lock(queue_->mutex);
+  queue_->closed = true;
+  queue_->changed.notify_all();
+  while (queue_->begun && !queue_->over && SteadyClock().now() < deadline)
+    queue_->changed.wait_until(queue_->mutex, deadline);
+  if (queue_->begun && !queue_->over) {
+    HVD_LOG(kError)
+        << "a call that frees or allocates memory of a GPU has not returned; it is left "
+           "behind, and the memory stays allocated until the process ends";
+  }
+}
+
+void HelperThread::run(std::function<void()> function) {
+  const MutexLock lock(queue_->mutex);
+  queue_->waiting.push_back(std::move(function));
+  queue_->changed.notify_all();
+  if (std::exchange(queue_->begun, true)) return;
+  std::thread([queue = queue_] {
+    ::pthread_setname_np(::pthread_self(), "hvd-memory");
+    while (std::function<void()> next = queue->next()) next();
+    queue->end();
+  }).detach();
+}
+
+}  // namespace hvd::device
