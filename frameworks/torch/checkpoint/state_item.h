@@ -9,6 +9,7 @@
 
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/grad_scaler.h"
+#include "hvd/torch/random_streams.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/training_state.h"
 
@@ -89,6 +90,24 @@ class GeneratorItem final : public StateItem {
 
  private:
   at::Generator generator_;
+};
+
+/// Streams by name, of which each rank has its own.
+class StreamTableItem final : public StateItem {
+ public:
+  explicit StreamTableItem(std::shared_ptr<StreamTable> table) : table_(std::move(table)) {}
+  std::string kind() const override { return "random streams"; }
+  bool per_rank() const override { return true; }
+  std::string encode() const override { return table_->encode(); }
+  std::function<void()> decode(std::string_view bytes) override {
+    return table_->decode(bytes, /*as_new_rank=*/false);
+  }
+  std::function<void()> decode_for_new_rank(std::string_view bytes, int /*rank*/) override {
+    return table_->decode(bytes, /*as_new_rank=*/true);
+  }
+
+ private:
+  std::shared_ptr<StreamTable> table_;
 };
 
 }  // namespace hvd::libtorch

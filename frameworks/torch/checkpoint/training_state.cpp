@@ -63,4 +63,8 @@ TrainingState& TrainingState::random(at::Generator generator, const std::string&
   return add(name, std::make_shared<libtorch::GeneratorItem>(std::move(generator)));
 }
 
+TrainingState& TrainingState::random(const RandomStreams& streams, const std::string& name) {
+  return add(name, std::make_shared<libtorch::StreamTableItem>(streams.table_));
+}
+
 }  // namespace hvd

@@ -1,9 +1,8 @@
 #include "hvd/torch/sample_generator.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
 
+#include "data/generator_state.h"
 #include "data/mix.h"
 #include "hvd/error.h"
 
@@ -14,26 +13,10 @@ thread_local libtorch::SampleScope* this_threads_scope = nullptr;
 
 }  // namespace
 
-// LibTorch seeds a generator with 32 bits, of which a large data set would have many twice. Here
-// words 1 and 2 of the state are the 64 bits of a bijection of the sample. Of word 0 the algorithm
-// uses one bit.
+// For one seed and epoch what the state is made of is a bijection of the sample.
 at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
-  const std::uint64_t start = libtorch::mix(libtorch::mix(libtorch::mix(seed) ^ epoch) ^ sample);
-  at::mt19937_data_pod state{};
-  state.seed_ = start;
-  state.left_ = 1;
-  state.next_ = 0;
-  state.seeded_ = true;
-  state.state_[0] = 0x80000000U;
-  for (std::size_t i = 1; i < state.state_.size(); ++i) {
-    const std::uint64_t pair = libtorch::mix(start + (i - 1) / 2);
-    state.state_[i] = static_cast<std::uint32_t>(i % 2 == 1 ? pair >> 32 : pair);
-  }
-  at::mt19937 engine;
-  engine.set_data(state);
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
-  generator.get<at::CPUGeneratorImpl>()->set_engine(engine);
-  return generator;
+  return libtorch::generator_from(
+      libtorch::mix(libtorch::mix(libtorch::mix(seed) ^ epoch) ^ sample));
 }
 
 at::Generator sample_generator(std::size_t sample) {

@@ -18,6 +18,7 @@
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/parameters.h"
+#include "hvd/torch/random_streams.h"
 #include "hvd/torch/sample_generator.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/sync_batch_norm.h"

@@ -20,6 +20,7 @@ namespace hvd {
 class DistributedOptimizer;
 class DistributedSampler;
 class GradScaler;
+class RandomStreams;
 template <class Dataset>
 class DataLoader;
 
@@ -106,6 +107,8 @@ class TrainingState {
   TrainingState& random(const std::string& name = "random");
   /// The same for one generator.
   TrainingState& random(at::Generator generator, const std::string& name);
+  /// The same for all streams of a seed; those that ranks share stay shared.
+  TrainingState& random(const RandomStreams& streams, const std::string& name = "streams");
   /// A variable, of any type that broadcast_object() takes. The first rank's is everybody's.
   template <class T>
   TrainingState& value(const std::string& name, T& variable) {
