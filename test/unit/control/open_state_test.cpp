@@ -90,6 +90,22 @@ TEST_F(OpenStateTest, AnErrorEndsAnOperationToo) {
   EXPECT_FALSE(stays_open());
 }
 
+TEST_F(OpenStateTest, AnErrorOfAnotherSetEndsNoSlot) {
+  remember({0});
+  plan_error(7, "a");
+  EXPECT_TRUE(stays_open());
+  plan_error(0, "a");
+  EXPECT_FALSE(stays_open());
+}
+
+TEST_F(OpenStateTest, WhatIsDisplacedAndDidNotGoOnInPartsDoesNotMatter) {
+  remember({1});
+  cache_.put({allreduce("c"), {}});  // in the slot of a
+  follow(2);
+  plan_slot(1);
+  EXPECT_FALSE(stays_open());
+}
+
 TEST_F(OpenStateTest, ASlotIsRememberedByNameOnceItHoldsSomethingElse) {
   remember({0});
   cache_.put({allreduce("c"), {}});  // in the slot of a
@@ -163,6 +179,17 @@ TEST_F(OpenStateTest, WhatNoPlanNamesIsForgottenAfterAWhile) {
   for (int i = 1; i < 64; ++i) plan_request(allreduce("other"));
   EXPECT_TRUE(stays_open());
   plan_request(allreduce("other"));
+  EXPECT_FALSE(stays_open());
+}
+
+TEST_F(OpenStateTest, TheWhileBeginsAnewWithWhatIsRemembered) {
+  remember({0});
+  for (int i = 1; i < 64; ++i) plan_request(allreduce("other"));
+  remember({1});
+  plan_request(allreduce("other"));
+  EXPECT_TRUE(stays_open());
+  plan_slot(0);
+  plan_slot(1);
   EXPECT_FALSE(stays_open());
 }
 
