@@ -1,14 +1,10 @@
 """check_tidy.py finds what it is there for. Usage: check_tidy_test.py ROOT BUILD"""
 
-import pathlib
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import check_tidy
-
-ROOT, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
+from clang_test import ClangTest
 
 USE = """
 #include <cstddef>
@@ -22,24 +18,12 @@ std::size_t use(std::string text) {
 """
 
 
-class CheckTidy(unittest.TestCase):
-    def check(self, text):
-        """The exit code of the check, and what it prints, for a file with this text."""
-        if check_tidy.find_tools()[0] is None:
-            self.skipTest("clang-tidy was not found")
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "file.cpp"
-            file.write_text(text, encoding="utf-8")
-            words = [sys.executable, "-B", check_tidy.__file__, ROOT, BUILD, file]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout
+class CheckTidy(ClangTest):
+    check = check_tidy
 
     def test_what_was_moved_from_is_not_used(self):
-        code, said = self.check(USE % "keep(std::move(text));")
-        self.assertEqual(code, 1, said)
-        self.assertIn("[bugprone-use-after-move", said)
-        code, said = self.check(USE % "keep(text);")
-        self.assertEqual(code, 0, said)
+        self.assert_found(USE % "keep(std::move(text));", "[bugprone-use-after-move")
+        self.assert_clean(USE % "keep(text);")
 
 
 if __name__ == "__main__":
