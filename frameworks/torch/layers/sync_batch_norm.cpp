@@ -1,5 +1,6 @@
 #include "hvd/torch/sync_batch_norm.h"
 
+#include <c10/util/Synchronized.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -7,7 +8,6 @@
 #include <ios>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -124,13 +124,11 @@ class LayerCount {
     return count;
   }
   std::uint64_t next(const ProcessSet& set) {
-    const std::lock_guard lock(mutex_);
-    return named_[{set.id(), set.ranks()}]++;
+    return named_.withLock([&](auto& named) { return named[{set.id(), set.ranks()}]++; });
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::pair<int, std::vector<int>>, std::uint64_t> named_;  // guarded by mutex_
+  c10::Synchronized<std::map<std::pair<int, std::vector<int>>, std::uint64_t>> named_;
 };
 
 }  // namespace

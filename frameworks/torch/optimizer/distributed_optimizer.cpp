@@ -20,6 +20,8 @@ namespace {
 
 using libtorch::GradientReducer;
 using libtorch::LiveOptimizers;
+using libtorch::locked;
+using libtorch::ReducedParameter;
 using torch::optim::Optimizer;
 
 void check_options(const DistributedOptimizerOptions& options) {
@@ -92,9 +94,9 @@ std::map<std::string, int> groups_by_name(const DistributedOptimizerOptions& opt
 }
 
 /// The optimizer's parameters in its own order, each once, with their names.
-std::vector<GradientReducer::Parameter> name_parameters(
-    const Optimizer& optimizer, const NamedParameters& named,
-    const DistributedOptimizerOptions& options) {
+std::vector<ReducedParameter> name_parameters(const Optimizer& optimizer,
+                                              const NamedParameters& named,
+                                              const DistributedOptimizerOptions& options) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& item : named) {
     if (item.key().empty()) throw UsageError("DistributedOptimizer: a parameter has an empty name");
@@ -102,7 +104,7 @@ std::vector<GradientReducer::Parameter> name_parameters(
     if (item.value().defined()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }
   std::map<std::string, int> groups = groups_by_name(options);
-  std::vector<GradientReducer::Parameter> parameters;
+  std::vector<ReducedParameter> parameters;
   std::set<const c10::TensorImpl*> seen;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& params = optimizer.param_groups()[g].params();
@@ -117,8 +119,7 @@ std::vector<GradientReducer::Parameter> name_parameters(
                          "optimizer updates");
       }
       const auto group = groups.extract(name->second);
-      parameters.push_back(
-          {.name = name->second, .tensor = params[i], .group = group ? group.mapped() : -1});
+      parameters.emplace_back(name->second, params[i], group ? group.mapped() : -1);
     }
   }
   if (!groups.empty()) {
@@ -138,18 +139,18 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
       options_(std::move(options)),
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {
   check_options(options_);
-  const auto named = name_parameters(optimizer, parameters, options_);
+  std::vector<ReducedParameter> named = name_parameters(optimizer, parameters, options_);
   const bool averaging = options_.op == ReduceOp::kAverage;
   LiveOptimizers& live = LiveOptimizers::instance();
   live.add(optimizer, named, averaging);
   try {
-    reducer_ = std::make_shared<GradientReducer>(
-        named, reduction_of(options_, live.next_scope(options_.process_set)),
-        options_.backward_passes_per_step);
-    reducer_->compare_also(named_);
-    reducer_->install_hooks();
+    reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
+        std::move(named), reduction_of(options_, live.next_scope(options_.process_set)),
+        options_.backward_passes_per_step));
+    locked(*reducer_, &GradientReducer::compare_also, named_);
+    locked(*reducer_, &GradientReducer::install_hooks, reducer_);
   } catch (...) {
-    if (reducer_) reducer_->remove_hooks();
+    if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
     live.remove(optimizer, averaging);
     throw;
   }
@@ -157,14 +158,14 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedPara
 
 DistributedOptimizer::~DistributedOptimizer() {
   const bool in_job = is_initialized() && options_.process_set.included();
-  if (in_job && options_.process_set.size() > 1 && !reducer_->has_reduced() &&
-      std::uncaught_exceptions() == 0) {
+  if (in_job && options_.process_set.size() > 1 &&
+      !locked(*reducer_, &GradientReducer::has_reduced) && std::uncaught_exceptions() == 0) {
     TORCH_WARN(
         "a DistributedOptimizer is destroyed that has never reduced a gradient; if the wrapped "
         "optimizer goes on to step(), each rank trains a model of its own: keep the "
         "DistributedOptimizer for as long as the model is trained");
   }
-  reducer_->remove_hooks();
+  locked(*reducer_, &GradientReducer::remove_hooks);
   LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }
 
@@ -173,14 +174,14 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   const bool skip = skip_depth_->load() > 0;
   torch::Tensor loss;
   const auto refuse_in_flight = [this](const char* when) {
-    if (!reducer_->in_flight()) return;
+    if (!locked(*reducer_, &GradientReducer::in_flight)) return;
     throw UsageError(std::string("DistributedOptimizer::step() under skip_synchronize(): gradients "
                                  "are still being reduced") +
                      when + "; call synchronize() after backward() and before step()");
   };
   if (skip) refuse_in_flight("");
   if (!closure) {
-    if (!skip) reducer_->synchronize();
+    if (!skip) locked(*reducer_, &GradientReducer::synchronize);
     loss = optimizer_.step();
   } else if (!skip) {
     loss = optimizer_.step([&] { return reduced_loss(closure); });
@@ -199,10 +200,11 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
 
 /// Those that the optimizer was given since would be updated with this rank's own gradients.
 void DistributedOptimizer::refuse_new_parameters() const {
+  const auto known = locked(*reducer_, &GradientReducer::known);
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
     const auto& params = optimizer_.param_groups()[g].params();
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (reducer_->has(params[i])) continue;
+      if (known->contains(params[i].unsafeGetTensorImpl())) continue;
       std::string name = "without a name";
       for (const auto& item : named_) {
         if (item.value().is_same(params[i])) name = "'" + item.key() + "'";
@@ -232,19 +234,19 @@ std::vector<torch::Tensor> DistributedOptimizer::parameters() const {
 /// One evaluation of the closure with what all ranks must agree on reduced: LBFGS decides by the
 /// loss how often it evaluates.
 torch::Tensor DistributedOptimizer::reduced_loss(const Optimizer::LossClosure& closure) {
-  reducer_->begin_cycle();
+  locked(*reducer_, &GradientReducer::begin_cycle);
   const torch::Tensor loss = closure();
-  reducer_->synchronize();
+  locked(*reducer_, &GradientReducer::synchronize);
   if (!loss.defined()) return loss;
   return allreduce(loss.detach(),
-                   {.name = reducer_->scope() + ".loss",
+                   {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
                     .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
                     .process_set = options_.process_set});
 }
 
 void DistributedOptimizer::end_step() {
-  reducer_->begin_cycle();
-  reducer_->install_hooks();
+  locked(*reducer_, &GradientReducer::begin_cycle);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }
 
 torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
@@ -265,32 +267,33 @@ torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
 }
 
 bool DistributedOptimizer::all_finite(const torch::Tensor& unscaled) const {
-  const torch::Tensor bad = allreduce(unscaled, {.name = reducer_->scope() + ".found_inf",
-                                                 .op = ReduceOp::kMax,
-                                                 .process_set = options_.process_set});
+  const torch::Tensor bad =
+      allreduce(unscaled, {.name = locked(*reducer_, &GradientReducer::scope) + ".found_inf",
+                           .op = ReduceOp::kMax,
+                           .process_set = options_.process_set});
   return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
 }
 
 std::uint64_t DistributedOptimizer::gradients_version() const {
-  return reducer_->gradients_version();
+  return locked(*reducer_, &GradientReducer::gradients_version);
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {
   refuse_new_parameters();
-  reducer_->discard();
+  locked(*reducer_, &GradientReducer::discard);
   optimizer_.zero_grad(set_to_none);
-  reducer_->install_hooks();
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }
 
-void DistributedOptimizer::synchronize() { reducer_->synchronize(); }
+void DistributedOptimizer::synchronize() { locked(*reducer_, &GradientReducer::synchronize); }
 
 double DistributedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
-  reducer_->synchronize();
+  locked(*reducer_, &GradientReducer::synchronize);
   return torch::nn::utils::clip_grad_norm_(parameters(), max_norm, norm_type);
 }
 
 void DistributedOptimizer::clip_grad_value_(double clip_value) {
-  reducer_->synchronize();
+  locked(*reducer_, &GradientReducer::synchronize);
   torch::nn::utils::clip_grad_value_(parameters(), clip_value);
 }
 
@@ -298,7 +301,9 @@ SkipSynchronize DistributedOptimizer::skip_synchronize() {
   return SkipSynchronize(counted_scope(skip_depth_));
 }
 
-NoSync DistributedOptimizer::no_sync() { return NoSync(counted_scope(reducer_->no_sync_depth())); }
+NoSync DistributedOptimizer::no_sync() {
+  return NoSync(counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
+}
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {
   if (passes < 1) {
@@ -306,7 +311,7 @@ void DistributedOptimizer::set_backward_passes_per_step(int passes) {
         "DistributedOptimizer::set_backward_passes_per_step: expected at least 1, got " +
         std::to_string(passes));
   }
-  reducer_->set_passes_per_step(passes);
+  locked(*reducer_, &GradientReducer::set_passes_per_step, passes);
 }
 
 }  // namespace hvd

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "hvd/collectives.h"
-#include "optimizer/gradient_transfer.h"
+#include "optimizer/gradient_reduction.h"
 
 namespace hvd::libtorch {
 
@@ -32,7 +32,7 @@ class GradientBucket {
   /// GPU: gradients stay where they are.
   bool gathers() const noexcept { return gathered_ != nullptr; }
   /// Before it is submitted: where each parameter's gradient is, in the order of the parameters.
-  /// Undefined: it has none, nor needs one. @param gradient as GradientTransfer::gather() says
+  /// Undefined: it has none, nor needs one. @param gradient as ReducedParameter::gather() says
   void add(const torch::Tensor& gradient);
   /// What was added is forgotten. @param done whoever may get the gradients' memory next comes
   /// after the reduction; otherwise they are kept until the device is done with them

@@ -66,8 +66,7 @@ void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
     for (const std::size_t i : unit.members) {
       ReducedParameter& parameter = parameters_[i];
       // What has no gradient counts as zeros.
-      if (parameter.active() && !readiness_.handed_over(i))
-        parameter.transfer.place(parameter.label, how_);
+      if (parameter.active() && !readiness_.handed_over(i)) parameter.place(how_);
     }
   }
   begin_after_current_stream(unit.bucket->submission());
@@ -78,8 +77,7 @@ void GradientExchange::gather(GradientUnit& unit) {
   unit.bucket->let_go(true);  // of an attempt that has failed
   for (const std::size_t i : unit.members) {
     ReducedParameter& parameter = parameters_[i];
-    unit.bucket->add(parameter.active() ? parameter.transfer.gather(parameter.label, how_)
-                                        : torch::Tensor());
+    unit.bucket->add(parameter.active() ? parameter.gather(how_) : torch::Tensor());
   }
 }
 
@@ -99,8 +97,8 @@ void GradientExchange::add_submissions(GradientUnit& unit, std::vector<Submissio
   for (const std::size_t i : unit.members) {
     ReducedParameter& parameter = parameters_[i];
     if (!parameter.active()) continue;
-    std::vector<Submission> parts = parameter.transfer.prepare(parameter.label, how_);
-    if (parts.size() > 1) make_group(parameter.label, parts);
+    std::vector<Submission> parts = parameter.prepare(how_);
+    if (parts.size() > 1) make_group(parameter.label(), parts);
     std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
   }
   if (!unit.group.empty()) make_group(unit.group, std::span(submissions).subspan(first));
@@ -115,7 +113,7 @@ const Submission& GradientExchange::prepare_flags() {
   const torch::Tensor& like = parameters_.front().tensor();
   return flags_.prepare(
       how_, like, parameters_.size(),
-      [this](std::size_t i) { return parameters_[i].transfer.has_gradient(); }, check_.room(like),
+      [this](std::size_t i) { return parameters_[i].has_gradient(); }, check_.room(like),
       [this](std::span<float> room) { check_.write(room); });
 }
 
@@ -124,17 +122,25 @@ void GradientExchange::wait() const {
   for (const Operation& operation : operations_) current_stream_waits(operation);
 }
 
+/// Nothing is under way.
+bool GradientExchange::over() const {
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const Operation& operation) { return operation.done(); });
+}
+
 bool GradientExchange::succeeded() const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   return std::all_of(operations_.begin(), operations_.end(),
                      [](const Operation& operation) { return operation.status().ok(); });
 }
 
 /// Whoever has written to a gradient that was being reduced has changed it on this rank only.
 void GradientExchange::raise_if_error() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   for (const Operation& operation : operations_) operation.status().raise_if_error();
   const std::string* written = nullptr;
   for (const std::size_t i : readiness_.submitted()) {
-    if (parameters_[i].transfer.release() && written == nullptr) written = &parameters_[i].name;
+    if (parameters_[i].release() && written == nullptr) written = &parameters_[i].name();
   }
   if (written == nullptr) return;
   throw UsageError("DistributedOptimizer: the gradient of '" + *written +
@@ -144,21 +150,22 @@ void GradientExchange::raise_if_error() {
 }
 
 void GradientExchange::check_parameters() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over() && succeeded());
   if (parameters_.empty()) return;
   flags_.read();
   check_.compare(flags_.room());
 }
 
 void GradientExchange::complete() {
-  for (const std::size_t i : readiness_.submitted())
-    parameters_[i].transfer.complete(flags_.used(i));
+  for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
   completed_ = true;
 }
 
 void GradientExchange::end_cycle() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   for (ReducedParameter& parameter : parameters_) {
-    parameter.transfer.release();
-    parameter.transfer.drop();
+    parameter.release();
+    parameter.drop();
   }
   for (const GradientUnit& unit : units_.all()) {
     if (unit.bucket && unit.bucket->gathers()) unit.bucket->let_go(completed_);

@@ -7,10 +7,10 @@
 
 #include "hvd/collectives.h"
 #include "optimizer/gradient_readiness.h"
-#include "optimizer/gradient_transfer.h"
 #include "optimizer/gradient_units.h"
 #include "optimizer/parameter_check.h"
 #include "optimizer/reduced_parameter.h"
+#include "optimizer/used_flags.h"
 
 namespace hvd::libtorch {
 
@@ -41,11 +41,13 @@ class GradientExchange {
   /// succeeded()
   void check_parameters();
   /// Makes what has been reduced the parameters' gradients. @pre check_parameters()
+  /// (checked by UsedFlags::used())
   void complete();
   /// Forgets what is under way. @pre wait()
   void end_cycle();
 
  private:
+  bool over() const;
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
   void submit_bucket(GradientUnit& unit, Progress progress);
   void gather(GradientUnit& unit);

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
-#include <functional>
+#include <memory>
 #include <utility>
 
 namespace hvd::libtorch {
@@ -22,8 +22,7 @@ class LambdaPreHook : public torch::autograd::FunctionPreHook {
   std::function<void()> run_;
 };
 
-/// Older LibTorch cannot take a post hook away; what stays finds its listener gone and does
-/// nothing.
+/// Older LibTorch cannot take a post hook away.
 template <class Node>
 void delete_post_hook(Node& node, std::uintptr_t key) {
   if constexpr (requires { node.del_post_hook(key); }) node.del_post_hook(key);
@@ -35,7 +34,7 @@ GradientHooks::GradientHooks(const std::vector<torch::Tensor>& parameters) {
   for (const torch::Tensor& parameter : parameters) parameters_.push_back({.parameter = parameter});
 }
 
-void GradientHooks::install(const std::weak_ptr<Listener>& listener) {
+void GradientHooks::install(const Before& before, const After& after) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
     if (!hooked.parameter.requires_grad()) continue;
@@ -45,22 +44,20 @@ void GradientHooks::install(const std::weak_ptr<Listener>& listener) {
       continue;
     }
     unhook(hooked);
-    hook(i, listener);
+    hook(i, before, after);
   }
 }
 
-void GradientHooks::hook(std::size_t index, const std::weak_ptr<Listener>& listener) {
+void GradientHooks::hook(std::size_t index, const Before& before, const After& after) {
   Hooked& hooked = parameters_[index];
   hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-  auto before = std::make_unique<LambdaPreHook>([listener, index] {
-    if (const auto self = listener.lock()) self->before_accumulate(index);
-  });
-  hooked.pre_hook = before.get();
-  hooked.accumulator->add_pre_hook(std::move(before));
+  auto pre_hook = std::make_unique<LambdaPreHook>([before, index] { before(index); });
+  hooked.pre_hook = pre_hook.get();
+  hooked.accumulator->add_pre_hook(std::move(pre_hook));
   hooked.post_hook =
       hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-          [listener, index](const variable_list& outputs, const variable_list& gradients) {
-            if (const auto self = listener.lock()) self->after_accumulate(index, gradients);
+          [after, index](const variable_list& outputs, const variable_list& gradients) {
+            after(index, gradients);
             return outputs;
           }));
 }

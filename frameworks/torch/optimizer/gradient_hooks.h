@@ -6,28 +6,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <vector>
 
 namespace hvd::libtorch {
 
-/// Tells a listener when autograd accumulates a gradient, and keeps the hooks that do so alive.
+/// Tells when autograd accumulates a gradient, and keeps the hooks that do so alive.
 ///
-/// Not thread-safe; but the listener is called from autograd's threads.
+/// Not thread-safe; but who is told is called from autograd's threads. An exception ends the
+/// backward(). Older LibTorch cannot take a hook away that runs afterwards, so it may be called
+/// when this object is gone.
 class GradientHooks {
  public:
-  class Listener {
-   public:
-    Listener() = default;
-    Listener(const Listener&) = delete;
-    Listener& operator=(const Listener&) = delete;
-    virtual ~Listener() = default;
-    /// Nothing has been added to `.grad` yet. An exception ends the backward().
-    virtual void before_accumulate(std::size_t parameter) = 0;
-    /// @param gradients what autograd has added to `.grad`, and still holds
-    virtual void after_accumulate(std::size_t parameter,
-                                  const torch::autograd::variable_list& gradients) = 0;
-  };
+  /// Nothing has been added to `.grad` yet.
+  using Before = std::function<void(std::size_t parameter)>;
+  /// @param gradients what autograd has added to `.grad`, and still holds
+  using After =
+      std::function<void(std::size_t parameter, const torch::autograd::variable_list& gradients)>;
 
   explicit GradientHooks(const std::vector<torch::Tensor>& parameters);
   GradientHooks(const GradientHooks&) = delete;
@@ -35,8 +30,8 @@ class GradientHooks {
   ~GradientHooks() { remove(); }
 
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed. Hooks do nothing once the listener is gone.
-  void install(const std::weak_ptr<Listener>& listener);
+  /// a dtype may have changed.
+  void install(const Before& before, const After& after);
   void remove() noexcept;
 
  private:
@@ -51,7 +46,7 @@ class GradientHooks {
     std::uintptr_t post_hook = 0;
   };
 
-  void hook(std::size_t index, const std::weak_ptr<Listener>& listener);
+  void hook(std::size_t index, const Before& before, const After& after);
   static void unhook(Hooked& hooked) noexcept;
 
   std::vector<Hooked> parameters_;

@@ -12,51 +12,44 @@ namespace hvd::libtorch {
 namespace {
 
 using torch::autograd::variable_list;
-using Parameters = std::vector<GradientReducer::Parameter>;
+using Parameters = std::vector<ReducedParameter>;
 
-std::vector<ReducedParameter> reduced(const Parameters& parameters, const std::string& scope) {
-  std::vector<ReducedParameter> all;
-  for (const auto& [name, tensor, group] : parameters) {
-    all.push_back({.name = name,
-                   .label = scope + "." + name,
-                   .group = group,
-                   .transfer = GradientTransfer(tensor)});
-  }
-  return all;
+Parameters in_scope(Parameters parameters, const std::string& scope) {
+  for (ReducedParameter& parameter : parameters) parameter.set_scope(scope);
+  return parameters;
 }
 
 std::vector<std::string> names_of(const Parameters& parameters) {
   std::vector<std::string> names;
-  for (const auto& parameter : parameters) names.push_back(parameter.name);
+  for (const auto& parameter : parameters) names.push_back(parameter.name());
   return names;
 }
 
 std::vector<torch::Tensor> tensors_of(const Parameters& parameters) {
   std::vector<torch::Tensor> tensors;
-  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
+  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor());
   return tensors;
 }
 
-std::unordered_set<const c10::TensorImpl*> identities_of(const Parameters& parameters) {
-  std::unordered_set<const c10::TensorImpl*> identities;
+std::shared_ptr<const GradientReducer::Identities> identities_of(const Parameters& parameters) {
+  const auto identities = std::make_shared<GradientReducer::Identities>();
   for (const auto& parameter : parameters)
-    identities.insert(parameter.tensor.unsafeGetTensorImpl());
+    identities->insert(parameter.tensor().unsafeGetTensorImpl());
   return identities;
 }
 
 }  // namespace
 
-GradientReducer::GradientReducer(const Parameters& parameters, GradientReduction how,
-                                 int passes_per_step)
+GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step)
     : how_(std::move(how)),
       known_(identities_of(parameters)),
-      parameters_(reduced(parameters, how_.scope)),
-      hooks_(tensors_of(parameters)),
+      parameters_(in_scope(std::move(parameters), how_.scope)),
+      hooks_(tensors_of(parameters_)),
       readiness_(parameters_.size(), passes_per_step,
                  [this](std::size_t i) { return parameters_[i].active(); }),
       agreement_(how_, parameters_),
       units_(how_, parameters_, agreement_),
-      check_(how_, names_of(parameters), tensors_of(parameters)),
+      check_(how_, names_of(parameters_), tensors_of(parameters_)),
       exchange_(how_, parameters_, units_, readiness_, check_) {
   readiness_.set_units(units_.members());
 }
@@ -65,45 +58,52 @@ void GradientReducer::compare_also(
     const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
   for (const auto& item : parameters) {
     const torch::Tensor& tensor = item.value();
-    if (!tensor.defined() || tensor.layout() != torch::kStrided || has(tensor)) continue;
+    if (!tensor.defined() || tensor.layout() != torch::kStrided ||
+        known_->contains(tensor.unsafeGetTensorImpl()))
+      continue;
     check_.add(item.key(), tensor);
   }
 }
 
-void GradientReducer::install_hooks() {
-  const std::lock_guard lock(mutex_);
+void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   if (units_.follow_parameters()) readiness_.set_units(units_.members());
   readiness_.look_again();
-  hooks_.install(std::shared_ptr<GradientHooks::Listener>(shared_from_this(), this));
+  hooks_.install(
+      [self](std::size_t parameter) {
+        if (const auto alive = self.lock())
+          locked(*alive, &GradientReducer::before_accumulate, parameter);
+      },
+      [self](std::size_t parameter, const variable_list& gradients) {
+        if (const auto alive = self.lock())
+          locked(*alive, &GradientReducer::after_accumulate, parameter, gradients);
+      });
 }
 
 void GradientReducer::remove_hooks() noexcept {
-  const std::lock_guard lock(mutex_);
   hooks_.remove();
-  for (ReducedParameter& parameter : parameters_) parameter.transfer.release();
+  for (ReducedParameter& parameter : parameters_) parameter.release();
 }
 
 /// A graph of a gradient would have to lead through the other ranks. Under no_sync() it does not.
 void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
   throw UsageError(
-      "DistributedOptimizer: backward(create_graph = true) reached parameter '" + parameter.name +
+      "DistributedOptimizer: backward(create_graph = true) reached parameter '" + parameter.name() +
       "', whose gradient would be reduced and lose its graph; expected a backward() without "
       "create_graph; compute what needs the graph with "
       "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
 }
 
 void GradientReducer::before_accumulate(std::size_t index) {
-  const std::lock_guard lock(mutex_);
   const ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
   // The gradients were reset behind our back (Module::zero_grad, or the wrapped optimizer's): so is
   // their cycle.
   if (was_reset()) abandon();
-  if (!parameter.transfer.has_gradient()) readiness_.forget_passes(index);
+  if (!parameter.has_gradient()) readiness_.forget_passes(index);
   if (!readiness_.handed_over(index)) return;
   // Nothing has been added yet: the gradient that is being reduced stays intact.
-  throw UsageError("DistributedOptimizer: backward() reached parameter '" + parameter.name +
+  throw UsageError("DistributedOptimizer: backward() reached parameter '" + parameter.name() +
                    "' again after its gradient was handed over for this step (expected " +
                    std::to_string(readiness_.passes_per_step()) +
                    " backward pass(es) per step); call step() or zero_grad() first, raise "
@@ -112,7 +112,6 @@ void GradientReducer::before_accumulate(std::size_t index) {
 }
 
 void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
-  const std::lock_guard lock(mutex_);
   readiness_.set_reduced(false);
   if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
@@ -124,22 +123,21 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
     if (agreement_.same_parameters() && readiness_.unit_ready(unit)) exchange_.submit(unit);
   } catch (...) {
     readiness_.withdraw(index);
-    parameters_[index].transfer.release();
+    parameters_[index].release();
     throw;
   }
 }
 
 void GradientReducer::hand_over(std::size_t index, const variable_list& gradients) {
   ReducedParameter& parameter = parameters_[index];
-  GradientTransfer& transfer = parameter.transfer;
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
   if (!agreement_.same_parameters()) refuse_capture(parameter);
-  if (transfer.view().defined()) {
-    transfer.place(parameter.label, how_);
+  if (parameter.view().defined()) {
+    parameter.place(how_);
   } else {
-    transfer.note_sharing(gradients);
+    parameter.note_sharing(gradients);
   }
-  transfer.guard(parameter.name);
+  parameter.guard();
   readiness_.note_ready(index, agreement_.waits_for_layout(parameter));
 }
 
@@ -147,7 +145,7 @@ void GradientReducer::hand_over(std::size_t index, const variable_list& gradient
 void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
   const torch::Tensor& tensor = parameter.tensor();
   if (!tensor.is_cuda() || !is_supported(tensor.scalar_type())) return;
-  Submission probe = reduction_in_place(parameter.label, how_, view_of(tensor));
+  Submission probe = reduction_in_place(parameter.label(), how_, tensor);
   begin_after_current_stream(probe);
 }
 
@@ -161,11 +159,10 @@ void GradientReducer::submit_rest() {
 /// Whoever resets gradients resets all, so one stands for them.
 bool GradientReducer::was_reset() const {
   const auto first = readiness_.first();
-  return first && !parameters_[*first].transfer.has_gradient();
+  return first && !parameters_[*first].has_gradient();
 }
 
 void GradientReducer::synchronize() {
-  const std::lock_guard lock(mutex_);
   if (readiness_.reduced()) return;
   dropped_in_a_row_ = 0;
   try {
@@ -187,10 +184,7 @@ void GradientReducer::synchronize() {
   if (!order.empty() && units_.learn(std::move(order))) readiness_.set_units(units_.members());
 }
 
-void GradientReducer::begin_cycle() {
-  const std::lock_guard lock(mutex_);
-  readiness_.set_reduced(false);
-}
+void GradientReducer::begin_cycle() { readiness_.set_reduced(false); }
 
 /// Other ranks may have submitted what this one has not, so the cycle is completed rather than cut
 /// off.
@@ -222,7 +216,6 @@ void GradientReducer::warn_of_dropped() {
 }
 
 void GradientReducer::discard() {
-  const std::lock_guard lock(mutex_);
   if (readiness_.in_cycle()) abandon();
   end_cycle();
 }
@@ -234,19 +227,10 @@ void GradientReducer::end_cycle() {
   readiness_.end_cycle();
 }
 
-std::uint64_t GradientReducer::gradients_version() const {
-  const std::lock_guard lock(mutex_);
-  return readiness_.cycles();
-}
+std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
 
-bool GradientReducer::in_flight() const {
-  const std::lock_guard lock(mutex_);
-  return readiness_.in_cycle();
-}
+bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
 
-void GradientReducer::set_passes_per_step(int passes) {
-  const std::lock_guard lock(mutex_);
-  readiness_.set_passes_per_step(passes);
-}
+void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
 
 }  // namespace hvd::libtorch

@@ -1,26 +1,30 @@
 #pragma once
 
+#include <c10/util/Synchronized.h>
 #include <torch/ordered_dict.h>
 #include <torch/types.h>
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "optimizer/gradient_exchange.h"
 #include "optimizer/gradient_hooks.h"
 #include "optimizer/gradient_readiness.h"
-#include "optimizer/gradient_transfer.h"
 #include "optimizer/gradient_units.h"
 #include "optimizer/parameter_check.h"
 #include "optimizer/rank_agreement.h"
 #include "optimizer/reduced_parameter.h"
 
 namespace hvd::libtorch {
+
+class GradientReducer;
+using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 
 /// Reduces the gradients of one DistributedOptimizer: the order of things, which its parts do. See
 /// docs/architecture.md, "From a gradient to a step".
@@ -43,27 +47,24 @@ namespace hvd::libtorch {
 /// the current stream of the hook, and synchronize() makes the current stream of its caller wait,
 /// not the caller.
 ///
-/// Thread-safe: hooks run on autograd's threads. Held by shared_ptr; hooks hold weak ones.
-class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
-                        private GradientHooks::Listener {
+/// Not thread-safe. Hooks run on autograd's threads, so there is always a lock around it:
+/// SharedReducer.
+class GradientReducer {
  public:
-  struct Parameter {
-    std::string name;  ///< as the user calls it
-    torch::Tensor tensor;
-    int group = -1;  ///< index of the user's group, or -1
-  };
+  using Identities = std::unordered_set<const c10::TensorImpl*>;
 
-  GradientReducer(const std::vector<Parameter>& parameters, GradientReduction how,
+  GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step);
 
   /// Compares these, too, before the first update: frozen parameters, which the optimizer may not
-  /// have. @pre no cycle has ended
+  /// have. @pre no cycle has ended (checked by ParameterCheck::add())
   void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
   /// Whether a cycle has ended.
   bool has_reduced() const { return check_.cycles() > 0; }
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed.
-  void install_hooks();
+  /// a dtype may have changed. @param self this object, which hooks lock; they do nothing once it
+  /// is gone
+  void install_hooks(const std::weak_ptr<SharedReducer>& self);
   void remove_hooks() noexcept;
 
   /// Ends the cycle: every `.grad` is final. Does nothing if no gradient came in since the last
@@ -75,9 +76,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
   void discard();
 
   bool in_flight() const;
-  bool has(const torch::Tensor& parameter) const {
-    return known_.contains(parameter.unsafeGetTensorImpl());
-  }
+  /// The parameters that it was constructed with.
+  std::shared_ptr<const Identities> known() const noexcept { return known_; }
   /// Another number when gradients may be others.
   std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
@@ -87,11 +87,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
   std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
 
  private:
-  void before_accumulate(std::size_t index) override;
-  void after_accumulate(std::size_t index,
-                        const torch::autograd::variable_list& gradients) override;
-
-  // The caller holds mutex_.
+  void before_accumulate(std::size_t index);
+  void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
   void hand_over(std::size_t index, const torch::autograd::variable_list& gradients);
@@ -103,10 +100,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
 
   const GradientReduction how_;
   const std::shared_ptr<std::atomic<int>> no_sync_depth_ = std::make_shared<std::atomic<int>>(0);
-  const std::unordered_set<const c10::TensorImpl*> known_;  ///< parameters
+  const std::shared_ptr<const Identities> known_;
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
   std::vector<ReducedParameter> parameters_;
   GradientHooks hooks_;
   GradientReadiness readiness_;
@@ -116,5 +111,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer>,
   GradientExchange exchange_;
   int dropped_in_a_row_ = 0;  ///< cycles
 };
+
+/// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
+template <class Call, class... Arguments>
+auto locked(SharedReducer& shared, Call&& call, Arguments&&... arguments) {
+  return shared.withLock([&](const std::unique_ptr<GradientReducer>& reducer) {
+    return std::invoke(call, *reducer, std::forward<Arguments>(arguments)...);
+  });
+}
 
 }  // namespace hvd::libtorch

@@ -33,7 +33,7 @@ void GradientUnits::add_units_without_bucket() {
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (places_[i]) continue;
-    const int group = parameters_[i].group;
+    const int group = parameters_[i].group();
     const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
     if (group >= 0 && !added) {
       units_[known->second].members.push_back(i);
@@ -61,8 +61,8 @@ bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
 /// views. Only what all ranks of the set agree on decides: the types of active parameters, whose
 /// gradients have just been reduced, are.
 bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
-  if (!wants_bucket(parameter) || !parameter.active() || parameter.group >= 0) return false;
-  const std::optional<std::int64_t> sparse_dims = parameter.transfer.agreed_layout();
+  if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
+  const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
   if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
   const torch::ScalarType type = parameter.tensor().scalar_type();
   return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
@@ -82,6 +82,7 @@ bool GradientUnits::buckets_fit() const {
 }
 
 bool GradientUnits::learn(std::vector<std::size_t> order) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(learning());
   const bool any = std::any_of(parameters_.begin(), parameters_.end(),
                                [this](const auto& parameter) { return fits_bucket(parameter); });
   if (!any) return false;
@@ -97,8 +98,8 @@ std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std
   std::vector<torch::Tensor> own;
   for (const std::size_t i : members) own.push_back(parameters_[i].tensor());
   const std::string name = how_.scope + ".bucket" + std::to_string(number) + "[" +
-                           parameters_[members.front()].name + " .. " +
-                           parameters_[members.back()].name + "]";
+                           parameters_[members.front()].name() + " .. " +
+                           parameters_[members.back()].name() + "]";
   try {
     return std::make_shared<GradientBucket>(name, how_, own);
   } catch (const std::bad_alloc&) {
@@ -163,9 +164,9 @@ void GradientUnits::move_into_buckets() {
       const torch::Tensor& tensor = parameters_[unit.members[m]].tensor();
       places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec()};
       if (unit.bucket->gathers()) continue;
-      GradientTransfer& transfer = parameters_[unit.members[m]].transfer;
-      transfer.set_view(unit.bucket->view(m));
-      transfer.move_to_view();
+      ReducedParameter& parameter = parameters_[unit.members[m]];
+      parameter.set_view(unit.bucket->view(m));
+      parameter.move_to_view();
     }
     if (!unit.bucket->gathers()) return_free_memory();  // of these gradients
   }
@@ -173,7 +174,7 @@ void GradientUnits::move_into_buckets() {
 
 bool GradientUnits::follow_parameters() {
   if (state_ != State::kBuckets || buckets_fit()) return false;
-  for (ReducedParameter& parameter : parameters_) parameter.transfer.set_view({});
+  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
   places_.assign(parameters_.size(), std::nullopt);
   units_.clear();
   add_units_without_bucket();

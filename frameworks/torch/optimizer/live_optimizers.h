@@ -1,11 +1,11 @@
 #pragma once
 
+#include <c10/util/Synchronized.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "hvd/process_set.h"
-#include "optimizer/gradient_reducer.h"
+#include "optimizer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 
@@ -27,8 +27,8 @@ class LiveOptimizers {
   /// @param averaging whether gradients are averaged, not summed
   /// @throws UsageError when the optimizer or one of its parameters is here already; nothing is
   /// changed then.
-  void add(const torch::optim::Optimizer& optimizer,
-           std::span<const GradientReducer::Parameter> parameters, bool averaging);
+  void add(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
+           bool averaging);
   /// With the same `averaging`.
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
   /// How many average.
@@ -39,15 +39,16 @@ class LiveOptimizers {
   std::string next_scope(const ProcessSet& process_set);
 
  private:
-  using MembersOfSet = std::pair<int, std::vector<int>>;  // by the set's number
+  struct State {
+    std::set<const torch::optim::Optimizer*> wrapped;
+    /// Of parameters.
+    std::unordered_map<const c10::TensorImpl*, const torch::optim::Optimizer*> owners;
+    /// By the set's number and members.
+    std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed;
+    int averaging = 0;
+  };
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  std::set<const torch::optim::Optimizer*> wrapped_;
-  /// Of parameters.
-  std::unordered_map<const c10::TensorImpl*, const torch::optim::Optimizer*> owners_;
-  std::map<MembersOfSet, std::uint64_t> constructed_;
-  int averaging_ = 0;
+  c10::Synchronized<State> state_;
 };
 
 }  // namespace hvd::libtorch

@@ -218,6 +218,7 @@ ParameterCheck::ParameterCheck(const GradientReduction& how, std::vector<std::st
       trained_(parameters_.size()) {}
 
 void ParameterCheck::add(const std::string& name, const torch::Tensor& parameter) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(cycles_ == 0);
   names_.push_back(name);
   parameters_.push_back(parameter);
 }

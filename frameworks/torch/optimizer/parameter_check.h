@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "optimizer/gradient_transfer.h"
+#include "optimizer/gradient_reduction.h"
 
 namespace hvd::libtorch {
 

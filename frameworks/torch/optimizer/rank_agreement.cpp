@@ -45,7 +45,7 @@ void RankAgreement::compare_parameters() {
     mix_hash(hash, static_cast<std::size_t>(value));
   for (const ReducedParameter& parameter : parameters_) {
     if (!parameter.active()) continue;
-    mix_hash(hash, std::hash<std::string>()(parameter.name));
+    mix_hash(hash, std::hash<std::string>()(parameter.name()));
     mix_hash(hash, static_cast<std::size_t>(parameter.tensor().scalar_type()));
     for (const std::int64_t size : parameter.tensor().sizes())
       mix_hash(hash, static_cast<std::size_t>(size));
@@ -70,7 +70,7 @@ void RankAgreement::throw_first_difference() const {
   std::vector<Description> own;
   for (const ReducedParameter& parameter : parameters_) {
     if (parameter.active())
-      own.emplace_back(parameter.name, parameter.tensor().sizes().vec(),
+      own.emplace_back(parameter.name(), parameter.tensor().sizes().vec(),
                        std::string(c10::toString(parameter.tensor().scalar_type())));
   }
   const auto all_options =
@@ -109,15 +109,15 @@ void RankAgreement::throw_first_difference() const {
 }
 
 bool RankAgreement::waits_for_layout(const ReducedParameter& parameter) const {
-  return how_.sparse == SparseGradients::kReduceSparse && !parameter.transfer.agreed_layout() &&
-         parameter.transfer.own_layout().value_or(0) > 0;
+  return how_.sparse == SparseGradients::kReduceSparse && !parameter.agreed_layout() &&
+         parameter.own_layout().value_or(0) > 0;
 }
 
 /// Only what the ranks have agreed on decides, so that all of them ask or none does.
 bool RankAgreement::layouts_in_doubt() const {
   return how_.sparse == SparseGradients::kReduceSparse &&
          std::any_of(parameters_.begin(), parameters_.end(), [](const ReducedParameter& parameter) {
-           return parameter.active() && !parameter.transfer.agreed_layout();
+           return parameter.active() && !parameter.agreed_layout();
          });
 }
 
@@ -131,9 +131,9 @@ void RankAgreement::agree_on_layouts() {
   const torch::Tensor own = message.narrow(0, 0, 2 * count).view({2, count});
   auto codes = own.accessor<std::int64_t, 2>();
   for (std::int64_t i = 0; i < count; ++i) {
-    const GradientTransfer& transfer = parameters_[static_cast<std::size_t>(i)].transfer;
-    const SparseDims known = transfer.agreed_layout();
-    const SparseDims layout = known ? known : transfer.own_layout();
+    const ReducedParameter& parameter = parameters_[static_cast<std::size_t>(i)];
+    const SparseDims known = parameter.agreed_layout();
+    const SparseDims layout = known ? known : parameter.own_layout();
     codes[0][i] = layout == 0 ? 1 : 0;
     codes[1][i] = layout.value_or(0);
   }
@@ -147,18 +147,18 @@ void RankAgreement::agree_on_layouts() {
   const bool sparse = (all[1] > 0).any().item<bool>();
   for (std::int64_t i = 0; i < count; ++i) {
     ReducedParameter& parameter = parameters_[static_cast<std::size_t>(i)];
-    if (!everybody && !parameter.transfer.agreed_layout())
+    if (!everybody && !parameter.agreed_layout())
       provisional_layouts_.push_back(static_cast<std::size_t>(i));
     if (common[0][i] > 0 || (!sparse && parameter.active())) {
-      parameter.transfer.agree(0);
+      parameter.agree(0);
     } else if (common[1][i] > 0) {
-      parameter.transfer.agree(common[1][i]);
+      parameter.agree(common[1][i]);
     }
   }
 }
 
 void RankAgreement::end_cycle() {
-  for (const std::size_t i : provisional_layouts_) parameters_[i].transfer.agree(std::nullopt);
+  for (const std::size_t i : provisional_layouts_) parameters_[i].agree(std::nullopt);
   provisional_layouts_.clear();
 }
 
@@ -167,7 +167,7 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
   std::size_t hash = parameters_.size();
   for (const ReducedParameter& parameter : parameters_) {
     const torch::Tensor& tensor = parameter.tensor();
-    mix_hash(hash, std::hash<std::string>()(parameter.name));
+    mix_hash(hash, std::hash<std::string>()(parameter.name()));
     mix_hash(hash, parameter.active() ? static_cast<std::size_t>(tensor.scalar_type()) : 1000);
     mix_hash(hash, static_cast<std::size_t>(tensor.device().type()));
     for (const std::int64_t size : tensor.sizes()) mix_hash(hash, static_cast<std::size_t>(size));

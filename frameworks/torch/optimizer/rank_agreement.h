@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "optimizer/gradient_transfer.h"
 #include "optimizer/reduced_parameter.h"
 
 namespace hvd::libtorch {

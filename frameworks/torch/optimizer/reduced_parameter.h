@@ -1,21 +1,112 @@
 #pragma once
 
-#include <string>
+#include <torch/types.h>
 
-#include "optimizer/gradient_transfer.h"
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "operations/sparse.h"
+#include "optimizer/gradient_reduction.h"
 
 namespace hvd::libtorch {
 
-/// A parameter whose gradient is reduced.
-struct ReducedParameter {
-  std::string name;   ///< as the user calls it
-  std::string label;  ///< as ranks agree on it
-  int group = -1;     ///< index of the user's group, or -1
-  GradientTransfer transfer = {};
+/// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: not known
+/// yet.
+using SparseDims = std::optional<std::int64_t>;
 
-  const torch::Tensor& tensor() const noexcept { return transfer.parameter(); }
+/// A parameter whose gradient is reduced, and its gradient on the way: prepare(), submit what it
+/// returned, and after that is done complete(). Not thread-safe.
+class ReducedParameter {
+ public:
+  /// @param name as the user calls it  @param group index of the user's group, or -1
+  ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
+      : name_(std::move(name)), group_(group), parameter_(std::move(parameter)) {}
+
+  /// What goes before the name that the ranks agree on. To be set before anything is sent.
+  void set_scope(const std::string& scope) { label_ = scope + "." + name_; }
+  const std::string& name() const noexcept { return name_; }
+  /// As ranks agree on it.
+  const std::string& label() const noexcept { return label_; }
+  int group() const noexcept { return group_; }
+  const torch::Tensor& tensor() const noexcept { return parameter_; }
   /// It may get a gradient.
-  bool active() const { return tensor().requires_grad(); }
+  bool active() const { return parameter_.requires_grad(); }
+  bool has_gradient() const { return parameter_.grad().defined(); }
+  /// Of the `.grad` that was sent, or else of the current one.
+  SparseDims own_layout() const;
+  /// What all ranks keep to; a gradient of another layout is converted. nullopt counts as dense.
+  SparseDims agreed_layout() const noexcept { return agreed_; }
+  void agree(SparseDims layout) { agreed_ = layout; }
+
+  /// From here to release() `.grad` is not the program's: whoever touches it is noticed. This
+  /// object stays where it is as long. @throws UsageError for a gradient with a graph of its own.
+  void guard();
+  /// @return whether somebody has written to the `.grad` that was guarded
+  bool release() noexcept;
+  /// Whether `.grad` shares its memory with tensors other than `known`, the gradients that autograd
+  /// still holds; of those, prepare() sends a copy.
+  void note_sharing(at::TensorList known);
+
+  /// The current `.grad`, or zeros if there is none, as an in-place reduction. Several submissions
+  /// (of a sparse gradient) belong into one group.
+  /// @throws UsageError for a gradient that cannot be sent.
+  std::vector<Submission> prepare(const GradientReduction& how);
+  /// Where the gradient goes instead of being sent by itself: memory that is reduced with others'.
+  /// Undefined: nowhere.
+  void set_view(torch::Tensor view) { view_ = std::move(view); }
+  const torch::Tensor& view() const noexcept { return view_; }
+  /// Brings a `.grad` that is not in flight into the view, so that its own memory is free. Does
+  /// nothing to one that is no such tensor.
+  /// @pre there is a view
+  void move_to_view();
+  /// Instead of prepare(): brings the current `.grad` into the view, which becomes `.grad`; zeros
+  /// if there is none.
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
+  void place(const GradientReduction& how);
+  /// Instead of prepare(): where the current `.grad` is, to be reduced there with others'; a copy
+  /// if it does not lie as the parameter does, and zeros if there is none. Neither reads nor writes
+  /// it on the way.
+  /// @return elements one behind the other in memory, in the order that strides_for() gives them
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is no view
+  const torch::Tensor& gather(const GradientReduction& how);
+
+  /// Makes the reduced values the parameter's gradient. `used`: some rank had one. When none had,
+  /// or the gradient that was sent has been reset since, `.grad` stays as it is.
+  void complete(bool used);
+  /// Forgets the memory without using it.
+  void drop();
+
+ private:
+  void check_gradient(const GradientReduction& how);
+  bool copied_into_view(const torch::Tensor& gradient) const;
+  void choose_layout(const GradientReduction& how);
+  void choose_sent(const GradientReduction& how);
+  bool lies_as_parameter(const torch::Tensor& gradient) const;
+  void complete_view(bool used);
+  // Both of sent_.
+  Submission prepare_dense(const GradientReduction& how);
+  std::vector<Submission> prepare_sparse(const GradientReduction& how);
+
+  std::string name_;
+  std::string label_;
+  int group_;
+  torch::Tensor parameter_;
+  SparseDims agreed_;
+  torch::Tensor sent_;     ///< `.grad` at prepare() or gather(); undefined for zeros
+  torch::Tensor guarded_;  ///< `.grad` from guard() to release()
+  torch::Tensor
+      unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself
+  torch::Tensor sample_;       ///< of the values of a sparse guarded_
+  std::uint32_t version_ = 0;  ///< of guarded_
+  bool shared_ = false;
+  torch::Tensor view_;
+  torch::Tensor wire_;  ///< what is reduced; shares the memory of sent_ where it can
+  std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
 };
 
 }  // namespace hvd::libtorch

@@ -11,8 +11,9 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
 #include "operations/operation_tasks.h"
-#include "optimizer/gradient_transfer.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/reduced_parameter.h"
+#include "optimizer/used_flags.h"
 #include "state/optimizer_state.h"
 #include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
@@ -104,20 +105,20 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
                 const ProcessSet& process_set) {
   constexpr const char* kGroup = "all_reduce";
   const libtorch::GradientReduction how{.scope = kGroup, .op = op, .process_set = process_set};
-  std::vector<libtorch::GradientTransfer> transfers;
+  std::vector<libtorch::ReducedParameter> reduced;
   std::vector<Submission> submissions;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const torch::Tensor& parameter = parameters[i];
     if (!parameter.defined()) continue;
     refuse_result(parameter, i);
     if (!parameter.requires_grad() && !parameter.grad().defined()) continue;
-    transfers.emplace_back(parameter);
-    std::vector<Submission> own =
-        transfers.back().prepare(how.scope + "." + std::to_string(transfers.size() - 1), how);
+    reduced.emplace_back(std::to_string(reduced.size()), parameter);
+    reduced.back().set_scope(how.scope);
+    std::vector<Submission> own = reduced.back().prepare(how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }
   if (parameters.empty()) return;
-  if (transfers.empty()) {
+  if (reduced.empty()) {
     throw UsageError("all_reduce: none of the " + std::to_string(parameters.size()) +
                      " tensors requires grad or has a .grad, which is what all_reduce() reduces; "
                      "expected the parameters of a model; to reduce a tensor "
@@ -126,13 +127,13 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   libtorch::GradientReduction flags_how = how;
   if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
-  submissions.push_back(flags.prepare(flags_how, transfers.front().parameter(), transfers.size(),
-                                      [&](std::size_t i) { return transfers[i].has_gradient(); }));
+  submissions.push_back(flags.prepare(flags_how, reduced.front().tensor(), reduced.size(),
+                                      [&](std::size_t i) { return reduced[i].has_gradient(); }));
   libtorch::make_group(kGroup, submissions);
   libtorch::begin_after_current_stream(submissions);
   wait_for(submit_all(std::move(submissions), Progress::kCaller));
   flags.read();
-  for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].complete(flags.used(i));
+  for (std::size_t i = 0; i < reduced.size(); ++i) reduced[i].complete(flags.used(i));
 }
 
 void broadcast_parameters(const NamedParameters& parameters, int root_rank,

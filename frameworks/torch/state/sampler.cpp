@@ -5,7 +5,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <mutex>
+#include <memory>
 #include <numeric>
 #include <string>
 
@@ -26,11 +26,9 @@ std::size_t position_in(const ProcessSet& set) {
 }  // namespace
 
 struct DistributedSampler::State {
-  const SamplerOptions options;
-  const std::size_t rank;
-  const std::size_t replicas;
-  std::mutex mutex;
-  // Guarded by mutex.
+  SamplerOptions options;
+  std::size_t rank;
+  std::size_t replicas;
   std::size_t dataset_size;
   std::size_t epoch = 0;
   /// Samples of the epoch's order that ranks, of whatever number, had used when this one began: not
@@ -39,7 +37,7 @@ struct DistributedSampler::State {
   std::size_t position = 0;  ///< samples that this rank has drawn since
   bool resumed = false;      ///< load() was called, and reset() not yet
   bool drawn = false;        ///< `indices` belongs to the epoch and the size
-  std::vector<std::size_t> indices;
+  std::vector<std::size_t> indices = {};
 
   std::size_t per_rank() const {
     const std::size_t left = dataset_size - std::min(start, dataset_size);
@@ -50,6 +48,7 @@ struct DistributedSampler::State {
     resumed = drawn = false;
   }
   void draw();
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size);
 };
 
 /// PyTorch's order (torch/utils/data/distributed.py): a permutation by a generator seeded with seed
@@ -73,54 +72,57 @@ void DistributedSampler::State::draw() {
 }
 
 DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions options)
-    : state_(new State{.options = options,
-                       .rank = position_in(options.process_set),
-                       .replicas = static_cast<std::size_t>(options.process_set.size()),
-                       .mutex = {},
-                       .dataset_size = dataset_size,
-                       .indices = {}}) {}
+    : state_(std::make_shared<c10::Synchronized<State>>(
+          State{.options = options,
+                .rank = position_in(options.process_set),
+                .replicas = static_cast<std::size_t>(options.process_set.size()),
+                .dataset_size = dataset_size})) {}
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  const std::lock_guard lock(state_->mutex);
-  if (state_->resumed && state_->epoch != epoch) state_->begin_anew();
-  state_->epoch = epoch;
-  if (state_->position == 0) state_->drawn = false;
+  state_->withLock([&](State& state) {
+    if (state.resumed && state.epoch != epoch) state.begin_anew();
+    state.epoch = epoch;
+    if (state.position == 0) state.drawn = false;
+  });
 }
 
 std::size_t DistributedSampler::epoch() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->epoch;
+  return state_->withLock([](const State& state) { return state.epoch; });
 }
 
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {
-  const std::lock_guard lock(state_->mutex);
-  // The first one after load() is that of a data loader which begins where the saved one was.
-  const bool goes_on = state_->resumed && !new_size;
-  state_->resumed = false;
-  if (goes_on) return;
-  if (new_size) state_->dataset_size = *new_size;
-  state_->begin_anew();
+  state_->withLock([&](State& state) {
+    // The first one after load() is that of a data loader which begins where the saved one was.
+    const bool goes_on = state.resumed && !new_size;
+    state.resumed = false;
+    if (goes_on) return;
+    if (new_size) state.dataset_size = *new_size;
+    state.begin_anew();
+  });
 }
 
-std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
-  const std::lock_guard lock(state_->mutex);
-  if (!state_->drawn) state_->draw();
-  const std::size_t left =
-      state_->indices.size() - std::min(state_->position, state_->indices.size());
+std::optional<std::vector<std::size_t>> DistributedSampler::State::next(std::size_t batch_size) {
+  if (!drawn) draw();
+  const std::size_t left = indices.size() - std::min(position, indices.size());
   if (left == 0 || batch_size == 0) return std::nullopt;
-  const auto begin = state_->indices.begin() + static_cast<std::ptrdiff_t>(state_->position);
+  const auto begin = indices.begin() + static_cast<std::ptrdiff_t>(position);
   const std::size_t taken = std::min(batch_size, left);
-  state_->position += taken;
+  position += taken;
   return std::vector<std::size_t>(begin, begin + static_cast<std::ptrdiff_t>(taken));
 }
 
+std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
+  return state_->withLock([&](State& state) { return state.next(batch_size); });
+}
+
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  const std::lock_guard lock(state_->mutex);
-  const std::size_t used = state_->start + state_->position * state_->replicas;
-  const std::vector<std::int64_t> values{
-      static_cast<std::int64_t>(state_->dataset_size), static_cast<std::int64_t>(state_->epoch),
-      static_cast<std::int64_t>(used), static_cast<std::int64_t>(state_->options.seed),
-      state_->options.shuffle ? 1 : 0};
+  const auto values = state_->withLock([](const State& state) {
+    const std::size_t used = state.start + state.position * state.replicas;
+    return std::vector<std::int64_t>{
+        static_cast<std::int64_t>(state.dataset_size), static_cast<std::int64_t>(state.epoch),
+        static_cast<std::int64_t>(used), static_cast<std::int64_t>(state.options.seed),
+        state.options.shuffle ? 1 : 0};
+  });
   archive.write("hvd_sampler", torch::tensor(values, torch::kInt64), /*is_buffer=*/true);
 }
 
@@ -139,13 +141,14 @@ DistributedSampler::Saved DistributedSampler::read(torch::serialize::InputArchiv
     throw UsageError("DistributedSampler::load: expected the state of " + what + ' ' +
                      std::to_string(expected) + ", got one of " + std::to_string(got));
   };
-  const std::lock_guard lock(state_->mutex);
-  expect("a data set of samples:", state_->dataset_size, static_cast<std::uint64_t>(value(0)));
-  expect("a sampler with shuffle =", state_->options.shuffle ? 1 : 0,
-         static_cast<std::uint64_t>(value(4)));
-  // Unshuffled the seed means nothing.
-  if (state_->options.shuffle)
-    expect("a sampler with seed =", state_->options.seed, static_cast<std::uint64_t>(value(3)));
+  state_->withLock([&](const State& state) {
+    expect("a data set of samples:", state.dataset_size, static_cast<std::uint64_t>(value(0)));
+    expect("a sampler with shuffle =", state.options.shuffle ? 1 : 0,
+           static_cast<std::uint64_t>(value(4)));
+    // Unshuffled the seed means nothing.
+    if (state.options.shuffle)
+      expect("a sampler with seed =", state.options.seed, static_cast<std::uint64_t>(value(3)));
+  });
   return {.epoch = static_cast<std::size_t>(value(1)), .used = static_cast<std::size_t>(value(2))};
 }
 
@@ -153,22 +156,23 @@ void DistributedSampler::check(torch::serialize::InputArchive& archive) const { 
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const Saved saved = read(archive);
-  const std::lock_guard lock(state_->mutex);
-  state_->begin_anew();
-  state_->epoch = saved.epoch;
-  state_->start = saved.used;
-  // After the last sample the next thing is an epoch from its beginning.
-  state_->resumed = state_->per_rank() > 0;
+  state_->withLock([&](State& state) {
+    state.begin_anew();
+    state.epoch = saved.epoch;
+    state.start = saved.used;
+    // After the last sample the next thing is an epoch from its beginning.
+    state.resumed = state.per_rank() > 0;
+  });
 }
 
 std::size_t DistributedSampler::size() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->start / state_->replicas + state_->per_rank();
+  return state_->withLock(
+      [](const State& state) { return state.start / state.replicas + state.per_rank(); });
 }
 
 std::size_t DistributedSampler::index() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->start / state_->replicas + state_->position;
+  return state_->withLock(
+      [](const State& state) { return state.start / state.replicas + state.position; });
 }
 
 }  // namespace hvd

@@ -54,6 +54,7 @@ void current_stream_waits(const EventPtr& event) {
 }
 
 void current_stream_waits(const Operation& operation) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(operation.done());
   current_stream_waits(operation.output_ready());
 }
 

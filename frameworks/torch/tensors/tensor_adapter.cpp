@@ -189,7 +189,7 @@ Handle start_group(const std::string& name, std::vector<Task> tasks, Progress pr
 
 PendingResult::PendingResult(std::vector<Operation> operations,
                              std::vector<std::function<torch::Tensor()>> finish)
-    : operations_(std::move(operations)), finish_(std::move(finish)) {}
+    : operations_(std::move(operations)), results_(Results{.finish = std::move(finish)}) {}
 
 bool PendingResult::done() const noexcept {
   for (const Operation& operation : operations_) {
@@ -198,21 +198,18 @@ bool PendingResult::done() const noexcept {
   return true;
 }
 
-const std::vector<torch::Tensor>& PendingResult::wait() {
+std::vector<torch::Tensor> PendingResult::wait() {
   // All of them before the first error is raised: a group's tensors are free again when wait()
   // returns.
   for (const Operation& operation : operations_) operation.wait();
   for (const Operation& operation : operations_) operation.status().raise_if_error();
-  const std::lock_guard lock(mutex_);
-  if (!finished_) {
-    for (const Operation& operation : operations_) current_stream_waits(operation);
-    finish_all();
-    if (on_device()) finished_on_device_ = record_current_stream();
-  }
-  if (finish_error_) std::rethrow_exception(finish_error_);
-  current_stream_waits(finished_on_device_);
-  for (const torch::Tensor& result : results_) used_by_current_stream(result);
-  return results_;
+  return results_.withLock([this](Results& results) {
+    if (!results.finished) finish(results);
+    if (results.error) std::rethrow_exception(results.error);
+    current_stream_waits(results.on_device);
+    for (const torch::Tensor& result : results.tensors) used_by_current_stream(result);
+    return results.tensors;
+  });
 }
 
 bool PendingResult::on_device() const {
@@ -221,18 +218,20 @@ bool PendingResult::on_device() const {
   });
 }
 
-void PendingResult::finish_all() {
+void PendingResult::finish(Results& results) const {
   const torch::NoGradGuard no_grad;
-  finished_ = true;
+  for (const Operation& operation : operations_) current_stream_waits(operation);
+  results.finished = true;
   try {
-    std::vector<torch::Tensor> results;
-    results.reserve(finish_.size());
-    for (const auto& finish : finish_) results.push_back(finish());
-    results_ = std::move(results);
+    std::vector<torch::Tensor> tensors;
+    tensors.reserve(results.finish.size());
+    for (const auto& finish : results.finish) tensors.push_back(finish());
+    results.tensors = std::move(tensors);
   } catch (...) {
-    finish_error_ = std::current_exception();
+    results.error = std::current_exception();
   }
-  finish_.clear();
+  results.finish.clear();
+  if (on_device()) results.on_device = record_current_stream();
 }
 
 }  // namespace libtorch

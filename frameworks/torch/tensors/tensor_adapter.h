@@ -1,10 +1,11 @@
 #pragma once
 
+#include <c10/util/Synchronized.h>
 #include <torch/types.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -91,21 +92,23 @@ class PendingResult {
   bool done() const noexcept;
   /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued;
   /// every waiter's current stream then waits for the results.
-  const std::vector<torch::Tensor>& wait();
+  std::vector<torch::Tensor> wait();
 
  private:
-  void finish_all();
+  struct Results {
+    std::vector<std::function<torch::Tensor()>> finish;  ///< until the first waiter has come
+    std::exception_ptr error = nullptr;
+    EventPtr on_device = nullptr;  ///< behind what `finish` has put into the first waiter's stream;
+                                   ///< null without a GPU
+    std::vector<torch::Tensor> tensors = {};
+    bool finished = false;
+  };
+
+  void finish(Results& results) const;
   bool on_device() const;
 
   const std::vector<Operation> operations_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  std::vector<std::function<torch::Tensor()>> finish_;
-  bool finished_ = false;
-  std::exception_ptr finish_error_;
-  EventPtr finished_on_device_;  ///< behind what `finish` has put into the first waiter's stream;
-                                 ///< null without a GPU
-  std::vector<torch::Tensor> results_;
+  c10::Synchronized<Results> results_;
 };
 
 }  // namespace hvd::libtorch

@@ -40,8 +40,8 @@ class Step {
   void produce(std::size_t i, float factor = 1) {
     set(i, factor);
     ReducedParameter& parameter = parameters[i];
-    if (parameter.transfer.view().defined()) parameter.transfer.place(parameter.label, how);
-    parameter.transfer.guard(parameter.name);
+    if (parameter.view().defined()) parameter.place(how);
+    parameter.guard();
     readiness.note_ready(i, false);
     if (readiness.unit_ready(readiness.unit_of(i))) exchange.submit(readiness.unit_of(i));
   }
@@ -186,7 +186,7 @@ TEST_P(GradientExchangeTest, ADroppedCycleLeavesGradientsToTheProgram) {
   step.end_cycle();
   EXPECT_NO_THROW(step.gradient(0).data());
   set_gradient(step.parameters[0], {});
-  EXPECT_EQ(step.parameters[0].transfer.own_layout(), std::nullopt) << "what was sent is forgotten";
+  EXPECT_EQ(step.parameters[0].own_layout(), std::nullopt) << "what was sent is forgotten";
   step.finish();
   for (const std::size_t i : {0, 1, 2, 3}) EXPECT_FALSE(step.gradient(i).defined()) << i;
 }
@@ -208,7 +208,10 @@ INSTANTIATE_TEST_SUITE_P(WithAndWithoutBuckets, GradientExchangeTest, ::testing:
 TEST(GradientExchange, MembersOfAGroupAreSubmittedTogether) {
   const GradientReduction how = reduction("group", false);
   Step step(how);
-  for (const std::size_t i : {0, 2}) step.parameters[i].group = 0;
+  for (const std::size_t i : {0, 2}) {
+    const ReducedParameter& own = step.parameters[i];
+    step.parameters[i] = reduced(own.name(), own.tensor(), how, 0);
+  }
   GradientUnits units(how, step.parameters, step.agreement);
   step.readiness.set_units(units.members());
   GradientExchange exchange(how, step.parameters, units, step.readiness, step.check);
@@ -231,11 +234,12 @@ TEST(GradientExchange, MembersOfAGroupFailTogether) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   const GradientReduction how = reduction("group.fails", false);
   Step step(how);
-  for (const std::size_t i : {0, 2}) step.parameters[i].group = 0;
-  // Of another shape on rank 0.
-  if (rank() == 0)
-    step.parameters[2].transfer =
-        libtorch::GradientTransfer(torch::ones({17}, torch::requires_grad()));
+  // The last one is of another shape on rank 0.
+  for (const std::size_t i : {0, 2}) {
+    const torch::Tensor tensor = i == 2 && rank() == 0 ? torch::ones({17}, torch::requires_grad())
+                                                       : step.parameters[i].tensor();
+    step.parameters[i] = reduced(step.parameters[i].name(), tensor, how, 0);
+  }
   GradientUnits units(how, step.parameters, step.agreement);
   step.readiness.set_units(units.members());
   GradientExchange exchange(how, step.parameters, units, step.readiness, step.check);

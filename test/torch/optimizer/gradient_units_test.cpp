@@ -80,8 +80,8 @@ TEST(GradientUnits, AreBucketsInTheFirstRanksOrderOnceItIsLearnt) {
   for (const auto& unit : model.units.all()) {
     for (std::size_t m = 0; m < unit.members.size(); ++m) {
       const ReducedParameter& parameter = model.parameters[unit.members[m]];
-      EXPECT_TRUE(parameter.transfer.view().is_same(unit.bucket->view(m))) << parameter.name;
-      EXPECT_TRUE(parameter.tensor().grad().is_same(unit.bucket->view(m))) << parameter.name;
+      EXPECT_TRUE(parameter.view().is_same(unit.bucket->view(m))) << parameter.name();
+      EXPECT_TRUE(parameter.tensor().grad().is_same(unit.bucket->view(m))) << parameter.name();
       EXPECT_TRUE(
           near(parameter.tensor().grad(), torch::full({16}, static_cast<float>(rank() + 1))));
     }
@@ -110,7 +110,7 @@ TEST(GradientUnits, WhatCannotBeInABucketTravelsBesideThem) {
   EXPECT_EQ(units.members(), (Units{{2}, {5}, {0, 4}, {1}, {3}}));
   EXPECT_TRUE(units[1].bucket);
   EXPECT_FALSE(units[2].bucket);
-  EXPECT_FALSE(parameters[1].transfer.view().defined());
+  EXPECT_FALSE(parameters[1].view().defined());
 }
 
 TEST(GradientUnits, AreNoBucketsWhereTheyHaveNoUse) {
@@ -130,8 +130,8 @@ TEST(GradientUnits, AGradientWhoseLayoutIsOpenMayComeToBeInABucket) {
   how.sparse = libtorch::SparseGradients::kReduceSparse;
   Model model(how, 3);
   EXPECT_FALSE(model.learn()) << "no layout is known";
-  model.parameters[0].transfer.agree(0);
-  model.parameters[1].transfer.agree(1);
+  model.parameters[0].agree(0);
+  model.parameters[1].agree(1);
   EXPECT_EQ(model.learn(), size() > 1);
   if (size() == 1) return;
   EXPECT_EQ(model.units.members(), (Units{{0}, {1}, {2}}));
@@ -139,7 +139,7 @@ TEST(GradientUnits, AGradientWhoseLayoutIsOpenMayComeToBeInABucket) {
   EXPECT_FALSE(model.units[1].bucket) << "it is sparse";
   EXPECT_FALSE(model.units[2].bucket);
   EXPECT_FALSE(model.units.follow_parameters());
-  model.parameters[2].transfer.agree(0);
+  model.parameters[2].agree(0);
   EXPECT_TRUE(model.units.follow_parameters()) << "it can be in a bucket now";
 }
 
@@ -159,7 +159,7 @@ TEST(GradientUnits, LearnAnewWhenParametersHaveChanged) {
     EXPECT_TRUE(model.units.follow_parameters());
     EXPECT_EQ(model.units.members(), one_by_one(16));
     EXPECT_TRUE(model.units.learning());
-    EXPECT_FALSE(model.parameters[0].transfer.view().defined());
+    EXPECT_FALSE(model.parameters[0].view().defined());
     EXPECT_FALSE(model.units.follow_parameters());
     EXPECT_TRUE(model.learn());
   }

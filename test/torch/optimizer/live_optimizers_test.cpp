@@ -16,8 +16,7 @@ class LiveOptimizersTest : public ::testing::Test {
  protected:
   const torch::Tensor a = torch::ones({2}, torch::requires_grad());
   const torch::Tensor b = torch::ones({2}, torch::requires_grad());
-  const std::vector<GradientReducer::Parameter> only_a{{"a", a}}, only_b{{"b", b}},
-      both{{"b", b}, {"a", a}};
+  const std::vector<ReducedParameter> only_a{{"a", a}}, only_b{{"b", b}}, both{{"b", b}, {"a", a}};
   SGD first{{a}, 0.1}, second{{b}, 0.1};
   LiveOptimizers live;
 };

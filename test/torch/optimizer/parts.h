@@ -16,10 +16,9 @@ inline libtorch::GradientReduction sums(const std::string& scope) {
 
 inline libtorch::ReducedParameter reduced(const std::string& name, const torch::Tensor& tensor,
                                           const libtorch::GradientReduction& how, int group = -1) {
-  return {.name = name,
-          .label = how.scope + "." + name,
-          .group = group,
-          .transfer = libtorch::GradientTransfer(tensor)};
+  libtorch::ReducedParameter parameter(name, tensor, group);
+  parameter.set_scope(how.scope);
+  return parameter;
 }
 
 /// "p0", "p1", ...: parameters of as many ones.

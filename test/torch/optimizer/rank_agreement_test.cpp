@@ -81,13 +81,13 @@ TEST_F(LayoutsTest, DenseWinsAndSparseHoldsForRanksWithoutAGradient) {
   EXPECT_FALSE(own.waits_for_layout(parameters[2])) << "it has no gradient";
   EXPECT_EQ(own.waits_for_layout(parameters[1]), last());
   own.agree_on_layouts();
-  EXPECT_EQ(parameters[0].transfer.agreed_layout(), 0);
-  EXPECT_EQ(parameters[1].transfer.agreed_layout(), 1);
-  EXPECT_EQ(parameters[2].transfer.agreed_layout(), std::nullopt) << "nobody has one yet";
+  EXPECT_EQ(parameters[0].agreed_layout(), 0);
+  EXPECT_EQ(parameters[1].agreed_layout(), 1);
+  EXPECT_EQ(parameters[2].agreed_layout(), std::nullopt) << "nobody has one yet";
   EXPECT_TRUE(own.layouts_in_doubt());
   EXPECT_FALSE(own.waits_for_layout(parameters[1]));
   own.end_cycle();
-  EXPECT_EQ(parameters[1].transfer.agreed_layout(), 1) << "it was agreed on for good";
+  EXPECT_EQ(parameters[1].agreed_layout(), 1) << "it was agreed on for good";
 }
 
 TEST_F(LayoutsTest, WithoutASparseOneAllAreDense) {
@@ -95,7 +95,7 @@ TEST_F(LayoutsTest, WithoutASparseOneAllAreDense) {
   if (rank() == 0) set_gradient(parameters[0], torch::ones({3}));
   own.agree_on_layouts();
   for (const ReducedParameter& parameter : parameters)
-    EXPECT_EQ(parameter.transfer.agreed_layout(), 0) << parameter.name;
+    EXPECT_EQ(parameter.agreed_layout(), 0) << parameter.name();
   EXPECT_FALSE(own.layouts_in_doubt());
 }
 
@@ -117,9 +117,9 @@ TEST_F(LayoutsTest, AreForgottenAfterACycleThatARankWasAbsentFrom) {
     own.compare_parameters();
     EXPECT_FALSE(own.same_parameters()) << "the absent rank has not said so";
     own.agree_on_layouts();
-    EXPECT_EQ(parameters[1].transfer.agreed_layout(), 1);
+    EXPECT_EQ(parameters[1].agreed_layout(), 1);
     own.end_cycle();
-    EXPECT_EQ(parameters[1].transfer.agreed_layout(), std::nullopt);
+    EXPECT_EQ(parameters[1].agreed_layout(), std::nullopt);
     join();
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/util/Synchronized.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
@@ -20,7 +21,7 @@ namespace hvd {
 
 namespace libtorch {
 class GradientReducer;
-}
+}  // namespace libtorch
 
 /// The ranks' parameters are not the same any more (or not yet), so that training would go on with
 /// as many models as ranks. Raised on every rank of the optimizer's set; the runtime goes on.
@@ -177,7 +178,7 @@ class DistributedOptimizer {
   torch::optim::Optimizer& optimizer_;
   const NamedParameters named_;
   const DistributedOptimizerOptions options_;
-  std::shared_ptr<libtorch::GradientReducer> reducer_;
+  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
   std::shared_ptr<std::atomic<int>> skip_depth_;
 };
 

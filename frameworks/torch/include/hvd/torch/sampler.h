@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/util/Synchronized.h>
 #include <torch/data/samplers/base.h>
 
 #include <cstddef>
@@ -72,7 +73,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   Saved read(torch::serialize::InputArchive& archive) const;
 
   struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<c10::Synchronized<State>> state_;
 };
 
 }  // namespace hvd

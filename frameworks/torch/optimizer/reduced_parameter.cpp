@@ -1,4 +1,4 @@
-#include "optimizer/gradient_transfer.h"
+#include "optimizer/reduced_parameter.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,24 +12,6 @@
 #include "tensors/device_order.h"
 
 namespace hvd::libtorch {
-
-Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
-  Submission submission;
-  submission.name = std::move(name);
-  submission.parameters = Allreduce{how.op, how.prescale, how.postscale,
-                                    compression_in_core(memory.dtype, how.compression)};
-  submission.input = submission.output = std::move(memory);
-  submission.process_set = how.process_set.id();
-  return submission;
-}
-
-std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
-  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
-  for (std::size_t d = strides.size(); d-- > 1;)
-    strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
-  return strides;
-}
 
 namespace {
 
@@ -54,16 +36,6 @@ torch::Tensor unguarded(const torch::Tensor& gradient) {
   return plain;
 }
 
-Submission in_place(std::string name, const GradientReduction& how, const torch::Tensor& wire) {
-  Submission submission = reduction_in_place(std::move(name), how, view_of(wire));
-  submission.keep_alive = keep_alive({wire});
-  return submission;
-}
-
-}  // namespace
-
-namespace {
-
 /// Up to 64 of a sparse gradient's values, on the host.
 torch::Tensor sample_of(const torch::Tensor& coo) {
   const torch::NoGradGuard no_grad;
@@ -74,10 +46,10 @@ torch::Tensor sample_of(const torch::Tensor& coo) {
 
 }  // namespace
 
-void GradientTransfer::guard(const std::string& name) {
+void ReducedParameter::guard() {
   torch::Tensor& gradient = parameter_.mutable_grad();
   if (!gradient.defined()) return;
-  refuse_graph(gradient, name);
+  refuse_graph(gradient, name_);
   if (gradient.layout() == torch::kSparse) {
     sample_ = sample_of(gradient);
   } else if (gradient.layout() == torch::kStrided) {
@@ -85,7 +57,7 @@ void GradientTransfer::guard(const std::string& name) {
       unguarded_ = gradient;
       gradient = GuardedGradient::of(gradient);
     }
-    GuardedGradient::find(gradient)->guard(name);
+    GuardedGradient::find(gradient)->guard(name_);
     version_ = gradient._version();
   } else {
     return;
@@ -93,7 +65,7 @@ void GradientTransfer::guard(const std::string& name) {
   guarded_ = gradient;
 }
 
-bool GradientTransfer::release() noexcept {
+bool ReducedParameter::release() noexcept {
   if (!guarded_.defined()) return false;
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool still_there = gradient.is_same(guarded_);
@@ -113,7 +85,7 @@ bool GradientTransfer::release() noexcept {
 // between: a.view(-1) + b.view(-1). What it still holds besides is no other gradient: the one that
 // it has accumulated, and what nobody but that is a view of (a Linear's weight is computed
 // transposed).
-void GradientTransfer::note_sharing(at::TensorList known) {
+void ReducedParameter::note_sharing(at::TensorList known) {
   const torch::Tensor& gradient = parameter_.grad();
   shared_ = false;
   if (!gradient.defined() || !gradient.has_storage()) return;
@@ -128,7 +100,7 @@ void GradientTransfer::note_sharing(at::TensorList known) {
   shared_ = gradient.storage().use_count() > explained;
 }
 
-SparseDims GradientTransfer::own_layout() const {
+SparseDims ReducedParameter::own_layout() const {
   // What was sent counts, though `.grad` may have been reset since.
   if (sent_.defined()) return sent_.layout() == torch::kSparse ? sent_.sparse_dim() : 0;
   const torch::Tensor& gradient = parameter_.grad();
@@ -137,7 +109,7 @@ SparseDims GradientTransfer::own_layout() const {
 }
 
 /// Converts a `.grad` that is not as the ranks have agreed or the user wants it.
-void GradientTransfer::choose_layout(const Label& label, const GradientReduction& how) {
+void ReducedParameter::choose_layout(const GradientReduction& how) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const std::int64_t agreed = agreed_.value_or(0);
   if (gradient.layout() == torch::kStrided) {
@@ -147,7 +119,7 @@ void GradientTransfer::choose_layout(const Label& label, const GradientReduction
   const bool coo = gradient.layout() == torch::kSparse;
   if (how.sparse == SparseGradients::kRefuse ||
       (!coo && how.sparse == SparseGradients::kReduceSparse)) {
-    throw UsageError(label.str() + ": expected a dense gradient, got layout " +
+    throw UsageError(Label{"gradient", label_}.str() + ": expected a dense gradient, got layout " +
                      c10::str(gradient.layout()) + "; convert it with to_dense()");
   }
   if (how.sparse == SparseGradients::kMakeDense || agreed == 0) {
@@ -157,11 +129,11 @@ void GradientTransfer::choose_layout(const Label& label, const GradientReduction
   }
 }
 
-void GradientTransfer::check_gradient(const std::string& name, const GradientReduction& how) {
+void ReducedParameter::check_gradient(const GradientReduction& how) {
   if (!has_gradient()) return;
-  const Label label{"gradient", name};
-  refuse_graph(parameter_.grad(), name);
-  choose_layout(label, how);
+  const Label label{"gradient", label_};
+  refuse_graph(parameter_.grad(), label_);
+  choose_layout(how);
   const torch::Tensor& gradient = parameter_.grad();
   if (gradient.sizes() != parameter_.sizes()) {
     throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +
@@ -171,7 +143,7 @@ void GradientTransfer::check_gradient(const std::string& name, const GradientRed
 
 /// Most gradients of a model are small, and for those an operator's way to the same copy takes ten
 /// times as long.
-bool GradientTransfer::copied_into_view(const torch::Tensor& gradient) const {
+bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
   if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() ||
       gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
       gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() ||
@@ -185,13 +157,14 @@ bool GradientTransfer::copied_into_view(const torch::Tensor& gradient) const {
   return true;
 }
 
-void GradientTransfer::place(const std::string& name, const GradientReduction& how) {
+void ReducedParameter::place(const GradientReduction& how) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
   if (torch::Tensor& gradient = parameter_.mutable_grad(); copied_into_view(gradient)) {
     sent_ = gradient = view_;
     return;
   }
   const torch::NoGradGuard no_grad;
-  check_gradient(name, how);
+  check_gradient(how);
   torch::Tensor& gradient = parameter_.mutable_grad();
   if (!gradient.defined()) {
     view_.zero_();
@@ -204,8 +177,8 @@ void GradientTransfer::place(const std::string& name, const GradientReduction& h
   sent_ = gradient;
 }
 
-void GradientTransfer::choose_sent(const std::string& name, const GradientReduction& how) {
-  check_gradient(name, how);
+void ReducedParameter::choose_sent(const GradientReduction& how) {
+  check_gradient(how);
   sent_ = parameter_.grad();
   if (!guarded_.defined()) {
     note_sharing({});
@@ -215,7 +188,7 @@ void GradientTransfer::choose_sent(const std::string& name, const GradientReduct
   }
 }
 
-bool GradientTransfer::lies_as_parameter(const torch::Tensor& gradient) const {
+bool ReducedParameter::lies_as_parameter(const torch::Tensor& gradient) const {
   return gradient.layout() == torch::kStrided &&
          gradient.scalar_type() == parameter_.scalar_type() && !gradient.is_neg() &&
          !gradient.is_conj() &&
@@ -223,10 +196,10 @@ bool GradientTransfer::lies_as_parameter(const torch::Tensor& gradient) const {
                                                     : gradient.is_contiguous());
 }
 
-const torch::Tensor& GradientTransfer::gather(const std::string& name,
-                                              const GradientReduction& how) {
+const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!view_.defined());
   const torch::NoGradGuard no_grad;
-  choose_sent(name, how);
+  choose_sent(how);
   if (sent_.defined() && lies_as_parameter(sent_) && !shared_) {
     wire_ = unguarded_.defined() && sent_.is_same(guarded_) ? unguarded_ : sent_;
     return wire_;
@@ -236,18 +209,17 @@ const torch::Tensor& GradientTransfer::gather(const std::string& name,
   return sent_.defined() ? wire_.copy_(unguarded(sent_)) : wire_.zero_();
 }
 
-std::vector<Submission> GradientTransfer::prepare(const std::string& name,
-                                                  const GradientReduction& how) {
+std::vector<Submission> ReducedParameter::prepare(const GradientReduction& how) {
   const torch::NoGradGuard no_grad;
-  choose_sent(name, how);
-  if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(name, how);
+  choose_sent(how);
+  if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(how);
   std::vector<Submission> one;
-  one.push_back(prepare_dense(name, how));
+  one.push_back(prepare_dense(how));
   return one;
 }
 
-Submission GradientTransfer::prepare_dense(const std::string& name, const GradientReduction& how) {
-  const Label label{"gradient", name};
+Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
+  const Label label{"gradient", label_};
   const auto wire_dtype =
       type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
   if (sent_.defined()) {
@@ -259,7 +231,7 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
     wire_ = torch::zeros(parameter_.sizes(),
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
-  Submission submission = in_place(name, how, wire_);
+  Submission submission = reduction_in_place(label_, how, wire_);
   // It can be reduced where it is, so a copy into a common buffer would be the most expensive part.
   // Elsewhere it goes through shared memory piece by piece, and the common buffer would be as large
   // as all gradients.
@@ -274,7 +246,8 @@ Submission GradientTransfer::prepare_dense(const std::string& name, const Gradie
   return submission;
 }
 
-void GradientTransfer::move_to_view() {
+void ReducedParameter::move_to_view() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
   const torch::NoGradGuard no_grad;
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool fits = gradient.defined() && gradient.layout() == torch::kStrided &&
@@ -285,15 +258,14 @@ void GradientTransfer::move_to_view() {
   gradient = view_;
 }
 
-std::vector<Submission> GradientTransfer::prepare_sparse(const std::string& name,
-                                                         const GradientReduction& how) {
+std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction& how) {
   const torch::Tensor coo =
       sent_.defined() ? sent_
                       : torch::_sparse_coo_tensor_with_dims(
                             *agreed_, parameter_.dim() - *agreed_, parameter_.sizes(),
                             parameter_.options().layout(torch::kSparse).requires_grad(false));
   sparse_ =
-      std::make_shared<SparseReduction>(coo, AllreduceOptions{.name = name,
+      std::make_shared<SparseReduction>(coo, AllreduceOptions{.name = label_,
                                                               .op = how.op,
                                                               .prescale_factor = how.prescale,
                                                               .postscale_factor = how.postscale,
@@ -303,7 +275,7 @@ std::vector<Submission> GradientTransfer::prepare_sparse(const std::string& name
 }
 
 /// The result is where the gradient is, unless the user has put something else there since.
-void GradientTransfer::complete_view(bool used) {
+void ReducedParameter::complete_view(bool used) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool sent = sent_.defined();
   drop();
@@ -316,7 +288,7 @@ void GradientTransfer::complete_view(bool used) {
   }
 }
 
-void GradientTransfer::complete(bool used) {
+void ReducedParameter::complete(bool used) {
   const torch::NoGradGuard no_grad;
   if (view_.defined()) return complete_view(used);
   torch::Tensor& gradient = parameter_.mutable_grad();
@@ -339,42 +311,9 @@ void GradientTransfer::complete(bool used) {
   }
 }
 
-void GradientTransfer::drop() {
+void ReducedParameter::drop() {
   sent_ = wire_ = torch::Tensor();
   sparse_.reset();
-}
-
-const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::Tensor& like,
-                                     std::size_t count,
-                                     const std::function<bool(std::size_t)>& used, std::size_t room,
-                                     const std::function<void(std::span<float>)>& fill) {
-  const torch::NoGradGuard no_grad;
-  const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
-  const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
-  count_ = count;
-  if (!flags_.defined() || flags_.scalar_type() != dtype ||
-      values_.numel() != static_cast<std::int64_t>(count + room)) {
-    values_ = torch::zeros({static_cast<std::int64_t>(count + room)}, torch::kFloat32);
-    flags_ = values_.to(dtype);
-    GradientReduction reduction = how;
-    if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
-    submission_ = in_place(how.scope + ".used", reduction, flags_);
-  }
-  auto* const values = values_.mutable_data_ptr<float>();
-  for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
-  if (room > 0) fill({values + count, room});
-  if (!flags_.is_same(values_)) flags_.copy_(values_);
-  return submission_;
-}
-
-void UsedFlags::read() {
-  const torch::NoGradGuard no_grad;
-  if (!flags_.is_same(values_)) values_.copy_(flags_);
-}
-
-std::span<const float> UsedFlags::room() const {
-  return {values_.const_data_ptr<float>() + count_,
-          static_cast<std::size_t>(values_.numel()) - count_};
 }
 
 }  // namespace hvd::libtorch

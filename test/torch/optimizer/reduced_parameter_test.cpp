@@ -1,5 +1,5 @@
 // One gradient's way, without the operation that reduces it.
-#include "optimizer/gradient_transfer.h"
+#include "optimizer/reduced_parameter.h"
 
 #include <algorithm>
 
@@ -11,9 +11,9 @@ namespace {
 
 using libtorch::GradientBucket;
 using libtorch::GradientReduction;
-using libtorch::GradientTransfer;
+using libtorch::ReducedParameter;
 
-class GradientTransferTest : public ::testing::Test {
+class ReducedParameterTest : public ::testing::Test {
  protected:
   static float* values_of(const Submission& submission) {
     return reinterpret_cast<float*>(submission.output.data);
@@ -23,124 +23,123 @@ class GradientTransferTest : public ::testing::Test {
     std::fill_n(values_of(submission), 3, value);
   }
 
-  const GradientReduction how = sums("transfer");
+  const GradientReduction how = sums("reduced");
   torch::Tensor parameter = torch::ones({3}, torch::requires_grad());
-  GradientTransfer transfer{parameter};
+  ReducedParameter reduced = testing::reduced("p", parameter, how);
 };
 
-TEST_F(GradientTransferTest, ReducesAGradientInItsPlace) {
+TEST_F(ReducedParameterTest, ReducesAGradientInItsPlace) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
   const torch::Tensor gradient = parameter.grad();
-  const auto submissions = transfer.prepare("p", how);
+  const auto submissions = reduced.prepare(how);
   ASSERT_EQ(submissions.size(), 1U);
   EXPECT_EQ(values_of(submissions[0]), gradient.data_ptr());
   overwrite(submissions[0], 7);
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_TRUE(parameter.grad().is_same(gradient));
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, BringsTheResultToWhatIsTheGradientByNow) {
+TEST_F(ReducedParameterTest, BringsTheResultToWhatIsTheGradientByNow) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  const auto submissions = transfer.prepare("p", how);
+  const auto submissions = reduced.prepare(how);
   parameter.mutable_grad() = torch::full({3}, 1.0F);
   overwrite(submissions[0], 7);
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, ZerosBecomeAGradientOnlyIfSomeRankHasOne) {
+TEST_F(ReducedParameterTest, ZerosBecomeAGradientOnlyIfSomeRankHasOne) {
   for (const bool used : {false, true}) {
-    const auto submissions = transfer.prepare("p", how);
+    const auto submissions = reduced.prepare(how);
     ASSERT_EQ(submissions.size(), 1U);
     EXPECT_EQ(values_of(submissions[0])[2], 0.0F);
     overwrite(submissions[0], 7);
-    transfer.complete(used);
+    reduced.complete(used);
     ASSERT_EQ(parameter.grad().defined(), used);
   }
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, AGradientThatWasResetStaysSo) {
+TEST_F(ReducedParameterTest, AGradientThatWasResetStaysSo) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  const auto submissions = transfer.prepare("p", how);
+  const auto submissions = reduced.prepare(how);
   parameter.mutable_grad().reset();
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_FALSE(parameter.grad().defined());
 }
 
-TEST_F(GradientTransferTest, SendsACopyOfMemoryThatTwoGradientsShare) {
+TEST_F(ReducedParameterTest, SendsACopyOfMemoryThatTwoGradientsShare) {
   const torch::Tensor both = torch::full({3}, 5.0F);
   parameter.mutable_grad() = both.view({3});
-  transfer.note_sharing({});
-  const auto submissions = transfer.prepare("p", how);
+  reduced.note_sharing({});
+  const auto submissions = reduced.prepare(how);
   EXPECT_NE(values_of(submissions[0]), both.data_ptr());
   overwrite(submissions[0], 7);
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, NoticesWhatIsWrittenToAGuardedGradient) {
-  const std::string name = "p";
+TEST_F(ReducedParameterTest, NoticesWhatIsWrittenToAGuardedGradient) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  EXPECT_FALSE(transfer.release()) << "nothing was guarded";
-  transfer.guard(name);
+  EXPECT_FALSE(reduced.release()) << "nothing was guarded";
+  reduced.guard();
   EXPECT_THROW(parameter.grad().data(), UsageError);
-  EXPECT_FALSE(transfer.release());
+  EXPECT_FALSE(reduced.release());
   EXPECT_NO_THROW(parameter.grad().data());
-  transfer.guard(name);
+  reduced.guard();
   parameter.mutable_grad().mul_(2);
-  EXPECT_TRUE(transfer.release());
-  EXPECT_FALSE(transfer.release());
+  EXPECT_TRUE(reduced.release());
+  EXPECT_FALSE(reduced.release());
 }
 
-TEST_F(GradientTransferTest, MovesIntoItsViewAndIsZerosThereWithoutAGradient) {
+TEST_F(ReducedParameterTest, MovesIntoItsViewAndIsZerosThereWithoutAGradient) {
   const torch::Tensor other = torch::ones({5}, torch::requires_grad());
   const torch::Tensor both[] = {other, parameter};
   GradientBucket bucket("b", how, both);
-  transfer.set_view(bucket.view(1));
+  reduced.set_view(bucket.view(1));
 
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  transfer.place("p", how);
+  reduced.place(how);
   EXPECT_EQ(parameter.grad().data_ptr(), bucket.view(1).data_ptr());
   EXPECT_TRUE(near(bucket.view(1), torch::full({3}, 5.0F)));
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_EQ(parameter.grad().data_ptr(), bucket.view(1).data_ptr());
 
   parameter.mutable_grad().reset();
-  transfer.place("p", how);
+  reduced.place(how);
   EXPECT_TRUE(near(bucket.view(1), torch::zeros({3}))) << "what was there before does not count";
   EXPECT_FALSE(parameter.grad().defined());
   bucket.view(1).fill_(7);
-  transfer.complete(false);
+  reduced.complete(false);
   EXPECT_FALSE(parameter.grad().defined());
-  transfer.place("p", how);
+  reduced.place(how);
   bucket.view(1).fill_(7);
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, WhatTakesThePlaceOfAViewGetsTheResult) {
+TEST_F(ReducedParameterTest, WhatTakesThePlaceOfAViewGetsTheResult) {
   GradientBucket bucket("b", how, {&parameter, 1});
-  transfer.set_view(bucket.view(0));
+  reduced.set_view(bucket.view(0));
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  transfer.place("p", how);
+  reduced.place(how);
   parameter.mutable_grad() = torch::full({3}, 1.0F);
   bucket.view(0).fill_(7);
-  transfer.complete(true);
+  reduced.complete(true);
   EXPECT_NE(parameter.grad().data_ptr(), bucket.view(0).data_ptr());
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(GradientTransferTest, TellsTheLayoutOfWhatWasSentUntilItIsDropped) {
-  EXPECT_EQ(transfer.own_layout(), std::nullopt);
+TEST_F(ReducedParameterTest, TellsTheLayoutOfWhatWasSentUntilItIsDropped) {
+  EXPECT_EQ(reduced.own_layout(), std::nullopt);
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  EXPECT_EQ(transfer.own_layout(), 0);
-  transfer.prepare("p", how);
+  EXPECT_EQ(reduced.own_layout(), 0);
+  reduced.prepare(how);
   parameter.mutable_grad().reset();
-  EXPECT_EQ(transfer.own_layout(), 0);
-  transfer.drop();
-  EXPECT_EQ(transfer.own_layout(), std::nullopt);
+  EXPECT_EQ(reduced.own_layout(), 0);
+  reduced.drop();
+  EXPECT_EQ(reduced.own_layout(), std::nullopt);
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+#include "optimizer/gradient_reduction.h"
+
+#include <utility>
+
+namespace hvd::libtorch {
+
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
+  Submission submission;
+  submission.name = std::move(name);
+  submission.parameters = Allreduce{how.op, how.prescale, how.postscale,
+                                    compression_in_core(memory.dtype, how.compression)};
+  submission.input = submission.output = std::move(memory);
+  submission.process_set = how.process_set.id();
+  return submission;
+}
+
+Submission reduction_in_place(std::string name, const GradientReduction& how,
+                              const torch::Tensor& tensor) {
+  Submission submission = reduction_in_place(std::move(name), how, view_of(tensor));
+  submission.keep_alive = keep_alive({tensor});
+  return submission;
+}
+
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
+  return strides;
+}
+
+}  // namespace hvd::libtorch

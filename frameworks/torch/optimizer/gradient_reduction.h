@@ -1,0 +1,49 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "hvd/process_set.h"
+#include "hvd/types.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::libtorch {
+
+/// What becomes of sparse gradients.
+enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
+
+/// How gradients are reduced. The same for all of one optimizer.
+struct GradientReduction {
+  std::string scope = {};  ///< goes before every name that ranks agree on
+  ReduceOp op = ReduceOp::kAverage;
+  double prescale = 1;
+  double postscale = 1;
+  Compression compression = Compression::kNone;
+  ProcessSet process_set = {};
+  SparseGradients sparse = SparseGradients::kRefuse;
+  bool bucket_views = false;
+  int check_every = 0;  ///< see ParameterCheck
+};
+
+/// Copying less than this into a common buffer costs less than another call of the backend. In
+/// bytes.
+inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
+/// From here on a tensor is not fused within one host, wherever it lies. In bytes.
+inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
+
+/// An allreduce of `memory` in its own place, which the core compresses if it can. The caller sets
+/// keep_alive.
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
+/// The same of a contiguous tensor, which it keeps alive.
+Submission reduction_in_place(std::string name, const GradientReduction& how,
+                              const torch::Tensor& tensor);
+
+/// A gradient's strides in a bucket: the parameter's, if those leave no gaps.
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter);
+
+}  // namespace hvd::libtorch
