@@ -23,7 +23,7 @@ class RankMap {
     if (size > 0) entries_.push_back({{0, static_cast<int>(size) - 1}, T{}});
   }
 
-  /// @pre the rank exists, as below
+  /// @pre the rank exists, as below (checked by find())
   const T& at(int rank) const { return entries_[find(rank)].value; }
   void assign(RankSpan ranks, const T& value) {
     for (const RankRange range : ranks) assign(range, value);

@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/expect.h"
+
 namespace hvd::device {
 
 std::span<std::byte> BufferRing::take(std::span<const std::span<std::byte>> buffers,
                                       std::size_t size, Stream stream) {
+  HVD_EXPECT(!taken_, "the last buffer has been released");
+  HVD_EXPECT(free_after_.empty() || buffers.empty() || free_after_.size() == buffers.size(),
+             "there are always the same buffers");
   if (!fits(buffers, size)) return {};
   free_after_.resize(buffers.size());
   if (free_after_[next_]) api_.wait(stream, {free_after_[next_]->native()});

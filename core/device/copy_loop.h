@@ -63,6 +63,7 @@ HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
 
 /// to[i] = map(from[i]) for `count` elements, this thread's share of them, in groups of kElements.
 /// @pre both sides come to a multiple of a group after the same number of elements
+/// (unchecked: it runs on the device)
 template <int kElements, class From, class To, class Map>
 HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Share share,
                               const Map& map) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/expect.h"
 #include "hvd/error.h"
 #include "mpi/call_watch.h"
 #include "mpi/communicator.h"
@@ -65,6 +66,11 @@ class MpiRequests final : public message::Requests {
     int peer = kNoPeer;
     bool receives = false;
   };
+  bool idle(std::size_t slot) const noexcept { return requests_[slot] == MPI_REQUEST_NULL; }
+  bool all_idle() const noexcept {
+    return std::all_of(requests_.begin(), requests_.end(),
+                       [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
+  }
   const Started& started(int slot) const noexcept {
     return started_[static_cast<std::size_t>(slot)];
   }
@@ -80,6 +86,7 @@ class MpiRequests final : public message::Requests {
 };
 
 void MpiRequests::reset(std::size_t slots) {
+  HVD_EXPECT(all_idle(), "nothing is under way");
   requests_.assign(slots, MPI_REQUEST_NULL);
   started_.assign(slots, Started{});
   slots_.resize(slots);
@@ -88,6 +95,7 @@ void MpiRequests::reset(std::size_t slots) {
 }
 
 void MpiRequests::send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
+  HVD_EXPECT(idle(slot), "the slot has no message under way");
   const WatchedCall watched("MPI_Isend", peer);
   check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag_of(tag),
                   communicator_, &requests_[slot]),
@@ -96,6 +104,7 @@ void MpiRequests::send(std::size_t slot, std::span<const std::byte> bytes, int p
 }
 
 void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
+  HVD_EXPECT(idle(slot), "the slot has no message under way");
   const WatchedCall watched("MPI_Irecv", peer);
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag_of(tag),
                   communicator_, &requests_[slot]),
@@ -104,6 +113,7 @@ void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer
 }
 
 void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+  HVD_EXPECT(idle(slot), "the slot has no message under way");
   const WatchedCall watched("MPI_Imrecv", arrival.source);
   MPI_Message matched = message_of(arrival.handle);
   check(MPI_Imrecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, &matched,
@@ -113,6 +123,7 @@ void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Ar
 }
 
 std::span<const Completion> MpiRequests::test() {
+  HVD_EXPECT(!all_idle(), "something is under way");
   int count = 0;
   const WatchedCall watched("MPI_Testsome", started_.size() == 1 ? started_.front().peer : kNoPeer);
   // Twice, because Open MPI looks first and fetches what has arrived afterwards; see

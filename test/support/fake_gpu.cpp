@@ -1,9 +1,11 @@
 #include "support/fake_gpu.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "base/expect.h"
 #include "device/copy_loop.h"
 #include "hvd/error.h"
 
@@ -182,6 +184,7 @@ class FakeApi final : public device::Api {
   }
   void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern,
             device::Stream stream) override {
+    HVD_EXPECT(reinterpret_cast<std::uintptr_t>(to) % element_bytes == 0, "aligned to an element");
     const auto lock = begin("fill");
     gpu_.check_not_captured(stream, rank_, "fill");
     ++counts().launches;

@@ -2,8 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <vector>
 
+#include "base/expect.h"
 #include "base/mutex.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/kernels.h"
@@ -139,6 +141,7 @@ class CudaApi final : public Api {
   }
   void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern,
             Stream stream) override {
+    HVD_EXPECT(reinterpret_cast<std::uintptr_t>(to) % element_bytes == 0, "aligned to an element");
     check(launch_fill(to, count, element_bytes, pattern, multiprocessors(), stream_of(stream)),
           "the fill's launch");
   }
