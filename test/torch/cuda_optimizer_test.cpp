@@ -157,8 +157,12 @@ TEST_F(CudaOptimizer, GradientsStayWhereAutogradHasPutThem) {
   }
 }
 
-// Buckets are the runtime's buffers: there is nothing that a rank could have no memory for.
-TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfLibTorch) {
+// Buckets go through the runtime's buffers: once those are there, a rank can have no lack of
+// memory.
+TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfTheirOwn) {
+  grouped_allreduce_async_({torch::ones({1000}, device()), torch::ones({1000}, device())},
+                           {.name = "makes the buffers"})
+      .wait_all();
   ManyLayers training(32), twin(32, true, {.gradient_as_bucket_view = false});
   std::uint64_t operations = 0;
   for (int step = 0; step < 4; ++step) {

@@ -47,6 +47,21 @@ TEST_F(CudaStreams, ForgottenInputEventIsNoticed) {
   EXPECT_TRUE(contains(take_cuda_faults(), "and neither waits for the other"));
 }
 
+// The simulated allocator's memory is no allocation of hvd's own; it comes with the order in which
+// it may be used, or the test ends with faults.
+TEST_F(CudaStreams, BuffersComeFromLibTorchsAllocator) {
+  const HvdCalls before = hvd_calls();
+  for (const std::int64_t count : {1000, 50000, 200000}) {  // each needs a larger buffer
+    const std::vector<torch::Tensor> tensors = {torch::ones({count}, device()),
+                                                torch::ones({count}, device())};
+    grouped_allreduce_async_(tensors, {.name = "group", .op = ReduceOp::kSum}).wait_all();
+    for (const torch::Tensor& tensor : tensors)
+      EXPECT_TRUE(near(tensor.cpu(), torch::full({count}, static_cast<float>(size()))));
+  }
+  EXPECT_GE(hvd_calls().launches, before.launches + 6) << "they were packed and unpacked";
+  EXPECT_EQ(hvd_calls().made, before.made);
+}
+
 TEST_F(CudaStreams, ForgottenWaitIsNoticed) {
   const torch::Tensor tensor = torch::ones({1000}, device());
   Submission submission = bare_allreduce("no wait", tensor);

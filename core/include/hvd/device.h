@@ -58,9 +58,9 @@ struct DeviceMemory {
 };
 
 /// From the next hvd::init() on, buffers of hvd's come from there and not from cudaMalloc, whose
-/// memory a framework that keeps all of a GPU's would not give it. The functions are kept until the
-/// process ends, and have to work for as long as hvd is initialized. Does not throw for functions
-/// that are empty: those are not called.
+/// memory a framework that keeps all of a GPU's would not give it. hvd::torch sets LibTorch's
+/// allocator by itself. The functions are kept until the process ends, and have to work for as long
+/// as hvd is initialized. Does not throw for functions that are empty: those are not called.
 void use_device_memory(DeviceMemory memory);
 
 }  // namespace hvd

@@ -483,7 +483,8 @@ HvdCalls hvd_calls() {
   return {.synchronize = counts.synchronize,
           .records = counts.records,
           .waits = counts.waits,
-          .launches = counts.launches};
+          .launches = counts.launches,
+          .made = counts.made};
 }
 int fake_operators() { return operators; }
 FakeCapture::FakeCapture(const c10::Stream& stream) : stream_(stream) {

@@ -43,6 +43,7 @@ struct HvdCalls {
   int records = 0;
   int waits = 0;
   int launches = 0;
+  int made = 0;  ///< memory that hvd has allocated by itself
 };
 HvdCalls hvd_calls();
 
