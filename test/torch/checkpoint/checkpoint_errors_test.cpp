@@ -1,9 +1,7 @@
-#include <sys/resource.h>
-
-#include <csignal>
 #include <fstream>
 
 #include "torch/checkpoint/checkpoint_job.h"
+#include "torch/checkpoint/file_size_limit.h"
 
 // What bad checkpoints get: a named error on every rank, nothing changed, and the job goes on.
 
@@ -154,27 +152,6 @@ TEST(CheckpointErrors, AFolderThatCannotBeWrittenTo) {
   EXPECT_TRUE(contains(error, "Not a directory")) << error;
 }
 
-/// No file of this process may grow beyond so many bytes while it lives.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  void (*handler_)(int);
-  rlimit before_{};
-};
-
 TEST(CheckpointErrors, OneRankThatCannotWriteFailsAllAndTheOneBeforeStays) {
   const SharedFolder folder;
   int epoch = 1;
@@ -182,8 +159,7 @@ TEST(CheckpointErrors, OneRankThatCannotWriteFailsAllAndTheOneBeforeStays) {
   save_checkpoint(folder.path(), state);
   epoch = 2;
   {
-    std::optional<FileSizeLimit> limit;
-    if (rank() == size() - 1) limit.emplace(100);
+    const LimitOnLastRank limit;
     const std::string error =
         error_on_all([&] { save_checkpoint(folder.path(), state, {.keep = 1}); });
     EXPECT_TRUE(contains(error, "rank " + std::to_string(size() - 1) + ": cannot write")) << error;

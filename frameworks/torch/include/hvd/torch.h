@@ -9,6 +9,7 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/autocast.h"
 #include "hvd/torch/checkpoint.h"
+#include "hvd/torch/checkpointer.h"
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/grad_scaler.h"

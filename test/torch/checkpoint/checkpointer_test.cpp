@@ -1,0 +1,147 @@
+#include "hvd/torch/checkpointer.h"
+
+#include <csignal>
+
+#include "torch/checkpoint/checkpoint_job.h"
+#include "torch/checkpoint/file_size_limit.h"
+
+namespace hvd::testing {
+namespace {
+
+// The program goes on at once, and what it does then is not in the checkpoint.
+TEST(Checkpointer, WritesInTheBackgroundWhatWasThereWhenItWasTold) {
+  const SharedFolder folder;
+  torch::manual_seed(rank());
+  Program program;
+  broadcast_parameters(program.net);
+  Checkpointer checkpointer(folder.path(), program.state(), {.keep = 2, .background = true});
+  EXPECT_EQ(checkpointer.load(), std::nullopt);
+  std::vector<std::vector<std::string>> before;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    program.train();
+    program.losses = broadcast_object(program.losses);
+    broadcast_buffers(program.net);
+    before.push_back(program.everything());
+    EXPECT_EQ(checkpointer.save(), step);
+  }
+  program.train();
+  EXPECT_EQ(checkpointer.load(), 3U);
+  EXPECT_EQ(program.everything(), before[3]);
+  EXPECT_EQ(checkpointer.load(2), 2U);
+  EXPECT_EQ(program.everything(), before[2]);
+  EXPECT_TRUE(contains(message_of<CheckpointError>([&] { checkpointer.load(1); }),
+                       "no complete checkpoint of step 1"));
+}
+
+// Reductions and the writing thread's own operations pass each other.
+TEST(Checkpointer, TrainingGoesOnBesideIt) {
+  const SharedFolder folder;
+  torch::manual_seed(3);
+  Net net = same_net();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(sgd, net->named_parameters());
+  torch::Tensor ballast = torch::full({1 << 20}, 1.5);
+  Checkpointer checkpointer(folder.path(),
+                            TrainingState().model(net).optimizer(optimizer).value("b", ballast),
+                            {.keep = 1, .background = true});
+  for (int step = 0; step < 40; ++step) {
+    optimizer.zero_grad();
+    backward(net, step);
+    optimizer.step();
+    if (step % 8 == 0) checkpointer.save(static_cast<std::uint64_t>(step));
+  }
+  checkpointer.wait();
+  EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+  EXPECT_EQ(checkpointer.load(), 32U);
+}
+
+TEST(Checkpointer, AnErrorInTheBackgroundIsRaisedOnEveryRankByTheNextCall) {
+  const SharedFolder folder;
+  int epoch = 1;
+  Checkpointer checkpointer(folder.path(), TrainingState().value("epoch", epoch).random(),
+                            {.background = true});
+  checkpointer.save();
+  checkpointer.wait();
+  const auto fail = [&] {
+    const LimitOnLastRank limit;
+    checkpointer.save();
+    const std::string error = message_of<CheckpointError>([&] { checkpointer.wait(); });
+    EXPECT_TRUE(contains(error, "rank " + std::to_string(size() - 1) + ": cannot write")) << error;
+    for (const std::string& other : allgather_object(error)) EXPECT_EQ(other, error);
+  };
+  fail();
+  checkpointer.wait();
+  epoch = 2;
+  EXPECT_EQ(checkpointer.save(), 1U) << "an error is told once";
+  checkpointer.wait();
+  fail();
+  EXPECT_EQ(checkpointer.load(), 1U);
+  EXPECT_EQ(epoch, 2);
+}
+
+TEST(Checkpointer, TheDestructorWaits) {
+  const SharedFolder folder;
+  int epoch = 1;
+  const TrainingState state = TrainingState().value("epoch", epoch);
+  { Checkpointer(folder.path(), state, {.background = true}).save(7); }
+  barrier();
+  EXPECT_EQ(load_checkpoint(folder.path(), state), 7U);
+}
+
+TEST(Checkpointer, OnSigtermOfOneRankAllSaveTheSameStepAndStop) {
+  for (const bool background : {false, true}) {
+    const SharedFolder folder;
+    int epoch = 0;
+    std::uint64_t last = 0;
+    {
+      Checkpointer checkpointer(folder.path(), TrainingState().value("epoch", epoch),
+                                {.background = background, .save_on_sigterm = true});
+      for (std::uint64_t step = 0; step < 1000; ++step) {
+        epoch = static_cast<int>(step) + 100;
+        if (step == 5) checkpointer.save(step);
+        if (step == 7 && rank() == size() - 1) std::raise(SIGTERM);
+        last = step;
+        if (checkpointer.should_stop(step)) break;
+      }
+      EXPECT_TRUE(checkpointer.should_stop(last)) << "it does not forget, nor write it twice";
+    }
+    EXPECT_EQ(last, 7U);
+    epoch = 0;
+    EXPECT_EQ(load_checkpoint(folder.path(), TrainingState().value("epoch", epoch)), 7U);
+    EXPECT_EQ(epoch, 107);
+  }
+}
+
+// save() of this step was called already; or the one before has failed.
+TEST(Checkpointer, OnSigtermItSavesWhatIsNotSaved) {
+  const SharedFolder folder;
+  int epoch = 3;
+  const TrainingState state = TrainingState().value("epoch", epoch).random();
+  Checkpointer checkpointer(folder.path(), state, {.background = true, .save_on_sigterm = true});
+  checkpointer.save(4);
+  if (rank() == 0) std::raise(SIGTERM);
+  EXPECT_TRUE(checkpointer.should_stop(4));
+  {
+    const LimitOnLastRank limit;
+    checkpointer.save(5);
+    EXPECT_THROW(checkpointer.should_stop(5), CheckpointError) << "there still is no room";
+  }
+  EXPECT_TRUE(checkpointer.should_stop(5));
+  EXPECT_EQ(load_checkpoint(folder.path(), state), 5U);
+}
+
+TEST(Checkpointer, WrongCalls) {
+  const SharedFolder folder;
+  EXPECT_THROW(Checkpointer(folder.path(), TrainingState(), {.keep = -1}), UsageError);
+  Checkpointer checkpointer(folder.path(), TrainingState());
+  EXPECT_TRUE(
+      contains(message_of<UsageError>([&] { checkpointer.should_stop(1); }), "save_on_sigterm"));
+  const ProcessSet first = add_process_set({0});
+  if (rank() != 0) {
+    EXPECT_THROW(Checkpointer(folder.path(), TrainingState(), {.process_set = first}), UsageError);
+  }
+  remove_process_set(first);
+}
+
+}  // namespace
+}  // namespace hvd::testing
