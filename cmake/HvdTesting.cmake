@@ -54,6 +54,15 @@ function(hvd_add_test)
                        ENVIRONMENT "HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT}")
 endfunction()
 
+# The same test once more, with NCCL's calls made by hvd's thread (support/nccl_launch.h). Further arguments go to the program.
+function(hvd_add_launcher_run name)
+  get_test_property(${name} LABELS labels)
+  get_test_property(${name} TIMEOUT timeout)
+  add_test(NAME ${name}.launcher COMMAND ${name} ${ARGN})
+  set_tests_properties(${name}.launcher PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+                       ENVIRONMENT "HVD_TEST_NCCL_LAUNCH=thread;HVD_TEST_WATCHDOG_SECONDS=${timeout}")
+endfunction()
+
 function(hvd_add_mpirun)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;RANKS;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
   if(NOT arg_TIMEOUT)

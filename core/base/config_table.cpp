@@ -104,6 +104,13 @@ constexpr Variable kVariables[] = {
     {.name = "NCCL_LIBRARY",
      .otherwise = "the one that is loaded, else the system's, else the one that hvd was built with",
      .meaning = "the `libnccl.so.2` to use"},
+    {.name = "NCCL_LAUNCH",
+     .kind = VariableKind::kChoice,
+     .choices = "thread|nonblocking",
+     .fallback = "thread",
+     .meaning = "`thread`: one thread of hvd's makes NCCL's calls, with communicators that block; "
+                "`nonblocking`: hvd's engine makes them, and NCCL starts a thread for each launch "
+                "([decision 25](decisions/0025-nccl-launches-on-a-thread.md))"},
     {.name = "NCCL_REGISTER",
      .kind = VariableKind::kChoice,
      .choices = "auto|window|off",

@@ -25,6 +25,7 @@
 #include "device/cuda/cuda_api.h"
 #endif
 #if HVD_HAVE_NCCL
+#include "backend/nccl/launcher.h"
 #include "backend/nccl/nccl_backend.h"
 #include "backend/nccl/nccl_library.h"
 #endif
@@ -201,8 +202,11 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement&
   if (options.nccl_register != NcclRegister::kOff)
     nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
   nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
+  const auto library = options.nccl_launch == NcclLaunch::kThread
+                           ? nccl::make_launcher(gpu.nccl, gpu.device)
+                           : gpu.nccl;
   job.backends.push_back(
-      std::make_shared<NcclBackend>(gpu.nccl, gpu.device, open_host, nccl_options));
+      std::make_shared<NcclBackend>(library, gpu.device, open_host, nccl_options));
 #endif
 }
 

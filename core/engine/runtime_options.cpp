@@ -106,6 +106,8 @@ RuntimeOptions resolve(const Options& options) {
     resolved.control_radix = static_cast<int>(*radix);
   if (const auto device = env_int("DEVICE")) resolved.device = static_cast<int>(*device);
   resolved.nccl_register = nccl_register();
+  if (env_choice("NCCL_LAUNCH").value_or("thread") == "nonblocking")
+    resolved.nccl_launch = NcclLaunch::kNonblocking;
   resolved.cuda_aware_mpi = env_choice("CUDA_AWARE_MPI").value_or("auto") == "auto";
   resolved.backend = backend(options);
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");

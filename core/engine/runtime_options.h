@@ -10,6 +10,8 @@
 
 namespace hvd::runtime {
 
+/// A thread of hvd's with communicators that block, or NCCL's own, one for each launch.
+enum class NcclLaunch : std::uint8_t { kThread, kNonblocking };
 enum class NcclRegister : std::uint8_t { kOff, kAuto, kWindow };
 
 /// Options with every value decided.
@@ -30,6 +32,8 @@ struct RuntimeOptions {
   std::optional<int> device = {};
   /// NCCL registers fusion buffers where its version can, and makes symmetric windows of them.
   NcclRegister nccl_register = NcclRegister::kAuto;
+  /// Who makes NCCL's calls.
+  NcclLaunch nccl_launch = NcclLaunch::kThread;
   /// MPI is handed pointers to GPU memory where it takes them.
   bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};

@@ -16,6 +16,7 @@
 #include "support/fake_nccl.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
+#include "support/nccl_launch.h"
 #include "support/parameters.h"
 
 /// Jobs whose ranks have a simulated GPU, stepped by one thread in virtual time.
@@ -66,7 +67,7 @@ class DeviceJob {
                                                const std::shared_ptr<device::Context>& device,
                                                const std::shared_ptr<Backend>& local) {
         return std::make_shared<NcclBackend>(
-            nccl_.library(rank), device,
+            with_launch_of_test(nccl_.library(rank), device), device,
             [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); },
             backend, clock_);
       };
@@ -120,7 +121,8 @@ class DeviceJob {
     one.device->wait(one.app->get(), ready);
     one.device->api().copy(copy, view.data, view.bytes(), device::Direction::kOnDevice,
                            one.app->get());
-    EXPECT_TRUE(gpu_.run_all());
+    EXPECT_TRUE(run_until([&] { return gpu_.run_all(); }))
+        << "other ranks may have to launch theirs";
     std::vector<Element> values(static_cast<std::size_t>(view.count));
     std::copy_n(copy, view.bytes(), std::as_writable_bytes(std::span(values)).data());
     return values;
@@ -128,7 +130,11 @@ class DeviceJob {
 
   template <class Done>
   bool run_until(const Done& done, Duration patience = std::chrono::seconds(20)) {
-    return job_->run_until(clock_, patience, done);
+    return job_->run_until(clock_, patience, [&] {
+      if (done()) return true;
+      if (nccl_launches_on_thread()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      return false;
+    });
   }
   bool run(const std::vector<Operation>& operations) {
     return run_until([&] {

@@ -62,8 +62,10 @@ class FakeNcclLibrary final : public nccl::Library {
     return id;
   }
 
-  nccl::Comm begin_init(const nccl::UniqueId& id, int size, int rank) override {
-    const std::lock_guard lock(nccl_.mutex_);
+  nccl::Comm begin_init(const nccl::UniqueId& id, int size, int rank,
+                        nccl::Blocking blocking) override {
+    std::unique_lock lock(nccl_.mutex_);
+    const bool blocks = blocking == nccl::Blocking::kYes;
     ++counts().inits;
     if (rank_ == nccl_.options_.init_throws_at) throw Error("fake NCCL: no socket interface found");
     if (std::all_of(id.begin(), id.end(), [](std::byte b) { return b == std::byte{0}; }))
@@ -86,9 +88,15 @@ class FakeNcclLibrary final : public nccl::Library {
       ++world->joined;
     }
     world->owners[static_cast<std::size_t>(rank)] = rank_;
-    nccl_.members_.push_back({world, rank, rank_, nccl_.options_.busy_answers, true,
-                              rank_ == nccl_.options_.init_fails_at});
-    return {reinterpret_cast<void*>(nccl_.members_.size())};
+    const bool fails = rank_ == nccl_.options_.init_fails_at;
+    nccl_.members_.push_back({world, rank, rank_, 0, blocks, true, fails});
+    const nccl::Comm comm{reinterpret_cast<void*>(nccl_.members_.size())};
+    begin_call(comm);
+    if (!blocks) return comm;
+    if (fails) throw Error("fake NCCL: out of device memory");
+    const std::shared_ptr<FakeNccl::World> joined = world;
+    if (nccl_.wait_in_call(comm, lock, [&] { return nccl_.all_joined(*joined); })) return comm;
+    throw Error("fake NCCL: the communicator was aborted");
   }
 
   nccl::Health health(nccl::Comm comm) override {
@@ -106,7 +114,7 @@ class FakeNcclLibrary final : public nccl::Library {
   void begin_finalize(nccl::Comm comm) override {
     const std::lock_guard lock(nccl_.mutex_);
     ++counts().finalized;
-    member_of(comm).busy = nccl_.options_.busy_answers;
+    begin_call(comm);
     nccl_.gpu_.run_all();
   }
   void destroy(nccl::Comm comm) noexcept override {
@@ -137,9 +145,9 @@ class FakeNcclLibrary final : public nccl::Library {
     ++depth_;
   }
   void end_group() override {
-    const std::lock_guard lock(nccl_.mutex_);
+    std::unique_lock lock(nccl_.mutex_);
     if (--depth_ > 0 || group_.empty()) return;
-    launch(std::exchange(group_, {}), group_comm_, group_stream_);
+    launch(std::exchange(group_, {}), group_comm_, group_stream_, lock);
   }
 
   void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
@@ -223,7 +231,7 @@ class FakeNcclLibrary final : public nccl::Library {
   }
   void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes,
                              void** window) override {
-    const std::lock_guard lock(nccl_.mutex_);
+    std::unique_lock lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
     if (!member.alive || member.changes())
       throw Error("fake NCCL: the communicator is gone or busy");
@@ -231,9 +239,18 @@ class FakeNcclLibrary final : public nccl::Library {
     if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a window was made twice");
     ++counts().windows_begun;
     member.world->windows[static_cast<std::size_t>(member.rank)].push_back(bytes);
-    member.busy = nccl_.options_.busy_answers;
     member.window_to_be = window;
     member.window_memory = memory;
+    begin_call(comm);
+    if (!member.blocks) return;
+    nccl::Health health;
+    const auto made = [&] {
+      health = nccl_.make_window(member_of(comm));
+      return health.state != nccl::Health::State::kBusy;
+    };
+    if (!nccl_.wait_in_call(comm, lock, made))
+      throw Error("fake NCCL: the communicator was aborted");
+    if (health.state == nccl::Health::State::kFailed) throw Error("fake NCCL: " + health.text);
   }
   void deregister_window(nccl::Comm comm, void* window) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
@@ -252,13 +269,20 @@ class FakeNcclLibrary final : public nccl::Library {
   }
   FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.member_of(comm); }
 
+  void begin_call(nccl::Comm comm) {
+    FakeNccl::Member& member = member_of(comm);
+    if (member.blocks) return;
+    member.busy = nccl_.options_.busy_answers;
+    ++counts().threads;
+  }
+
   void add(const Call& call, nccl::Comm comm, device::Stream stream) {
-    const std::lock_guard lock(nccl_.mutex_);
+    std::unique_lock lock(nccl_.mutex_);
     ++counts().calls;
     counts().reductions.push_back(call.reduction);
     if (call.type == DataType::kInt16 || call.type == DataType::kBool)
       throw Error("fake NCCL: no such type");
-    if (depth_ == 0) return launch({call}, comm, stream);
+    if (depth_ == 0) return launch({call}, comm, stream, lock);
     group_.push_back(call);
     group_comm_ = comm;
     group_stream_ = stream;
@@ -296,11 +320,16 @@ class FakeNcclLibrary final : public nccl::Library {
     }
   }
 
-  void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream) {
+  void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream,
+              std::unique_lock<std::recursive_mutex>& lock) {
+    if (!member_of(comm).alive) throw Error("fake NCCL: the communicator is gone");
+    if (member_of(comm).changes()) throw Error("fake NCCL: a call while the last one is under way");
+    begin_call(comm);
+    if (member_of(comm).blocks && rank_ == nccl_.options_.launch_hangs_at) {
+      nccl_.wait_in_call(comm, lock, [] { return false; });
+      throw Error("fake NCCL: the communicator was aborted");
+    }
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive) throw Error("fake NCCL: the communicator is gone");
-    if (member.changes()) throw Error("fake NCCL: a call while the last one is under way");
-    member.busy = nccl_.options_.busy_answers;
     ++counts().launches;
     auto& launches = member.world->launches[static_cast<std::size_t>(member.rank)];
     const auto launched = std::make_shared<FakeNccl::Launch>();
@@ -311,7 +340,7 @@ class FakeNcclLibrary final : public nccl::Library {
     item.name = "NCCL";
     for (const Call& call : launched->calls) add_ranges(call, member, item.ranges);
     item.ready = [&nccl = nccl_, rank = rank_, launched, world = member.world, position] {
-      const std::lock_guard lock(nccl.mutex_);
+      const std::lock_guard held(nccl.mutex_);
       if (launched->done) return true;
       if (!nccl.take_room(rank, world, position)) return false;
       if (!std::exchange(launched->at_head, true) && nccl.options_.store)
@@ -339,7 +368,7 @@ FakeNccl::~FakeNccl() {
   std::unique_lock lock(mutex_);
   closing_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return frees_under_way_ == 0; });
+  changed_.wait(lock, [this] { return calls_under_way_ == 0; });
 }
 
 // What the communicator runs on the device ends, with whatever is in memory.
@@ -360,22 +389,6 @@ void FakeNccl::free_member(Member& member) {
     *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
   ++counts.aborted;
   changed_.notify_all();
-}
-
-// Nobody else may be driving the device, which would run by itself.
-bool FakeNccl::wait_for_device(int rank, std::unique_lock<std::recursive_mutex>& lock) {
-  ++frees_under_way_;
-  while (!closing_ && !gpu_.run_until_idle(rank))
-    changed_.wait_for(lock, std::chrono::milliseconds(1));
-  --frees_under_way_;
-  changed_.notify_all();
-  return !closing_;
-}
-
-bool FakeNccl::wait_for_aborts(int rank, int communicators) {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::seconds(20),
-                           [&] { return counts_[rank].aborted == communicators; });
 }
 
 FakeNcclCounts FakeNccl::counts(int rank) const {

@@ -17,7 +17,9 @@
 /// NCCL between the ranks of a test, on their simulated GPU. A rank's device has room for one
 /// kernel of NCCL, which stays until all ranks have theirs: the real one promises no more. As the
 /// real one it does nothing unless all ranks of a communicator come, with the same collective, and
-/// in the same order; and like a non-blocking one it says "busy" for a while after each call. It
+/// in the same order; communicators that do not block say "busy" for a while after each call, and
+/// start a thread for it (which is counted, not started); calls on the others return when they are
+/// over, which making one is when all ranks have come. It
 /// reports, as a fault of the GPU, a collective that has registered memory, or a window, on some
 /// ranks only or another buffer on each, kernels of communicators that wait for each other, and
 /// registrations and windows that outlive their buffer or their communicator's destroy(). Making a
@@ -39,6 +41,9 @@ struct FakeNcclOptions {
   int version = 23203;
   /// How often health() says "busy" after a call.
   int busy_answers = 1;
+  /// The rank whose launches, on a communicator that blocks, return only when it is aborted; -1:
+  /// none.
+  int launch_hangs_at = -1;
   /// The rank whose begin_init() throws; -1: none.
   int init_throws_at = -1;
   /// The rank whose communicator fails while it is being made; -1: none.
@@ -64,6 +69,7 @@ struct FakeNcclCounts {
   int inits = 0;
   int launches = 0;  ///< groups count as one
   int calls = 0;     ///< of collectives, and sends and receives
+  int threads = 0;   ///< that NCCL has started for a call
   int finalized = 0;
   int destroyed = 0;
   int aborted = 0;
@@ -137,6 +143,7 @@ class FakeNccl {
     int rank = 0;   // in the communicator
     int owner = 0;  // rank of the test
     int busy = 0;
+    bool blocks = false;
     bool alive = true;
     bool broken = false;
     std::map<const std::byte*, std::pair<std::size_t, int>> registered =
@@ -160,6 +167,8 @@ class FakeNccl {
   void end_kernels(Member&);
   void free_member(Member&);
   bool wait_for_device(int rank, std::unique_lock<std::recursive_mutex>&);
+  bool wait_in_call(nccl::Comm, std::unique_lock<std::recursive_mutex>&,
+                    const std::function<bool()>& over);
   bool all_joined(World&);
   static std::string key_of(const World&, const char* what, int rank, std::size_t position);
   /// Bytes of its input and of its output.
@@ -186,7 +195,7 @@ class FakeNccl {
   std::map<int, Resident> residents_;  // by rank of the test: the kernel that its device runs
   int ids_ = 0;
   std::condition_variable_any changed_;
-  int frees_under_way_ = 0;  // calls of destroy() and abort()
+  int calls_under_way_ = 0;  // that block
   bool closing_ = false;
 };
 

@@ -30,10 +30,14 @@ struct Health {
   std::string text = {};  ///< failed: why
 };
 
-/// Communicators do not block: after each call on one, health() says when the call is over, and
-/// only then may the next follow, or an event be recorded behind it. What fails at once is thrown
-/// as hvd::Error. Counts are elements; types are those that NCCL has: not int16 and bool. With the
-/// device current. One thread at a time for each communicator, and for those of a group.
+/// Whether a call on a communicator returns when it is over.
+enum class Blocking : bool { kNo, kYes };
+
+/// As its communicators do not block, unless they were made so: after each call on one, health()
+/// says when the call is over, and only then may the next follow, or an event be recorded behind
+/// it. What fails at once is thrown as hvd::Error. Counts are elements; types are those that NCCL
+/// has: not int16 and bool. With the device current. One thread at a time for each communicator,
+/// and for those of a group.
 class Library {
  public:
   virtual ~Library() = default;
@@ -41,7 +45,7 @@ class Library {
   /// 23203 is 2.32.3.
   virtual int version() const noexcept = 0;
   virtual UniqueId make_id() = 0;
-  virtual Comm begin_init(const UniqueId&, int size, int rank) = 0;
+  virtual Comm begin_init(const UniqueId&, int size, int rank, Blocking) = 0;
   virtual Health health(Comm) = 0;
   /// Ends the communicator in order, together with its peers: health(), then destroy().
   virtual void begin_finalize(Comm) = 0;

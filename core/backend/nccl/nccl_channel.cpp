@@ -98,7 +98,7 @@ void NcclChannel::meet() {
   }
   if (!meeting_->progress()) return;
   meeting_.reset();
-  comm_ = library_->begin_init(notes_->id, size(), rank());
+  comm_ = library_->begin_init(notes_->id, size(), rank(), Blocking::kNo);
   teardown_->add(comm_);
   state_ = State::kJoining;
 }

@@ -150,14 +150,15 @@ class NcclLibrary final : public Library {
     return bytes;
   }
 
-  Comm begin_init(const UniqueId& bytes, int size, int rank) override {
+  Comm begin_init(const UniqueId& bytes, int size, int rank, Blocking blocking) override {
     ncclUniqueId id;
     std::memcpy(&id, bytes.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
+    config.blocking = blocking == Blocking::kYes ? 1 : 0;
     ncclComm_t comm = nullptr;
     const ncclResult_t result = f_.init(&comm, size, id, rank, &config);
-    if (comm == nullptr) check(result, "ncclCommInitRankConfig", nullptr);
+    if (comm == nullptr || blocking == Blocking::kYes)
+      check(result, "ncclCommInitRankConfig", nullptr);
     return {
         comm};  // where there is one, health() says what has become of it, and it has to be aborted
   }

@@ -16,9 +16,10 @@ using ::testing::HasSubstr;
 class RuntimeOptionsTest : public ::testing::Test {
  protected:
   ~RuntimeOptionsTest() override {
-    for (const char* name : {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT",
-                             "HVD_NCCL_REGISTER", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS",
-                             "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"})
+    for (const char* name :
+         {"HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD", "HVD_PEER_TIMEOUT",
+          "HVD_NCCL_REGISTER", "HVD_NCCL_LAUNCH", "HVD_CUDA_AWARE_MPI", "HVD_PROGRESS",
+          "HVD_STALL_WARNING", "HVD_SCHEDULE_LOCK", "HVD_BACKEND"})
       ::unsetenv(name);
   }
   static std::string refusal(const Options& options = {}) {
@@ -69,6 +70,15 @@ TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
   ::setenv("HVD_NCCL_REGISTER", "1", 1);
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"),
                                HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
+}
+
+TEST_F(RuntimeOptionsTest, NcclIsCalledByAThreadOrDoesNotBlock) {
+  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kThread);
+  ::setenv("HVD_NCCL_LAUNCH", "nonblocking", 1);
+  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kNonblocking);
+  ::setenv("HVD_NCCL_LAUNCH", "off", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_LAUNCH"), HasSubstr("'thread' or 'nonblocking'"),
+                               HasSubstr("'off'")));
 }
 
 TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {

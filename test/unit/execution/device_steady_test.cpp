@@ -80,6 +80,7 @@ class DeviceSteadyTest : public ::testing::Test {
 void DeviceSteadyTest::expect_two_launches_per_batch(int batches_per_step) {
   for (int number = 0; number < 5; ++number) step(number);
   const FakeGpuCounts before = job_.gpu().counts(0);
+  const int threads_before = job_.nccl().counts(0).threads;
   const std::uint64_t batches_before = job_.runtime(0).metrics().backend_calls;
   constexpr int kSteps = 20;
   for (int number = 5; number < 5 + kSteps; ++number) step(number);
@@ -87,6 +88,8 @@ void DeviceSteadyTest::expect_two_launches_per_batch(int batches_per_step) {
   const auto batches = static_cast<int>(job_.runtime(0).metrics().backend_calls - batches_before);
   EXPECT_EQ(batches, kSteps * batches_per_step);
   EXPECT_EQ(after.synchronize, 0);
+  EXPECT_EQ(job_.nccl().counts(0).threads - threads_before,
+            nccl_launches_on_thread() ? 0 : batches);
   EXPECT_EQ(after.allocate, before.allocate);
   EXPECT_EQ(after.copies, before.copies);
   EXPECT_EQ(after.launches - before.launches - kSteps * kTensors, 2 * batches)

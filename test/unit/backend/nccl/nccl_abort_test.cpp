@@ -28,12 +28,10 @@ class NcclAbortTest : public NcclChannelTest {
           {.process_set = 1, .ranks = {0, 1}, .set_rank = rank, .device = {DeviceType::kCuda, 0}},
           one.peers));
     }
-    bool ready = false;
-    for (int round = 0; round < 50 && !ready; ++round) {
-      ready = second_[0]->ready();
-      ready = second_[1]->ready() && ready;
-    }
-    ASSERT_TRUE(ready);
+    ASSERT_TRUE(soon([&] {
+      const bool one = second_[0]->ready();
+      return second_[1]->ready() && one;
+    }));
   }
   void end_all() {
     for (const auto& channel : second_) channel->give_back_fusion_buffers();

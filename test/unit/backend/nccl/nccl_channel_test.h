@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "backend/local/local_backend.h"
@@ -14,6 +15,7 @@
 #include "backend/nccl/nccl_channel.h"
 #include "hvd/error.h"
 #include "support/fake_nccl.h"
+#include "support/nccl_launch.h"
 
 /// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped
 /// by one thread.
@@ -50,6 +52,26 @@ class NcclChannelTest : public ::testing::Test {
     std::unique_ptr<Channel> channel;
   };
 
+  /// For the end of a test that leaves a thread behind in a call of NCCL, which uses the simulated
+  /// GPU until it is over: ends the call, and waits for the thread.
+  void end_left_threads() {
+    ranks_.clear();
+    nccl_.reset();
+    for (const auto& library : libraries_) {
+      const auto limit = std::chrono::steady_clock::now() + seconds(20);
+      while (!library.expired() && std::chrono::steady_clock::now() < limit)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(library.expired());
+    }
+  }
+
+  /// A rank's, with the launch of this run.
+  std::shared_ptr<nccl::Library> library(int rank, const std::shared_ptr<device::Context>& device) {
+    const std::shared_ptr<nccl::Library> own = nccl_->library(rank);
+    libraries_.push_back(own);
+    return with_launch_of_test(own, device);
+  }
+
   void start(int size, const FakeNcclOptions& fake = {}, const nccl::NcclOptions& options = {},
              const std::optional<nccl::NcclOptions>& of_the_last = {}) {
     nccl_ = std::make_unique<FakeNccl>(gpu_, fake);
@@ -63,7 +85,7 @@ class NcclChannelTest : public ::testing::Test {
                                                      device::Surroundings{.run_aside = run_aside_});
       const auto host = std::make_shared<LocalBackend>(world);
       one.backend = std::make_unique<NcclBackend>(
-          nccl_->library(rank), one.device,
+          library(rank, one.device), one.device,
           [host](const ChannelSpec& spec, Peers& peers) { return host->open(spec, peers); },
           rank == size - 1 ? of_the_last.value_or(options) : options, clock_);
       one.channel = one.backend->open(
@@ -78,12 +100,22 @@ class NcclChannelTest : public ::testing::Test {
   }
 
   bool connect(std::size_t ranks) {
-    bool all = false;
-    for (int round = 0; round < 50 && !all; ++round) {
-      all = true;
+    return soon([&] {
+      bool all = true;
       for (std::size_t rank = 0; rank < ranks; ++rank) all = ranks_[rank]->channel->ready() && all;
+      return all;
+    });
+  }
+  /// Asks again and again, in a run with a thread for up to 20 s.
+  template <class Done>
+  static bool soon(const Done& done) {
+    const bool waits = nccl_launches_on_thread();
+    const auto limit = std::chrono::steady_clock::now() + seconds(20);
+    for (int round = 0; waits ? std::chrono::steady_clock::now() < limit : round < 50; ++round) {
+      if (done()) return true;
+      if (waits) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    return all;
+    return false;
   }
 
   std::span<std::byte> tensor(const std::vector<float>& values) {
@@ -105,8 +137,7 @@ class NcclChannelTest : public ::testing::Test {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
       works.push_back(ranks_[rank]->channel->launch(collective, tensors[rank], tensors[rank]));
     for (const auto& work : works) {
-      int rounds = 0;
-      while (!work->progress()) EXPECT_LT(++rounds, 20);
+      EXPECT_TRUE(soon([&] { return work->progress(); }));
       EXPECT_NE(work->output_ready(), nullptr);
     }
     EXPECT_TRUE(gpu_.run_all());
@@ -125,6 +156,7 @@ class NcclChannelTest : public ::testing::Test {
   SetClock clock_;
   std::unique_ptr<FakeNccl> nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::weak_ptr<nccl::Library>> libraries_;
 };
 
 }  // namespace hvd::testing
