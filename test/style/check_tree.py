@@ -83,7 +83,7 @@ MAY_INCLUDE = {
     "torch/data": {"torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/layers": {"torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/optimizer": {"torch/operations", "torch/tensors", "torch's interface", "public"},
-    "torch/state": {"torch/optimizer", "torch/operations", "torch/tensors", "torch's interface", "public"},
+    "torch/state": {"torch/optimizer", "torch/data", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/checkpoint": {"torch/state", "torch/data", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},

@@ -1,14 +1,13 @@
 #include "hvd/torch/sampler.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <torch/serialize/archive.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 
+#include "data/epoch_order.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 
@@ -51,20 +50,9 @@ struct DistributedSampler::State {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size);
 };
 
-/// PyTorch's order (torch/utils/data/distributed.py): a permutation by a generator seeded with seed
-/// + epoch.
 void DistributedSampler::State::draw() {
-  std::vector<std::size_t> order(dataset_size);
-  if (options.shuffle) {
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed + epoch);
-    const torch::Tensor permutation = torch::randperm(
-        static_cast<std::int64_t>(dataset_size), generator, torch::TensorOptions(torch::kInt64));
-    const auto* data = permutation.const_data_ptr<std::int64_t>();
-    std::transform(data, data + dataset_size, order.begin(),
-                   [](std::int64_t i) { return static_cast<std::size_t>(i); });
-  } else {
-    std::iota(order.begin(), order.end(), std::size_t{0});
-  }
+  const std::vector<std::size_t> order =
+      libtorch::epoch_order(dataset_size, options.shuffle, options.seed, epoch);
   indices.resize(per_rank());
   for (std::size_t i = 0; i < indices.size(); ++i)
     indices[i] = order[(start + rank + i * replicas) % dataset_size];
