@@ -93,6 +93,28 @@ std::map<std::string, int> groups_by_name(const DistributedOptimizerOptions& opt
   return groups;
 }
 
+NamedParameters named_parameters_of(const torch::nn::Module& module) {
+  NamedParameters named = module.named_parameters();
+  if (named.is_empty()) {
+    throw UsageError("DistributedOptimizer: the module " + module.name() +
+                     " has no parameters; expected the one that the optimizer trains");
+  }
+  return named;
+}
+
+/// "param0", "param1", ... through all groups.
+NamedParameters numbered(const Optimizer& optimizer) {
+  NamedParameters numbers;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      numbers.insert("param" + std::to_string(seen.size() - 1), parameter);
+    }
+  }
+  return numbers;
+}
+
 /// The optimizer's parameters in its own order, each once, with their names.
 std::vector<ReducedParameter> name_parameters(const Optimizer& optimizer,
                                               const NamedParameters& named,
@@ -132,7 +154,17 @@ std::vector<ReducedParameter> name_parameters(const Optimizer& optimizer,
 
 }  // namespace
 
-DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const NamedParameters& parameters,
+DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
+                                           DistributedOptimizerOptions options)
+    : DistributedOptimizer(WithNames(), optimizer, named_parameters_of(module),
+                           std::move(options)) {}
+
+DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
+                                           DistributedOptimizerOptions options)
+    : DistributedOptimizer(WithNames(), optimizer, numbered(optimizer), std::move(options)) {}
+
+DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
+                                           const NamedParameters& parameters,
                                            DistributedOptimizerOptions options)
     : optimizer_(optimizer),
       named_(parameters),

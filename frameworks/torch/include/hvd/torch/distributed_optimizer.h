@@ -1,10 +1,13 @@
 #pragma once
 
 #include <c10/util/Synchronized.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <atomic>
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -115,8 +118,29 @@ class DistributedOptimizer {
   /// when a group names an unknown parameter or one twice, when an option is out of range, when
   /// `optimizer` is wrapped already or a parameter belongs to another DistributedOptimizer, or when
   /// this rank is not in the process set; NotInitializedError before init().
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
+  ///
+  /// A template only so that braces, {.op = ...}, mean the options of the constructor without
+  /// names.
+  template <class Parameters = NamedParameters>
+    requires std::convertible_to<const Parameters&, NamedParameters>
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(WithNames(), optimizer, parameters, std::move(options)) {}
+  /// With the names that parameters have in the module, of which it need not have all. What the
+  /// module gets later is not known.
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                        DistributedOptimizerOptions options = {});
+  /// The same for what TORCH_MODULE makes.
+  template <class Impl>
+  DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                       const torch::nn::ModuleHolder<Impl>& module,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(optimizer, static_cast<const torch::nn::Module&>(*module),
+                             std::move(options)) {}
+  /// Numbers the parameters: "param0", "param1", ... through all groups. What the optimizer does
+  /// not have (frozen layers) is not compared between ranks.
+  explicit DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                DistributedOptimizerOptions options = {});
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
   ~DistributedOptimizer();
@@ -162,6 +186,10 @@ class DistributedOptimizer {
 
  private:
   friend class GradScaler;
+
+  struct WithNames {};
+  DistributedOptimizer(WithNames, torch::optim::Optimizer& optimizer,
+                       const NamedParameters& parameters, DistributedOptimizerOptions options);
 
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
   /// What step() does besides the optimizer's own step.
