@@ -2,7 +2,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Where a DistributedOptimizer has its parameters and their names from.
+// Where a DistributedOptimizer has its parameters and their names from, and how it gets more.
 
 namespace hvd::testing {
 namespace {
@@ -161,6 +161,176 @@ TEST(TwoModules, AGanTrainsAsInOneProcess) {
   };
   expect_equal(*ours.generator, *serial.generator);
   expect_equal(*ours.discriminator, *serial.discriminator);
+}
+
+OptimizerParamGroup group_of(const torch::nn::Module& module, double lr) {
+  return {module.parameters(), std::make_unique<SGDOptions>(with_momentum(lr))};
+}
+
+// fc2 is frozen at first; later it is trained, with a learning rate of its own.
+TEST(AddParamGroup, TrainsAsInOneProcess) {
+  for (const Wrap& wrap : {Wrap(by_module), Wrap(by_number)}) {
+    for (const int steps_before : {0, 1, 4}) {
+      SCOPED_TRACE(steps_before);
+      Nets nets;
+      std::vector<std::unique_ptr<SGD>> inner;
+      for (Net* const net : {&nets.distributed, &nets.serial}) {
+        for (auto& parameter : (*net)->fc2->parameters()) parameter.requires_grad_(false);
+        std::vector<torch::Tensor> others = (*net)->fc1->parameters();
+        for (const auto& parameter : (*net)->norm->parameters()) others.push_back(parameter);
+        inner.push_back(std::make_unique<SGD>(others, with_momentum()));
+      }
+      const auto optimizer = wrap(*inner[0], nets.distributed, {});
+      nets.train(*optimizer, *inner[1], 0, steps_before);
+      for (Net* const net : {&nets.distributed, &nets.serial})
+        for (auto& parameter : (*net)->fc2->parameters()) parameter.requires_grad_(true);
+      optimizer->add_param_group(group_of(*nets.distributed->fc2, 0.2));
+      inner[1]->add_param_group(group_of(*nets.serial->fc2, 0.2));
+      nets.train(*optimizer, *inner[1], steps_before, 5);
+      nets.expect_equal();
+      EXPECT_EQ(inner[0]->param_groups().size(), 2U);
+    }
+  }
+}
+
+// Layers that no module had when the optimizer was wrapped.
+TEST(AddParamGroup, TakesNamesForNewLayersOrNumbersThem) {
+  for (const bool numbers : {false, true}) {
+    Nets nets;
+    SGD sgd(nets.distributed->parameters(), with_momentum());
+    const auto optimizer = (numbers ? by_number : by_module)(sgd, nets.distributed, {});
+    torch::nn::Linear head(2, 2);
+    broadcast_parameters(head);
+    NamedParameters names;
+    for (const auto& item : head->named_parameters())
+      names.insert("head." + item.key(), item.value());
+    if (!numbers) {
+      EXPECT_TRUE(contains(
+          message_of<UsageError>([&] { optimizer->add_param_group(group_of(*head, 0.1)); }),
+          "parameter 0 of parameter group 1, shape [2,2], has no name"));
+      EXPECT_EQ(sgd.param_groups().size(), 1U) << "nothing has changed";
+    }
+    optimizer->add_param_group(group_of(*head, 0.1), numbers ? NamedParameters() : names);
+    const torch::Tensor before = head->weight.detach().clone();
+    const torch::Tensor x = torch::full({1, 2}, rank() + 1.0);
+    for (int i = 0; i < 3; ++i) {
+      optimizer->zero_grad();
+      head->forward(x).sum().backward();
+      optimizer->step();
+    }
+    // Of a sum the gradient is the input, on average (size + 1) / 2; momentum: 1 + 1.9 + 2.71.
+    EXPECT_TRUE(near(head->weight.detach(), before - 0.1 * 5.61 * (size() + 1) / 2, 1e-5));
+    EXPECT_TRUE(same_on_all_ranks(head->parameters()));
+  }
+}
+
+TEST(AddParamGroup, PassesAndGuardsCountOn) {
+  Nets nets;
+  SGD sgd(nets.distributed->fc1->parameters(), with_momentum());
+  SGD reference(nets.serial->fc1->parameters(), with_momentum());
+  DistributedOptimizer optimizer(sgd, *nets.distributed, {.backward_passes_per_step = 2});
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    reference.zero_grad();
+    {
+      const auto guard = optimizer.no_sync();
+      if (step == 1) {
+        optimizer.add_param_group(group_of(*nets.distributed->fc2, 0.1));
+        reference.add_param_group(group_of(*nets.serial->fc2, 0.1));
+        optimizer.zero_grad();
+        reference.zero_grad();
+      }
+      loss_of(nets.distributed, Batch::of_rank(rank(), 10 + step)).backward();
+    }
+    loss_of(nets.serial, Batch::joined(10 + step)).backward();
+    for (int pass = 0; pass < 2; ++pass) {
+      loss_of(nets.distributed, Batch::of_rank(rank(), pass)).backward();
+      loss_of(nets.serial, Batch::joined(pass)).backward();
+    }
+    EXPECT_THROW(loss_of(nets.distributed, Batch::of_rank(rank(), 2)).backward(), UsageError);
+    optimizer.step();
+    reference.step();
+  }
+  nets.expect_equal();
+}
+
+TEST(AddParamGroup, RanksThatAddOthersGetAnErrorAndNothingChanges) {
+  if (size() == 1) return;
+  Nets nets;
+  SGD sgd(nets.distributed->fc1->parameters(), with_momentum());
+  SGD reference(nets.serial->fc1->parameters(), with_momentum());
+  DistributedOptimizer optimizer(sgd, *nets.distributed);
+  nets.train(optimizer, reference, 0, 3);
+  const bool last = rank() == size() - 1;
+  const std::string different = message_of<MismatchError>([&] {
+    optimizer.add_param_group(
+        last ? OptimizerParamGroup(std::vector<torch::Tensor>{nets.distributed->fc2->bias})
+             : OptimizerParamGroup(nets.distributed->fc2->parameters()));
+  });
+  EXPECT_TRUE(contains(different, "add_param_group: rank 0 adds 'fc2.weight'")) << different;
+  EXPECT_TRUE(contains(different, "rank " + std::to_string(size() - 1) + " adds 'fc2.bias'"));
+
+  torch::nn::Linear unnamed(2, 2);
+  const auto add = [&] {
+    optimizer.add_param_group(last ? group_of(*unnamed, 0.1)
+                                   : group_of(*nets.distributed->fc2, 0.1));
+  };
+  if (last) {
+    EXPECT_TRUE(contains(message_of<UsageError>(add), "has no name"));
+  } else {
+    const std::string theirs = message_of<MismatchError>(add);
+    EXPECT_TRUE(contains(theirs, "rank " + std::to_string(size() - 1) + " cannot add its group"));
+  }
+  EXPECT_EQ(sgd.param_groups().size(), 1U);
+  nets.train(optimizer, reference, 3, 3);
+  nets.expect_equal();
+}
+
+TEST(AddParamGroup, WrongCalls) {
+  Net net = same_net();
+  SGD sgd(net->fc1->parameters(), with_momentum());
+  DistributedOptimizer optimizer(sgd, *net);
+  const auto refuses = [&](const OptimizerParamGroup& group, const NamedParameters& names,
+                           const std::string& expected) {
+    const std::string error =
+        message_of<UsageError>([&] { optimizer.add_param_group(group, names); });
+    EXPECT_TRUE(contains(error, expected)) << error;
+    EXPECT_EQ(sgd.param_groups().size(), 1U);
+  };
+  refuses(group_of(*net->fc1, 0.1), NamedParameters(), "more than one parameter group");
+  refuses(OptimizerParamGroup({net->fc2->bias, net->fc2->bias}), NamedParameters(), "twice");
+  refuses(OptimizerParamGroup({torch::Tensor()}), NamedParameters(), "is undefined");
+  SGD other(net->norm->parameters(), 0.1);
+  {
+    DistributedOptimizer owner(other, *net);
+    refuses(group_of(*net->norm, 0.1), NamedParameters(), "'norm.weight' belongs to another");
+    backward(net);
+    owner.step();
+    optimizer.step();
+  }
+  NamedParameters taken;
+  taken.insert("fc1.weight", net->fc2->weight);
+  refuses(group_of(*net->fc2, 0.1), taken, "the name 'fc1.weight' is taken");
+  optimizer.zero_grad();
+  backward(net);
+  refuses(group_of(*net->fc2, 0.1), NamedParameters(), "gradients are being reduced");
+  optimizer.step();
+  optimizer.add_param_group(group_of(*net->fc2, 0.1));
+}
+
+// As after a fork in the construction of new layers: each rank has drawn its own values.
+TEST(AddParamGroup, NewParametersThatDifferAreNoticed) {
+  if (size() == 1) return;
+  Net net = same_net();
+  SGD sgd(net->fc1->parameters(), with_momentum());
+  DistributedOptimizer optimizer(sgd, *net);
+  backward(net);
+  optimizer.step();
+  torch::NoGradGuard(), net->fc2->weight.add_(0.1 * rank());
+  optimizer.add_param_group(group_of(*net->fc2, 0.1));
+  optimizer.zero_grad();
+  backward(net, 1);
+  EXPECT_TRUE(contains(message_of<DivergedError>([&] { optimizer.step(); }), "'fc2.weight'"));
 }
 
 }  // namespace

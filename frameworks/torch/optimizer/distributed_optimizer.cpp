@@ -2,6 +2,8 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 #include "hvd/torch/operations.h"
 #include "optimizer/gradient_reducer.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/parameter_addition.h"
 #include "optimizer/unscaler.h"
 
 namespace hvd {
@@ -102,17 +105,18 @@ NamedParameters named_parameters_of(const torch::nn::Module& module) {
   return named;
 }
 
-/// "param0", "param1", ... through all groups.
-NamedParameters numbered(const Optimizer& optimizer) {
-  NamedParameters numbers;
-  std::set<const c10::TensorImpl*> seen;
+/// `known`, and for what the optimizer has besides a number: how many come before it.
+NamedParameters numbered(const Optimizer& optimizer, NamedParameters known) {
+  std::set<const c10::TensorImpl*> named, seen;
+  for (const auto& item : known) named.insert(item.value().unsafeGetTensorImpl());
   for (const auto& group : optimizer.param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      numbers.insert("param" + std::to_string(seen.size() - 1), parameter);
+      const auto* const identity = parameter.unsafeGetTensorImpl();
+      if (!seen.insert(identity).second || named.contains(identity)) continue;
+      known.insert("param" + std::to_string(seen.size() - 1), parameter);
     }
   }
-  return numbers;
+  return known;
 }
 
 /// The optimizer's parameters in its own order, each once, with their names.
@@ -161,7 +165,10 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
                                            DistributedOptimizerOptions options)
-    : DistributedOptimizer(WithNames(), optimizer, numbered(optimizer), std::move(options)) {}
+    : DistributedOptimizer(WithNames(), optimizer, numbered(optimizer, NamedParameters()),
+                           std::move(options)) {
+  numbered_ = true;
+}
 
 DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
                                            const NamedParameters& parameters,
@@ -252,6 +259,91 @@ void DistributedOptimizer::refuse_new_parameters() const {
   }
 }
 
+NamedParameters DistributedOptimizer::names_with(const NamedParameters& names) const {
+  NamedParameters all = named_;
+  for (const auto& item : names) {
+    if (const torch::Tensor* const known = all.find(item.key())) {
+      if (known->is_same(item.value())) continue;
+      throw UsageError("DistributedOptimizer::add_param_group: the name '" + item.key() +
+                       "' is taken by another parameter; expected names of their own");
+    }
+    all.insert(item.key(), item.value());
+  }
+  return numbered_ ? numbered(optimizer_, std::move(all)) : all;
+}
+
+/// LibTorch takes a parameter twice, and updates it twice.
+void DistributedOptimizer::refuse_known(const torch::optim::OptimizerParamGroup& group) const {
+  const auto known = locked(*reducer_, &GradientReducer::known);
+  std::set<const c10::TensorImpl*> seen;
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const torch::Tensor& parameter = group.params()[i];
+    const std::string which =
+        "DistributedOptimizer::add_param_group: parameter " + std::to_string(i) + " of the group";
+    if (!parameter.defined()) throw UsageError(which + " is undefined; expected a tensor");
+    const auto* const identity = parameter.unsafeGetTensorImpl();
+    if (known->contains(identity) || !seen.insert(identity).second) {
+      throw UsageError(which + ", shape " + shape_to_string(parameter.sizes().vec()) +
+                       ", is in more than one parameter group, or twice in this one; expected "
+                       "each parameter once");
+    }
+  }
+}
+
+void DistributedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group,
+                                           const NamedParameters& names) {
+  auto& groups = optimizer_.param_groups();
+  const std::size_t before = groups.size();
+  NamedParameters named;
+  std::vector<ReducedParameter> all, added;
+  std::string complaint;
+  try {
+    refuse_new_parameters();
+    if (locked(*reducer_, &GradientReducer::in_flight)) {
+      throw UsageError(
+          "DistributedOptimizer::add_param_group: gradients are being reduced; call it after "
+          "step() and before the next backward()");
+    }
+    refuse_known(group);
+    optimizer_.add_param_group(group);
+    named = names_with(names);
+    all = name_parameters(optimizer_, named, options_);
+    LiveOptimizers::instance().extend(optimizer_, all);
+  } catch (const c10::Error& error) {
+    complaint =
+        std::string("DistributedOptimizer::add_param_group: ") + error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    complaint = error.what();
+  }
+  const auto known = locked(*reducer_, &GradientReducer::known);
+  std::copy_if(all.begin(), all.end(), std::back_inserter(added), [&](const auto& parameter) {
+    return !known->contains(parameter.tensor().unsafeGetTensorImpl());
+  });
+  try {
+    libtorch::agree_on_addition(locked(*reducer_, &GradientReducer::scope), options_.process_set,
+                                complaint, added);
+  } catch (...) {
+    while (groups.size() > before) groups.pop_back();
+    LiveOptimizers::instance().shrink(optimizer_, parameters());
+    throw;
+  }
+  named_ = std::move(named);
+  replace_reducer(std::move(all));
+}
+
+/// Another SharedReducer too, so that hooks of the former one that LibTorch keeps do nothing.
+void DistributedOptimizer::replace_reducer(std::vector<ReducedParameter> parameters) {
+  locked(*reducer_, &GradientReducer::remove_hooks);
+  earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
+  reducer_ = std::make_shared<libtorch::SharedReducer>(
+      locked(*reducer_, [&](const GradientReducer& former) {
+        return std::make_unique<GradientReducer>(std::move(parameters), former);
+      }));
+  if (!locked(*reducer_, &GradientReducer::has_reduced))
+    locked(*reducer_, &GradientReducer::compare_also, named_);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
 std::vector<torch::Tensor> DistributedOptimizer::parameters() const {
   std::vector<torch::Tensor> all;
   std::set<const c10::TensorImpl*> seen;
@@ -307,7 +399,7 @@ bool DistributedOptimizer::all_finite(const torch::Tensor& unscaled) const {
 }
 
 std::uint64_t DistributedOptimizer::gradients_version() const {
-  return locked(*reducer_, &GradientReducer::gradients_version);
+  return earlier_versions_ + locked(*reducer_, &GradientReducer::gradients_version);
 }
 
 void DistributedOptimizer::zero_grad(bool set_to_none) {

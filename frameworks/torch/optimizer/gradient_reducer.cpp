@@ -41,7 +41,19 @@ std::shared_ptr<const GradientReducer::Identities> identities_of(const Parameter
 }  // namespace
 
 GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step)
+    : GradientReducer(std::move(parameters), std::move(how), passes_per_step,
+                      std::make_shared<std::atomic<int>>(0)) {}
+
+GradientReducer::GradientReducer(Parameters parameters, const GradientReducer& former)
+    : GradientReducer(std::move(parameters), former.how_, former.readiness_.passes_per_step(),
+                      former.no_sync_depth_) {
+  if (former.has_reduced()) check_.go_on_after_updates();
+}
+
+GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step,
+                                 std::shared_ptr<std::atomic<int>> no_sync_depth)
     : how_(std::move(how)),
+      no_sync_depth_(std::move(no_sync_depth)),
       known_(identities_of(parameters)),
       parameters_(in_scope(std::move(parameters), how_.scope)),
       hooks_(tensors_of(parameters_)),

@@ -56,6 +56,10 @@ class GradientReducer {
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step);
 
+  /// One that takes the place of `former`, between cycles: the same but for the parameters, which
+  /// may be more.
+  GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
+
   /// Compares these, too, before the first update: frozen parameters, which the optimizer may not
   /// have. @pre no cycle has ended (checked by ParameterCheck::add())
   void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
@@ -87,6 +91,9 @@ class GradientReducer {
   std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
 
  private:
+  GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
+                  int passes_per_step, std::shared_ptr<std::atomic<int>> no_sync_depth);
+
   void before_accumulate(std::size_t index);
   void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void refuse_create_graph(const ReducedParameter& parameter) const;
@@ -99,7 +106,7 @@ class GradientReducer {
   void end_cycle();
 
   const GradientReduction how_;
-  const std::shared_ptr<std::atomic<int>> no_sync_depth_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<std::atomic<int>> no_sync_depth_;
   const std::shared_ptr<const Identities> known_;
 
   std::vector<ReducedParameter> parameters_;

@@ -11,6 +11,21 @@ LiveOptimizers& LiveOptimizers::instance() {
   return live;
 }
 
+void LiveOptimizers::State::own(const Optimizer& optimizer,
+                                std::span<const ReducedParameter> parameters) {
+  for (const auto& parameter : parameters) {
+    const auto owner = owners.find(parameter.tensor().unsafeGetTensorImpl());
+    if (owner == owners.end() || owner->second == &optimizer) continue;
+    throw UsageError("DistributedOptimizer: parameter '" + parameter.name() +
+                     "' belongs to another DistributedOptimizer, of another optimizer, so its "
+                     "gradient would be reduced twice; expected each parameter in one "
+                     "DistributedOptimizer at a time; destroy the first one before, or give each "
+                     "its own parameters");
+  }
+  for (const auto& parameter : parameters)
+    owners.emplace(parameter.tensor().unsafeGetTensorImpl(), &optimizer);
+}
+
 void LiveOptimizers::add(const Optimizer& optimizer, std::span<const ReducedParameter> parameters,
                          bool averaging) {
   state_.withLock([&](State& state) {
@@ -19,18 +34,22 @@ void LiveOptimizers::add(const Optimizer& optimizer, std::span<const ReducedPara
           "DistributedOptimizer: this optimizer is wrapped by another DistributedOptimizer "
           "already, so every gradient would be reduced twice; destroy the first one before");
     }
-    for (const auto& parameter : parameters) {
-      if (!state.owners.contains(parameter.tensor().unsafeGetTensorImpl())) continue;
-      throw UsageError("DistributedOptimizer: parameter '" + parameter.name() +
-                       "' belongs to another DistributedOptimizer, of another optimizer, so its "
-                       "gradient would be reduced twice; expected each parameter in one "
-                       "DistributedOptimizer at a time; destroy the first one before, or give each "
-                       "its own parameters");
-    }
+    state.own(optimizer, parameters);
     state.wrapped.insert(&optimizer);
-    for (const auto& parameter : parameters)
-      state.owners.emplace(parameter.tensor().unsafeGetTensorImpl(), &optimizer);
     state.averaging += averaging ? 1 : 0;
+  });
+}
+
+void LiveOptimizers::extend(const Optimizer& optimizer,
+                            std::span<const ReducedParameter> parameters) {
+  state_.withLock([&](State& state) { state.own(optimizer, parameters); });
+}
+
+void LiveOptimizers::shrink(const Optimizer& optimizer, std::span<const torch::Tensor> parameters) {
+  state_.withLock([&](State& state) {
+    std::erase_if(state.owners, [&](const auto& item) { return item.second == &optimizer; });
+    for (const torch::Tensor& parameter : parameters)
+      state.owners.emplace(parameter.unsafeGetTensorImpl(), &optimizer);
   });
 }
 

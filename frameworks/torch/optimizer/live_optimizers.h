@@ -29,6 +29,12 @@ class LiveOptimizers {
   /// changed then.
   void add(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
            bool averaging);
+  /// One that is here gets more parameters; those that it has do not matter. @throws UsageError
+  /// when one belongs to another; nothing is changed then.
+  void extend(const torch::optim::Optimizer& optimizer,
+              std::span<const ReducedParameter> parameters);
+  /// Its parameters are these and no more.
+  void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// With the same `averaging`.
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
   /// How many average.
@@ -46,6 +52,9 @@ class LiveOptimizers {
     /// By the set's number and members.
     std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed;
     int averaging = 0;
+
+    void own(const torch::optim::Optimizer& optimizer,
+             std::span<const ReducedParameter> parameters);
   };
 
   c10::Synchronized<State> state_;

@@ -223,6 +223,12 @@ void ParameterCheck::add(const std::string& name, const torch::Tensor& parameter
   parameters_.push_back(parameter);
 }
 
+void ParameterCheck::go_on_after_updates() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(cycles_ == 0);
+  cycles_ = 1;
+  retry_ = true;
+}
+
 // 16-bit floats hold small integers only, and an average rounds them once more.
 std::size_t ParameterCheck::room(const torch::Tensor& like) {
   bits_ = std::size_t{compressed_ || c10::isReducedFloatingType(like.scalar_type()) ? 4U : 16U};

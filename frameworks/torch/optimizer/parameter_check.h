@@ -34,6 +34,10 @@ class ParameterCheck {
   /// not have. @pre no cycle has ended
   void add(const std::string& name, const torch::Tensor& parameter);
 
+  /// Parameters have been updated before, and so may differ by roundings. Checks in the next cycle.
+  /// @pre no cycle has ended
+  void go_on_after_updates();
+
   /// How many numbers the ranks need, the same in every cycle. @param like what they travel with
   std::size_t room(const torch::Tensor& like);
   /// This rank's checksum if it is due, else zeros.

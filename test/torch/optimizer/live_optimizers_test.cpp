@@ -48,6 +48,16 @@ TEST_F(LiveOptimizersTest, OnlyTheParametersOfTheOptimizerThatGoesAreFree) {
   EXPECT_NO_THROW(live.add(third, only_b, false));
 }
 
+TEST_F(LiveOptimizersTest, OneThatIsHereMayGetMoreAndGiveThemBack) {
+  live.add(first, only_a, false);
+  live.extend(first, both);
+  EXPECT_THROW(live.add(second, only_b, false), UsageError);
+  live.shrink(first, std::vector<torch::Tensor>{a});
+  live.add(second, only_b, false);
+  EXPECT_THROW(live.extend(first, both), UsageError);
+  EXPECT_THROW(live.extend(second, only_a), UsageError) << "it is still the first one's";
+}
+
 TEST_F(LiveOptimizersTest, CountsThoseThatAverage) {
   live.add(first, only_a, true);
   live.add(second, only_b, false);

@@ -24,6 +24,7 @@ namespace hvd {
 
 namespace libtorch {
 class GradientReducer;
+class ReducedParameter;
 }  // namespace libtorch
 
 /// The ranks' parameters are not the same any more (or not yet), so that training would go on with
@@ -152,8 +153,7 @@ class DistributedOptimizer {
   /// synchronize() itself, after backward().
   /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the
   /// parameters are then unchanged. UsageError for gradients that were written to while they were
-  /// reduced, and for parameters that `optimizer` was given since (add_param_group()): construct
-  /// the DistributedOptimizer after that.
+  /// reduced, and for parameters that `optimizer` was given since behind its back.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
 
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
@@ -162,6 +162,19 @@ class DistributedOptimizer {
 
   /// Returns when every gradient is final: clip or inspect them after this. Throws as step() does.
   void synchronize();
+
+  /// Adds a group to the wrapped optimizer, and reduces its gradients from now on: between step()
+  /// and the next backward(). Collective; every rank adds the same. Parameters that were not
+  /// trained before must be equal on all ranks (broadcast_parameters()). Gradients travel one by
+  /// one in the next step, as in the first one.
+  /// @param names of parameters that the constructor was not told of; without them they are
+  /// numbered if it has numbered the others
+  /// @throws UsageError on the rank where the optimizer does not take the group or has a parameter
+  /// of it, one has no name or belongs to another DistributedOptimizer, or gradients are being
+  /// reduced; MismatchError on the others then, and on all when they add different parameters.
+  /// Nothing has changed.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group,
+                       const NamedParameters& names = NamedParameters());
 
   /// synchronize(), then torch::nn::utils::clip_grad_norm_() over all parameters of the optimizer.
   /// Gradients are the same on every rank then, and so are norms. After GradScaler::unscale_(), if
@@ -201,11 +214,18 @@ class DistributedOptimizer {
   /// Changes whenever the gradients change.
   std::uint64_t gradients_version() const;
   void refuse_new_parameters() const;
+  void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
   std::vector<torch::Tensor> parameters() const;
 
+  /// The names of all parameters that there will be: the known ones, `names`, and numbers.
+  NamedParameters names_with(const NamedParameters& names) const;
+  void replace_reducer(std::vector<libtorch::ReducedParameter> parameters);
+
   torch::optim::Optimizer& optimizer_;
-  const NamedParameters named_;
+  NamedParameters named_;
   const DistributedOptimizerOptions options_;
+  bool numbered_ = false;
+  std::uint64_t earlier_versions_ = 0;  ///< of gradients, by reducers that there were
   std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
   std::shared_ptr<std::atomic<int>> skip_depth_;
 };
