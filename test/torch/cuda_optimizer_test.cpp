@@ -1,9 +1,11 @@
 #include <hvd/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hvd/error.h"
@@ -203,6 +205,19 @@ TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
   };
   const auto gpu = train(device()), cpu = train(torch::kCPU);
   for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_TRUE(torch::equal(gpu[i], cpu[i])) << i;
+}
+
+TEST_F(CudaOptimizer, OpensItsCommunicatorBeforeTheFirstStep) {
+  if (size() == 1) GTEST_SKIP() << "one rank has no communicator";
+  Net net = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
+  const Metrics before = metrics();
+  const int waits = fake_host_waits();
+  const DistributedOptimizer optimizer(sgd, net);
+  EXPECT_EQ(fake_host_waits(), waits);
+  while (metrics().completed_operations == before.completed_operations)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(metrics().failed_operations, before.failed_operations);
 }
 
 void expect_no_waits(const DistributedOptimizerOptions& options) {

@@ -188,6 +188,7 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
         options_.backward_passes_per_step));
     locked(*reducer_, &GradientReducer::compare_also, named_);
     locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+    locked(*reducer_, &GradientReducer::open_communicator);
   } catch (...) {
     if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
     live.remove(optimizer, averaging);

@@ -77,6 +77,21 @@ void GradientReducer::compare_also(
   }
 }
 
+void GradientReducer::open_communicator() {
+  const auto on_gpu = [](const ReducedParameter& parameter) {
+    return parameter.tensor().is_cuda();
+  };
+  const auto first = std::find_if(parameters_.begin(), parameters_.end(), on_gpu);
+  if (first == parameters_.end() || how_.process_set.size() == 1) return;
+  const auto number =
+      torch::zeros({1}, torch::TensorOptions(torch::kFloat32).device(first->tensor().device()));
+  std::vector<Submission> submissions;
+  submissions.push_back(reduction_in_place(
+      how_.scope + ".open", {.op = ReduceOp::kSum, .process_set = how_.process_set}, number));
+  begin_after_current_stream(submissions);
+  opening_ = std::move(submit_all(std::move(submissions)).front());
+}
+
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   if (units_.follow_parameters()) readiness_.set_units(units_.members());
   readiness_.look_again();

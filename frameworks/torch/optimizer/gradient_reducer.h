@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/collectives.h"
 #include "optimizer/gradient_exchange.h"
 #include "optimizer/gradient_hooks.h"
 #include "optimizer/gradient_readiness.h"
@@ -65,6 +66,9 @@ class GradientReducer {
   void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
   /// Whether a cycle has ended.
   bool has_reduced() const { return check_.cycles() > 0; }
+  /// On a GPU: the first operation of a process set makes its communicator, which takes up to
+  /// seconds. Begins that, so that it is over when the first gradients come. Waits for nothing.
+  void open_communicator();
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed. @param self this object, which hooks lock; they do nothing once it
   /// is gone
@@ -117,6 +121,7 @@ class GradientReducer {
   ParameterCheck check_;
   GradientExchange exchange_;
   int dropped_in_a_row_ = 0;  ///< cycles
+  Operation opening_;         ///< see open_communicator()
 };
 
 /// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
