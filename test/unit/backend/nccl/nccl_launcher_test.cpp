@@ -141,10 +141,10 @@ TEST_F(NcclLauncherTest, ALaunchThatHangsIsEndedByTheAbort) {
 TEST_F(NcclLauncherTest, WhatFailsIsToldWhenItIsAskedFor) {
   start(1);
   ASSERT_TRUE(connect(1));
-  nccl::Library& library = *nccl_->library(0);
+  const auto library = nccl_->library(0);
   const auto launcher = this->library(0, ranks_[0]->device);
   const device::OwnedStream stream(*ranks_[0]->device);
-  const nccl::Comm comm = launcher->begin_init(library.make_id(), 1, 0, nccl::Blocking::kNo);
+  const nccl::Comm comm = launcher->begin_init(library->make_id(), 1, 0, nccl::Blocking::kNo);
   ASSERT_TRUE(soon([&] { return launcher->health(comm).state == nccl::Health::State::kSettled; }));
   const auto memory = tensor({1});
   // NCCL does not have the type; and the thread goes on.
@@ -153,7 +153,7 @@ TEST_F(NcclLauncherTest, WhatFailsIsToldWhenItIsAskedFor) {
   launcher->end_group();
   ASSERT_TRUE(soon([&] { return launcher->health(comm).state == nccl::Health::State::kFailed; }));
   EXPECT_NE(launcher->health(comm).text.find("no such type"), std::string::npos);
-  const nccl::Comm other = launcher->begin_init(library.make_id(), 1, 0, nccl::Blocking::kNo);
+  const nccl::Comm other = launcher->begin_init(library->make_id(), 1, 0, nccl::Blocking::kNo);
   EXPECT_TRUE(soon([&] { return launcher->health(other).state == nccl::Health::State::kSettled; }));
 }
 
