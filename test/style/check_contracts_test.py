@@ -1,10 +1,9 @@
 """check_contracts.py finds a precondition that nothing checks, wherever the function is."""
 
-import pathlib
-import tempfile
 import unittest
 
 import check_contracts
+from written_tree import WrittenTreeTest
 
 DECLARED = """
 namespace hvd {
@@ -36,23 +35,9 @@ class Device {
 CHECK = 'HVD_EXPECT(holds(slot), "the slot is in use");'
 
 
-def violations(files):
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for name, text in files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text, encoding="utf-8")
-        return list(check_contracts.violations(root))
-
-
-class CheckContracts(unittest.TestCase):
-    def assert_clean(self, files):
-        self.assertEqual(violations(files), [])
-
-    def assert_one(self, files, text):
-        found = violations(files)
-        self.assertEqual(len(found), 1, found)
-        self.assertIn(text, found[0])
+class CheckContracts(WrittenTreeTest):
+    def violations_in(self, root):
+        return check_contracts.violations(root)
 
     def test_a_source_file_has_to_check(self):
         source = "int Table::at(int slot) const {\n  %s\n  return slots_[slot];\n}\nvoid Table::other() { %s }\n"

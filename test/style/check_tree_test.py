@@ -1,29 +1,14 @@
 """Each rule of check_tree.py is broken once, in a tree of its own: a check that lets everything pass proves nothing."""
 
-import pathlib
-import tempfile
 import unittest
 
 import check_tree
+from written_tree import WrittenTreeTest
 
 
-def violations(files):
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for name, text in files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text, encoding="utf-8")
+class CheckTree(WrittenTreeTest):
+    def violations_in(self, root):
         return [line for path in check_tree.sources(root) for line in check_tree.check_file(root, path)]
-
-
-class CheckTree(unittest.TestCase):
-    def assert_clean(self, files):
-        self.assertEqual(violations(files), [])
-
-    def assert_one(self, files, text):
-        found = violations(files)
-        self.assertEqual(len(found), 1, found)
-        self.assertIn(text, found[0])
 
     def test_libraries_stay_in_their_folders(self):
         for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/engine/a.h", "ATen/ATen.h"),
