@@ -145,17 +145,33 @@ bool StepLearner::repeats_itself(const wire::Batch& batch) {
   return std::adjacent_find(slots.begin(), slots.end()) != slots.end();
 }
 
+// All members of a group are ready in the same plan, and of one sort in the same batch.
+bool StepLearner::splits_a_group(const wire::Plan& plan, const ResponseCache& cache) {
+  std::unordered_map<std::string, const wire::Batch*> batch_of_group;
+  for (const wire::Batch& batch : plan.batches) {
+    for (const wire::PlannedTensor& tensor : batch.tensors) {
+      if (cache.at(*tensor.slot).request.group_size < 2) continue;
+      const wire::Request member = cache.expand(*tensor.slot, tensor.ordinal, 0);
+      const auto [known, added] = batch_of_group.try_emplace(member.group_key(), &batch);
+      if (!added && known->second != &batch) return true;
+    }
+  }
+  return false;
+}
+
 bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;
   const auto tensor_can_be_replayed = [&cache](const wire::PlannedTensor& tensor) {
     return tensor.slot && cache.holds(*tensor.slot) &&
            can_be_replayed(cache.at(*tensor.slot).request);
   };
-  return std::all_of(plan.batches.begin(), plan.batches.end(), [&](const wire::Batch& batch) {
+  const auto batch_can_be_replayed = [&](const wire::Batch& batch) {
     return batch.absent.empty() &&
            std::all_of(batch.tensors.begin(), batch.tensors.end(), tensor_can_be_replayed) &&
            !repeats_itself(batch);
-  });
+  };
+  return std::all_of(plan.batches.begin(), plan.batches.end(), batch_can_be_replayed) &&
+         !splits_a_group(plan, cache);
 }
 
 std::vector<std::uint32_t> StepLearner::sorted(std::vector<std::uint32_t> slots) {

@@ -106,7 +106,8 @@ class ScheduleReplay {
 /// uses of the same name have brought.
 ///
 /// Starts one after two equal steps, or one of the schedule that was replayed last; later and later
-/// when replays do not last.
+/// when replays do not last. Never with a group whose members run in several batches: a replay that
+/// is left between these would leave members behind, which wait for those that have run.
 class StepLearner {
  public:
   /// @return whether the plan completes a step after which to start a replay
@@ -125,6 +126,7 @@ class StepLearner {
   };
   bool learnable(const wire::Plan&, const ResponseCache&) const;
   static bool repeats_itself(const wire::Batch&);
+  static bool splits_a_group(const wire::Plan&, const ResponseCache&);
   bool in_current(std::uint32_t slot) const noexcept { return slot < seen_.size() && seen_[slot]; }
   void add(const wire::Batch&);
   void begin_step();

@@ -9,6 +9,7 @@ RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
     : shape_(shape),
       ranks_(ranks),
       random_(seed),
+      mixed_group_(seed % 4 == 1),
       steps_(static_cast<std::size_t>(ranks), shape.steady ? 16 : 3) {
   // Rank 0 always stays to the end: it is the root wherever there is one.
   if (shape_.joins) {
@@ -57,8 +58,30 @@ void RandomProgram::add_random_operation(int index) {
   choose_form(operation, ranks_, shape_.joins, draw);
   if (!form.name.empty() && !operation.is_barrier() && index % 3 == 0 && form.process_set == 0 &&
       operation.every == 1)
-    form.group = "group";
+    join_group(operation);
   operations_.push_back(std::move(operation));
+}
+
+/// With others that are alike.
+bool RandomProgram::shares_batches(const StepOperation& operation) {
+  const OpKind kind = operation.parameters.kind;
+  if (kind == OpKind::kAllreduce) return operation.parameters.op != ReduceOp::kAdasum;
+  return kind == OpKind::kAllgather || kind == OpKind::kBroadcast || kind == OpKind::kReducescatter;
+}
+
+void RandomProgram::join_group(StepOperation& operation) const {
+  const auto first = std::find_if(operations_.begin(), operations_.end(),
+                                  [](const StepOperation& one) { return !one.form.group.empty(); });
+  const bool repeats = shape_.steady && !mixed_group_;
+  if (repeats && !shares_batches(first == operations_.end() ? operation : *first)) return;
+  if (repeats && first != operations_.end()) {
+    const std::string name = operation.form.name;
+    const std::uint64_t seed = operation.seed;
+    operation = *first;
+    operation.form.name = name;
+    operation.seed = seed;
+  }
+  operation.form.group = "group";
 }
 
 std::vector<int> RandomProgram::contributors(const ProgramOperation& operation, int step) const {

@@ -44,10 +44,15 @@ class RandomProgram {
  private:
   void add_sets();
   void add_random_operation(int index);
+  static bool shares_batches(const StepOperation& operation);
+  void join_group(StepOperation& operation) const;
 
   const ProgramShape shape_;
   int ranks_;
   std::mt19937_64 random_;
+  /// Of steps that repeat: members of several sorts, which run in several batches, so that the step
+  /// is negotiated each time. Otherwise they are alike.
+  bool mixed_group_;
   std::vector<int> steps_;
   std::vector<std::vector<int>> sets_;
   std::vector<StepOperation> operations_;

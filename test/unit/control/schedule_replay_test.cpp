@@ -266,6 +266,47 @@ TEST_F(Learner, DoesNotLockABatchThatHasASlotTwice) {
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{1}, {2, 0, 2}}));
 }
 
+// A replay that is left after the first of these batches would leave the second member waiting for
+// the first, which has run.
+TEST_F(Learner, DoesNotLockAGroupThatRunsInSeveralBatches) {
+  std::vector<std::uint32_t> members;
+  for (int i = 0; i < 2; ++i) {
+    wire::Request member = request("member" + std::to_string(i));
+    member.group = "group";
+    member.group_size = 2;
+    member.group_index = i;
+    cache_.put({member});
+    members.push_back(*cache_.find(member));
+  }
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{0, members[0]}, {members[1]}}));
+  EXPECT_FALSE(observe({{members[1], members[0]}}));
+  EXPECT_TRUE(observe({{members[0], members[1]}})) << "in one batch they are done together";
+}
+
+// Unnamed groups are told apart by their ordinals, where the cache sees the same members.
+TEST_F(Learner, LocksSeveralUnnamedGroupsEachInItsBatch) {
+  std::vector<wire::PlannedTensor> members;
+  for (std::uint64_t ordinal = 0; ordinal < 4; ++ordinal) {
+    wire::Request member = request("", static_cast<std::int64_t>(ordinal + 1));
+    member.unnamed = true;
+    member.ordinal = ordinal;
+    member.group_size = 2;
+    member.group_index = static_cast<int>(ordinal % 2);
+    cache_.put({member});
+    members.emplace_back();
+    members.back().slot = cache_.find(member);
+    members.back().ordinal = ordinal;
+  }
+  wire::Plan whole = plan({{}, {}}), split = whole;
+  whole.batches[0].tensors = {members[0], members[1]};
+  whole.batches[1].tensors = {members[2], members[3]};
+  split.batches[0].tensors = {members[0], members[1], members[2]};
+  split.batches[1].tensors = {members[3]};
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(learner_.observe(split, cache_));
+  EXPECT_FALSE(learner_.observe(whole, cache_));
+  EXPECT_TRUE(learner_.observe(whole, cache_));
+}
+
 TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {
   observe({{0, 1}});
   ASSERT_TRUE(observe({{0, 1}}));

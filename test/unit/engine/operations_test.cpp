@@ -336,6 +336,43 @@ TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   }
 }
 
+// The members are of two sorts, so they run in two batches; something else comes in between.
+TEST(Locked, AGroupInSeveralBatchesIsNotLeftHalfDone) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data(6);
+  const auto submit = [&](std::size_t rank, std::size_t number, Submission named) {
+    std::vector<float>& memory = data[2 * number + rank];
+    memory.assign(8, static_cast<float>(rank + 1));
+    Submission submission = float_operation(memory, named.name);
+    submission.parameters = named.parameters;
+    submission.group = named.group;
+    submission.group_size = named.group.empty() ? 0 : 2;
+    submission.group_index = named.group_index;
+    ranks.submit(static_cast<int>(rank), std::move(submission));
+  };
+  const auto submit_member = [&](std::size_t rank, int index) {
+    const Allreduce how{.op = index == 0 ? ReduceOp::kSum : ReduceOp::kMax};
+    submit(rank, static_cast<std::size_t>(index),
+           {.name = "member" + std::to_string(index),
+            .parameters = how,
+            .group = "group",
+            .group_index = index});
+  };
+  for (int step = 0; step < 20; ++step) {
+    const bool deviates = step > 10 && step % 3 == 0;
+    for (const std::size_t rank : {0, 1}) submit_member(rank, 0);
+    if (deviates) ranks.step_a_while();
+    for (const std::size_t rank : {0, 1}) {
+      if (deviates) submit(rank, 2, {.name = "else", .parameters = Allreduce{}});
+      submit_member(rank, 1);
+    }
+    for (const Operation& operation : ranks.run())
+      ASSERT_TRUE(operation.status().ok()) << "step " << step << ": " << operation.status().message;
+    EXPECT_EQ(data[0][7], 3.0F);
+    EXPECT_EQ(data[2][7], 2.0F);
+  }
+}
+
 TEST(Locked, AWorkThatCannotBeUsedAgainIsNotKept) {
   VirtualClock clock;
   LocalJobOptions options = stepped(2);
