@@ -18,6 +18,7 @@
 #include "base/mutex.h"
 #include "bootstrap/gpu_agreement.h"
 #include "bootstrap/settings_agreement.h"
+#include "device/buffers.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
 
@@ -200,7 +201,7 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement&
   nccl::NcclOptions nccl_options;
   nccl_options.init_timeout = options.start_timeout;
   if (options.nccl_register != NcclRegister::kOff)
-    nccl_options.registered_bytes = nccl::registered_bytes_for(options.fusion_threshold);
+    nccl_options.registered_bytes = device::fusion_buffer_bytes(options.fusion_threshold);
   nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
   const auto library = options.nccl_launch == NcclLaunch::kThread
                            ? nccl::make_launcher(gpu.nccl, gpu.device)

@@ -13,7 +13,8 @@
 namespace hvd::device {
 namespace {
 
-constexpr std::size_t kMostFree = 2;
+/// One batch is packed while another is reduced.
+constexpr std::size_t kTurns = 2;
 constexpr std::size_t kGranule = 64 << 10;
 
 std::size_t capacity_for(std::size_t size) {
@@ -22,9 +23,17 @@ std::size_t capacity_for(std::size_t size) {
 
 }  // namespace
 
+std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept {
+  constexpr std::size_t kPage = 2 << 20;  // of the device, and what ncclMemAlloc rounds up to
+  const auto bytes = static_cast<std::size_t>(fusion_threshold);
+  return (bytes + bytes / 16 + kPage - 1) / kPage * kPage;
+}
+
 /// Buffers on their way. The pool reads them when `done`; if it has gone, they are freed where they
 /// were made.
 struct BufferPool::Making {
+  explicit Making(bool is_needed) : needed(is_needed) {}
+  const bool needed;  // by a batch, which cannot go on without
   std::atomic<bool> done{false};
   std::vector<Buffer> buffers = {};
   std::exception_ptr error = nullptr;
@@ -86,6 +95,11 @@ void BufferPool::free_what_is_done() noexcept {
   }
 }
 
+void BufferPool::reserve(std::size_t size) {
+  HVD_EXPECT(!making_ && free_.empty() && prepared_.empty(), "nothing was asked for yet");
+  make(std::vector<std::size_t>(kTurns, capacity_for(size)), false);
+}
+
 bool BufferPool::prepare(std::span<const std::size_t> sizes) {
   if (!retired_.empty()) free_what_is_done();
   std::ranges::move(prepared_, std::inserter(free_, free_.begin()));
@@ -108,7 +122,7 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
     free_.erase(found);
   }
   if (missing.empty()) return true;
-  make(std::move(missing));
+  make(std::move(missing), true);
   return making_->done.load(std::memory_order_acquire) && prepare(sizes);
 }
 
@@ -117,15 +131,19 @@ bool BufferPool::take_what_was_made() {
   if (!making_) return true;
   if (!making_->done.load(std::memory_order_acquire)) return false;
   const std::shared_ptr<Making> made = std::exchange(making_, nullptr);
-  if (made->error) std::rethrow_exception(made->error);
+  if (made->error) {
+    if (made->needed) std::rethrow_exception(made->error);
+    HVD_LOG(kDebug) << "there is no memory on the device for buffers of the fusion threshold; they "
+                       "are made when they are needed, as large as needed";
+  }
   allocations_ += made->buffers.size();
   std::ranges::move(made->buffers, std::back_inserter(free_));
   return true;
 }
 
-void BufferPool::make(std::vector<std::size_t> capacities) {
+void BufferPool::make(std::vector<std::size_t> capacities, bool needed) {
   for (std::size_t i = 0; i < capacities.size(); ++i) retire_for_one_more();
-  making_ = std::make_shared<Making>();
+  making_ = std::make_shared<Making>(needed);
   context_.run_aside([source = context_.memory(), making = making_,
                       capacities = std::move(capacities)]() noexcept {
     try {
@@ -142,7 +160,7 @@ void BufferPool::make(std::vector<std::size_t> capacities) {
 
 /// The smallest goes: what is asked for now is larger.
 void BufferPool::retire_for_one_more() {
-  if (free_.size() < kMostFree) return;
+  if (free_.size() < kTurns) return;
   const auto smallest = std::ranges::min_element(free_, {}, &Buffer::capacity);
   retired_.push_back(std::move(*smallest));
   free_.erase(smallest);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -11,6 +12,10 @@
 namespace hvd::device {
 
 class BufferPool;
+
+/// Of a buffer for batches of as many bytes, with what their tensors are padded by; 0 where nothing
+/// is fused.
+std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept;
 
 /// Exclusive use of a buffer. Move-only. Dropped without release(), the buffer leaves the pool and
 /// is kept until the process ends: the device may still work on it.
@@ -29,6 +34,7 @@ class BufferLease {
 
  private:
   friend class BufferPool;
+
   BufferPool* pool_ = nullptr;
   std::shared_ptr<std::byte> memory_;
   std::size_t size_ = 0;
@@ -46,6 +52,10 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
+  /// Begins to make as many buffers of this size as take turns. Where there is no memory for them
+  /// nothing has happened: prepare() makes what is needed, when it is. @pre nothing was asked for
+  /// yet
+  void reserve(std::size_t size);
   /// Whether there is a buffer for each of these sizes, which then are to be leased, before this
   /// is asked for others. False: they are being made; ask again. @throws Error when the device has
   /// no memory left
@@ -67,7 +77,7 @@ class BufferPool {
   };
   struct Making;
   bool take_what_was_made();
-  void make(std::vector<std::size_t> capacities);
+  void make(std::vector<std::size_t> capacities, bool needed);
   void retire_for_one_more();
   void free_what_is_done() noexcept;
 

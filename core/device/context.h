@@ -29,6 +29,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   Api& api() noexcept { return *api_; }
+  /// The same. For use in run_aside(), which may outlive this.
+  const std::shared_ptr<Api>& shared_api() const noexcept { return api_; }
   int device() const noexcept { return device_; }
   const std::shared_ptr<EventPool>& events() noexcept { return events_; }
 

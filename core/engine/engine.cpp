@@ -31,7 +31,8 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
       negotiator_(control_->rank(), *front_.process_sets(), options.cache_capacity),
       executor_({control_->topology(), parts.clock, counters_, parts.timeline, parts.device,
                  options.stall_shutdown},
-                make_queue_factory({control_->topology(), *control_, parts.arena, parts.device},
+                make_queue_factory({control_->topology(), *control_, parts.arena, parts.device,
+                                    options.fusion_threshold},
                                    std::move(parts.backends), options.backend),
                 [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                        bool in_flight)

@@ -50,10 +50,12 @@ std::size_t buffer_bytes(const Batch& batch) {
 
 }  // namespace
 
-DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors)
+DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors,
+                               std::size_t bytes_to_fuse)
     : context(on),
       channel(of),
       folds(folds_factors),
+      fusion_bytes(bytes_to_fuse),
       in(on),
       out(on),
       buffers(on),
@@ -70,8 +72,16 @@ DevicePipeline::~DevicePipeline() {
   }
 }
 
+// The channel is ready now, and says what it has itself.
+void DeviceStaging::reserve() {
+  if (std::exchange(reserved_, true)) return;
+  if (pipeline_.fusion_bytes > 0 && pipeline_.channel.fusion_buffers().empty())
+    pipeline_.buffers.reserve(pipeline_.fusion_bytes);
+}
+
 // What stage() will lease, in the same cases.
 bool DeviceStaging::ready(const Batch& batch) {
+  reserve();
   std::array<std::size_t, 2> sizes;
   std::size_t count = 0;
   if (batch.absent_here() || batch.buffered()) {

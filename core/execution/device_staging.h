@@ -17,12 +17,15 @@ namespace hvd::runtime {
 struct DevicePipeline {
   /// @param channel outlives this
   /// @param folds factors of floating types are applied while packing and unpacking
-  DevicePipeline(device::Context&, Channel& channel, bool folds);
+  /// @param fusion_bytes of the buffers that are made beforehand, where the channel has none of its
+  /// own; 0: none
+  DevicePipeline(device::Context&, Channel& channel, bool folds, std::size_t fusion_bytes);
   ~DevicePipeline();
 
   device::Context& context;
   Channel& channel;
   const bool folds;
+  const std::size_t fusion_bytes;
   const device::OwnedStream in;
   const device::OwnedStream out;
   device::BufferPool buffers;
@@ -37,8 +40,8 @@ struct DevicePipeline {
 class DeviceStaging final : public Staging {
  public:
   /// As DevicePipeline.
-  DeviceStaging(device::Context& context, Channel& channel, bool folds)
-      : pipeline_(context, channel, folds) {}
+  DeviceStaging(device::Context& context, Channel& channel, bool folds, std::size_t fusion_bytes)
+      : pipeline_(context, channel, folds, fusion_bytes) {}
 
   bool ready(const Batch&) override;
   const Staged& stage(const Batch&) override;
@@ -47,6 +50,7 @@ class DeviceStaging final : public Staging {
   EventPtr after_both(const EventPtr&, const EventPtr&) override;
 
  private:
+  void reserve();
   void fold_factors(const Batch&);
   void wait_for_inputs(const Batch&, std::span<const EventPtr> writable);
   void use_tensor(const Batch&);
@@ -66,6 +70,7 @@ class DeviceStaging final : public Staging {
   device::BufferLease input_;
   device::BufferLease output_;
   bool in_turn_ = false;  // the output is in the channel's own buffer
+  bool reserved_ = false;
   std::vector<std::span<const std::byte>> input_pieces_;  // kept for their memory
   std::vector<std::span<std::byte>> output_pieces_;
   std::vector<device::Piece> pieces_;

@@ -104,17 +104,28 @@ class BackendQueues final : public QueueFactory {
     return spec;
   }
 
-  // The best backend that has GPUs; where none can do this, a channel through the host's memory.
-  DeviceChoice device_choice(const Batch& batch) const {
-    const ChannelSpec spec = device_spec(batch);
-    Backend* own = nullptr;
+  /// Of those that have GPUs the best for it, or null.
+  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+    Backend* best = nullptr;
     for (const auto& backend : backends_) {
       if (forced_backend_ && backend->name() != *forced_backend_) continue;
-      if (backend->score(parts_.topology, spec, batch.collective()) > 0) own = backend.get();
+      if (backend->score(parts_.topology, spec, collective) > 0) best = backend.get();
     }
-    if (own != nullptr) return {*own};
+    return best;
+  }
+
+  // Where no backend that has GPUs can do this, a channel through the host's memory.
+  DeviceChoice device_choice(const Batch& batch) const {
+    const ChannelSpec spec = device_spec(batch);
+    if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
     Backend& host = host_backend(staging_spec(spec), batch);
     return {host, true, host.carries_memory_of(spec.device.type)};
+  }
+
+  /// Gradients travel in this queue, which is not so of the one beside NCCL's for what that cannot
+  /// do. So memory for them is made beforehand.
+  bool carries_gradients(const DeviceChoice& choice, const ChannelSpec& spec) const {
+    return (choice.staged ? nullptr : &choice.backend) == device_backend(spec, {.count = 1});
   }
 
   ChannelQueue open_on_device(const Batch& batch) {
@@ -122,7 +133,9 @@ class BackendQueues final : public QueueFactory {
     const ChannelSpec spec = device_spec(batch);
     std::unique_ptr<Channel> channel =
         choice.staged ? open_staged(choice, spec) : choice.backend.open(spec, parts_.peers);
-    auto staging = std::make_unique<DeviceStaging>(*parts_.device, *channel, !choice.staged);
+    auto staging = std::make_unique<DeviceStaging>(
+        *parts_.device, *channel, !choice.staged,
+        carries_gradients(choice, spec) ? device::fusion_buffer_bytes(parts_.fusion_threshold) : 0);
     return {choice.name(), std::move(channel), std::move(staging), !choice.staged, choice.carries};
   }
 
@@ -131,8 +144,9 @@ class BackendQueues final : public QueueFactory {
     carried.instance = kCarrierInstance;
     std::unique_ptr<Channel> carrier =
         choice.carries ? choice.backend.open(carried, parts_.peers) : nullptr;
-    return staged::make_host_staged_channel(choice.backend.open(staging_spec(spec), parts_.peers),
-                                            std::move(carrier), parts_.device, spec, parts_.arena);
+    return staged::make_host_staged_channel(
+        choice.backend.open(staging_spec(spec), parts_.peers), std::move(carrier), parts_.device,
+        spec, parts_.arena, {.makes_memory_beforehand = carries_gradients(choice, spec)});
   }
 
   Backend& host_backend(const ChannelSpec&, const Batch&) const;

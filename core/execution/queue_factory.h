@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,6 +37,7 @@ struct QueueParts {
   Peers& peers;
   std::shared_ptr<SharedArena> arena = nullptr;       ///< of this rank
   std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
+  std::int64_t fusion_threshold = 0;                  ///< of the batches
 };
 
 /// Queues of these backends' channels: the best that can run a batch where its tensors are; for

@@ -29,7 +29,8 @@ class Staging {
  public:
   virtual ~Staging() = default;
   /// Whether the memory is there that the batch goes through. False: it is being made; ask again.
-  /// Before stage(), of the same batch. @throws hvd::Error when a device has no memory left
+  /// Before stage(), of the same batch. From the first call on the memory is made, too, whose size
+  /// follows from settings. @throws hvd::Error when a device has no memory left for the batch
   virtual bool ready(const Batch&) { return true; }
   /// Asks for the outputs whose size has been agreed on, and packs what goes through a buffer.
   /// @return what to launch; valid until unstage() or abandon(). Launched with its `input_ready`,

@@ -229,7 +229,7 @@ finish() {
     end_session "$command"
   fi
   end_torch_build
-  local name verdicts
+  local name verdicts verdict found
   for name in "${asked[@]}"; do
     grep -q "^$name " "$table" || row "$name" 0 "not run: the run was ended before"
   done
@@ -237,6 +237,10 @@ finish() {
   note "" && note "=== all parts"
   sorted_table >"$table.sorted" && mv "$table.sorted" "$table"
   tee -a "$results" <"$table"
+  for verdict in failed 'not run'; do
+    found=$(sed -n "s/^\([^ ]*\) .* $verdict: .*/\1/p" <<<"$verdicts" | paste -sd ' ')
+    [[ -z $found ]] || note "$verdict ($(wc -w <<<"$found") of ${#asked[@]}): $found"
+  done
   note "results: $results"
   if grep -q ' failed: ' <<<"$verdicts"; then exit 1; fi
   if grep -q 'not run: no GPU' <<<"$verdicts"; then exit 2; fi

@@ -90,6 +90,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("commit abcdef, binaries built elsewhere", results)
         self.assertIn("stand-in, driver 1.2", results)
         self.assertIn("skipped: why not", results)
+        self.assertIn("\nfailed (3 of 7): conformance one staged\nnot run (1 of 7): pack\n", results)
 
     def test_what_hangs_is_stopped_and_the_rest_is_named(self):
         self.program(self.build / "test/gpu/gpu_pack_bench", "echo before; sleep 100")
@@ -168,9 +169,11 @@ class RunTest(unittest.TestCase):
         self.assertRegex(parts["pack"], "failed: skipped: .*gpu_pack_bench resnet50")
 
     def test_without_a_gpu_what_could_not_run_is_listed(self):
-        code, parts, _ = self.run_parts(gpu=False)
+        code, parts, results = self.run_parts(gpu=False)
         self.assertEqual(code, 2)
         can = {"build", "simulated"}
+        cannot = [name for name in parts if name not in can]
+        self.assertIn(f"\nnot run ({len(cannot)} of {len(parts)}): {' '.join(cannot)}\n", results)
         self.assertEqual({name for name, verdict in parts.items() if verdict == "ok"}, can)
         self.assertEqual({verdict for name, verdict in parts.items() if name not in can}, {"not run: no GPU"})
         listed = subprocess.run(["bash", str(HERE / "run.sh"), "--list"], capture_output=True, text=True, check=True).stdout

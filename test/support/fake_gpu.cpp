@@ -12,7 +12,9 @@
 namespace hvd::testing {
 namespace {
 
-constexpr std::byte kGarbage{0xcd};
+constexpr int kGarbage = 0xcd;
+/// What is behind it costs nothing until it is used.
+constexpr std::size_t kMostGarbage = 1 << 20;
 constexpr std::size_t kMostFaults = 20;
 
 void* handle_of(int index) {
@@ -138,10 +140,14 @@ class FakeApi final : public device::Api {
   std::byte* allocate_pinned(std::size_t bytes) override {
     const auto lock = begin("allocate_pinned");
     ++counts().allocate;
+    ++counts().pinned_made;
+    note_caller();
     return gpu_.allocate_locked(bytes, true);
   }
   void release_pinned(std::byte* memory) noexcept override {
     const auto lock = begin("release_pinned");
+    ++counts().pinned_freed;
+    note_caller();
     gpu_.check_not_hanging(rank_, "release_pinned");
     gpu_.release_locked(memory, true);
   }
@@ -149,10 +155,14 @@ class FakeApi final : public device::Api {
   void pin(std::byte* memory, std::size_t bytes) override {
     const auto lock = begin("pin");
     ++counts().allocate;
+    ++counts().pinned_made;
+    note_caller();
     gpu_.pin_locked(memory, bytes);
   }
   void unpin(std::byte* memory) noexcept override {
     const auto lock = begin("unpin");
+    ++counts().pinned_freed;
+    note_caller();
     gpu_.check_not_hanging(rank_, "unpin");
     gpu_.release_locked(memory, true);
   }
@@ -258,8 +268,8 @@ int FakeGpu::event_index_of(device::EventHandle event) const {
 
 std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
   constexpr std::size_t kAlignment = 256;
-  auto memory = std::make_unique<std::byte[]>(bytes + 2 * kAlignment);
-  std::fill_n(memory.get(), bytes + 2 * kAlignment, kGarbage);
+  auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes + 2 * kAlignment);
+  std::memset(memory.get(), kGarbage, std::min(bytes + 2 * kAlignment, kMostGarbage));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
   std::byte* const aligned = memory.get() + (kAlignment - address % kAlignment) % kAlignment;
   blocks_[aligned] = {std::move(memory), bytes, pinned, false};

@@ -32,10 +32,12 @@ struct FakeGpuOptions {
 struct FakeGpuCounts {
   int synchronize = 0;
   int allocate = 0;
-  /// Memory of the device: made and freed, and of these calls those by the thread that made the
-  /// FakeGpu, which in a stepped job drives the engines.
+  /// Memory of the device: made and freed; pinned memory; and of these calls those by the thread
+  /// that made the FakeGpu, which in a stepped job drives the engines.
   int made = 0;
   int freed = 0;
+  int pinned_made = 0;
+  int pinned_freed = 0;
   int made_or_freed_by_maker = 0;
   int launches = 0;
   int copies = 0;
@@ -111,7 +113,7 @@ class FakeGpu {
   /// A device is current for the calling thread.
   static bool device_is_current() noexcept;
 
-  /// Memory that begins as garbage, for a test's tensors.
+  /// Memory whose first MiB is garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
   /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are
   /// over, and need no further order.

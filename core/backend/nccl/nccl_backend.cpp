@@ -13,12 +13,6 @@ constexpr int kScore = 30;
 
 }  // namespace
 
-std::size_t nccl::registered_bytes_for(std::int64_t fusion_threshold) noexcept {
-  constexpr std::size_t kGranule = 2 << 20;  // of ncclMemAlloc
-  const auto bytes = static_cast<std::size_t>(fusion_threshold);
-  return (bytes + bytes / 16 + kGranule - 1) / kGranule * kGranule;
-}
-
 NcclBackend::NcclBackend(std::shared_ptr<nccl::Library> library,
                          std::shared_ptr<device::Context> device,
                          nccl::OpenHostChannel open_host_channel, const nccl::NcclOptions& options,

@@ -30,9 +30,6 @@ struct NcclOptions {
   bool windows = false;
 };
 
-/// Room for a batch of as many bytes with what its tensors are padded by; 0 where nothing is fused.
-std::size_t registered_bytes_for(std::int64_t fusion_threshold) noexcept;
-
 /// Opens a channel for host memory between the ranks of a device's channel.
 using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec&, Peers&)>;
 

@@ -14,6 +14,9 @@
 namespace hvd::staged {
 namespace {
 
+/// Of a collective, between the device and the device.
+constexpr std::size_t kPiecesUnderWay = 3;
+
 /// What a channel and its works share.
 struct Stage {
   Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying,
@@ -26,7 +29,10 @@ struct Stage {
         options(how),
         down(*device),
         up(*device),
-        pinned(device->api(), device->device(), std::move(arena)) {}
+        pinned(*device, std::move(arena)) {
+    if (options.makes_memory_beforehand)
+      pinned.reserve(kPiecesUnderWay + device::PinnedPool::kMostInUse, options.chunk_bytes);
+  }
 
   const std::unique_ptr<Channel> host;
   const std::unique_ptr<Channel> carrier;  // of the device's memory; null: none
@@ -40,8 +46,8 @@ struct Stage {
 
 /// A collective through the host's memory, in pieces if it can be cut. Per piece:
 ///
-///   waiting --copy queued--> coming down --event reached--> down --(in order)--> between the ranks
-///           --done--> copy up queued
+///   waiting --there is pinned memory: copy queued--> coming down --event reached--> down
+///           --(in order)--> between the ranks --done--> copy up queued
 class HostStagedWork final : public Work {
  public:
   HostStagedWork(std::shared_ptr<Stage> stage, const Collective& collective,
@@ -60,12 +66,13 @@ class HostStagedWork final : public Work {
   bool progress() override {
     const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
     moved_ = false;
-    while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay)
-      come_down(pieces_[next_down_++]);
-    while (done_ < pieces_.size() && between(pieces_[done_])) {
+    for (;;) {
+      while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay &&
+             come_down(pieces_[next_down_]))
+        ++next_down_;
+      if (done_ == next_down_ || !between(pieces_[done_])) break;
       go_up(pieces_[done_++]);
       moved_ = true;
-      if (next_down_ < pieces_.size()) come_down(pieces_[next_down_++]);
     }
     if (done_ < pieces_.size()) return false;
     if (!ready_) ready_ = stage_->device->events()->record(stage_->up.get());
@@ -75,7 +82,6 @@ class HostStagedWork final : public Work {
   EventPtr output_ready() const override { return ready_; }
 
  private:
-  static constexpr std::size_t kPiecesUnderWay = 3;
   struct Piece {
     std::span<const std::byte> in;  // on the device
     std::span<std::byte> out;
@@ -106,15 +112,22 @@ class HostStagedWork final : public Work {
     }
   }
 
-  void come_down(Piece& piece) {
+  bool take(device::PinnedPool::Buffer& buffer, std::size_t bytes) {
+    if (buffer.memory == nullptr)
+      buffer = stage_->pinned.take(bytes).value_or(device::PinnedPool::Buffer{});
+    return buffer.memory != nullptr;
+  }
+
+  /// False: there is no memory yet.
+  bool come_down(Piece& piece) {
     device::Api& api = stage_->device->api();
-    const std::size_t bytes = in_place() ? piece.out.size() : piece.in.size();
-    piece.host_in = stage_->pinned.take(bytes);
-    if (!in_place()) piece.host_out = stage_->pinned.take(piece.out.size());
-    if (!reads_input() || piece.in.empty()) return;
+    if (!take(piece.host_in, in_place() ? piece.out.size() : piece.in.size())) return false;
+    if (!in_place() && !take(piece.host_out, piece.out.size())) return false;
+    if (!reads_input() || piece.in.empty()) return true;
     api.copy(piece.host_in.memory, piece.in.data(), piece.in.size(), device::Direction::kToHost,
              stage_->down.get());
     piece.down = stage_->device->events()->record(stage_->down.get());
+    return true;
   }
 
   /// True when the ranks have exchanged the piece.

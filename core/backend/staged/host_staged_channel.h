@@ -13,6 +13,9 @@ struct StagingOptions {
   /// An allreduce or broadcast is cut into so much, of which one piece comes from the device, one
   /// is on its way between the ranks and one goes back, all at the same time. Equal on all ranks.
   std::size_t chunk_bytes = 4 << 20;
+  /// Pinned memory for the pieces is made when the channel is opened, and not when a collective
+  /// first needs it.
+  bool makes_memory_beforehand = false;
 };
 
 /// Collectives on a device's memory through a channel for the host's: into pinned memory, between

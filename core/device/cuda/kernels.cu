@@ -14,9 +14,10 @@ namespace hvd::device {
 namespace {
 
 constexpr int kThreads = 512;
-/// As many as 64 registers a thread leave room for, which the kernels take on compute
-/// capability 9.0 (ptxas -v; one of them spills 8 bytes). Four accesses of 16 bytes per thread are
-/// 64 KiB under way on a multiprocessor.
+/// As many as 64 registers a thread leave room for; the compiler is held to it, or a kernel that
+/// takes a few more would run half of its blocks after the others. Four accesses of 16 bytes per
+/// thread are 64 KiB under way on a multiprocessor. With three blocks most kernels spill:
+/// docs/benchmarks.md has what the compiler says.
 constexpr int kBlocksPerMultiprocessor = 2;
 
 /// The conversions of the hardware.
@@ -55,7 +56,7 @@ struct Elements {
 };
 
 template <bool kToBuffer, class Copy>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     copy_tiles(const __grid_constant__ PieceTable table, std::byte* buffer, const Copy copy) {
   const Share share{threadIdx.x, kThreads};
   for (unsigned i = blockIdx.x; i < table.tiles; i += gridDim.x) {
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     fill_elements(Element* to, std::size_t count, Element value) {
   const std::size_t step = std::size_t{gridDim.x} * kThreads;
   for (std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step)

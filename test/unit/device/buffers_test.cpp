@@ -67,6 +67,37 @@ TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
+TEST_F(BuffersTest, ReservedOnesTakeTurnsAndSmallerBatchesNeedNoOthers) {
+  pool_.reserve(100000);
+  const std::byte* last = nullptr;
+  for (const std::size_t bytes : {1U, 100000U, 5000U, 99999U}) {
+    device::BufferLease lease = take(bytes);
+    EXPECT_NE(lease.bytes().data(), last);
+    last = lease.bytes().data();
+    lease.release(nullptr);
+  }
+  EXPECT_EQ(pool_.allocations(), 2U);
+  run_batch(200000);
+  EXPECT_EQ(pool_.allocations(), 3U);
+}
+
+TEST_F(BuffersTest, WhatCannotBeReservedIsMadeWhenItIsNeeded) {
+  gpu_.run_out_of_memory(0, 1);
+  pool_.reserve(100000);
+  run_batch(100);
+  EXPECT_EQ(pool_.allocations(), 1U);
+  run_batch(100000);
+  EXPECT_EQ(pool_.allocations(), 2U);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST(FusionBufferBytesTest, ABatchFitsWithItsPadding) {
+  EXPECT_EQ(device::fusion_buffer_bytes(0), 0U) << "nothing is fused";
+  EXPECT_EQ(device::fusion_buffer_bytes(1), 2U << 20);
+  EXPECT_EQ(device::fusion_buffer_bytes(64 << 20), 68U << 20);
+}
+
 TEST_F(BuffersTest, ADroppedLeaseIsNeverUsedAgain) {
   std::byte* lost = nullptr;
   {

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <optional>
-#include <random>
 
 #include "support/device_job.h"
 #include "support/sixteen_bit.h"
@@ -206,28 +205,19 @@ TEST_P(DevicePartsAverageTest, Of16BitNumbersIsOffToNeitherSideAndNeedsNoLaunchO
 #endif
   const auto [type, ranks] = GetParam();
   start(ranks, Path::kNccl, std::size_t{4} << 20);
-  std::mt19937 random(3);
-  std::uniform_real_distribution<float> uniform(0.5F, 2.0F);
-  std::vector<double> mean(kValues);
+  const SixteenBitAverage average = sixteen_bit_average(type, ranks, kValues);
   std::vector<Bucket<std::uint16_t>> buckets;
   std::vector<Operation> handles;
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::uint16_t> values(kValues);
-    for (std::size_t i = 0; i < kValues; ++i) {
-      values[i] = narrowed(type, uniform(random));
-      mean[i] += static_cast<double>(widened(type, values[i])) / ranks;
-    }
-    buckets.push_back(bucket<std::uint16_t>(rank, type, {values}, {.op = ReduceOp::kAverage}));
+    buckets.push_back(bucket<std::uint16_t>(
+        rank, type, {average.inputs[static_cast<std::size_t>(rank)]}, {.op = ReduceOp::kAverage}));
   }
   for (int rank = 0; rank < ranks; ++rank)
     handles.push_back(submit(rank, buckets[static_cast<std::size_t>(rank)]));
   ASSERT_TRUE(job_->run(handles));
   const std::vector<std::uint16_t> result =
       job_->read<std::uint16_t>(0, buckets[0].gradients[0].view(type), *buckets[0].ready);
-  double off = 0;
-  for (std::size_t i = 0; i < kValues; ++i)
-    off += (static_cast<double>(widened(type, result[i])) / mean[i] - 1) / kValues;
-  EXPECT_LT(std::abs(off), std::ldexp(1.0, -12));
+  EXPECT_LT(std::abs(mean_relative_error(type, result, average.mean)), std::ldexp(1.0, -12));
   EXPECT_EQ(job_->gpu().counts(0).launches, 2) << "one packs, divides in fp32, and one unpacks";
   EXPECT_EQ(job_->nccl().counts(0).reductions,
             (std::vector<nccl::Reduction>{nccl::Reduction::kSum}));

@@ -266,7 +266,7 @@ TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
   const auto given_back = [&](bool ends, const EventPtr& last_use) {
     TwoBuffers channel(gpu);
     {
-      runtime::DevicePipeline pipeline(context, channel, true);
+      runtime::DevicePipeline pipeline(context, channel, true, 0);
       EXPECT_EQ(pipeline.channels_own.take(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
                 8U);
       if (ends) pipeline.channels_own.release(last_use);

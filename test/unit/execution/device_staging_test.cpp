@@ -84,7 +84,7 @@ class DeviceStagingTest : public ::testing::Test {
 
 TEST_F(DeviceStagingTest, TheCallersMayReadOnceTheDeviceHasUnpacked) {
   BufferedChannel channel({});
-  DeviceStaging staging(context_, channel, true);
+  DeviceStaging staging(context_, channel, true, 0);
   const Batch batch = fused();
   const EventPtr reduced = reduce(stage(staging, batch));
   const EventPtr ready = staging.unstage(batch, reduced);
@@ -105,7 +105,7 @@ TEST_F(DeviceStagingTest, BatchesFollowEachOtherInTheSameBuffersWithoutARace) {
     if (own) buffers = {{gpu_.allocate(64), 64}};
     BufferedChannel channel(buffers);
     {
-      DeviceStaging staging(context_, channel, true);
+      DeviceStaging staging(context_, channel, true, 0);
       const Batch first = fused();
       const Batch second = fused();
       const Staged& staged = stage(staging, first);
@@ -126,7 +126,7 @@ TEST_F(DeviceStagingTest, WhatIsAbandonedStaysAllocated) {
     std::vector<std::span<std::byte>> buffers;
     if (own) buffers = {{gpu_.allocate(64), 64}};
     BufferedChannel channel(buffers);
-    std::optional<DeviceStaging> staging(std::in_place, context_, channel, true);
+    std::optional<DeviceStaging> staging(std::in_place, context_, channel, true, 0);
     const Batch batch = fused();
     reduce(stage(*staging, batch));
     staging->abandon();
@@ -140,7 +140,7 @@ TEST_F(DeviceStagingTest, WhatIsAbandonedStaysAllocated) {
 
 TEST_F(DeviceStagingTest, OneEventStandsBehindTwo) {
   BufferedChannel channel({});
-  DeviceStaging staging(context_, channel, true);
+  DeviceStaging staging(context_, channel, true, 0);
   EXPECT_EQ(staging.after_both(nullptr, nullptr), nullptr);
   const device::OwnedStream streams[] = {device::OwnedStream(context_),
                                          device::OwnedStream(context_)};

@@ -9,8 +9,10 @@
 namespace hvd::testing {
 namespace {
 
-constexpr std::chrono::milliseconds kSoon(500);
-constexpr nccl::NcclOptions kQuick{.teardown_timeout = kSoon, .registered_bytes = 4096};
+/// Of a rank whose device hangs, which is waited for in vain, and of one whose does not.
+constexpr nccl::NcclOptions kHangs{.teardown_timeout = std::chrono::milliseconds(100),
+                                   .registered_bytes = 4096};
+constexpr nccl::NcclOptions kEnds{.teardown_timeout = seconds(20), .registered_bytes = 4096};
 
 class NcclAbortTest : public NcclChannelTest {
  protected:
@@ -51,7 +53,7 @@ class NcclAbortTest : public NcclChannelTest {
 };
 
 TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
-  start(2, {}, kQuick);
+  start(2, {}, kHangs, kEnds);
   ASSERT_TRUE(connect(2));
   hang(0);
   for (const auto& rank : ranks_) rank->channel->abort();
@@ -71,7 +73,7 @@ TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
 }
 
 TEST_F(NcclAbortTest, WhatIsFreedInOrderHoldsNobodyUpEither) {
-  start(2, {}, kQuick);
+  start(2, {}, kEnds, kHangs);
   ASSERT_TRUE(connect(2));
   for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
   hang(1);
@@ -83,7 +85,7 @@ TEST_F(NcclAbortTest, WhatIsFreedInOrderHoldsNobodyUpEither) {
 }
 
 TEST_F(NcclAbortTest, AGpuThatWasGivenUpIsRefused) {
-  start(1, {}, kQuick);
+  start(1, {}, kHangs);
   ASSERT_TRUE(connect(1));
   hang(0);
   ranks_[0]->channel->abort();
@@ -100,7 +102,7 @@ TEST_F(NcclAbortTest, AGpuThatWasGivenUpIsRefused) {
 // The kernel of the second waits for a peer that never comes, and ends only when its own
 // communicator is aborted; the first cannot be freed before.
 TEST_F(NcclAbortTest, AllCommunicatorsAreAbortedTogether) {
-  start(2, {.version = 22200}, kQuick);
+  start(2, {.version = 22200}, kEnds);
   ASSERT_TRUE(connect(2));
   open_second();
   launch(*second_[0]);
@@ -116,7 +118,7 @@ TEST_F(NcclAbortTest, AllCommunicatorsAreAbortedTogether) {
 }
 
 TEST_F(NcclAbortTest, BeforeGroupedAbortsTheDeviceIsGivenUp) {
-  start(2, {.version = 22100}, kQuick);
+  start(2, {.version = 22100}, kHangs, kEnds);
   ASSERT_TRUE(connect(2));
   open_second();
   launch(*second_[0]);
@@ -137,7 +139,7 @@ TEST_F(NcclAbortDeathTest, TheProcessEndsWithItsOwnCodeThen) {
         std::atexit([] {  // CUDA's own, which may wait for the device too
           for (;;) ::pause();
         });
-        start(1, {}, kQuick);
+        start(1, {}, kHangs);
         connect(1);
         hang(0);
         ranks_[0]->channel->abort();

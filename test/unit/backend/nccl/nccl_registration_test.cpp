@@ -293,11 +293,5 @@ TEST_F(NcclWindowTest, AnEndOrAnAbortWhileOneIsMadeLeavesNothingBehind) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST(NcclRegisteredBytesTest, ABatchFitsWithItsPadding) {
-  EXPECT_EQ(nccl::registered_bytes_for(0), 0U) << "nothing is fused";
-  EXPECT_EQ(nccl::registered_bytes_for(1), 2U << 20);
-  EXPECT_EQ(nccl::registered_bytes_for(64 << 20), 68U << 20);
-}
-
 }  // namespace
 }  // namespace hvd::testing
