@@ -69,6 +69,9 @@ class ControlPlane : public Peers {
   /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
   /// said farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
+  /// How many processes of this host have been seen to end, by whichever rank: when it changes,
+  /// this one has been rung, and check_peers() has something to say.
+  virtual std::uint32_t endings() const noexcept { return 0; }
   /// The transport has failed: the death of a rank of this host that may be the reason, which shows
   /// a little later than its broken connections. May wait up to a second; the job is at its end.
   virtual std::optional<PeerLoss> find_loss_behind_error() { return std::nullopt; }

@@ -38,7 +38,9 @@ bool PeerWatch::due(bool waiting) noexcept {
   const Duration interval =
       waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
   next_ = std::min(next_, now + interval);  // an idle rank may have got work
-  if (now < next_) return false;
+  const std::uint32_t endings = control_.endings();
+  if (now < next_ && endings == endings_) return false;
+  endings_ = endings;
   next_ = now + interval;
   return true;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "base/clock.h"
@@ -42,6 +43,7 @@ class PeerWatch {
   const StepTime& time_;
   control::Liveness liveness_;
   TimePoint next_{};
+  std::uint32_t endings_ = 0;  // that have been looked after
   TimePoint asked_until_{};
 };
 

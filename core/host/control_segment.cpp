@@ -19,6 +19,7 @@ struct alignas(kCacheLine) ControlSegment::Header {
   std::uint64_t magic;
   std::uint64_t slots;
   alignas(kCacheLine) ArrivalFlags remote;
+  alignas(kCacheLine) std::atomic<std::uint32_t> endings;
 };
 
 struct alignas(kCacheLinePair) ControlSegment::Slot {
@@ -27,7 +28,7 @@ struct alignas(kCacheLinePair) ControlSegment::Slot {
                                              ///< beside the doorbell, which is rung for each
   alignas(kCacheLinePair) ArrivalFlags arrival_flags;
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
-  std::atomic<std::uint32_t> left;
+  LifeLock life;
   std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
   ProcessIdentity process;
   char cause[512];  ///< of the accusation; zero-terminated
@@ -58,8 +59,10 @@ ControlSegment ControlSegment::solitary() {
 
 ControlSegment ControlSegment::create(const std::string& name, int slots) {
   auto segment = SharedSegment::create(name, bytes_for(slots));
-  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots), {}};
-  return ControlSegment(std::move(segment), slots);
+  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots), {}, {}};
+  ControlSegment made(std::move(segment), slots);
+  for (int index = 0; index < slots; ++index) made.slot(index).life.initialize();
+  return made;
 }
 
 ControlSegment ControlSegment::attach(const std::string& name, int slots) {
@@ -91,7 +94,7 @@ void ControlSegment::enter(int index, TimePoint now) noexcept {
   own_ = index;
   Slot& own = slot(index);
   own.process = current_process();
-  own.left.store(0, std::memory_order_relaxed);
+  own.life.left.store(0, std::memory_order_relaxed);
   own.accused.store(0, std::memory_order_relaxed);
   own.heartbeat.store(now.count(), std::memory_order_release);
 }
@@ -107,13 +110,29 @@ void ControlSegment::watch_others(TimePoint now) {
     watched_.push_back(
         {index, ProcessWatch(other.process), other.heartbeat.load(std::memory_order_acquire), now});
   }
+  std::vector<LifeWatch::Member> members;
+  for (int index = 0; index < slots_; ++index)
+    members.push_back({&slot(index).life, slot(index).process});
+  const auto tell_all = [segment = segment_.get(), slots = slots_] {
+    reinterpret_cast<Header*>(segment->data())->endings.fetch_add(1, std::memory_order_seq_cst);
+    for (int index = 0; index < slots; ++index)
+      reinterpret_cast<Slot*>(segment->data())[index + 1].doorbell.ring();
+  };
+  life_watch_ = std::make_unique<LifeWatch>(std::move(members), static_cast<std::size_t>(own_),
+                                            tell_all, segment_);
+}
+
+std::uint32_t ControlSegment::endings() const noexcept {
+  return reinterpret_cast<const Header*>(segment_->data())->endings.load(std::memory_order_acquire);
 }
 
 void ControlSegment::heartbeat(TimePoint now) noexcept {
   slot(own_).heartbeat.store(now.count(), std::memory_order_release);
 }
 
-void ControlSegment::farewell() noexcept { slot(own_).left.store(1, std::memory_order_seq_cst); }
+void ControlSegment::farewell() noexcept {
+  slot(own_).life.left.store(1, std::memory_order_seq_cst);
+}
 
 void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
   Slot& own = slot(own_);
@@ -129,7 +148,8 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
     Slot& other = slot(watched.slot);
     // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read
     // first.
-    const bool ended = watched.process.ended();
+    const bool ended =
+        other.life.ended.load(std::memory_order_seq_cst) != 0 || watched.process.ended();
     if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
       return Loss{watched.slot, other.cause, accused - 1};
     const std::int64_t heartbeat = other.heartbeat.load(std::memory_order_acquire);
@@ -139,7 +159,7 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
     }
     const Duration silence = now - watched.seen;
     if (!ended && silence < timeout) continue;
-    if (other.left.load(std::memory_order_seq_cst) != 0) continue;
+    if (other.life.left.load(std::memory_order_seq_cst) != 0) continue;
     const std::string process = "process " + std::to_string(other.process.pid);
     if (ended) return Loss{watched.slot, process + " ended", {}};
     char seconds[32];
@@ -154,10 +174,11 @@ std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcep
     for (int index = 0; index < slots_; ++index) {
       if (index == own_) continue;
       Slot& other = slot(index);
-      const bool ended = ProcessWatch(other.process).ended();
+      const bool ended = other.life.ended.load(std::memory_order_seq_cst) != 0 ||
+                         ProcessWatch(other.process).ended();
       const int accused = other.accused.load(std::memory_order_seq_cst);
       if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
-      if (ended && accused == 0 && other.left.load(std::memory_order_seq_cst) == 0) {
+      if (ended && accused == 0 && other.life.left.load(std::memory_order_seq_cst) == 0) {
         return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
       }
     }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/shared_segment.h"
+#include "host/life_lock.h"
 #include "host/process_watch.h"
 
 namespace hvd::host {
@@ -52,7 +53,7 @@ class ControlSegment {
   void enter(int slot, TimePoint now) noexcept;
   /// Removes the name; once every rank has mapped the segment, or given up.
   void unlink() noexcept;
-  /// Begins to look after the other slots; once all have been entered.
+  /// Begins to look after the other slots, and to be looked after; once all have been entered.
   void watch_others(TimePoint now);
 
   int slots() const noexcept { return slots_; }
@@ -62,6 +63,9 @@ class ControlSegment {
   ArrivalFlags& remote_arrival_flags() noexcept;
   /// Counts the messages that have been sent to the slot's rank.
   std::atomic<std::uint64_t>& message_count(int slot) noexcept;
+  /// How many processes have been seen to end, by any of them: when it changes, all are rung, and
+  /// check() has something to say.
+  std::uint32_t endings() const noexcept;
   Doorbell& own_doorbell() noexcept { return doorbell(own_); }
   std::uint64_t own_message_count() noexcept {
     return message_count(own_).load(std::memory_order_acquire);
@@ -94,10 +98,11 @@ class ControlSegment {
   static std::size_t bytes_for(int slots) noexcept;
   Slot& slot(int index) noexcept;
 
-  std::unique_ptr<SharedSegment> segment_;
+  std::shared_ptr<SharedSegment> segment_;
   int slots_ = 0;
   int own_ = 0;
   std::vector<Watched> watched_;
+  std::unique_ptr<LifeWatch> life_watch_;  // uses the segment
 };
 
 }  // namespace hvd::host

@@ -56,10 +56,18 @@ ProcessIdentity current_process() noexcept {
   return {pid, start_time_of(pid), own_pid_namespace()};
 }
 
+bool same_pid_namespace(const ProcessIdentity& identity) noexcept {
+  return identity.pid > 0 && identity.pid_namespace != 0 &&
+         identity.pid_namespace == own_pid_namespace();
+}
+
+bool still_names(const ProcessIdentity& identity) noexcept {
+  const std::uint64_t start = start_time_of(identity.pid);
+  return identity.start_time == 0 || start == 0 || start == identity.start_time;
+}
+
 ProcessWatch::ProcessWatch(const ProcessIdentity& identity) noexcept {
-  if (identity.pid <= 0 || identity.pid_namespace == 0 ||
-      identity.pid_namespace != own_pid_namespace())
-    return;
+  if (!same_pid_namespace(identity)) return;
   descriptor_ = open_process(identity.pid);
   if (descriptor_ < 0) {
     ended_ = errno == ESRCH;
@@ -67,8 +75,7 @@ ProcessWatch::ProcessWatch(const ProcessIdentity& identity) noexcept {
   }
   // Checked after opening: from now on the descriptor means one process, and this tells whether it
   // is the right one.
-  const std::uint64_t start = start_time_of(identity.pid);
-  if (identity.start_time != 0 && start != 0 && start != identity.start_time) ended_ = true;
+  if (!still_names(identity)) ended_ = true;
 }
 
 ProcessWatch::ProcessWatch(ProcessWatch&& other) noexcept

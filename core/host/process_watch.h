@@ -14,6 +14,10 @@ struct ProcessIdentity {
 };
 
 ProcessIdentity current_process() noexcept;
+/// Its pid means here what it means there.
+bool same_pid_namespace(const ProcessIdentity&) noexcept;
+/// False when the pid is another process's now.
+bool still_names(const ProcessIdentity&) noexcept;
 
 /// Sees when another process ends. A process that has ended but was not waited for (a zombie)
 /// counts as ended, which kill(pid, 0) would not see. Move-only; one thread at a time.

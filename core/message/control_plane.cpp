@@ -66,6 +66,7 @@ class MessageControlPlane final : public control::ControlPlane {
 
   void heartbeat(TimePoint now) noexcept override { node_->control_segment().heartbeat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
+  std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
   std::optional<control::PeerLoss> find_loss_behind_error() override;
   void accuse(int rank, std::string_view cause) noexcept override {
     accused_ = true;

@@ -175,6 +175,23 @@ TEST(ControlSegment, SeesAKilledProcessThatNobodyHasWaitedFor) {
   EXPECT_EQ(loss->cause, "process " + std::to_string(pair.child()) + " ended");
 }
 
+TEST(ControlSegment, AllAreRungWhenOneIsSeenToEnd) {
+  Pair pair([](ControlSegment& control_segment) {
+    control_segment.watch_others(now());
+    control_segment.doorbell(0).ring();
+    live(control_segment);
+  });
+  ControlSegment& own = pair.control_segment();
+  const TimePoint end = now() + 20s;
+  while (own.own_doorbell().ticket() < 1 && now() < end) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(own.endings(), 0U);
+  kill(pair.child(), SIGKILL);
+  while (own.own_doorbell().ticket() < 2 && now() < end) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(own.own_doorbell().ticket(), 2U);
+  EXPECT_EQ(own.endings(), 1U);
+  EXPECT_EQ(own.check(now(), 60s)->slot, 1);
+}
+
 TEST(ControlSegment, SeesAnExit) {
   Pair pair([](ControlSegment&) {});
   const auto loss = pair.wait_for_loss(60s, 5s);
