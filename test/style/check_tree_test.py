@@ -92,6 +92,7 @@ class CheckTree(WrittenTreeTest):
                            "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})
         self.assert_one({"core/include/hvd/a.h": "#if defined(__linux__)\n#endif\n"}, "must not have #if")
         self.assert_one({"core/include/hvd/a.h": "#ifdef __cplusplus_cli\n#endif\n"}, "must not have #if")
+        self.assert_clean({"core/include/hvd/a.h": "#if __cplusplus < 202002L\n#error\n#endif\n"})
         self.assert_clean({"core/include/hvd/c/a.h": '#ifdef __cplusplus\nextern "C" {\n#endif\n'})
 
     def test_lengths(self):

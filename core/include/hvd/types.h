@@ -1,5 +1,9 @@
 #pragma once
 
+#if __cplusplus < 202002L
+#error "hvd needs C++20: compile with -std=c++20, or link hvd::core with CMake, which sees to it"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
