@@ -5,6 +5,30 @@ if(HVD_WITH_MPI)
   find_package(MPI REQUIRED COMPONENTS C)
 endif()
 
+# What follows sets HVD_HAVE_UCX, ON or OFF, and says why.
+set(HVD_HAVE_UCX OFF)
+if(HVD_WITH_UCX)
+  find_package(UCX 1.13 QUIET)
+  if(UCX_FOUND)
+    set(HVD_HAVE_UCX ON)
+    message(STATUS "hvd: UCX ${UCX_VERSION} in ${UCX_INCLUDE_DIR}")
+  elseif(HVD_WITH_UCX STREQUAL "AUTO")
+    message(STATUS "hvd: without UCX, no ucp.h from 1.13 on was found (set UCX_ROOT, or run 'bash third_party/setup.sh')")
+  else()
+    message(FATAL_ERROR "hvd: HVD_WITH_UCX=${HVD_WITH_UCX}, but ucp.h of 1.13 or newer was not found; set UCX_ROOT, or HVD_WITH_UCX=OFF")
+  endif()
+endif()
+
+# For a rendezvous over TCP. Headers only.
+set(HVD_HAVE_ASIO OFF)
+find_path(ASIO_INCLUDE_DIR asio.hpp)
+mark_as_advanced(ASIO_INCLUDE_DIR)
+if(ASIO_INCLUDE_DIR)
+  set(HVD_HAVE_ASIO ON)
+else()
+  message(STATUS "hvd: without a rendezvous over TCP, no asio.hpp was found (run 'bash third_party/setup.sh')")
+endif()
+
 # What follows sets HVD_HAVE_CUDA and HVD_HAVE_NCCL, ON or OFF, and says why.
 set(HVD_HAVE_CUDA OFF)
 set(HVD_HAVE_NCCL OFF)

@@ -89,7 +89,7 @@ missing_packages() {
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
   local package
-  for package in libopenmpi-dev openmpi-bin libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev \
+  for package in libopenmpi-dev openmpi-bin libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev \
     nlohmann-json3-dev spin dataset-fashion-mnist; do
     package_installed "$package" || echo "$package"
   done

@@ -128,6 +128,11 @@ void add_copies(std::vector<Case>& cases, OpKind kind, int size) {
           if (count != kLarge || common) {
             cases.push_back(one);
             cases.back().blocks = blocks;
+            if (kind != OpKind::kAllgather) {
+              continue;
+            }
+            cases.push_back(cases.back());
+            cases.back().in_place = true;
           }
         }
       }
@@ -295,6 +300,10 @@ void Run::prepare_blocks() {
     }
   }
   expected_ = join(received);
+  aliased_ = !personal && case_.in_place;
+  for (int before = 0; aliased_ && before < rank_; ++before) {
+    own_begin_ += received[static_cast<std::size_t>(before)].size();
+  }
   place(personal ? join(sent) : received[static_cast<std::size_t>(rank_)]);
 }
 
@@ -304,8 +313,11 @@ void Run::place(const Bytes& input) {
   if (!aliased_) {
     input_.allocate(input, shift);
   }
-  output_.allocate(aliased_ ? input : Bytes(expected_.size(), std::byte{0x5a}),
-                   case_.unaligned ? 16 - shift : 0);
+  Bytes output(expected_.size(), std::byte{0x5a});
+  if (aliased_) {
+    std::copy(input.begin(), input.end(), output.begin() + static_cast<std::ptrdiff_t>(own_begin_));
+  }
+  output_.allocate(output, case_.unaligned ? 16 - shift : 0);
 }
 
 std::unique_ptr<Work> Run::launch(Channel& channel) {
@@ -319,8 +331,9 @@ std::unique_ptr<Work> Run::launch(Channel& channel) {
       case_.kind == OpKind::kAllreduce || case_.kind == OpKind::kBroadcast ? case_.count : 0;
   collective.counts = counts_;
   collective.send_counts = send_counts_;
-  View& source = aliased_ ? output_ : input_;
-  return channel.launch(collective, {source.data(), source.size}, {output_.data(), output_.size});
+  const std::byte* const source = aliased_ ? output_.data() + own_begin_ : input_.data();
+  return channel.launch(collective, {source, original_input_.size()},
+                        {output_.data(), output_.size});
 }
 
 void Run::check() const {

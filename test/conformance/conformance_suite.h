@@ -43,7 +43,7 @@ struct Case {
   Blocks blocks = Blocks::kEqual;  ///< kRagged: unequal ones, some of them empty
   ReduceScale scale = {};
   int root = 0;
-  bool in_place = false;   ///< allreduce, and broadcast at the root
+  bool in_place = false;   ///< allreduce, allgather, and broadcast at the root
   bool unaligned = false;  ///< each rank's memory starts at another odd address
 };
 
@@ -118,7 +118,8 @@ class Run {
   std::vector<std::int64_t> send_counts_;
   Bytes original_input_;
   Bytes expected_;
-  bool aliased_ = false;  ///< the input is the output's memory
+  bool aliased_ = false;       ///< the input is in the output's memory
+  std::size_t own_begin_ = 0;  ///< where, in bytes
   View input_;
   View output_;
 };

@@ -4,13 +4,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/mpi/mpi_backend.h"
-#include "conformance/thread_ranks.h"
+#include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
 #include "support/meet_nodes.h"
@@ -23,11 +22,8 @@ namespace {
 
 constexpr std::size_t kAllEager = std::numeric_limits<std::size_t>::max();
 
-struct Setting {
-  const char* name = "";
-  const char* hosts = "";  ///< a letter per rank
+struct Setting : MessageSetting {
   std::size_t eager_bytes = kAllEager;
-  int every = 8;  ///< one in so many cases; all in a long run
 };
 constexpr mpi::MpiTuning kSmallChunks = {
     .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
@@ -35,12 +31,11 @@ constexpr hierarchical::HierarchicalTuning kSmallSlots = {
     .slot_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
 
 constexpr Setting kFlat[] = {
-    {"Eager", "aaa"}, {"LateSends", "aa", 0}, {"SomeLateSends", "aaaa", 512}};
-constexpr Setting kOfHosts[] = {{"Eager", "aab"}, {"LateSends", "aabb", 0}};
+    {{"Eager", "aaa"}}, {{"LateSends", "aa"}, 0}, {{"SomeLateSends", "aaaa"}, 512}};
+constexpr Setting kOfHosts[] = {{{"Eager", "aab"}}, {{"LateSends", "aabb"}, 0}};
 
 MakeParts flat_ranks(const Setting& setting) {
-  const auto network =
-      testing::FakeNetwork::create(static_cast<int>(std::string(setting.hosts).size()), 3);
+  const auto network = testing::FakeNetwork::create(setting.size(), 3);
   network->eager_bytes = setting.eager_bytes;
   return [network](int rank) -> RankParts {
     return {std::make_unique<mpi::MpiBackend>(network->carrier(rank), kSmallChunks)};
@@ -49,7 +44,7 @@ MakeParts flat_ranks(const Setting& setting) {
 
 MakeParts ranks_of_hosts(const Setting& setting) {
   const testing::PretendHosts pretend(setting.hosts);
-  const auto size = static_cast<int>(std::string(setting.hosts).size());
+  const int size = setting.size();
   const auto network = testing::FakeNetwork::create(size, 4);
   network->eager_bytes = setting.eager_bytes;
   return [network, nodes = testing::meet_nodes(size)](int rank) -> RankParts {
@@ -58,40 +53,24 @@ MakeParts ranks_of_hosts(const Setting& setting) {
   };
 }
 
-using Parameter = std::tuple<Setting, OpKind>;
-
-std::string case_name(const ::testing::TestParamInfo<Parameter>& parameter) {
-  return std::string(std::get<Setting>(parameter.param).name) + "_" +
-         std::string(to_string(std::get<OpKind>(parameter.param)));
-}
-
-void run(const Parameter& parameter, const MakeParts& make_parts) {
-  const auto& [setting, kind] = parameter;
-  const int size = static_cast<int>(std::string(setting.hosts).size());
-  run_threads(size, make_parts, [&, kind = kind, every = setting.every](Harness& harness) {
-    run_cases(harness, some_cases_of(kind, harness.size(), every));
-  });
-}
+using Parameter = MessageParameter<Setting>;
 
 class FlatConformance : public ::testing::TestWithParam<Parameter> {};
 TEST_P(FlatConformance, RanksAsThreads) {
-  run(GetParam(), flat_ranks(std::get<Setting>(GetParam())));
+  run_message_cases<Setting>(GetParam(), flat_ranks(std::get<Setting>(GetParam())));
 }
 INSTANTIATE_TEST_SUITE_P(Every, FlatConformance,
                          ::testing::Combine(::testing::ValuesIn(kFlat),
                                             ::testing::ValuesIn(kKinds)),
-                         case_name);
+                         message_case_name<Setting>);
 
 class HostsConformance : public ::testing::TestWithParam<Parameter> {};
 TEST_P(HostsConformance, RanksAsThreads) {
-  run(GetParam(), ranks_of_hosts(std::get<Setting>(GetParam())));
+  run_message_cases<Setting>(GetParam(), ranks_of_hosts(std::get<Setting>(GetParam())));
 }
 INSTANTIATE_TEST_SUITE_P(Every, HostsConformance,
-                         ::testing::Combine(::testing::ValuesIn(kOfHosts),
-                                            ::testing::Values(OpKind::kAllreduce,
-                                                              OpKind::kAllgather,
-                                                              OpKind::kBroadcast)),
-                         case_name);
+                         ::testing::Combine(::testing::ValuesIn(kOfHosts), kinds_of_hosts()),
+                         message_case_name<Setting>);
 
 }  // namespace
 }  // namespace hvd::conformance

@@ -46,16 +46,18 @@ class DoorbellPeers final : public Peers {
 struct RankParts {
   std::unique_ptr<Backend> backend = {};
   std::unique_ptr<std::pmr::memory_resource> memory = {};  ///< null: the usual
+  bool polls = false;  ///< nobody rings where the transport gets on by itself
 };
 /// Called by each rank's thread.
 using MakeParts = std::function<RankParts(int rank)>;
 
-/// A rank that is a thread. It sleeps whenever it cannot go on, so that a missing ring shows as a
-/// sleep that was not ended.
+/// A rank that is a thread. Unless it polls, it sleeps whenever it cannot go on, so that a missing
+/// ring shows as a sleep that was not ended.
 class ThreadHarness final : public Harness {
  public:
   ThreadHarness(int rank, Doorbells& doorbells, RankParts parts)
       : memory_(std::move(parts.memory)),
+        polls_(parts.polls),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
         peers_(rank, doorbells),
         backend_(std::move(parts.backend)) {
@@ -74,6 +76,10 @@ class ThreadHarness final : public Harness {
       if (work.progress()) {
         return;
       }
+      if (polls_) {
+        std::this_thread::yield();
+        continue;
+      }
       const TimePoint asleep_since = SteadyClock().now();
       doorbell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
       if (SteadyClock().now() - asleep_since >= kNobodyRang) {
@@ -86,6 +92,7 @@ class ThreadHarness final : public Harness {
   static constexpr Duration kNobodyRang = std::chrono::seconds(60);
 
   std::unique_ptr<std::pmr::memory_resource> memory_;
+  const bool polls_;
 
   Doorbell& doorbell_;
   DoorbellPeers peers_;

@@ -22,6 +22,8 @@ LIBRARIES = (
     (r"mpi(-ext)?\.h$", ("core/mpi/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
+    (r"(ucp|uct|ucs|ucm)/", ("core/ucx/",), "UCX"),
+    (r"asio\b", ("core/rendezvous/tcp_", "test/unit/rendezvous/"), "Asio"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
     (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
 )
@@ -36,6 +38,8 @@ LAYERS = {
     "core/host/": "host",
     "core/message/": "message",
     "core/mpi/": "mpi",
+    "core/ucx/": "ucx",
+    "core/rendezvous/": "rendezvous",
     "core/local/": "local",
     "core/device/": "device",
     "core/observe/": "observe",
@@ -68,6 +72,8 @@ MAY_INCLUDE = {
     "host": {"base", "public"},
     "message": {"host", "control/control_plane.h", "base", "public"},
     "mpi": {"message", "host", "control/control_plane.h", "base", "public"},
+    "ucx": {"message", "base", "public"},
+    "rendezvous": {"base", "public"},
     "local": {"control/control_plane.h", "base", "public"},
     "device": {"base", "public"},
     "observe": {"base", "public"},
@@ -115,7 +121,8 @@ CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|r
 # Optional parts are chosen at run time. Variants for an instruction set are not optional parts.
 OPTION_MACRO = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b.*\bHVD_(?:HAVE|WITH|BUILD)_(?!AVX|SSE|NEON|F16C)\w+", re.MULTILINE)
 # Which language reads a header is no option.
-CONDITIONAL = re.compile(r"^\s*#\s*(?!ifdef\s+__cplusplus\s*$)(?:el)?if(?:n?def)?\b", re.MULTILINE)
+# But for the language and its version.
+CONDITIONAL = re.compile(r"^\s*#\s*(?!ifdef\s+__cplusplus\s*$|if\s+__cplusplus < 202002L\s*$)(?:el)?if(?:n?def)?\b", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

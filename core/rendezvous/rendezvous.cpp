@@ -1,0 +1,72 @@
+#include "rendezvous/rendezvous.h"
+
+#include <charconv>
+#include <cstdint>
+
+#include "hvd/error.h"
+#include "rendezvous/file_rendezvous.h"
+#include "rendezvous/tcp_rendezvous.h"
+
+namespace hvd::rendezvous {
+namespace {
+
+constexpr std::string_view kFile = "file://";
+constexpr std::string_view kTcp = "tcp://";
+
+std::optional<std::uint16_t> port_in(const std::string& text) {
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  if (error != std::errc() || end != text.data() + text.size() || port == 0) return std::nullopt;
+  return port;
+}
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduction& own,
+                                 Deadline deadline) {
+  if (own.size < 1 || own.rank < 0 || own.rank >= own.size) {
+    throw UsageError("hvd::init: expected a rank from 0 to " + std::to_string(own.size - 1) +
+                     " (the world size is " + std::to_string(own.size) + "), got " +
+                     std::to_string(own.rank));
+  }
+  if (init_method.starts_with(kFile)) {
+    const std::string path = init_method.substr(kFile.size());
+    if (path.size() < 2 || path.front() != '/' || path.back() == '/') {
+      throw UsageError("hvd::init: init_method '" + init_method +
+                       "': expected the absolute path of a file, as in file:///shared/job");
+    }
+    return meet_in_file(path, own, deadline);
+  }
+  if (init_method.starts_with(kTcp)) {
+    const std::string address = init_method.substr(kTcp.size());
+    const auto colon = address.rfind(':');
+    const auto port =
+        colon == std::string::npos ? std::nullopt : port_in(address.substr(colon + 1));
+    if (port && colon > 0) return meet_at_port(address.substr(0, colon), *port, own, deadline);
+    throw UsageError("hvd::init: init_method '" + init_method +
+                     "': expected tcp://HOST:PORT with a port from 1 to 65535, or file:///path");
+  }
+  throw UsageError("hvd::init: init_method '" + init_method +
+                   "': expected tcp://HOST:PORT, which rank 0 serves, or file:///path of a file "
+                   "that all ranks share");
+}
+
+std::vector<Bytes> exchange(Rendezvous& rendezvous, std::string_view what,
+                            std::span<const std::byte> mine, Deadline deadline) {
+  const auto key = [what](int rank) { return std::string(what) + "/" + std::to_string(rank); };
+  rendezvous.put(key(rendezvous.rank()), mine);
+  std::vector<Bytes> all;
+  for (int rank = 0; rank < rendezvous.size(); ++rank) {
+    auto value = rendezvous.wait(key(rank), deadline);
+    if (!value) {
+      throw PeerLostError("hvd::init: rank " + std::to_string(rank) + " came to " +
+                              rendezvous.place() + " and has said nothing of its " +
+                              std::string(what) + " in time; see whether it has ended",
+                          rank);
+    }
+    all.push_back(std::move(*value));
+  }
+  return all;
+}
+
+}  // namespace hvd::rendezvous

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/poll_until.h"
+
+/// How the ranks of a job find each other where nothing else has done so. It carries no messages:
+/// what it exchanges is what messages need.
+namespace hvd::rendezvous {
+
+using Bytes = std::vector<std::byte>;
+
+/// Who comes. A rank whose job, token, size or build differ from those of rank 0 is refused.
+struct Introduction {
+  std::string job = {};    ///< its name
+  std::string token = {};  ///< what only its ranks know; empty: nothing. In no message
+  std::string build = {};  ///< version and build of hvd
+  int rank = 0;
+  int size = 1;
+};
+
+/// A place where each rank of a job puts what the others need, and finds what they have put. All
+/// ranks are there once the object has been made.
+///
+/// Not thread-safe. Everything waits until a deadline at most, and throws hvd::Error when the place
+/// itself fails.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  /// For messages: "file:///shared/job".
+  virtual const std::string& place() const noexcept = 0;
+
+  /// Other ranks find it from then on. @throws hvd::Error when there is something under that key
+  virtual void put(std::string_view key, std::span<const std::byte> value) = 0;
+  /// Nothing where nothing has been put yet.
+  virtual std::optional<Bytes> get(std::string_view key) = 0;
+  /// Waits for what is put under that key; nothing when the deadline has passed. @throws hvd::Error
+  /// with the reason when a rank has failed
+  virtual std::optional<Bytes> wait(std::string_view key, Deadline) = 0;
+
+  /// Whoever waits, or will, gets this reason. Only the first is kept.
+  virtual void fail(std::string_view reason) noexcept = 0;
+  /// This rank has found all it needs. Rank 0 waits for the others and tidies up.
+  virtual void leave(Deadline) noexcept = 0;
+};
+
+/// Meets the other ranks.
+/// @param init_method "tcp://HOST:PORT", which rank 0 serves, or "file:///path": a file that all
+/// ranks can write to
+/// @throws UsageError when it is none of these, and when ranks contradict each other
+/// @throws PeerLostError which names ranks that have not come by the deadline
+std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduction&, Deadline);
+
+/// Every rank contributes `mine`, and gets what all have, in rank order. Collective.
+/// @param what names the exchange: another one each time
+/// @throws PeerLostError when a rank's part has not come by the deadline
+std::vector<Bytes> exchange(Rendezvous&, std::string_view what, std::span<const std::byte> mine,
+                            Deadline);
+
+}  // namespace hvd::rendezvous

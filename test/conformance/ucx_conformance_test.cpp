@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "backend/hierarchical/hierarchical_backend.h"
+#include "backend/mpi/mpi_backend.h"
+#include "conformance/message_cases.h"
+#include "mpi/support/hosts.h"
+#include "support/meet_nodes.h"
+#include "ucx/ucx_carrier.h"
+#include "ucx/ucx_library.h"
+
+// What is made of messages, over the real UCX: ranks as threads, each with a worker of its own.
+// ctest runs it as it is, and through memory of the host.
+
+namespace hvd::conformance {
+namespace {
+
+using Setting = MessageSetting;
+constexpr Setting kFlat[] = {{"Two", "aa"}, {"Three", "aaa", 16}};
+constexpr Setting kOfHosts[] = {{"OneAndTwo", "abb", 16}};
+
+using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
+
+/// Every rank leaves in order: what it has sent reaches the others though it ends before them.
+Carriers carriers_of(int size) {
+  std::vector<std::unique_ptr<ucx::Worker>> workers;
+  ucx::Membership members{.generation = 5, .addresses = {}};
+  for (int rank = 0; rank < size; ++rank) {
+    workers.push_back(ucx::open_worker());
+    members.addresses.push_back(workers.back()->address());
+  }
+  Carriers carriers;
+  for (auto& worker : workers) {
+    members.rank = static_cast<int>(carriers.size());
+    carriers.push_back(ucx::make_ucx_carrier(std::move(worker), members));
+    carriers.back()->farewell();
+  }
+  return carriers;
+}
+
+/// The rank's carrier, which is nobody else's from then on.
+std::shared_ptr<message::Carrier> take(Carriers& carriers, int rank) {
+  return std::move(carriers[static_cast<std::size_t>(rank)]);
+}
+
+MakeParts flat_ranks(const Setting& setting) {
+  const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
+  return [carriers](int rank) -> RankParts {
+    return {.backend = std::make_unique<mpi::MpiBackend>(take(*carriers, rank)), .polls = true};
+  };
+}
+
+MakeParts ranks_of_hosts(const Setting& setting) {
+  const testing::PretendHosts pretend(setting.hosts);
+  const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
+  return [carriers, nodes = testing::meet_nodes(setting.size())](int rank) -> RankParts {
+    return {.backend = std::make_unique<hierarchical::HierarchicalBackend>(
+                take(*carriers, rank), nodes[static_cast<std::size_t>(rank)]),
+            .polls = true};
+  };
+}
+
+using Parameter = MessageParameter<Setting>;
+
+class UcxFlatConformance : public ::testing::TestWithParam<Parameter> {};
+TEST_P(UcxFlatConformance, RanksAsThreads) {
+  run_message_cases<Setting>(GetParam(), flat_ranks(std::get<Setting>(GetParam())));
+}
+INSTANTIATE_TEST_SUITE_P(Every, UcxFlatConformance,
+                         ::testing::Combine(::testing::ValuesIn(kFlat),
+                                            ::testing::ValuesIn(kKinds)),
+                         message_case_name<Setting>);
+
+class UcxHostsConformance : public ::testing::TestWithParam<Parameter> {};
+TEST_P(UcxHostsConformance, RanksAsThreads) {
+  run_message_cases<Setting>(GetParam(), ranks_of_hosts(std::get<Setting>(GetParam())));
+}
+INSTANTIATE_TEST_SUITE_P(Every, UcxHostsConformance,
+                         ::testing::Combine(::testing::ValuesIn(kOfHosts), kinds_of_hosts()),
+                         message_case_name<Setting>);
+
+}  // namespace
+}  // namespace hvd::conformance

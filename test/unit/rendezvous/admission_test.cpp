@@ -1,0 +1,97 @@
+#include "rendezvous/admission.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::rendezvous {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Introduction kOfRank0 = {
+    .job = "train", .token = "secret", .build = "0.1.0 a", .rank = 0, .size = 4};
+
+Arrival arrival(const Introduction& introduction) {
+  return {.introduction = introduction, .identity = "alpha 17 5f"};
+}
+std::string objection_to(const Introduction& introduction) {
+  const auto objection = object_to(arrival(introduction), kOfRank0, "file:///x");
+  if (!objection) return "none";
+  EXPECT_TRUE(objection->usage);
+  return objection->text;
+}
+
+TEST(Admission, SaysWhoComesAsBytes) {
+  const auto back = decode_arrival(encode(arrival(kOfRank0)));
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->introduction.job, "train");
+  EXPECT_EQ(back->introduction.token, "secret");
+  EXPECT_EQ(back->introduction.build, "0.1.0 a");
+  EXPECT_EQ(back->introduction.rank, 0);
+  EXPECT_EQ(back->introduction.size, 4);
+  EXPECT_EQ(back->identity, "alpha 17 5f");
+  EXPECT_EQ(back->who(), "host alpha, process 17");
+}
+
+TEST(Admission, UnderstandsNothingElse) {
+  const Bytes whole = encode(arrival(kOfRank0));
+  for (std::size_t bytes = 0; bytes < whole.size(); ++bytes)
+    EXPECT_FALSE(decode_arrival(std::span(whole).first(bytes)).has_value()) << bytes;
+  EXPECT_FALSE(decode_arrival(join_fields({"hvd rendezvous 2", "", "", "", "0", "1", "x"})));
+  EXPECT_FALSE(decode_arrival(join_fields({"hvd rendezvous 1", "", "", "", "x", "1", "x"})));
+  Bytes huge(4, std::byte{0xff});
+  EXPECT_FALSE(split_fields(huge, 1).has_value());
+  EXPECT_FALSE(decode_refusal(join_fields({"usage", "first", ""})).has_value());
+}
+
+TEST(Admission, RefusesWhatContradictsRank0) {
+  Introduction other = kOfRank0;
+  other.rank = 2;
+  EXPECT_EQ(objection_to(other), "none");
+  other.size = 3;
+  EXPECT_THAT(objection_to(other), HasSubstr("rank 2 (host alpha, process 17) expects 3 ranks, "
+                                             "rank 0 4; give all ranks the same world size"));
+  other.build = "0.2.0 b";
+  EXPECT_THAT(objection_to(other), HasSubstr("has hvd 0.2.0 b, rank 0 has 0.1.0 a"));
+  other.token = "guess";
+  EXPECT_THAT(objection_to(other),
+              AllOf(HasSubstr("another token"), Not(HasSubstr("guess")), Not(HasSubstr("secret"))));
+  other.job = "test";
+  EXPECT_THAT(objection_to(other), HasSubstr("for job 'test', where rank 0 begins job 'train'"));
+}
+
+TEST(Admission, ARefusalIsTheSameErrorEverywhere) {
+  const auto lost = decode_refusal(encode(missing({2}, "file:///x")));
+  ASSERT_TRUE(lost.has_value());
+  try {
+    lost->raise();
+  } catch (const PeerLostError& error) {
+    EXPECT_EQ(error.rank(), 2);
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 has not come to file:///x in time"));
+  }
+  EXPECT_THAT(missing({1, 3}, "here").text, HasSubstr("ranks 1, 3 have not come to here"));
+  EXPECT_EQ(missing({1, 3}, "here").rank, -1);
+  EXPECT_THROW(decode_refusal(encode({.usage = true, .text = "no"}))->raise(), UsageError);
+}
+
+TEST(Admission, Rank0GivesUpBeforeTheOthers) {
+  using namespace std::chrono_literals;
+  const Deadline now = std::chrono::steady_clock::now();
+  EXPECT_EQ(time_to_refuse(now + 5min), now + 5min - 1s);
+  EXPECT_LT(time_to_refuse(now + 1s), now + 1s);
+  EXPECT_GT(time_to_refuse(now + 1s), now + 899ms);
+  EXPECT_GE(time_to_refuse(now - 1s), now - 1s) << "it is too late for everybody";
+}
+
+TEST(Admission, NoProcessIsTakenForAnother) { EXPECT_NE(make_identity(), make_identity()); }
+
+}  // namespace
+}  // namespace hvd::rendezvous
