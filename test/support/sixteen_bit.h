@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/half.h"
 #include "hvd/types.h"
@@ -16,5 +19,19 @@ inline float widened(DataType type, std::uint16_t bits) {
 inline std::uint16_t narrowed(DataType type, float value) {
   return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
 }
+
+/// What ranks average, and what comes out without any rounding but of fp64.
+struct SixteenBitAverage {
+  std::vector<std::vector<std::uint16_t>> inputs;  ///< by rank
+  std::vector<double> mean;
+};
+
+/// Of numbers between 0.5 and 2, always the same.
+SixteenBitAverage sixteen_bit_average(DataType, int ranks, std::size_t count);
+
+/// The mean, over all numbers, of how far each is from what was expected, as a part of that and
+/// with its sign.
+double mean_relative_error(DataType, std::span<const std::uint16_t> actual,
+                           std::span<const double> expected);
 
 }  // namespace hvd::testing

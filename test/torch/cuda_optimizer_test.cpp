@@ -74,6 +74,16 @@ TEST_F(CudaOptimizer, Groups) {
   expect_as_on_the_cpu(
       {.groups = {{"fc1.weight", "fc2.bias"}, {"norm.weight", "norm.bias", "fc1.bias"}}});
 }
+TEST_F(CudaOptimizer, AGradientHook) {
+  const auto average = [](const BucketGradients& bucket) {
+    Handle handle = allreduce_async(bucket.values, {.name = bucket.name});
+    return [handle]() mutable { return handle.wait(); };
+  };
+  expect_as_on_the_cpu({.gradient_hook = average});
+}
+TEST_F(CudaOptimizer, AdasumOfChanges) {
+  expect_as_on_the_cpu({.op = ReduceOp::kAdasum, .adasum_delta = true});
+}
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
@@ -207,8 +217,7 @@ TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
   for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_TRUE(torch::equal(gpu[i], cpu[i])) << i;
 }
 
-TEST_F(CudaOptimizer, OpensItsCommunicatorBeforeTheFirstStep) {
-  if (size() == 1) GTEST_SKIP() << "one rank has no communicator";
+TEST_F(CudaOptimizer, OpensItsQueueBeforeTheFirstStep) {
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
   const Metrics before = metrics();

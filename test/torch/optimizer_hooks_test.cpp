@@ -133,18 +133,6 @@ TEST(Step, UnderSkipSynchronizeNeedsSynchronizeFirst) {
   optimizer.step();
 }
 
-TEST(Step, TheCurrentGradTensorGetsTheResult) {
-  const torch::Tensor weight = torch::zeros({3}, torch::requires_grad());
-  NamedParameters names;
-  names.insert("weight", weight);
-  SGD inner({weight}, 0.1);
-  DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum});
-  (weight * (rank() + 1)).sum().backward();
-  weight.mutable_grad() = torch::full({3}, -1.0F);
-  optimizer.synchronize();
-  EXPECT_TRUE(near(weight.grad(), torch::full({3}, size() * (size() + 1) / 2.0F)));
-}
-
 TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   const torch::Tensor weight = torch::zeros({rank() == 0 ? 2 : 3}, torch::requires_grad());

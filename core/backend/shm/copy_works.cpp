@@ -58,13 +58,20 @@ class AllgatherWork final : public PipelinedWork {
   }
   void reduce(std::uint64_t round) override {
     for (std::size_t member = 0; member < members(); ++member) {
+      if (lies_there(member)) continue;
       const Range chunk = chunk_of(blocks_[member], round, step());
       copy_bytes(out_.data() + chunk.begin, slot(round, member), chunk.size());
     }
   }
   void reduce_in_place() override {
-    for (std::size_t member = 0; member < members(); ++member)
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (lies_there(member)) continue;
       copy_bytes(out_.data() + blocks_[member].begin, input_of(member), blocks_[member].size());
+    }
+  }
+  /// The others may be reading it.
+  bool lies_there(std::size_t member) noexcept {
+    return member == rank() && in_.data() == out_.data() + blocks_[member].begin;
   }
 
   const std::vector<Range> blocks_;  ///< of the output, by member

@@ -33,7 +33,8 @@ struct ReduceScale {
 ///   kind           in                          out
 ///   allreduce      count elements              count elements (may be the same memory as in)
 ///   broadcast      count elements at the root  count elements (at the root: may be in's memory)
-///   allgather      counts[rank] elements       sum(counts) elements, in rank order
+///   allgather      counts[rank] elements       sum(counts) elements, in rank order (in may be this
+///                                              rank's part of them)
 ///   reducescatter  sum(counts) elements        counts[rank] elements
 ///   alltoall       sum(send_counts) elements   sum(counts) elements; counts[r] come from rank r
 struct Collective {

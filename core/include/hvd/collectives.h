@@ -109,7 +109,8 @@ struct Submission {
   std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
   /// Alltoall, and Gather (at the destination only). It returns the output; the memory's owner is
-  /// whatever the callback captured.
+  /// whatever the callback captured. An allgather's input may lie in the output, where this rank's
+  /// rows go.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   int process_set = 0;
   /// Members of a group become ready together or fail together: ranks must agree on its name and

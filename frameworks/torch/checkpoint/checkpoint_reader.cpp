@@ -2,12 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include "checkpoint/sharded_item.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
 namespace {
 
-bool is_optimizer(const TrainingState::Entry& entry) { return entry.item->kind() == "optimizer"; }
+bool is_optimizer(const TrainingState::Entry& entry) { return entry.item->takes_shards(); }
 
 }  // namespace
 
@@ -37,6 +38,18 @@ std::string CheckpointReader::read_own(const Manifest& manifest) const {
   return own;
 }
 
+/// Of all ranks that there were.
+std::function<void()> CheckpointReader::decode_shards(const TrainingState::Entry& entry,
+                                                      const Manifest& manifest) const {
+  std::vector<std::string> files;
+  for (std::size_t rank = 0; rank < manifest.ranks(); ++rank)
+    files.push_back(folder_.read(manifest.step, manifest.of_rank(rank)));
+  std::vector<std::string_view> shards;
+  for (const std::string& file : files)
+    shards.push_back(find_item(items_in(file), entry.name, kShardedOptimizer).bytes);
+  return entry.item->decode_shards(shards);
+}
+
 CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
                                                    const Manifest& manifest,
                                                    bool allow_unused) const {
@@ -50,10 +63,17 @@ CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
   const bool is_new = static_cast<std::size_t>(talk_.rank()) >= manifest.ranks();
   Changes optimizers, changes;
   for (const auto& entry : state.entries()) {
-    const bool per_rank = entry.item->per_rank();
-    const StoredItem& stored = find_item(per_rank ? own_items : common_items, entry);
+    // An optimizer takes what was saved of one, sharded or not.
+    const bool optimizer = is_optimizer(entry);
+    const bool sharded = optimizer && has_item(own_items, entry.name, kShardedOptimizer);
+    const bool per_rank = optimizer ? sharded : entry.item->per_rank();
+    const std::string kind = !optimizer ? entry.item->kind()
+                             : sharded  ? kShardedOptimizer
+                                        : kWholeOptimizer;
+    const StoredItem& stored = find_item(per_rank ? own_items : common_items, entry.name, kind);
     const auto change = [&] {
       try {
+        if (sharded) return decode_shards(entry, manifest);
         return per_rank && is_new ? entry.item->decode_for_new_rank(stored.bytes, talk_.rank())
                                   : entry.item->decode(stored.bytes);
       } catch (const c10::Error& error) {

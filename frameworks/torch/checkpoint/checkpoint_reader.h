@@ -28,6 +28,8 @@ class CheckpointReader {
 
   std::optional<Manifest> choose(std::optional<std::uint64_t> step);
   std::string read_own(const Manifest& manifest) const;
+  std::function<void()> decode_shards(const TrainingState::Entry& entry,
+                                      const Manifest& manifest) const;
   Changes decode(const TrainingState& state, const Manifest& manifest, bool allow_unused) const;
 
   CheckpointFolder folder_;

@@ -46,19 +46,24 @@ std::vector<StoredItem> items_in(std::string_view file) {
   return items;
 }
 
-const StoredItem& find_item(const std::vector<StoredItem>& stored,
-                            const TrainingState::Entry& entry) {
+const StoredItem& find_item(const std::vector<StoredItem>& stored, const std::string& name,
+                            const std::string& kind) {
   const auto found = std::find_if(stored.begin(), stored.end(),
-                                  [&](const StoredItem& item) { return item.name == entry.name; });
-  if (found == stored.end()) {
-    throw CheckpointError("'" + entry.name + "' is not in the checkpoint, which has " +
-                          names_in(stored));
-  }
-  if (found->kind != entry.item->kind()) {
-    throw CheckpointError("'" + entry.name + "': expected " + entry.item->kind() +
-                          ", the checkpoint has " + found->kind);
+                                  [&](const StoredItem& item) { return item.name == name; });
+  if (found == stored.end())
+    throw CheckpointError("'" + name + "' is not in the checkpoint, which has " + names_in(stored));
+  if (found->kind != kind) {
+    throw CheckpointError("'" + name + "': expected " + kind + ", the checkpoint has " +
+                          found->kind);
   }
   return *found;
+}
+
+bool has_item(const std::vector<StoredItem>& stored, const std::string& name,
+              const std::string& kind) {
+  return std::any_of(stored.begin(), stored.end(), [&](const StoredItem& item) {
+    return item.name == name && item.kind == kind;
+  });
 }
 
 void require_all_used(const std::vector<StoredItem>& stored, const TrainingState& state) {

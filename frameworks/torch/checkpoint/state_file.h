@@ -25,8 +25,11 @@ struct StoredItem {
 std::vector<StoredItem> items_in(std::string_view file);
 
 /// The item of that name and kind. @throws CheckpointError when there is none.
-const StoredItem& find_item(const std::vector<StoredItem>& stored,
-                            const TrainingState::Entry& entry);
+const StoredItem& find_item(const std::vector<StoredItem>& stored, const std::string& name,
+                            const std::string& kind);
+/// Whether there is one of that name and kind.
+bool has_item(const std::vector<StoredItem>& stored, const std::string& name,
+              const std::string& kind);
 
 /// @throws CheckpointError when the file has an item that the state does not name.
 void require_all_used(const std::vector<StoredItem>& stored, const TrainingState& state);

@@ -16,6 +16,7 @@
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/parameters.h"
 #include "state/optimizer_state.h"
+#include "state/sharded_state.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -154,6 +155,10 @@ std::function<void()> OptimizerItem::decode(std::string_view bytes) {
       throw;
     }
   };
+}
+
+std::function<void()> OptimizerItem::decode_shards(const std::vector<std::string_view>& shards) {
+  return decode_shards_into(optimizer_, shards);
 }
 
 // As bytes a model and its optimizer would need room for two copies more.

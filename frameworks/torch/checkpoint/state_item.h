@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/grad_scaler.h"
@@ -36,6 +37,8 @@ class OptimizerItem final : public StateItem {
   std::string encode() const override;
   /// What it returns leaves the optimizer as it was when it throws.
   std::function<void()> decode(std::string_view bytes) override;
+  bool takes_shards() const override { return true; }
+  std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
   void broadcast(int root_rank, const std::string& name) override;
 
  private:

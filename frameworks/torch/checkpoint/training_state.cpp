@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/sharded_item.h"
 #include "checkpoint/state_item.h"
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
@@ -35,7 +36,11 @@ TrainingState& TrainingState::optimizer(torch::optim::Optimizer& optimizer,
 }
 
 TrainingState& TrainingState::optimizer(DistributedOptimizer& optimizer, const std::string& name) {
-  return this->optimizer(optimizer.inner(), name);
+  return this->optimizer(static_cast<torch::optim::Optimizer&>(optimizer), name);
+}
+
+TrainingState& TrainingState::optimizer(ShardedOptimizer& optimizer, const std::string& name) {
+  return add(name, std::make_shared<libtorch::ShardedOptimizerItem>(optimizer));
 }
 
 TrainingState& TrainingState::scaler(GradScaler& scaler, const std::string& name) {

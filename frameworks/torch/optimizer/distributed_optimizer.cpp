@@ -4,18 +4,18 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "hvd/options.h"
 #include "hvd/torch/operations.h"
 #include "optimizer/gradient_reducer.h"
+#include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/optimizer_options.h"
 #include "optimizer/parameter_addition.h"
+#include "optimizer/parameter_names.h"
 #include "optimizer/unscaler.h"
 
 namespace hvd {
@@ -24,143 +24,17 @@ namespace {
 using libtorch::GradientReducer;
 using libtorch::LiveOptimizers;
 using libtorch::locked;
+using libtorch::numbered;
 using libtorch::ReducedParameter;
 using torch::optim::Optimizer;
 
-void check_options(const DistributedOptimizerOptions& options) {
-  const std::string who = "DistributedOptimizer: ";
-  if (options.op != ReduceOp::kAverage && options.op != ReduceOp::kSum &&
-      options.op != ReduceOp::kAdasum) {
-    throw UsageError(who + "op: expected average, sum or adasum, got " +
-                     std::string(to_string(options.op)));
-  }
-  if (options.backward_passes_per_step < 1) {
-    throw UsageError(who + "backward_passes_per_step: expected at least 1, got " +
-                     std::to_string(options.backward_passes_per_step));
-  }
-  if (!(options.gradient_predivide_factor > 0)) {
-    throw UsageError(who + "gradient_predivide_factor: expected a positive number, got " +
-                     std::to_string(options.gradient_predivide_factor));
-  }
-  if (options.gradient_predivide_factor != 1 && options.op != ReduceOp::kAverage) {
-    throw UsageError(
-        who + "gradient_predivide_factor splits the division of an average, but op is " +
-        std::string(to_string(options.op)) + "; use ReduceOp::kAverage or leave the factor at 1");
-  }
-  if (options.check_every.value_or(0) < 0) {
-    throw UsageError(who + "check_every: expected a number of reductions, or 0 for never, got " +
-                     std::to_string(*options.check_every));
-  }
-  if (!options.process_set.included()) {
-    throw UsageError(who + "this rank is not in process set " +
-                     std::to_string(options.process_set.id()));
-  }
-}
-
-int check_every(const DistributedOptimizerOptions& options) {
-  constexpr int kDefault = 100;
-  return options.check_every ? *options.check_every : requested_check_interval().value_or(kDefault);
-}
-
-/// Counts itself in `depth` for as long as anybody holds it.
-std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth) {
-  ++*depth;
-  return {depth.get(), [depth](const void*) { --*depth; }};
-}
-
-libtorch::GradientReduction reduction_of(const DistributedOptimizerOptions& options,
-                                         std::string scope) {
-  return {.scope = std::move(scope),
-          .op = options.op,
-          .prescale = 1 / options.gradient_predivide_factor,
-          .postscale = options.gradient_predivide_factor,
-          .compression = options.compression,
-          .process_set = options.process_set,
-          .sparse = options.sparse_as_dense ? libtorch::SparseGradients::kMakeDense
-                                            : libtorch::SparseGradients::kReduceSparse,
-          .bucket_views = options.gradient_as_bucket_view,
-          .check_every = check_every(options)};
-}
-
-/// By name: which of the user's groups a parameter is in.
-std::map<std::string, int> groups_by_name(const DistributedOptimizerOptions& options) {
-  std::map<std::string, int> groups;
-  for (std::size_t g = 0; g < options.groups.size(); ++g) {
-    for (const std::string& name : options.groups[g]) {
-      if (!groups.emplace(name, static_cast<int>(g)).second) {
-        throw UsageError("DistributedOptimizer: groups: parameter '" + name +
-                         "' occurs twice; expected each name in at most one group");
-      }
-    }
-  }
-  return groups;
-}
-
-NamedParameters named_parameters_of(const torch::nn::Module& module) {
-  NamedParameters named = module.named_parameters();
-  if (named.is_empty()) {
-    throw UsageError("DistributedOptimizer: the module " + module.name() +
-                     " has no parameters; expected the one that the optimizer trains");
-  }
-  return named;
-}
-
-/// `known`, and for what the optimizer has besides a number: how many come before it.
-NamedParameters numbered(const Optimizer& optimizer, NamedParameters known) {
-  std::set<const c10::TensorImpl*> named, seen;
-  for (const auto& item : known) named.insert(item.value().unsafeGetTensorImpl());
-  for (const auto& group : optimizer.param_groups()) {
-    for (const torch::Tensor& parameter : group.params()) {
-      const auto* const identity = parameter.unsafeGetTensorImpl();
-      if (!seen.insert(identity).second || named.contains(identity)) continue;
-      known.insert("param" + std::to_string(seen.size() - 1), parameter);
-    }
-  }
-  return known;
-}
-
-/// The optimizer's parameters in its own order, each once, with their names.
-std::vector<ReducedParameter> name_parameters(const Optimizer& optimizer,
-                                              const NamedParameters& named,
-                                              const DistributedOptimizerOptions& options) {
-  std::unordered_map<const c10::TensorImpl*, std::string> names;
-  for (const auto& item : named) {
-    if (item.key().empty()) throw UsageError("DistributedOptimizer: a parameter has an empty name");
-    // Tied parameters have several names; the first one counts.
-    if (item.value().defined()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
-  }
-  std::map<std::string, int> groups = groups_by_name(options);
-  std::vector<ReducedParameter> parameters;
-  std::set<const c10::TensorImpl*> seen;
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& params = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!seen.insert(params[i].unsafeGetTensorImpl()).second) continue;
-      const auto name = names.find(params[i].unsafeGetTensorImpl());
-      if (name == names.end()) {
-        throw UsageError("DistributedOptimizer: parameter " + std::to_string(i) +
-                         " of parameter group " + std::to_string(g) + ", shape " +
-                         shape_to_string(params[i].sizes().vec()) +
-                         ", has no name; pass the named_parameters() of every module that the "
-                         "optimizer updates");
-      }
-      const auto group = groups.extract(name->second);
-      parameters.emplace_back(name->second, params[i], group ? group.mapped() : -1);
-    }
-  }
-  if (!groups.empty()) {
-    throw UsageError("DistributedOptimizer: groups: '" + groups.begin()->first +
-                     "' is not the name of a parameter of this optimizer (a tied parameter goes by "
-                     "its first name)");
-  }
-  return parameters;
-}
+constexpr const char* kWho = "DistributedOptimizer";
 
 }  // namespace
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
                                            DistributedOptimizerOptions options)
-    : DistributedOptimizer(WithNames(), optimizer, named_parameters_of(module),
+    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
                            std::move(options)) {}
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
@@ -173,22 +47,34 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
 DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
                                            const NamedParameters& parameters,
                                            DistributedOptimizerOptions options)
-    : optimizer_(optimizer),
+    : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), optimizer.defaults().clone()),
+      optimizer_(optimizer),
       named_(parameters),
       options_(std::move(options)),
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {
-  check_options(options_);
-  std::vector<ReducedParameter> named = name_parameters(optimizer, parameters, options_);
+  if (dynamic_cast<const DistributedOptimizer*>(&optimizer) != nullptr) {
+    throw UsageError(
+        "DistributedOptimizer: expected an optimizer that is not wrapped, got a "
+        "DistributedOptimizer; every gradient would be reduced twice");
+  }
+  libtorch::check_options(options_, kWho);
+  std::vector<ReducedParameter> named =
+      libtorch::name_parameters(optimizer, parameters, options_.groups, kWho);
+  groups_ = std::make_unique<libtorch::GroupMirror>(optimizer, *this);
   const bool averaging = options_.op == ReduceOp::kAverage;
   LiveOptimizers& live = LiveOptimizers::instance();
   live.add(optimizer, named, averaging);
   try {
     reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
-        std::move(named), reduction_of(options_, live.next_scope(options_.process_set)),
+        std::move(named), libtorch::reduction_of(options_, live.next_scope(options_.process_set)),
         options_.backward_passes_per_step));
+    if (options_.adasum_delta) {
+      local_gradients_ =
+          libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth));
+    }
     locked(*reducer_, &GradientReducer::compare_also, named_);
     locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-    locked(*reducer_, &GradientReducer::open_communicator);
+    locked(*reducer_, &GradientReducer::open_device_queue);
   } catch (...) {
     if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
     live.remove(optimizer, averaging);
@@ -211,6 +97,15 @@ DistributedOptimizer::~DistributedOptimizer() {
 
 torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   refuse_new_parameters();
+  groups_->reconcile();
+  const torch::Tensor loss =
+      options_.adasum_delta ? step_and_combine(closure) : reduce_and_step(closure);
+  end_step();
+  groups_->reconcile();  // an optimizer may change its own options
+  return loss;
+}
+
+torch::Tensor DistributedOptimizer::reduce_and_step(const Optimizer::LossClosure& closure) {
   const bool skip = skip_depth_->load() > 0;
   torch::Tensor loss;
   const auto refuse_in_flight = [this](const char* when) {
@@ -234,7 +129,49 @@ torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
       return own;
     });
   }
-  end_step();
+  return loss;
+}
+
+/// What the optimizer changes travels as gradients do, so that all that the reducer notices of
+/// ranks that differ it notices here, too.
+torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosure& closure) {
+  struct Trained {
+    torch::Tensor parameter, before, gradient;
+  };
+  std::vector<Trained> all;
+  for (const torch::Tensor& parameter : all_parameters())
+    all.push_back({parameter, parameter.detach().clone(), {}});
+  const auto go_back = [&] {
+    for (const Trained& trained : all) trained.parameter.detach().copy_(trained.before);
+  };
+  const auto give_back_gradients = [&] {
+    for (Trained& trained : all) trained.parameter.mutable_grad() = trained.gradient;
+  };
+  torch::Tensor loss;
+  try {
+    loss = closure ? optimizer_.step(closure) : optimizer_.step();
+  } catch (...) {
+    go_back();
+    throw;
+  }
+  const torch::NoGradGuard no_grad;
+  for (Trained& trained : all) {
+    torch::Tensor& gradient = trained.parameter.mutable_grad();
+    trained.gradient = gradient;
+    if (gradient.defined()) gradient = trained.parameter.detach() - trained.before;
+  }
+  go_back();  // to what the ranks compare
+  try {
+    locked(*reducer_, &GradientReducer::synchronize);
+  } catch (...) {
+    give_back_gradients();
+    throw;
+  }
+  for (const Trained& trained : all) {
+    const torch::Tensor& change = trained.parameter.grad();
+    if (change.defined()) trained.parameter.detach().add_(change);
+  }
+  give_back_gradients();
   return loss;
 }
 
@@ -306,9 +243,10 @@ void DistributedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
           "step() and before the next backward()");
     }
     refuse_known(group);
+    groups_->reconcile();
     optimizer_.add_param_group(group);
     named = names_with(names);
-    all = name_parameters(optimizer_, named, options_);
+    all = libtorch::name_parameters(optimizer_, named, options_.groups, kWho);
     LiveOptimizers::instance().extend(optimizer_, all);
   } catch (const c10::Error& error) {
     complaint =
@@ -325,10 +263,11 @@ void DistributedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
                                 complaint, added);
   } catch (...) {
     while (groups.size() > before) groups.pop_back();
-    LiveOptimizers::instance().shrink(optimizer_, parameters());
+    LiveOptimizers::instance().shrink(optimizer_, all_parameters());
     throw;
   }
   named_ = std::move(named);
+  groups_->take_over();
   replace_reducer(std::move(all));
 }
 
@@ -345,7 +284,7 @@ void DistributedOptimizer::replace_reducer(std::vector<ReducedParameter> paramet
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }
 
-std::vector<torch::Tensor> DistributedOptimizer::parameters() const {
+std::vector<torch::Tensor> DistributedOptimizer::all_parameters() const {
   std::vector<torch::Tensor> all;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& group : optimizer_.param_groups()) {
@@ -410,24 +349,54 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }
 
-void DistributedOptimizer::synchronize() { locked(*reducer_, &GradientReducer::synchronize); }
+void DistributedOptimizer::synchronize() {
+  if (!options_.adasum_delta) locked(*reducer_, &GradientReducer::synchronize);
+}
 
 double DistributedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
-  locked(*reducer_, &GradientReducer::synchronize);
-  return torch::nn::utils::clip_grad_norm_(parameters(), max_norm, norm_type);
+  synchronize();
+  return torch::nn::utils::clip_grad_norm_(all_parameters(), max_norm, norm_type);
 }
 
 void DistributedOptimizer::clip_grad_value_(double clip_value) {
-  locked(*reducer_, &GradientReducer::synchronize);
-  torch::nn::utils::clip_grad_value_(parameters(), clip_value);
+  synchronize();
+  torch::nn::utils::clip_grad_value_(all_parameters(), clip_value);
+}
+
+Optimizer& DistributedOptimizer::inner() noexcept {
+  groups_->try_to_reconcile();
+  return optimizer_;
+}
+
+void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  groups_->reconcile();
+  optimizer_.save(archive);
+}
+
+/// What was written here before is overwritten, as in the wrapped one.
+void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
+  groups_->try_to_reconcile();
+  optimizer_.load(archive);
+  groups_->take_over();
+}
+
+std::vector<torch::optim::OptimizerParamGroup>& DistributedOptimizer::param_groups() noexcept {
+  groups_->try_to_reconcile();
+  return Optimizer::param_groups();
+}
+
+const std::vector<torch::optim::OptimizerParamGroup>& DistributedOptimizer::param_groups()
+    const noexcept {
+  groups_->try_to_reconcile();
+  return Optimizer::param_groups();
 }
 
 SkipSynchronize DistributedOptimizer::skip_synchronize() {
-  return SkipSynchronize(counted_scope(skip_depth_));
+  return SkipSynchronize(libtorch::counted_scope(skip_depth_));
 }
 
 NoSync DistributedOptimizer::no_sync() {
-  return NoSync(counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
+  return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
 }
 
 void DistributedOptimizer::set_backward_passes_per_step(int passes) {

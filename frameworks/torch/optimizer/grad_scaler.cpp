@@ -45,7 +45,13 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   return loss * torch::full({}, scale_, loss.options().dtype(torch::kFloat32).requires_grad(false));
 }
 
-void GradScaler::unscale_(DistributedOptimizer& optimizer) {
+void GradScaler::unscale_(DistributedOptimizer& optimizer) { unscale(optimizer); }
+void GradScaler::unscale_(ShardedOptimizer& optimizer) { unscale(optimizer); }
+bool GradScaler::step(DistributedOptimizer& optimizer) { return take_step(optimizer); }
+bool GradScaler::step(ShardedOptimizer& optimizer) { return take_step(optimizer); }
+
+template <class Optimizer>
+void GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return;
   const auto known = optimizers_.find(&optimizer);
   if (known != optimizers_.end()) {
@@ -74,7 +80,8 @@ void GradScaler::unscale_(DistributedOptimizer& optimizer) {
   optimizers_[&optimizer] = {.stepped = false, .finite = finite};
 }
 
-bool GradScaler::step(DistributedOptimizer& optimizer) {
+template <class Optimizer>
+bool GradScaler::take_step(Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
     return true;
@@ -85,7 +92,7 @@ bool GradScaler::step(DistributedOptimizer& optimizer) {
         "GradScaler::step() was called on this optimizer already; expected update() between two "
         "calls");
   }
-  if (known == optimizers_.end()) unscale_(optimizer);
+  if (known == optimizers_.end()) unscale(optimizer);
   OptimizerState& state = optimizers_.at(&optimizer);
   state.finite ? static_cast<void>(optimizer.step()) : optimizer.end_step();
   state.stepped = true;

@@ -9,6 +9,7 @@
 #include "hvd/memory.h"
 #include "optimizer/bucket_plan.h"
 #include "optimizer/gradient_guard.h"
+#include "optimizer/shard_plan.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -30,9 +31,15 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
   }
   TensorView all = view_of(parameters.front());
   all.data = nullptr;
-  all.count = static_cast<std::int64_t>(bytes) / element;
+  all.count = elements_ = static_cast<std::int64_t>(bytes) / element;
   all.shape = {all.count};
-  submission_ = reduction_in_place(std::move(name), how, std::move(all));
+  // What a GPU packs, and what is cast on its way, can only be reduced as a whole.
+  const bool scatters =
+      how.sharded && how.compression == Compression::kNone && parameters.front().is_cpu();
+  submission_ = scatters ? scatter_in_place(std::move(name), how, std::move(all))
+                         : reduction_in_place(std::move(name), how, std::move(all));
+  if (scatters)
+    first_own_row_ = rows_at(elements_, how.process_set.size(), how.process_set.rank()).begin;
   submission_.alone = bytes >= kWorthACallOfItsOwn;
   parameters.front().is_cuda() ? begin_gathering() : lay_out(parameters, bytes);
 }
@@ -50,7 +57,11 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
         parameter.options().requires_grad(false))));
     offset += room_for(parameter);
   }
+  flat_ = torch::from_blob(
+      memory.get(), {elements_}, [memory](void*) {},
+      parameters.front().options().requires_grad(false));
   submission_.input.data = submission_.output.data = memory.get();
+  submission_.output.data += first_own_row_ * parameters.front().element_size();
   submission_.keep_alive = memory;
 }
 

@@ -38,6 +38,13 @@ class GradientBucket {
   /// after the reduction; otherwise they are kept until the device is done with them
   void let_go(bool done);
 
+  /// In elements, with what lies between the gradients.
+  std::int64_t elements() const noexcept { return elements_; }
+  /// Of each parameter, the position of its first element.
+  std::span<const std::int64_t> first() const noexcept { return first_; }
+  /// CPU: all of its memory, as one row of elements. Undefined on a GPU.
+  const torch::Tensor& flat() const noexcept { return flat_; }
+
   /// The same at each call, but for what the caller sets: on a GPU where it begins.
   Submission& submission() noexcept { return submission_; }
 
@@ -53,7 +60,10 @@ class GradientBucket {
 
   Submission submission_;
   std::vector<torch::Tensor> views_;
-  std::vector<std::int64_t> first_;  ///< GPU: of each parameter, the position of its first element
+  std::vector<std::int64_t> first_;
+  std::int64_t elements_ = 0;
+  std::int64_t first_own_row_ = 0;  ///< of the rows that this rank gets, if it gets some only
+  torch::Tensor flat_;
   std::shared_ptr<Gathered> gathered_;
 };
 

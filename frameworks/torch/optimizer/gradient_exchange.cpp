@@ -13,17 +13,35 @@ namespace hvd::libtorch {
 GradientExchange::GradientExchange(const GradientReduction& how,
                                    std::span<ReducedParameter> parameters, GradientUnits& units,
                                    GradientReadiness& readiness, ParameterCheck& check)
-    : how_(how), parameters_(parameters), units_(units), readiness_(readiness), check_(check) {}
+    : how_(how),
+      parameters_(parameters),
+      units_(units),
+      readiness_(readiness),
+      check_(check),
+      hooked_(how, parameters) {}
 
 void GradientExchange::submit(std::size_t unit) {
+  if (how_.hook) return call_hook(false);
   // The flags say which gradients there are, and so travel with the last of them.
   const bool with_flags = !flags_submitted_ && readiness_.last_unit(unit);
   submit_units({&unit, 1}, with_flags, Progress::kBackground);
 }
 
 void GradientExchange::submit_rest() {
+  if (how_.hook) call_hook(true);
   submit_units(readiness_.units_left(), !flags_submitted_ && !parameters_.empty(),
                Progress::kCaller);
+}
+
+/// In the order of the units, whichever is ready first, since what the hook does has to be in one
+/// order on all ranks.
+void GradientExchange::call_hook(bool for_all) {
+  for (const std::size_t unit : readiness_.units_left()) {
+    if (!for_all && !readiness_.unit_ready(unit)) return;
+    follow_streams(units_[unit]);
+    hooked_.start(unit, units_[unit], readiness_);
+    readiness_.note_submitted(unit);
+  }
 }
 
 // Buckets and flags are the same from step to step, so that a steady step allocates nothing here.
@@ -134,7 +152,8 @@ bool GradientExchange::succeeded() const {
                      [](const Operation& operation) { return operation.status().ok(); });
 }
 
-/// Whoever has written to a gradient that was being reduced has changed it on this rank only.
+/// Whoever has written to a gradient that was being reduced, or put another in its place, has
+/// changed it on this rank only.
 void GradientExchange::raise_if_error() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   for (const Operation& operation : operations_) operation.status().raise_if_error();
@@ -144,9 +163,11 @@ void GradientExchange::raise_if_error() {
   }
   if (written == nullptr) return;
   throw UsageError("DistributedOptimizer: the gradient of '" + *written +
-                   "' was written to between backward() and step(), while it was being reduced "
-                   "over the ranks; " +
-                   right_order());
+                   "' was written to or replaced between backward() and step(), while it was being "
+                   "reduced over the ranks; " +
+                   right_order() +
+                   "; what is to be changed before it is reduced, change after a backward() under "
+                   "no_sync()");
 }
 
 void GradientExchange::check_parameters() {
@@ -157,6 +178,7 @@ void GradientExchange::check_parameters() {
 }
 
 void GradientExchange::complete() {
+  hooked_.finish();
   for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
   completed_ = true;
 }

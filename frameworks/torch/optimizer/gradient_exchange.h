@@ -8,6 +8,7 @@
 #include "hvd/collectives.h"
 #include "optimizer/gradient_readiness.h"
 #include "optimizer/gradient_units.h"
+#include "optimizer/hooked_buckets.h"
 #include "optimizer/parameter_check.h"
 #include "optimizer/reduced_parameter.h"
 #include "optimizer/used_flags.h"
@@ -25,7 +26,8 @@ class GradientExchange {
   GradientExchange(const GradientReduction& how, std::span<ReducedParameter> parameters,
                    GradientUnits& units, GradientReadiness& readiness, ParameterCheck& check);
 
-  /// Submits a unit that is ready, from a hook.
+  /// Submits a unit that is ready, from a hook. If the user's GradientHook reduces units, those
+  /// that are the next in its order.
   void submit(std::size_t unit);
   /// Submits all that has not been, with zeros for what has no gradient, so that every rank submits
   /// the same set.
@@ -34,7 +36,8 @@ class GradientExchange {
   void wait() const;
   /// @pre wait()
   bool succeeded() const;
-  /// @throws the error of an operation, or UsageError for a gradient that was written to meanwhile.
+  /// @throws the error of an operation, or UsageError for a gradient that was written to or
+  /// replaced meanwhile.
   /// @pre wait()
   void raise_if_error();
   /// Looks at what has travelled with the gradients. @throws DivergedError on every rank. @pre
@@ -43,11 +46,14 @@ class GradientExchange {
   /// Makes what has been reduced the parameters' gradients. @pre check_parameters()
   /// (checked by UsedFlags::used())
   void complete();
+  /// Instead of complete(): waits for what only the user's GradientHook knows to be under way.
+  void drop_results() { hooked_.drop(); }
   /// Forgets what is under way. @pre wait()
   void end_cycle();
 
  private:
   bool over() const;
+  void call_hook(bool for_all);
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
   void submit_bucket(GradientUnit& unit, Progress progress);
   void gather(GradientUnit& unit);
@@ -62,6 +68,7 @@ class GradientExchange {
   GradientReadiness& readiness_;
   ParameterCheck& check_;
   std::vector<Operation> operations_;
+  HookedBuckets hooked_;
   UsedFlags flags_;
   bool flags_submitted_ = false;
   bool completed_ = false;  ///< what was reduced are the gradients now

@@ -77,12 +77,12 @@ void GradientReducer::compare_also(
   }
 }
 
-void GradientReducer::open_communicator() {
+void GradientReducer::open_device_queue() {
   const auto on_gpu = [](const ReducedParameter& parameter) {
     return parameter.tensor().is_cuda();
   };
   const auto first = std::find_if(parameters_.begin(), parameters_.end(), on_gpu);
-  if (first == parameters_.end() || how_.process_set.size() == 1) return;
+  if (first == parameters_.end()) return;
   const auto number =
       torch::zeros({1}, torch::TensorOptions(torch::kFloat32).device(first->tensor().device()));
   std::vector<Submission> submissions;
@@ -200,6 +200,7 @@ void GradientReducer::synchronize() {
     exchange_.complete();
   } catch (...) {
     exchange_.wait();
+    exchange_.drop_results();
     end_cycle();
     throw;
   }
@@ -222,8 +223,10 @@ void GradientReducer::abandon() {
     warn_of_dropped();
     // Ranks that step do the same.
     if (exchange_.succeeded()) exchange_.check_parameters();
+    exchange_.drop_results();
   } catch (...) {
     exchange_.wait();
+    exchange_.drop_results();
     end_cycle();
     throw;
   }

@@ -67,8 +67,9 @@ class GradientReducer {
   /// Whether a cycle has ended.
   bool has_reduced() const { return check_.cycles() > 0; }
   /// On a GPU: the first operation of a process set makes its communicator, which takes up to
-  /// seconds. Begins that, so that it is over when the first gradients come. Waits for nothing.
-  void open_communicator();
+  /// seconds, and the runtime's buffers for gradients. Begins that, so that it is over when the
+  /// first gradients come. Waits for nothing.
+  void open_device_queue();
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed. @param self this object, which hooks lock; they do nothing once it
   /// is gone
@@ -84,6 +85,9 @@ class GradientReducer {
   void discard();
 
   bool in_flight() const;
+  /// Between cycles, until the next one.
+  const GradientUnits& units() const noexcept { return units_; }
+  const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }
   /// The parameters that it was constructed with.
   std::shared_ptr<const Identities> known() const noexcept { return known_; }
   /// Another number when gradients may be others.
@@ -121,7 +125,7 @@ class GradientReducer {
   ParameterCheck check_;
   GradientExchange exchange_;
   int dropped_in_a_row_ = 0;  ///< cycles
-  Operation opening_;         ///< see open_communicator()
+  Operation opening_;         ///< see open_device_queue()
 };
 
 /// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy

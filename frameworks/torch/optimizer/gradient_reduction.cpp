@@ -14,6 +14,19 @@ Submission reduction_in_place(std::string name, const GradientReduction& how, Te
   return submission;
 }
 
+Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory) {
+  Submission submission;
+  submission.name = std::move(name);
+  submission.parameters = Reducescatter{how.op, how.prescale, how.postscale};
+  submission.output = memory;
+  submission.output.count =
+      rows_of_member(memory.count, how.process_set.size(), how.process_set.rank());
+  submission.output.shape = {submission.output.count};
+  submission.input = std::move(memory);
+  submission.process_set = how.process_set.id();
+  return submission;
+}
+
 Submission reduction_in_place(std::string name, const GradientReduction& how,
                               const torch::Tensor& tensor) {
   Submission submission = reduction_in_place(std::move(name), how, view_of(tensor));

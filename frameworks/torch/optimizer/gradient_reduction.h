@@ -9,6 +9,7 @@
 
 #include "hvd/collectives.h"
 #include "hvd/process_set.h"
+#include "hvd/torch/gradient_hook.h"
 #include "hvd/types.h"
 #include "tensors/tensor_adapter.h"
 
@@ -28,6 +29,13 @@ struct GradientReduction {
   SparseGradients sparse = SparseGradients::kRefuse;
   bool bucket_views = false;
   int check_every = 0;  ///< see ParameterCheck
+  /// Each rank updates a part of the parameters: of a bucket in the host's memory that is not
+  /// compressed it gets its rows only; see decision 29.
+  bool sharded = false;
+  /// What travels is no gradient but what each rank's optimizer has changed.
+  bool of_changes = false;
+  /// Reduces units of gradients instead of the runtime.
+  GradientHook hook = {};
 };
 
 /// Copying less than this into a common buffer costs less than another call of the backend. In
@@ -39,7 +47,9 @@ inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 /// An allreduce of `memory` in its own place, which the core compresses if it can. The caller sets
 /// keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
-/// The same of a contiguous tensor, which it keeps alive.
+/// A reducescatter of `memory`, whose rows of this rank stay where they are. Not compressed.
+Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory);
+/// The same as the first of a contiguous tensor, which it keeps alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how,
                               const torch::Tensor& tensor);
 

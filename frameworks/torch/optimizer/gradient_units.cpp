@@ -65,6 +65,8 @@ bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
   const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
   if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
   const torch::ScalarType type = parameter.tensor().scalar_type();
+  // What has gaps in memory has no elements one behind the other to share out.
+  if (how_.sharded && !parameter.tensor().is_non_overlapping_and_dense()) return false;
   return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
          sparse_dims.value_or(0) == 0;
 }

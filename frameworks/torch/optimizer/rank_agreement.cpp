@@ -28,8 +28,11 @@ std::string text_of(const std::vector<Description>& parameters, std::size_t i) {
 /// What a rank does otherwise, others wait for, or compare with nothing. What a single operation
 /// shows (op, compression, factors) the coordinator compares.
 std::map<std::string, std::int64_t> options_of(const GradientReduction& how) {
-  return {{"check_every", how.check_every},
+  return {{"adasum_delta", how.of_changes},
+          {"check_every", how.check_every},
           {"gradient_as_bucket_view", how.bucket_views},
+          {"gradient_hook", how.hook != nullptr},
+          {"sharded", how.sharded},
           {"sparse_gradients", static_cast<std::int64_t>(how.sparse)}};
 }
 

@@ -62,23 +62,24 @@ void ReducedParameter::guard() {
   } else {
     return;
   }
-  guarded_ = gradient;
+  guarded_ = expected_ = gradient;
 }
 
 bool ReducedParameter::release() noexcept {
   if (!guarded_.defined()) return false;
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool still_there = gradient.is_same(guarded_);
-  bool written = false;
+  // One that is undefined was dropped, with its result.
+  bool touched = gradient.defined() && !gradient.is_same(expected_);
   if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
     guard->release();
-    written = still_there && guarded_._version() != version_;
+    touched = touched || (still_there && guarded_._version() != version_);
     if (still_there && unguarded_.defined()) gradient = unguarded_;
   } else {
-    written = still_there && !torch::equal(sample_of(guarded_), sample_);
+    touched = touched || (still_there && !torch::equal(sample_of(guarded_), sample_));
   }
-  guarded_ = unguarded_ = sample_ = torch::Tensor();
-  return written;
+  guarded_ = unguarded_ = expected_ = sample_ = torch::Tensor();
+  return touched;
 }
 
 // Autograd gives two parameters gradients of one memory where they are added and nothing lies
@@ -133,7 +134,9 @@ void ReducedParameter::check_gradient(const GradientReduction& how) {
   if (!has_gradient()) return;
   const Label label{"gradient", label_};
   refuse_graph(parameter_.grad(), label_);
+  const bool untouched = guarded_.defined() && parameter_.grad().is_same(expected_);
   choose_layout(how);
+  if (untouched) expected_ = parameter_.grad();
   const torch::Tensor& gradient = parameter_.grad();
   if (gradient.sizes() != parameter_.sizes()) {
     throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +

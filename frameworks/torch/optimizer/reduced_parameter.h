@@ -46,7 +46,8 @@ class ReducedParameter {
   /// From here to release() `.grad` is not the program's: whoever touches it is noticed. This
   /// object stays where it is as long. @throws UsageError for a gradient with a graph of its own.
   void guard();
-  /// @return whether somebody has written to the `.grad` that was guarded
+  /// @return whether somebody has written to the `.grad` that was guarded, or put another in its
+  /// place
   bool release() noexcept;
   /// Whether `.grad` shares its memory with tensors other than `known`, the gradients that autograd
   /// still holds; of those, prepare() sends a copy.
@@ -101,6 +102,7 @@ class ReducedParameter {
   torch::Tensor guarded_;  ///< `.grad` from guard() to release()
   torch::Tensor
       unguarded_;  ///< what was `.grad` before, and will be again; undefined: guarded_ itself
+  torch::Tensor expected_;     ///< what has become of guarded_: `.grad`, if nobody has replaced it
   torch::Tensor sample_;       ///< of the values of a sparse guarded_
   std::uint32_t version_ = 0;  ///< of guarded_
   bool shared_ = false;

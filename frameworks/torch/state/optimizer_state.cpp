@@ -9,12 +9,15 @@
 #include <typeinfo>
 
 #include "hvd/error.h"
+#include "hvd/torch/distributed_optimizer.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 namespace {
 
 constexpr const char* kDefaultsKey = "hvd_defaults";
+
+using torch::optim::Optimizer;
 
 /// LBFGS keeps working memory in its state, undefined tensors that cannot be saved. A step makes it
 /// anew.
@@ -43,7 +46,13 @@ std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer)
 
 }  // namespace
 
-std::string save_optimizer(torch::optim::Optimizer& optimizer) {
+Optimizer& unwrapped(Optimizer& optimizer) {
+  auto* const wrapper = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  return wrapper == nullptr ? optimizer : wrapper->inner();
+}
+
+std::string save_optimizer(Optimizer& any) {
+  Optimizer& optimizer = unwrapped(any);
   drop_scratch(optimizer);
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);
@@ -55,7 +64,8 @@ std::string save_optimizer(torch::optim::Optimizer& optimizer) {
   return std::move(stream).str();
 }
 
-void load_optimizer(torch::optim::Optimizer& optimizer, std::string_view bytes) {
+void load_optimizer(Optimizer& any, std::string_view bytes) {
+  Optimizer& optimizer = unwrapped(any);
   torch::serialize::InputArchive archive;
   archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
   // Loading adds to what is there; what was not saved must go.
@@ -64,9 +74,11 @@ void load_optimizer(torch::optim::Optimizer& optimizer, std::string_view bytes) 
   torch::serialize::InputArchive defaults;
   archive.read(kDefaultsKey, defaults);
   optimizer.defaults().serialize(defaults);
+  unwrapped(any);  // has the wrapper see the options, too
 }
 
-OptimizerLayout layout_of(const torch::optim::Optimizer& optimizer) {
+OptimizerLayout layout_of(Optimizer& any) {
+  const Optimizer& optimizer = unwrapped(any);
   OptimizerLayout layout;
   layout.first = c10::demangle(typeid(optimizer).name());
   for (const auto& group : optimizer.param_groups()) {

@@ -10,11 +10,16 @@
 
 namespace hvd::libtorch {
 
+// A DistributedOptimizer stands for the optimizer that it wraps.
+
+/// The optimizer that has the state; a wrapper then sees the options that were written to it.
+torch::optim::Optimizer& unwrapped(torch::optim::Optimizer& optimizer);
+
 /// An optimizer's type and the shapes of the parameters of each of its groups: what must agree for
 /// one optimizer's state to be another's.
 using OptimizerLayout = std::pair<std::string, std::vector<std::vector<std::vector<std::int64_t>>>>;
 
-OptimizerLayout layout_of(const torch::optim::Optimizer& optimizer);
+OptimizerLayout layout_of(torch::optim::Optimizer& optimizer);
 
 /// The first difference; empty if there is none. @param whose `expected` is, such as "the root's"
 std::string difference(const OptimizerLayout& expected, const OptimizerLayout& got,

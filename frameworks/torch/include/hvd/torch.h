@@ -1,8 +1,12 @@
 #pragma once
 
+#if __cplusplus < 202002L
+#error "hvd needs C++20: compile with -std=c++20, or link hvd::torch with CMake, which sees to it"
+#endif
+
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer, SyncBatchNorm, GradScaler, DistributedSampler and checkpoints.
-/// Link `hvd::torch`. docs/torch.md is the guide.
+/// broadcast, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm, GradScaler, DistributedSampler
+/// and checkpoints. Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -22,5 +26,6 @@
 #include "hvd/torch/random_streams.h"
 #include "hvd/torch/sample_generator.h"
 #include "hvd/torch/sampler.h"
+#include "hvd/torch/sharded_optimizer.h"
 #include "hvd/torch/sync_batch_norm.h"
 #include "hvd/torch/training_state.h"

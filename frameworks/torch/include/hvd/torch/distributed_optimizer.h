@@ -17,6 +17,7 @@
 
 #include "hvd/error.h"
 #include "hvd/process_set.h"
+#include "hvd/torch/gradient_hook.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/types.h"
 
@@ -24,6 +25,7 @@ namespace hvd {
 
 namespace libtorch {
 class GradientReducer;
+class GroupMirror;
 class ReducedParameter;
 }  // namespace libtorch
 
@@ -57,10 +59,19 @@ struct DistributedOptimizerOptions {
   /// is copied in when gradients are zeroed rather than dropped (`zero_grad(false)`). A `.grad`
   /// that the program keeps from one step is overwritten in the next. On a GPU they stay where
   /// autograd has put them, and one launch packs a bucket. Results do not depend on it, but for
-  /// roundings on a GPU. Without effect with groups, Adasum, sparse gradients or compressed float64
-  /// ones.
+  /// roundings on a GPU. Members of groups, sparse gradients and compressed float64 ones travel
+  /// beside the buckets; with Adasum there are none.
   bool gradient_as_bucket_view = true;
   ProcessSet process_set = {};
+  /// kAdasum only: of what the optimizer changes in the parameters, as Horovod has it, not of
+  /// gradients. Every rank updates by its own gradients, which are not reduced; step() then adds
+  /// the Adasum of all ranks' changes to what the parameters were before. So momentum and Adam's
+  /// averages are each rank's own.
+  bool adasum_delta = false;
+  /// Reduces gradients in place of hvd: for a compression of your own. Sparse gradients are made
+  /// dense. What it returns are the gradients; `op` is what becomes of a closure's loss. Not with
+  /// Adasum, compression or gradient_predivide_factor.
+  GradientHook gradient_hook = {};
   /// The ranks compare their parameters before the first update (bit for bit) and every so many
   /// reductions of gradients (up to roundings): step() throws DivergedError if they are not the
   /// same. 0: never. Not set: HVD_CHECK_EVERY, else 100.
@@ -90,6 +101,7 @@ class [[nodiscard]] NoSync {
 
  private:
   friend class DistributedOptimizer;
+  friend class ShardedOptimizer;
   explicit NoSync(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
 
   std::shared_ptr<const void> scope_;
@@ -99,21 +111,30 @@ class [[nodiscard]] NoSync {
 /// soon as backward has produced it, while backward goes on with earlier layers; step() waits for
 /// all of them, then steps.
 ///
-/// Refers to `optimizer`, which must outlive it; learning-rate schedulers keep working on
-/// `optimizer` itself. Every rank of the set constructs its DistributedOptimizers in the same order
-/// and with equal arguments. A parameter that got no gradient on this rank contributes zeros at
-/// step(); one that got none on any rank keeps its undefined `.grad`, as in a single process.
-/// Frozen parameters (requires_grad false) take no part as long as they are frozen on every rank. A
-/// parameter that occurs twice is reduced once. Passes add up (as LibTorch accumulates) and are not
-/// divided by their number.
+/// Refers to `optimizer`, which must outlive it. Every rank of the set constructs its
+/// DistributedOptimizers in the same order and with equal arguments. A parameter that got no
+/// gradient on this rank contributes zeros at step(); one that got none on any rank keeps its
+/// undefined `.grad`, as in a single process. Frozen parameters (requires_grad false) take no part
+/// as long as they are frozen on every rank. A parameter that occurs twice is reduced once. Passes
+/// add up (as LibTorch accumulates) and are not divided by their number.
 ///
 /// Between backward() and step() or synchronize() do not touch `.grad`: it is being reduced in
-/// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer) gets a
-/// UsageError, at once or from step(), in most cases. In the first step nothing is sent before
-/// step(), where the ranks find out whether they have the same parameters. One thread at a time,
-/// but for the hooks, which run on whatever thread backward uses. The destructor removes the hooks;
-/// it never communicates.
-class DistributedOptimizer {
+/// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer, an assignment of
+/// another tensor) gets a UsageError, at once or from step(), in most cases. What backward() has
+/// left under no_sync() is the program's until step() or synchronize() reduces what is then there;
+/// after that gradients are final, and step() uses what has become of them. In the first step
+/// nothing is sent before step(), where the ranks find out whether they have the same parameters.
+/// One thread at a time, but for the hooks, which run on whatever thread backward uses. The
+/// destructor removes the hooks; it never communicates.
+///
+/// It is a torch::optim::Optimizer, with parameter groups and defaults that are those of
+/// `optimizer`: what takes one (learning-rate schedulers, torch::save() and torch::load(), a
+/// program's own functions) takes either, and an option that is written to one is the other's from
+/// the next step() on, or call of inner() or param_groups(). As LibTorch's functions are not
+/// virtual but for step(), save() and load(), through torch::optim::Optimizer& add_param_group()
+/// is an error at step(), state() is empty, and zero_grad(false) does not discard passes that were
+/// counted. See decision 30.
+class DistributedOptimizer : public torch::optim::Optimizer {
  public:
   /// @throws UsageError when a parameter of `optimizer` is not in `parameters` (more may be in it),
   /// when a group names an unknown parameter or one twice, when an option is out of range, when
@@ -144,7 +165,7 @@ class DistributedOptimizer {
                                 DistributedOptimizerOptions options = {});
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
-  ~DistributedOptimizer();
+  ~DistributedOptimizer() override;
 
   /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
   /// then the optimizer's own step. With a closure, the gradients are reduced each time it was
@@ -153,8 +174,9 @@ class DistributedOptimizer {
   /// synchronize() itself, after backward().
   /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the
   /// parameters are then unchanged. UsageError for gradients that were written to while they were
-  /// reduced, and for parameters that `optimizer` was given since behind its back.
-  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+  /// reduced, for parameters that `optimizer` was given since behind its back, and for an option
+  /// that was written both here and in `optimizer`, to different values.
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
   /// optimizer does.
@@ -195,7 +217,18 @@ class DistributedOptimizer {
   /// @throws UsageError below 1.
   void set_backward_passes_per_step(int passes);
 
-  torch::optim::Optimizer& inner() noexcept { return optimizer_; }
+  torch::optim::Optimizer& inner() noexcept;
+
+  /// Of the wrapped optimizer. @throws as its own
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// Those of the wrapped optimizer, as copies that are the same from call to call.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups() noexcept;
+  const std::vector<torch::optim::OptimizerParamGroup>& param_groups() const noexcept;
+  /// That of the wrapped optimizer.
+  auto& state() noexcept { return optimizer_.state(); }
+  const auto& state() const noexcept { return std::as_const(optimizer_).state(); }
 
  private:
   friend class GradScaler;
@@ -204,6 +237,8 @@ class DistributedOptimizer {
   DistributedOptimizer(WithNames, torch::optim::Optimizer& optimizer,
                        const NamedParameters& parameters, DistributedOptimizerOptions options);
 
+  torch::Tensor reduce_and_step(const torch::optim::Optimizer::LossClosure& closure);
+  torch::Tensor step_and_combine(const torch::optim::Optimizer::LossClosure& closure);
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
   /// What step() does besides the optimizer's own step.
   void end_step();
@@ -215,19 +250,22 @@ class DistributedOptimizer {
   std::uint64_t gradients_version() const;
   void refuse_new_parameters() const;
   void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
-  std::vector<torch::Tensor> parameters() const;
+  std::vector<torch::Tensor> all_parameters() const;
 
   /// The names of all parameters that there will be: the known ones, `names`, and numbers.
   NamedParameters names_with(const NamedParameters& names) const;
   void replace_reducer(std::vector<libtorch::ReducedParameter> parameters);
 
   torch::optim::Optimizer& optimizer_;
+  std::unique_ptr<libtorch::GroupMirror> groups_;
   NamedParameters named_;
   const DistributedOptimizerOptions options_;
   bool numbered_ = false;
   std::uint64_t earlier_versions_ = 0;  ///< of gradients, by reducers that there were
   std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
   std::shared_ptr<std::atomic<int>> skip_depth_;
+  std::shared_ptr<const void>
+      local_gradients_;  ///< with adasum_delta: a no_sync() for all its life
 };
 
 }  // namespace hvd

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/sharded_optimizer.h"
 
 namespace torch::serialize {
 class InputArchive;
@@ -52,10 +53,12 @@ class GradScaler {
   /// them, or when the optimizer's process set is not that of the others; otherwise as
   /// DistributedOptimizer::synchronize().
   void unscale_(DistributedOptimizer& optimizer);
+  void unscale_(ShardedOptimizer& optimizer);
   /// unscale_(), unless it was called, then the optimizer's step if all gradients of all ranks were
   /// finite. Nothing is reduced twice. Returns whether it stepped. Collective. @throws UsageError
   /// when called twice without update() between; otherwise as DistributedOptimizer::step().
   bool step(DistributedOptimizer& optimizer);
+  bool step(ShardedOptimizer& optimizer);
   /// Adjusts the scale. Local. @throws UsageError when nothing was unscaled or stepped since the
   /// last one.
   void update();
@@ -79,12 +82,18 @@ class GradScaler {
     std::uint64_t gradients = 0;
   };
 
+  template <class Optimizer>
+  void unscale(Optimizer& optimizer);
+  template <class Optimizer>
+  bool take_step(Optimizer& optimizer);
+
   GradScalerOptions options_;
   double scale_;
   std::int64_t growth_tracker_ = 0;
   std::optional<int> process_set_;
-  std::map<const DistributedOptimizer*, OptimizerState> optimizers_;  ///< since the last update()
-  std::map<const DistributedOptimizer*, Unscaled> unscaled_;  ///< before the ranks have agreed
+  // By the address of an optimizer.
+  std::map<const void*, OptimizerState> optimizers_;  ///< since the last update()
+  std::map<const void*, Unscaled> unscaled_;          ///< before the ranks have agreed
 };
 
 }  // namespace hvd

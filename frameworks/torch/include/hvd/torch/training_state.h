@@ -21,6 +21,7 @@ class DistributedOptimizer;
 class DistributedSampler;
 class GradScaler;
 class RandomStreams;
+class ShardedOptimizer;
 template <class Dataset>
 class DataLoader;
 
@@ -46,6 +47,12 @@ class StateItem {
   virtual std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) {
     (void)rank;
     return decode(bytes);
+  }
+  /// It also takes what the ranks have saved of a sharded optimizer.
+  virtual bool takes_shards() const { return false; }
+  /// As decode(). @param shards of every rank that there was, in their order
+  virtual std::function<void()> decode_shards(const std::vector<std::string_view>& shards) {
+    return decode(shards.front());
   }
   /// Gives every rank of the job what `root_rank` has. Collective. @throws on every rank, or on
   /// none
@@ -92,6 +99,9 @@ class TrainingState {
                            const std::string& name = "optimizer");
   /// That of the wrapped optimizer.
   TrainingState& optimizer(DistributedOptimizer& optimizer, const std::string& name = "optimizer");
+  /// Each rank saves its part of the state. Loads what was saved of any optimizer of the same type,
+  /// sharded or not, at any number of ranks; until the next step() each rank then has all of it.
+  TrainingState& optimizer(ShardedOptimizer& optimizer, const std::string& name = "optimizer");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
   /// Epoch, and how many samples of it all ranks have drawn; goes on at any number of ranks.
   TrainingState& sampler(DistributedSampler& sampler, const std::string& name = "sampler");

@@ -1,0 +1,32 @@
+#include "checkpoint/sharded_item.h"
+
+#include <memory>
+#include <utility>
+
+#include "checkpoint/state_item.h"
+#include "state/sharded_state.h"
+
+namespace hvd::libtorch {
+std::string ShardedOptimizerItem::encode() const {
+  return encode_shard(optimizer_.inner(), optimizer_.encode_part());
+}
+
+std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
+  const auto item = std::make_shared<OptimizerItem>(optimizer_.inner());
+  const std::function<void()> change = item->decode(bytes);
+  return [this, item, change] {
+    change();
+    optimizer_.forget_part();
+  };
+}
+
+std::function<void()> ShardedOptimizerItem::decode_shards(
+    const std::vector<std::string_view>& shards) {
+  const std::function<void()> change = decode_shards_into(optimizer_.inner(), shards);
+  return [this, change] {
+    change();
+    optimizer_.forget_part();
+  };
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <string>
+#include <vector>
+
+#include "hvd/torch/parameters.h"
+#include "optimizer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+/// @param who begins messages  @throws UsageError for a module without parameters.
+NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who);
+
+/// `known`, and for what the optimizer has besides a number: how many come before it.
+NamedParameters numbered(const torch::optim::Optimizer& optimizer, NamedParameters known);
+
+/// The optimizer's parameters in its own order, each once, with their names.
+/// @param groups names that are reduced together
+/// @throws UsageError when one has no name, or a group names what is not there.
+std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& optimizer,
+                                              const NamedParameters& named,
+                                              const std::vector<std::vector<std::string>>& groups,
+                                              const std::string& who);
+
+}  // namespace hvd::libtorch

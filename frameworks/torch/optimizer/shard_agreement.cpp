@@ -1,0 +1,89 @@
+#include "optimizer/shard_agreement.h"
+
+#include <c10/util/Type.h>
+#include <torch/serialize.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <sstream>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+#include "hvd/torch/object.h"
+
+namespace hvd::libtorch {
+namespace {
+
+/// What is shown of options: the learning rate, and a number for all of them.
+std::string text_of(const torch::optim::OptimizerOptions& options) {
+  std::ostringstream text;
+  try {
+    text << "learning rate " << options.get_lr();
+    torch::serialize::OutputArchive archive;
+    options.serialize(archive);
+    std::ostringstream bytes;
+    archive.save_to(bytes);
+    text << ", options with hash " << std::hash<std::string>()(std::move(bytes).str());
+  } catch (const c10::Error&) {
+    text << ", options that cannot be compared";  // a type of the user's own
+  }
+  return std::move(text).str();
+}
+
+/// One line for each thing that must be the same on all ranks.
+std::vector<std::string> lines_of(const torch::optim::Optimizer& optimizer,
+                                  std::span<const ReducedParameter> parameters) {
+  std::vector<std::string> lines;
+  lines.push_back(c10::demangle(typeid(optimizer).name()) + " with " +
+                  std::to_string(parameters.size()) + " parameters");
+  std::size_t next = 0;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& group = optimizer.param_groups()[g];
+    const std::string name = "parameter group " + std::to_string(g);
+    for (std::size_t i = 0; i < group.params().size() && next < parameters.size(); ++i) {
+      const ReducedParameter& parameter = parameters[next++];
+      lines.push_back("'" + parameter.name() + "' " +
+                      shape_to_string(parameter.tensor().sizes().vec()) + ' ' +
+                      c10::toString(parameter.tensor().scalar_type()) +
+                      (parameter.active() ? "" : " (frozen)") + " in " + name);
+    }
+    lines.push_back(name + " with " + (group.has_options() ? text_of(group.options()) : "nothing"));
+  }
+  return lines;
+}
+
+std::string line_of(const std::vector<std::string>& lines, std::size_t i) {
+  return i < lines.size() ? lines[i] : "nothing more";
+}
+
+}  // namespace
+
+void agree_on_shards(const std::string& scope, const ProcessSet& process_set,
+                     const std::string& complaint, const torch::optim::Optimizer& optimizer,
+                     std::span<const ReducedParameter> parameters) {
+  std::pair<std::string, std::vector<std::string>> own{complaint, {}};
+  if (complaint.empty()) own.second = lines_of(optimizer, parameters);
+  const auto all = allgather_object(own, {.name = scope + ".shards", .process_set = process_set});
+  if (!complaint.empty()) throw UsageError(complaint);
+  const std::string who = "ShardedOptimizer (" + scope + "): rank ";
+  const std::vector<int> ranks = process_set.ranks();
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (!all[r].first.empty())
+      throw MismatchError(who + std::to_string(ranks[r]) + " cannot take part: " + all[r].first);
+  }
+  const std::vector<std::string>& first = all.front().second;
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    const std::vector<std::string>& other = all[r].second;
+    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      if (line_of(first, i) == line_of(other, i)) continue;
+      throw MismatchError(who + std::to_string(ranks.front()) + " has " + line_of(first, i) +
+                          ", rank " + std::to_string(ranks[r]) + " has " + line_of(other, i) +
+                          "; expected the same model and the same optimizer on every rank");
+    }
+  }
+}
+
+}  // namespace hvd::libtorch

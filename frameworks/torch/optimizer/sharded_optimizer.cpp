@@ -1,0 +1,299 @@
+#include "hvd/torch/sharded_optimizer.h"
+
+#include <torch/optim/lbfgs.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/torch/operations.h"
+#include "optimizer/element_state.h"
+#include "optimizer/gradient_reducer.h"
+#include "optimizer/live_optimizers.h"
+#include "optimizer/optimizer_options.h"
+#include "optimizer/parameter_names.h"
+#include "optimizer/parameter_shards.h"
+#include "optimizer/shard_agreement.h"
+#include "optimizer/shard_plan.h"
+#include "optimizer/unscaler.h"
+
+namespace hvd {
+namespace {
+
+using libtorch::GradientReducer;
+using libtorch::LiveOptimizers;
+using libtorch::locked;
+using libtorch::ParameterShards;
+using libtorch::ReducedParameter;
+using torch::optim::Optimizer;
+using Units = std::vector<ParameterShards::Unit>;
+
+constexpr const char* kSharded = "ShardedOptimizer";
+
+DistributedOptimizerOptions all_options(ShardedOptimizerOptions options) {
+  return {.op = options.op,
+          .compression = options.compression,
+          .backward_passes_per_step = options.backward_passes_per_step,
+          .gradient_predivide_factor = options.gradient_predivide_factor,
+          .sparse_as_dense = options.sparse_as_dense,
+          .process_set = std::move(options.process_set),
+          .check_every = options.check_every};
+}
+
+void refuse_unshardable(const Optimizer& optimizer) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr) {
+    throw UsageError(
+        "ShardedOptimizer: LBFGS looks at all parameters in each step, so that no rank can update "
+        "a part of them; expected another optimizer, or DistributedOptimizer");
+  }
+  std::set<const c10::TensorImpl*> seen;
+  std::optional<torch::Device> device;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        throw UsageError("ShardedOptimizer: a parameter of shape " +
+                         shape_to_string(parameter.sizes().vec()) +
+                         " occurs twice in the optimizer; expected each parameter once");
+      }
+      if (device.value_or(parameter.device()) != parameter.device()) {
+        throw UsageError("ShardedOptimizer: expected all parameters on one device, got some on " +
+                         device->str() + " and some on " + parameter.device().str() +
+                         "; use an optimizer and a ShardedOptimizer for each device");
+      }
+      device = parameter.device();
+    }
+  }
+  if (seen.empty())
+    throw UsageError(
+        "ShardedOptimizer: the optimizer has no parameters; expected some to share out");
+}
+
+/// Elements of it can be shared out, where its gradients are as the ranks have agreed.
+bool can_be_cut(const ReducedParameter& parameter) {
+  const torch::Tensor& tensor = parameter.tensor();
+  return libtorch::is_supported(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense() &&
+         parameter.agreed_layout().value_or(0) == 0;
+}
+
+/// As gradients are reduced: a bucket is shared out as it is scattered, what travels alone by
+/// itself.
+Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
+  const std::vector<ReducedParameter>& parameters = reducer.parameters();
+  std::vector<std::size_t> bytes;
+  for (const ReducedParameter& parameter : parameters) bytes.push_back(parameter.tensor().nbytes());
+  const std::vector<int> owners = libtorch::share_out(bytes, ranks);
+  Units units;
+  for (const libtorch::GradientUnit& unit : reducer.units().all()) {
+    if (unit.bucket && elementwise) {
+      const auto first = unit.bucket->first();
+      units.push_back({.plan = {.members = unit.members,
+                                .first = {first.begin(), first.end()},
+                                .elements = unit.bucket->elements()},
+                       .memory = unit.bucket->flat()});
+      continue;
+    }
+    for (const std::size_t p : unit.members) {
+      const bool cut = elementwise && can_be_cut(parameters[p]);
+      units.push_back({.plan = {.members = {p},
+                                .first = {0},
+                                .elements = parameters[p].tensor().numel(),
+                                .owner = cut ? -1 : owners[p]},
+                       .frozen = !parameters[p].active()});
+    }
+  }
+  return units;
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, ShardedOptimizerOptions options)
+    : ShardedOptimizer(WithNames(), optimizer, libtorch::numbered(optimizer, NamedParameters()),
+                       std::move(options)) {}
+
+ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
+                                   const NamedParameters& parameters,
+                                   ShardedOptimizerOptions options)
+    : optimizer_(optimizer), options_(all_options(std::move(options))) {
+  if (!options_.process_set.included()) libtorch::check_options(options_, kSharded);
+  LiveOptimizers& live = LiveOptimizers::instance();
+  const std::string scope = live.next_scope(options_.process_set);
+  const bool averaging = options_.op == ReduceOp::kAverage;
+  std::vector<ReducedParameter> named;
+  std::string complaint;
+  bool added = false;
+  try {
+    libtorch::check_options(options_, kSharded);
+    if (options_.op == ReduceOp::kAdasum)
+      throw UsageError("ShardedOptimizer: op: expected average or sum, got adasum");
+    refuse_unshardable(optimizer);
+    named = libtorch::name_parameters(optimizer, parameters, {}, kSharded);
+    live.add(optimizer, named, averaging);
+    added = true;
+  } catch (const std::exception& error) {
+    complaint = error.what();
+  }
+  try {
+    libtorch::agree_on_shards(scope, options_.process_set, complaint, optimizer, named);
+    std::vector<torch::Tensor> tensors;
+    for (const ReducedParameter& parameter : named) tensors.push_back(parameter.tensor());
+    shards_ = std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope,
+                                                options_.process_set);
+    libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
+    how.sharded = libtorch::is_elementwise(optimizer);
+    reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
+        std::move(named), std::move(how), options_.backward_passes_per_step));
+    locked(*reducer_, &GradientReducer::compare_also, parameters);
+    locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+    locked(*reducer_, &GradientReducer::open_device_queue);
+  } catch (...) {
+    if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
+    if (added) live.remove(optimizer, averaging);
+    throw;
+  }
+}
+
+ShardedOptimizer::~ShardedOptimizer() {
+  locked(*reducer_, &GradientReducer::remove_hooks);
+  LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
+}
+
+/// Those that the optimizer was given since have no place in any rank's part.
+void ShardedOptimizer::refuse_new_parameters() const {
+  std::vector<torch::Tensor> now;
+  for (const auto& group : optimizer_.param_groups())
+    now.insert(now.end(), group.params().begin(), group.params().end());
+  const std::vector<torch::Tensor>& known = shards_->parameters();
+  const bool same =
+      std::equal(now.begin(), now.end(), known.begin(), known.end(),
+                 [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); });
+  if (same) return;
+  throw UsageError(
+      "ShardedOptimizer: the optimizer's parameters are not those that it had when the "
+      "ShardedOptimizer was constructed (add_param_group()); add them before, or construct the "
+      "ShardedOptimizer anew");
+}
+
+void ShardedOptimizer::prepare() {
+  locked(*reducer_, &GradientReducer::synchronize);
+  shards_->lay_out(locked(*reducer_, units_of, libtorch::is_elementwise(optimizer_),
+                          options_.process_set.size()));
+}
+
+torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
+  refuse_new_parameters();
+  torch::Tensor loss;
+  if (closure) loss = reduced_loss(closure);
+  prepare();
+  shards_->step();
+  // In buckets there are parameters now.
+  for (const torch::Tensor& parameter : shards_->parameters())
+    parameter.mutable_grad() = torch::Tensor();
+  end_step();
+  return loss;
+}
+
+torch::Tensor ShardedOptimizer::reduced_loss(const Optimizer::LossClosure& closure) {
+  locked(*reducer_, &GradientReducer::begin_cycle);
+  torch::Tensor loss;
+  {
+    const torch::AutoGradMode enable(true);
+    loss = closure();
+  }
+  locked(*reducer_, &GradientReducer::synchronize);
+  if (!loss.defined()) return loss;
+  return allreduce(loss.detach(), {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
+                                   .op = options_.op,
+                                   .process_set = options_.process_set});
+}
+
+void ShardedOptimizer::end_step() {
+  locked(*reducer_, &GradientReducer::begin_cycle);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+void ShardedOptimizer::zero_grad(bool set_to_none) {
+  refuse_new_parameters();
+  locked(*reducer_, &GradientReducer::discard);
+  optimizer_.zero_grad(set_to_none);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+void ShardedOptimizer::synchronize() { prepare(); }
+
+double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
+  prepare();
+  const torch::NoGradGuard no_grad;
+  const bool largest = std::isinf(norm_type);
+  const torch::Device device = shards_->parameters().front().device();
+  const torch::ScalarType type = device.is_cpu() ? torch::kFloat64 : torch::kFloat32;
+  torch::Tensor own = torch::zeros({1}, torch::TensorOptions(type).device(device));
+  const std::vector<torch::Tensor> gradients = shards_->gradients();
+  for (const torch::Tensor& gradient : gradients) {
+    const torch::Tensor norm =
+        torch::linalg_vector_norm(gradient, norm_type, std::nullopt, /*keepdim=*/false, type);
+    own = largest ? torch::maximum(own, norm) : own + norm.pow(norm_type);
+  }
+  const torch::Tensor all =
+      allreduce(own, {.name = locked(*reducer_, &GradientReducer::scope) + ".norm",
+                      .op = largest ? ReduceOp::kMax : ReduceOp::kSum,
+                      .process_set = options_.process_set});
+  const double sum = all.item<double>();
+  const double norm = largest ? sum : std::pow(sum, 1 / norm_type);
+  const double factor = max_norm / (norm + 1e-6);  // as LibTorch
+  if (!(factor >= 1)) {
+    for (const torch::Tensor& gradient : gradients) gradient.mul_(factor);
+  }
+  return norm;
+}
+
+void ShardedOptimizer::clip_grad_value_(double clip_value) {
+  prepare();
+  const torch::NoGradGuard no_grad;
+  for (const torch::Tensor& gradient : shards_->gradients())
+    gradient.clamp_(-clip_value, clip_value);
+}
+
+torch::Tensor ShardedOptimizer::unscale_gradients(double factor) {
+  const torch::NoGradGuard no_grad;
+  libtorch::Unscaler unscaler(factor);
+  unscaler.uses(shards_->parameters().front().device());
+  for (const torch::Tensor& gradient : shards_->gradients()) unscaler.add(gradient);
+  return unscaler.run();
+}
+
+bool ShardedOptimizer::all_finite(const torch::Tensor& unscaled) const {
+  const torch::Tensor bad =
+      allreduce(unscaled, {.name = locked(*reducer_, &GradientReducer::scope) + ".found_inf",
+                           .op = ReduceOp::kMax,
+                           .process_set = options_.process_set});
+  return bad.item<float>() == 0;
+}
+
+std::uint64_t ShardedOptimizer::gradients_version() const {
+  return locked(*reducer_, &GradientReducer::gradients_version);
+}
+
+NoSync ShardedOptimizer::no_sync() {
+  return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
+}
+
+void ShardedOptimizer::set_backward_passes_per_step(int passes) {
+  if (passes < 1) {
+    throw UsageError("ShardedOptimizer::set_backward_passes_per_step: expected at least 1, got " +
+                     std::to_string(passes));
+  }
+  locked(*reducer_, &GradientReducer::set_passes_per_step, passes);
+}
+
+std::string ShardedOptimizer::encode_part() const { return shards_->encode(); }
+
+void ShardedOptimizer::forget_part() { shards_->forget_state(); }
+
+std::size_t ShardedOptimizer::state_bytes() const { return shards_->state_bytes(); }
+
+}  // namespace hvd

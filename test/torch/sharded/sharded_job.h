@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
+
+/// Each of LibTorch's that updates element by element, with the options that need most state.
+inline std::map<std::string, MakeOptimizer> elementwise_optimizers() {
+  using namespace torch::optim;  // NOLINT(google-build-using-namespace)
+  return {
+      {"SGD",
+       [](auto p) {
+         return std::make_unique<SGD>(std::move(p),
+                                      SGDOptions(0.05).momentum(0.9).weight_decay(1e-2));
+       }},
+      {"Adam",
+       [](auto p) {
+         return std::make_unique<Adam>(std::move(p), AdamOptions(0.01).amsgrad(true));
+       }},
+      {"AdamW",
+       [](auto p) {
+         return std::make_unique<AdamW>(std::move(p), AdamWOptions(0.01).weight_decay(0.1));
+       }},
+      {"Adagrad",
+       [](auto p) {
+         return std::make_unique<Adagrad>(
+             std::move(p), AdagradOptions(0.05).lr_decay(0.01).initial_accumulator_value(0.1));
+       }},
+      {"RMSprop",
+       [](auto p) {
+         return std::make_unique<RMSprop>(std::move(p),
+                                          RMSpropOptions(0.005).momentum(0.5).centered(true));
+       }},
+  };
+}
+
+/// The same model on every rank, and a copy for the serial run.
+struct Pair {
+  Net sharded;
+  Net serial;
+  Pair() {
+    torch::manual_seed(10 + rank());
+    sharded = Net();
+    serial = Net();
+    broadcast_parameters(sharded);
+    copy_values(*sharded, *serial);
+  }
+};
+
+inline void expect_equal_models(Net& actual, Net& expected, double tolerance = 1e-4) {
+  const auto a = actual->named_parameters();
+  const auto b = expected->named_parameters();
+  for (const auto& item : a) {
+    EXPECT_TRUE(near(item.value(), b[item.key()], tolerance)) << item.key();
+  }
+  EXPECT_TRUE(same_on_all_ranks(actual->parameters()));
+}
+
+/// One step on each rank's batch, and one on the joined batch.
+template <class Optimizer>
+void step_both(Pair& nets, Optimizer& optimizer, torch::optim::Optimizer& serial, int step) {
+  optimizer.zero_grad();
+  loss_of(nets.sharded, Batch::of_rank(rank(), step)).backward();
+  optimizer.step();
+  serial.zero_grad();
+  loss_of(nets.serial, Batch::joined(step)).backward();
+  serial.step();
+}
+
+}  // namespace hvd::testing

@@ -1,0 +1,215 @@
+#include <numeric>
+
+#include "torch/sharded/sharded_job.h"
+
+// Training with a sharded optimizer on N ranks against one process on the joined batch.
+
+namespace hvd::testing {
+namespace {
+
+constexpr int kSteps = 8;
+
+TEST(ShardedTraining, EqualsOneProcess) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Pair nets;
+    const auto inner = make(nets.sharded->parameters());
+    const auto serial = make(nets.serial->parameters());
+    ShardedOptimizer optimizer(*inner, nets.sharded);
+    for (int step = 0; step < kSteps; ++step) step_both(nets, optimizer, *serial, step);
+    expect_equal_models(nets.sharded, nets.serial);
+  }
+}
+
+TEST(ShardedTraining, SumsAndFactors) {
+  Pair nets;
+  torch::optim::SGD inner(nets.sharded->parameters(), torch::optim::SGDOptions(0.05));
+  torch::optim::SGD serial(nets.serial->parameters(), torch::optim::SGDOptions(0.05));
+  ShardedOptimizer optimizer(inner, nets.sharded, {.op = ReduceOp::kSum});
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    scale_loss(loss_of(nets.sharded, Batch::of_rank(rank(), step))).backward();
+    optimizer.step();
+    serial.zero_grad();
+    loss_of(nets.serial, Batch::joined(step)).backward();
+    serial.step();
+  }
+  expect_equal_models(nets.sharded, nets.serial);
+}
+
+TEST(ShardedTraining, GradientsAreGoneAfterAStep) {
+  Net net = same_net();
+  torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.05));
+  ShardedOptimizer optimizer(inner, net);
+  for (int step = 0; step < 3; ++step) {
+    backward(net, step);
+    optimizer.step();
+    for (const torch::Tensor& parameter : net->parameters())
+      EXPECT_FALSE(parameter.grad().defined());
+  }
+}
+
+/// Two groups that differ in everything, and a scheduler on the optimizer that the program made.
+TEST(ShardedTraining, GroupsAndSchedulersWork) {
+  const auto make = [](Net& net) {
+    using torch::optim::AdamOptions;
+    using torch::optim::OptimizerParamGroup;
+    std::vector<OptimizerParamGroup> groups;
+    groups.emplace_back(net->fc1->parameters(), std::make_unique<AdamOptions>(0.02));
+    std::vector<torch::Tensor> rest = net->fc2->parameters();
+    for (const torch::Tensor& parameter : net->norm->parameters()) rest.push_back(parameter);
+    groups.emplace_back(rest, std::make_unique<AdamOptions>(AdamOptions(0.005).weight_decay(0.1)));
+    return std::make_unique<torch::optim::Adam>(groups, AdamOptions(0.01));
+  };
+  Pair nets;
+  const auto inner = make(nets.sharded);
+  const auto serial = make(nets.serial);
+  ShardedOptimizer optimizer(*inner, nets.sharded);
+  torch::optim::StepLR own(*inner, 2, 0.5), reference(*serial, 2, 0.5);
+  for (int step = 0; step < kSteps; ++step) {
+    step_both(nets, optimizer, *serial, step);
+    own.step();
+    reference.step();
+  }
+  expect_equal_models(nets.sharded, nets.serial);
+  EXPECT_EQ(inner->param_groups()[1].params().size(), 4U);
+  EXPECT_TRUE(inner->param_groups()[0].params()[0].is_same(nets.sharded->fc1->weight));
+}
+
+/// A parameter without a gradient on any rank is not updated: no weight decay, no step counted.
+TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Pair nets;
+    const auto inner = make(nets.sharded->parameters());
+    const auto serial = make(nets.serial->parameters());
+    ShardedOptimizer optimizer(*inner, nets.sharded);
+    for (int step = 0; step < kSteps; ++step) {
+      // Every other step leaves the last layer out, and in some only the last rank has the first.
+      const auto loss = [&](Net& net, const Batch& batch, bool all) {
+        const torch::Tensor hidden = torch::tanh(net->fc1->forward(batch.x));
+        if (step % 2 == 0) return torch::mse_loss(net->fc2->forward(hidden), batch.y);
+        return all ? hidden.pow(2).mean() : net->norm->forward(hidden.detach()).sum() * 0;
+      };
+      const bool last = rank() == size() - 1;
+      optimizer.zero_grad();
+      loss(nets.sharded, Batch::of_rank(rank(), step), last).backward();
+      optimizer.step();
+      serial->zero_grad();
+      if (step % 2 == 0) {
+        loss(nets.serial, Batch::joined(step), true).backward();
+      } else {
+        (loss(nets.serial, Batch::of_rank(size() - 1, step), true) / size()).backward();
+        if (size() > 1) nets.serial->norm->weight.mutable_grad() = torch::zeros({8});
+        if (size() > 1) nets.serial->norm->bias.mutable_grad() = torch::zeros({8});
+      }
+      serial->step();
+    }
+    expect_equal_models(nets.sharded, nets.serial);
+  }
+}
+
+/// What is frozen is in no bucket, so everything is shared out anew, twice; state moves along.
+TEST(ShardedTraining, LayersAreFrozenAndUnfrozen) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Pair nets;
+    const auto inner = make(nets.sharded->parameters());
+    const auto serial = make(nets.serial->parameters());
+    ShardedOptimizer optimizer(*inner, nets.sharded);
+    for (int step = 0; step < 9; ++step) {
+      const bool frozen = step >= 3 && step < 6;
+      for (Net* net : {&nets.sharded, &nets.serial}) {
+        for (auto& parameter : (*net)->fc1->parameters()) parameter.requires_grad_(!frozen);
+      }
+      step_both(nets, optimizer, *serial, step);
+    }
+    expect_equal_models(nets.sharded, nets.serial);
+  }
+}
+
+/// State that the optimizer has before, all of it on every rank, is shared out.
+TEST(ShardedTraining, GoesOnWithStateOfTheOptimizer) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Pair nets;
+    const auto inner = make(nets.sharded->parameters());
+    const auto serial = make(nets.serial->parameters());
+    {
+      DistributedOptimizer before(*inner, nets.sharded);
+      for (int step = 0; step < 3; ++step) step_both(nets, before, *serial, step);
+      before.zero_grad();
+    }
+    ShardedOptimizer optimizer(*inner, nets.sharded);
+    for (int step = 3; step < kSteps; ++step) step_both(nets, optimizer, *serial, step);
+    expect_equal_models(nets.sharded, nets.serial);
+    EXPECT_TRUE(inner->state().empty());
+  }
+}
+
+TEST(ShardedTraining, ClosureIsEvaluatedOnceAndItsLossReduced) {
+  Pair nets;
+  torch::optim::SGD inner(nets.sharded->parameters(), torch::optim::SGDOptions(0.05));
+  torch::optim::SGD serial(nets.serial->parameters(), torch::optim::SGDOptions(0.05));
+  ShardedOptimizer optimizer(inner, nets.sharded);
+  int calls = 0;
+  for (int step = 0; step < 3; ++step) {
+    const torch::Tensor loss = optimizer.step([&] {
+      ++calls;
+      optimizer.zero_grad();
+      torch::Tensor own = loss_of(nets.sharded, Batch::of_rank(rank(), step));
+      own.backward();
+      return own;
+    });
+    const torch::Tensor expected = serial.step([&] {
+      serial.zero_grad();
+      torch::Tensor own = loss_of(nets.serial, Batch::joined(step));
+      own.backward();
+      return own;
+    });
+    EXPECT_TRUE(near(loss, expected.detach(), 1e-4));
+  }
+  EXPECT_EQ(calls, 3);
+  expect_equal_models(nets.sharded, nets.serial);
+}
+
+/// Parameters in other memory, as after Module::to().
+TEST(ShardedTraining, FollowsParametersThatMove) {
+  Pair nets;
+  torch::optim::Adam inner(nets.sharded->parameters(), torch::optim::AdamOptions(0.01));
+  torch::optim::Adam serial(nets.serial->parameters(), torch::optim::AdamOptions(0.01));
+  ShardedOptimizer optimizer(inner, nets.sharded);
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == 3) {
+      for (torch::Tensor& parameter : nets.sharded->parameters())
+        parameter.set_data(parameter.detach().clone());
+    }
+    step_both(nets, optimizer, serial, step);
+  }
+  expect_equal_models(nets.sharded, nets.serial);
+}
+
+TEST(ShardedState, IsDividedByTheNumberOfRanks) {
+  torch::manual_seed(3);
+  torch::nn::Sequential net(torch::nn::Linear(67, 301), torch::nn::Tanh(),
+                            torch::nn::Linear(301, 131), torch::nn::Linear(131, 5));
+  broadcast_parameters(*net);
+  std::size_t elements = 0;
+  for (const torch::Tensor& parameter : net->parameters())
+    elements += static_cast<std::size_t>(parameter.numel());
+  torch::optim::Adam inner(net->parameters(), torch::optim::AdamOptions(0.01));
+  ShardedOptimizer optimizer(inner, *net);
+  for (int step = 0; step < 3; ++step) {
+    net->forward(torch::full({3, 67}, rank() + 1.0)).pow(2).mean().backward();
+    optimizer.step();
+    const double whole = static_cast<double>(elements * 2 * sizeof(float));
+    EXPECT_LE(static_cast<double>(optimizer.state_bytes()), whole * (1.0 / size() + 0.02));
+    const auto all = allgather_object(optimizer.state_bytes());
+    EXPECT_EQ(std::accumulate(all.begin(), all.end(), std::size_t{0}),
+              elements * 2 * sizeof(float));
+    EXPECT_TRUE(inner.state().empty());
+  }
+}
+
+}  // namespace
+}  // namespace hvd::testing
