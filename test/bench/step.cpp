@@ -178,10 +178,7 @@ std::vector<std::vector<std::string>> matches_of(const StepOptions& options, int
 
 Json run_step(const Session& session, const StepOptions& options, std::ostream& out) {
   const Json gloo = options.gloo_path.empty() ? Json::object() : read_json(options.gloo_path);
-  set_torch_threads(
-      options.threads > 0
-          ? options.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_size()));
+  share_out_threads(options.threads);
   Json result = describe_torch();
   if (session.rank() == 0) print_description(result, out);
   result["lead"] = options.lead;

@@ -59,6 +59,7 @@ std::unique_ptr<Workload> make_workload(const WorkloadOptions&, const Session& s
 
 /// Threads that LibTorch computes with, and its version, for the description of a run.
 Json describe_torch();
-void set_torch_threads(int threads);
+/// @param threads of this rank; 0: the cores divided by the ranks of this host
+void share_out_threads(int threads);
 
 }  // namespace hvd::bench

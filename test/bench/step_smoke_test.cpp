@@ -127,6 +127,42 @@ TEST(StepSmoke, GlooIsShownBesideTheRest) {
   EXPECT_NE(allreduce.output.find("/gloo"), std::string::npos) << allreduce.output;
 }
 
+TEST(StepSmoke, ALayerIsRightAndHasAllFigures) {
+  const Outcome outcome = run_bench(2, "layers --batch-size 2 --budget 0.01 --least 1");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  const json& rows = outcome.document["rows"];
+  ASSERT_EQ(rows.size(), 5u);
+  for (const json& row : rows) {
+    EXPECT_TRUE(row["correct"].get<bool>()) << row;
+    for (const char* const key : {"layer_us", "batch_norm_us", "exchange_us", "mpi_us",
+                                  "exchange_over_mpi", "layer_over_parts"})
+      EXPECT_GT(row[key].get<double>(), 0) << key;
+  }
+}
+
+TEST(StepSmoke, ACheckpointHoldsWhatWasSaved) {
+  const std::string folder = temporary_path("checkpoints");
+  std::filesystem::create_directory(folder);
+  const Outcome outcome =
+      run_bench(2, "checkpoint --megabytes 4 --rounds 1 --step-ms 5 --folder " + folder);
+  const bool left = std::filesystem::is_empty(folder);
+  std::filesystem::remove_all(folder);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  EXPECT_GT(outcome.document["step_ms"].get<double>(), 0);
+  EXPECT_TRUE(outcome.document["background_over_foreground"].is_number());
+  EXPECT_TRUE(left) << "it left something in its folder";
+}
+
+TEST(StepSmoke, AShardedOptimizerTrainsToTheSameModelWithLessState) {
+  const Outcome outcome = run_bench(2, "sharded --set mnist --budget 0.05 --least 2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  EXPECT_LT(outcome.document["state_share"].get<double>(), 0.52);
+  EXPECT_GT(outcome.document["sharded_ms"].get<double>(), 0);
+  EXPECT_TRUE(outcome.document["sharded_over_unsharded"].is_number());
+}
+
 TEST(StepSmoke, WhatIsNotThereIsRefused) {
   EXPECT_NE(run_bench(1, "step --sets alexnet").exit_code, 0);
   EXPECT_NE(run_bench(1, "step --sets tiny --contenders carrierpigeon").exit_code, 0);

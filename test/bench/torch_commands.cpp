@@ -1,10 +1,19 @@
 #include <memory>
 
+#include "bench/checkpoint.h"
 #include "bench/commands.h"
+#include "bench/layers.h"
+#include "bench/sharded.h"
 #include "bench/step.h"
 
 namespace hvd::bench {
 namespace {
+
+void declare_threads(CLI::App& app, int& threads) {
+  app.add_option("--threads", threads, "LibTorch's threads per rank; 0: cores divided by ranks")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
 
 void declare_common(CLI::App& app, StepOptions& options) {
   declare_repetitions(app, options.repetitions, "Seconds per parameter set");
@@ -12,10 +21,7 @@ void declare_common(CLI::App& app, StepOptions& options) {
   app.add_option("--lead", options.lead, "Untimed steps before each timed one")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
-  app.add_option("--threads", options.threads,
-                 "LibTorch's threads per rank; 0: cores divided by ranks")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  declare_threads(app, options.threads);
   app.add_option("--batch-size", options.batch_size, "Images per rank, where there is computation")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -52,10 +58,64 @@ Command train_command(CLI::App& parent) {
           }};
 }
 
+Command layers_command(CLI::App& parent) {
+  CLI::App* const app = parent.add_subcommand(
+      "layers", "SyncBatchNorm2d in ResNet-50's sizes, and what it exchanges");
+  const auto options = std::make_shared<LayersOptions>();
+  declare_threads(*app, options->threads);
+  declare_repetitions(*app, options->repetitions, "Seconds per size");
+  app->add_option("--batch-size", options->batch_size, "Images per rank")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  return {app, [options](const Session& session, std::ostream& out) {
+            return run_layers(session, *options, out);
+          }};
+}
+
+Command checkpoint_command(CLI::App& parent) {
+  CLI::App* const app = parent.add_subcommand(
+      "checkpoint", "What saving takes from the steps, in the foreground and in the background");
+  const auto options = std::make_shared<CheckpointOptions>();
+  declare_threads(*app, options->threads);
+  app->add_option("--megabytes", options->megabytes, "State")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app->add_option("--rounds", options->rounds, "Checkpoints of each kind")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--step-ms", options->step_ms, "Computation per step")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  app->add_option("--folder", options->folder, "Where to write; nothing stays there")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  return {app, [options](const Session& session, std::ostream& out) {
+            return run_checkpoint(session, *options, out);
+          }};
+}
+
+Command sharded_command(CLI::App& parent) {
+  CLI::App* const app = parent.add_subcommand(
+      "sharded", "A training step with Adam: state on every rank, and shared out");
+  const auto options = std::make_shared<ShardedOptions>();
+  declare_threads(*app, options->threads);
+  declare_repetitions(*app, options->repetitions, "Seconds");
+  app->add_option("--set", options->set, "Parameter set")
+      ->check(CLI::IsMember(parameter_set_names()))
+      ->capture_default_str();
+  app->add_option("--lead", options->lead, "Untimed steps before each timed one")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  return {app, [options](const Session& session, std::ostream& out) {
+            return run_sharded(session, *options, out);
+          }};
+}
+
 }  // namespace
 
 std::vector<Command> torch_commands(CLI::App& app) {
-  return {step_command(app), train_command(app)};
+  return {step_command(app), train_command(app), layers_command(app), checkpoint_command(app),
+          sharded_command(app)};
 }
 
 }  // namespace hvd::bench

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "bench/peers.h"
+#include "hvd/hvd.h"
 #include "hvd/torch/distributed_optimizer.h"
 
 namespace hvd::bench {
@@ -192,6 +193,9 @@ Json describe_torch() {
   return {{"torch", TORCH_VERSION}, {"torch_threads", at::get_num_threads()}};
 }
 
-void set_torch_threads(int threads) { at::set_num_threads(threads); }
+void share_out_threads(int threads) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(threads > 0 ? threads : std::max(1, cores / local_size()));
+}
 
 }  // namespace hvd::bench
