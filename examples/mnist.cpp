@@ -2,6 +2,8 @@
 //   hvdrun -np 2 build/release/examples/mnist --epochs 2
 // On GPUs, in mixed precision:
 //   hvdrun -np 2 build/release/examples/mnist --device cuda --precision bf16
+// With checkpoints, from which the same command goes on, on any number of ranks:
+//   hvdrun -np 2 build/release/examples/mnist --checkpoints /tmp/mnist
 
 #include <hvd/torch.h>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -30,13 +33,13 @@ namespace nn = torch::nn;
 struct Settings {
   std::string data = "/usr/share/datasets/fashion-mnist";
   std::int64_t epochs = 2;
-  std::size_t batch_size = 64;
+  std::int64_t batch_size = 64;
   double lr = 1e-3;
   std::uint64_t seed = 1;
   std::string device = "auto";
   std::string precision = "fp32";
-  std::string checkpoint;
-  std::string resume;
+  std::int64_t workers = 0;
+  std::string checkpoints;
 };
 
 // --- Model ---
@@ -182,77 +185,98 @@ class Progress {
   std::size_t percent_ = 0;
 };
 
-// --- Checkpoint ---
-
-void save_checkpoint(const std::string& file, const Net& model,
-                     const torch::optim::Optimizer& optimizer, std::int64_t epochs_done) {
-  torch::serialize::OutputArchive archive, model_archive, optimizer_archive;
-  model->save(model_archive);
-  optimizer.save(optimizer_archive);
-  archive.write("model", model_archive);
-  archive.write("optimizer", optimizer_archive);
-  archive.write("epochs_done", c10::IValue(epochs_done));
-  // A crash while writing must not cost the last good checkpoint.
-  const std::string partial = file + ".partial";
-  archive.save_to(partial);
-  std::filesystem::rename(partial, file);
-}
-
-std::int64_t load_checkpoint(const std::string& file, Net& model,
-                             torch::optim::Optimizer& optimizer, torch::Device device) {
-  if (!std::filesystem::exists(file)) {
-    throw std::runtime_error("checkpoint '" + file + "' does not exist");
-  }
-  torch::serialize::InputArchive archive, model_archive, optimizer_archive;
-  archive.load_from(file, device);
-  archive.read("model", model_archive);
-  archive.read("optimizer", optimizer_archive);
-  model->load(model_archive);
-  optimizer.load(optimizer_archive);
-  c10::IValue epochs_done;
-  archive.read("epochs_done", epochs_done);
-  return epochs_done.toInt();
-}
-
 // --- Training ---
 
-/// Different dropout on every rank and in every epoch, and the same again after a resume.
-void seed_epoch(const Settings& settings, std::int64_t epoch) {
-  const auto size = static_cast<std::uint64_t>(hvd::size());
-  const std::uint64_t stream =
-      static_cast<std::uint64_t>(epoch) * size + static_cast<std::uint64_t>(hvd::rank());
-  torch::manual_seed(settings.seed + 1000003 * (stream + 1));
-}
+/// What is trained, by what and on what; a checkpoint holds all of it.
+class Training {
+ public:
+  Training(const Settings& settings, const ImageDataset& images, torch::Device device)
+      : settings_(settings), device_(device), images_(images.size().value()) {
+    // Rank 0's weights are everybody's; dropout differs by rank.
+    hvd::RandomStreams(settings.seed).seed_default();
+    model_ = Net();
+    model_->to(device);
+    hvd::broadcast_parameters(model_);
+    adamw_.emplace(model_->parameters(), torch::optim::AdamWOptions(settings.lr));
+    optimizer_.emplace(*adamw_, model_->named_parameters());
+    loader_ = hvd::make_data_loader(
+        images,
+        {.batch_size = settings.batch_size, .workers = settings.workers, .seed = settings.seed});
+    if (!settings.checkpoints.empty()) resume();
+  }
 
-template <class Loader>
-void train_epoch(Loader& loader, Net& model, hvd::DistributedOptimizer& optimizer,
-                 hvd::GradScaler& scaler, Progress progress, torch::Device device,
-                 const std::string& precision) {
-  model->train();
-  torch::Tensor loss_sum = torch::zeros({}, device);
-  std::int64_t steps = 0;
-  std::size_t images = 0;
-  for (Batch& batch : loader) {
-    optimizer.zero_grad();
+  Net& model() { return model_; }
+
+  /// @return false: the job has been told to end, and a checkpoint has been written
+  bool run() {
+    while (loader_->epoch() < static_cast<std::size_t>(settings_.epochs)) {
+      if (!run_epoch()) return false;
+      if (checkpointer_) checkpointer_->save(step_);
+    }
+    if (checkpointer_) checkpointer_->wait();
+    return true;
+  }
+
+ private:
+  void resume() {
+    hvd::TrainingState state;
+    state.model(model_).optimizer(*optimizer_).scaler(scaler_).loader(*loader_).random();
+    checkpointer_.emplace(
+        settings_.checkpoints, state,
+        hvd::CheckpointerOptions{.keep = 2, .background = true, .save_on_sigterm = true});
+    const std::optional<std::uint64_t> step = checkpointer_->load();
+    if (!step) return;
+    step_ = *step;
+    if (hvd::rank() == 0) {
+      std::printf("goes on after step %llu, in epoch %zu\n", static_cast<unsigned long long>(step_),
+                  loader_->epoch() + 1);
+    }
+  }
+
+  bool run_epoch() {
+    model_->train();
+    Progress progress(static_cast<std::int64_t>(loader_->epoch()) + 1, settings_.epochs, images_);
+    hvd::Metric mean_loss("mean loss");
+    for (Batch& batch : *loader_) {
+      const torch::Tensor loss = run_step(batch);
+      mean_loss.update(loss, static_cast<double>(batch.labels.size(0)));
+      progress.update(loader_->samples_used(), loss);
+      if (checkpointer_ && checkpointer_->should_stop(step_)) return false;
+    }
+    progress.finish(mean_loss.compute());
+    return true;
+  }
+
+  torch::Tensor run_step(const Batch& batch) {
+    optimizer_->zero_grad();
     torch::Tensor output;
     {
-      const hvd::Autocast autocast(device, precision == "fp16" ? torch::kFloat16 : torch::kBFloat16,
-                                   precision != "fp32");
-      output = model->forward(batch.images.to(device));
+      const bool fp16 = settings_.precision == "fp16";
+      const hvd::Autocast autocast(device_, fp16 ? torch::kFloat16 : torch::kBFloat16,
+                                   settings_.precision != "fp32");
+      output = model_->forward(batch.images.to(device_));
     }
-    const torch::Tensor loss = torch::nll_loss(output.to(torch::kFloat32), batch.labels.to(device));
-    scaler.scale(loss).backward();
-    scaler.step(optimizer);
-    scaler.update();
-
-    loss_sum += loss.detach();
-    ++steps;
-    images += static_cast<std::size_t>(output.size(0) * hvd::size());
-    progress.update(images, loss.detach());
+    const torch::Tensor loss =
+        torch::nll_loss(output.to(torch::kFloat32), batch.labels.to(device_));
+    scaler_.scale(loss).backward();
+    scaler_.step(*optimizer_);
+    scaler_.update();
+    ++step_;
+    return loss.detach();
   }
-  const torch::Tensor mean = hvd::allreduce(loss_sum / steps, {.name = "mean loss"});
-  progress.finish(mean.item<double>());
-}
+
+  const Settings& settings_;
+  const torch::Device device_;
+  const std::size_t images_;
+  Net model_{nullptr};
+  std::optional<torch::optim::AdamW> adamw_;
+  std::optional<hvd::DistributedOptimizer> optimizer_;
+  // bfloat16 has the range of float32.
+  hvd::GradScaler scaler_{{.enabled = settings_.precision == "fp16"}};
+  std::unique_ptr<hvd::DataLoader<ImageDataset>> loader_;
+  std::optional<hvd::Checkpointer> checkpointer_;
+  std::uint64_t step_ = 0;
+};
 
 /// The fraction of the test set that is classified correctly. Each image is counted once: ranks
 /// take every size-th, so some take one more, which is why nothing is reduced before the end.
@@ -272,54 +296,28 @@ double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device devi
   return static_cast<double>(correct.item<std::int64_t>()) / static_cast<double>(total);
 }
 
-double train(const Settings& settings) {
+/// @return the accuracy; nothing when the job was told to end before
+std::optional<double> train(const Settings& settings) {
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     torch::set_num_threads(std::max(1, cores / hvd::local_size()));
   }
   const torch::Device device = choose_device(settings.device);
-  const ImageDataset training(settings.data, "train");
+  const ImageDataset images(settings.data, "train");
   const ImageDataset test(settings.data, "t10k");
-
-  torch::manual_seed(settings.seed);
-  Net model;
-  model->to(device);
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(settings.lr));
-
-  std::int64_t first_epoch = 0;
-  if (!settings.resume.empty() && hvd::rank() == 0) {
-    first_epoch = load_checkpoint(settings.resume, model, optimizer, device);
-  }
-  first_epoch = hvd::broadcast_object(first_epoch);
-  hvd::broadcast_parameters(model);
-  hvd::broadcast_optimizer_state(optimizer);
-  hvd::DistributedOptimizer distributed(optimizer, model->named_parameters());
-  // bfloat16 has the range of float32.
-  hvd::GradScaler scaler({.enabled = settings.precision == "fp16"});
-
-  hvd::DistributedSampler sampler(training.size().value(), {.seed = settings.seed});
-  const auto loader = torch::data::make_data_loader(training, sampler, settings.batch_size);
-  const std::size_t images_per_epoch = sampler.size() * static_cast<std::size_t>(hvd::size());
-
-  for (std::int64_t epoch = first_epoch; epoch < settings.epochs; ++epoch) {
-    sampler.set_epoch(static_cast<std::size_t>(epoch));
-    seed_epoch(settings, epoch);
-    train_epoch(*loader, model, distributed, scaler,
-                Progress(epoch + 1, settings.epochs, images_per_epoch), device, settings.precision);
-    if (!settings.checkpoint.empty() && hvd::rank() == 0) {
-      save_checkpoint(settings.checkpoint, model, optimizer, epoch + 1);
-    }
-  }
-  return test_accuracy(test, model, device);
+  Training training(settings, images, device);
+  if (!training.run()) return std::nullopt;
+  return test_accuracy(test, training.model(), device);
 }
 
 int run(const Settings& settings) {
   hvd::init();
   const int rank = hvd::rank();
   try {
-    const double accuracy = train(settings);
+    const std::optional<double> accuracy = train(settings);
     hvd::shutdown();
-    if (rank == 0) std::printf("test accuracy %.4f\n", accuracy);
+    if (rank == 0 && accuracy) std::printf("test accuracy %.4f\n", *accuracy);
+    if (rank == 0 && !accuracy) std::printf("stopped by SIGTERM; the same command goes on\n");
     return 0;
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "mnist: rank %d: %s\n", rank, error.what_without_backtrace());
@@ -336,7 +334,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a small convolutional network on MNIST or Fashion-MNIST.");
   app.add_option("--data", settings.data, "Folder with the four idx files, gzipped or not")
       ->capture_default_str();
-  app.add_option("--epochs", settings.epochs, "Epochs in all, those before a resume included")
+  app.add_option("--epochs", settings.epochs, "Epochs in all, with those of earlier runs")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   app.add_option("--batch-size", settings.batch_size, "Images per step and rank")
@@ -354,8 +352,12 @@ int main(int argc, char** argv) {
                  "fp32, or fp16 or bf16 where that is safe (autocast)")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}))
       ->capture_default_str();
-  app.add_option("--checkpoint", settings.checkpoint, "File that rank 0 writes after each epoch");
-  app.add_option("--resume", settings.resume, "Checkpoint to continue from");
+  app.add_option("--workers", settings.workers, "Threads per rank that load ahead")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--checkpoints", settings.checkpoints,
+                 "Folder for a checkpoint after each epoch and on SIGTERM; goes on from the newest "
+                 "that is there");
   CLI11_PARSE(app, argc, argv);
   try {
     return run(settings);
