@@ -166,6 +166,9 @@ def run_rank(rank, settings, meeting_point):
             json.dump(result, file, indent=2)
     distributed.barrier()
     distributed.destroy_process_group()
+    # Past the interpreter's end: a thread of gloo's that still holds a tensor then asks for the interpreter, which is gone, and the
+    # process aborts (pytorch#179291). Everything has been written.
+    os._exit(0)
 
 
 def main():
