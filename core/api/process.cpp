@@ -11,6 +11,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "api/dump_signal.h"
@@ -38,6 +39,8 @@ struct Context {
   Mutex mutex;
   std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
   std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
+  std::string controller HVD_GUARDED_BY(mutex);
+  std::string init_method HVD_GUARDED_BY(mutex);
   std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
   std::optional<TerminateHandler> terminate_handler HVD_GUARDED_BY(lifecycle);
   const SteadyClock clock{};
@@ -159,19 +162,6 @@ void note_exit(int status, void*) {
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
-// Before the job is joined: a rank that leaves again right after joining would keep the others
-// waiting.
-void check_backend_name(const RuntimeOptions& options) {
-  if (!options.backend) return;
-  std::string known;
-  for (const std::string_view name : backend_names()) {
-    if (name == *options.backend) return;
-    known += (known.empty() ? "'" : ", '") + std::string(name) + "'";
-  }
-  throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" +
-                   *options.backend + "'");
-}
-
 // One rank speaks for its host, whose ranks were mostly started with the same environment.
 void report_settings(Context& process, const Options& options, const Topology& topology)
     HVD_REQUIRES(process.lifecycle) {
@@ -209,7 +199,6 @@ void init(const Options& options) {
   }
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
-  runtime::check_backend_name(resolved);
   runtime::register_fork_handlers();
   runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
   const Topology topology = job.control->topology();
@@ -225,11 +214,14 @@ void init(const Options& options) {
     ::on_exit(runtime::note_exit, nullptr);
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
-                 << ", local rank " << topology.local_rank << " of " << topology.local_size << ", "
+                 << ", local rank " << topology.local_rank << " of " << topology.local_size
+                 << ", met at " << job.init_method << ", controller " << job.controller << ", "
                  << runtime::describe(created->progress_policy(), topology.local_size);
   process.dump_signal.emplace(*created);
   process.terminate_handler.emplace(*created);
   const MutexLock publish(process.mutex);
+  process.controller = std::move(job.controller);
+  process.init_method = std::move(job.init_method);
   process.runtime = std::move(created);
   process.was_initialized.store(true);
 }
@@ -297,6 +289,18 @@ int local_rank() { return runtime::current_runtime()->topology().local_rank; }
 int local_size() { return runtime::current_runtime()->topology().local_size; }
 int cross_rank() { return runtime::current_runtime()->topology().cross_rank; }
 int cross_size() { return runtime::current_runtime()->topology().cross_size; }
+std::string init_method() {
+  runtime::current_runtime();
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.mutex);
+  return process.init_method;
+}
+std::string controller() {
+  runtime::current_runtime();
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.mutex);
+  return process.controller;
+}
 bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneous; }
 
 int ProcessSet::rank() const {

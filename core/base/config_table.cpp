@@ -73,10 +73,18 @@ constexpr Variable kVariables[] = {
                 "the same host is noticed at once)"},
     {.name = "START_TIMEOUT",
      .kind = VariableKind::kSeconds,
+     .option = "init_timeout",
      .lowest = 1,
      .fallback = "300",
      .meaning = "seconds that `hvd::init()` waits for the other ranks, MPI's own start included, "
                 "and that a NCCL communicator does"},
+    {.name = "INIT_METHOD",
+     .option = "init_method",
+     .otherwise = "by the environment: MPI's launcher, torchrun's variables, else one rank alone",
+     .meaning = "how the ranks find each other: `tcp://HOST:PORT`, which rank 0 serves, "
+                "`file:///path` of a file that all ranks share, `env://` or `mpi://` "
+                "([without MPI](launching.md#without-mpi)); with it `HVD_RANK` and `HVD_SIZE`, or "
+                "`RANK` and `WORLD_SIZE`"},
     {.name = "CONTROL_RADIX",
      .kind = VariableKind::kWhole,
      .highest = kMostControlRadix,
@@ -89,8 +97,10 @@ constexpr Variable kVariables[] = {
      .option = "backend",
      .otherwise =
          "by set and operation: `shm` where all ranks share a host, `hierarchical` where some do "
-         "([decision 13](decisions/0013-hierarchical.md)), else `mpi`",
-     .meaning = "`mpi`, `shm`, `hierarchical` or `local` (one rank only): nothing else is used, so "
+         "([decision 13](decisions/0013-hierarchical.md)), else `mpi` or `ucx`, which carries the "
+         "job's messages",
+     .meaning = "`mpi` or `ucx`, `shm`, `hierarchical` or `local` (one rank only): nothing else is "
+                "used, so "
                 "an operation that it does not have fails "
                 "(`hierarchical` has allreduce, allgather and broadcast); process sets of one rank "
                 "need no transport and ignore it. GPU tensors: "
@@ -176,6 +186,15 @@ constexpr Variable kVariables[] = {
     {.name = "LOCAL_SIZE",
      .use = VariableUse::kLauncher,
      .meaning = "the number of ranks of one host"},
+    {.name = "JOB_NAME",
+     .use = VariableUse::kLauncher,
+     .meaning =
+         "without MPI: the job's name; a rank of another job that comes to the same place is "
+         "refused"},
+    {.name = "JOB_TOKEN",
+     .use = VariableUse::kLauncher,
+     .meaning = "without MPI: what only the ranks of this job know; who comes with another is "
+                "refused"},
     {.name = "OUTPUT_TTY",
      .use = VariableUse::kLauncher,
      .meaning =

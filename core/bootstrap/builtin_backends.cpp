@@ -11,16 +11,26 @@
 #include <utility>
 #include <vector>
 
+#include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/local/local_backend.h"
+#include "backend/mpi/mpi_backend.h"
 #include "backend/shm/shm_backend.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "bootstrap/build_identity.h"
 #include "bootstrap/gpu_agreement.h"
+#include "bootstrap/init_method.h"
+#include "bootstrap/join_ucx.h"
+#include "bootstrap/mpi_module.h"
 #include "bootstrap/settings_agreement.h"
 #include "device/buffers.h"
+#include "host/node.h"
 #include "hvd/error.h"
 #include "local/local_network.h"
+#include "message/control_plane.h"
+#include "rendezvous/rendezvous.h"
+#include "ucx/ucx_library.h"
 
 #if HVD_HAVE_CUDA
 #include "device/cuda/cuda_api.h"
@@ -30,15 +40,6 @@
 #include "backend/nccl/nccl_backend.h"
 #include "backend/nccl/nccl_library.h"
 #endif
-#if HVD_HAVE_MPI
-#include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/mpi/mpi_backend.h"
-#include "host/node.h"
-#include "message/control_plane.h"
-#include "mpi/environment.h"
-#include "mpi/mpi_carrier.h"
-#include "mpi/mpi_world.h"
-#endif
 
 namespace hvd::runtime {
 namespace {
@@ -46,33 +47,12 @@ namespace {
 /// For a device that does not return from freeing memory at the end.
 constexpr std::chrono::seconds kHelperPatience{10};
 
+#if HVD_HAVE_NCCL
 const char* variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
-
-/// Set by the launchers that MPI can meet its peers through: mpirun, srun --mpi=pmix or pmi2,
-/// MPICH's mpiexec.
-const char* mpi_launcher_variable() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
-    if (variable(name) != nullptr) return name;
-  }
-  return nullptr;
-}
-
-// Several ranks were started, but not so that they can meet: rather an error than as many jobs of
-// one.
-void refuse_ranks_without_mpi() {
-  for (const char* name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-    const char* value = variable(name);
-    if (value == nullptr || std::atoi(value) <= 1) continue;
-    throw UsageError(std::string("hvd::init: the environment says ") + name + "=" + value +
-                     ", but this process was not started by an MPI launcher, so the ranks cannot "
-                     "find each other; start it "
-                     "with 'hvdrun -np N program', mpirun, or srun --mpi=pmix (or unset " +
-                     name + " to run alone)");
-  }
-}
+#endif
 
 std::shared_ptr<device::Api>& simulated_api() {
   static std::shared_ptr<device::Api> api;
@@ -221,12 +201,6 @@ JobConnection job_of_one(const RuntimeOptions& options) {
   return job;
 }
 
-}  // namespace
-
-#if HVD_HAVE_MPI
-
-namespace {
-
 /// The ranks of a host decide the same, as they look at the same numbers.
 bool room_for_shm(const host::Node& node) {
   const Topology& topology = node.topology();
@@ -234,9 +208,10 @@ bool room_for_shm(const host::Node& node) {
   const std::uint64_t free = node.shared_memory_free(topology.rank);
   if (topology.local_size < 2 || free >= wanted) return true;
   if (topology.local_rank == 0) {
-    HVD_LOG(kWarning) << "/dev/shm has " << free << " bytes left, expected " << wanted
-                      << " for the shm backend; using MPI between the ranks of this host, which is "
-                         "slower (docker: --shm-size)";
+    HVD_LOG(kWarning)
+        << "/dev/shm has " << free << " bytes left, expected " << wanted
+        << " for the shm backend; using messages between the ranks of this host, which "
+           "is slower (docker: --shm-size)";
   }
   return false;
 }
@@ -258,8 +233,8 @@ bool room_for_hierarchical(const host::Node& node) {
     if (topology.rank == 0) {
       HVD_LOG(kWarning) << "/dev/shm of " << topology.host_name(rank) << " has "
                         << node.shared_memory_free(rank) << " bytes left, expected " << wanted
-                        << " for the hierarchical backend; using MPI between all ranks of process "
-                           "sets on several hosts, "
+                        << " for the hierarchical backend; using messages between all ranks of "
+                           "process sets on several hosts, "
                         << "which is slower (docker: --shm-size)";
     }
     return false;
@@ -267,39 +242,81 @@ bool room_for_hierarchical(const host::Node& node) {
   return true;
 }
 
-}  // namespace
-
-JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
-  if (!mpi::is_active() && mpi_launcher_variable() == nullptr) {
-    refuse_ranks_without_mpi();
-    return job_of_one(options);
+// Before the job is joined: a rank that leaves again right after joining would keep the others
+// waiting.
+void check_backend_name(const RuntimeOptions& options, const InitMethod& method) {
+  if (!options.backend) return;
+  const std::string own = name_of(method.controller);
+  const bool carriers = *options.backend == "mpi" || *options.backend == "ucx";
+  if (carriers && method.controller != Controller::kLocal && *options.backend != own) {
+    throw UsageError("hvd::init: backend (HVD_BACKEND): '" + *options.backend +
+                     "' in a job whose messages travel over " + own + " (init method " +
+                     method.place + "); ask for '" + own + "', or leave it unset");
   }
-  mpi::WorldOptions world_options;
-  world_options.start_timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  std::string known;
+  for (const std::string_view name : backend_names()) {
+    if (name == *options.backend) return;
+    known += (known.empty() ? "'" : ", '") + std::string(name) + "'";
+  }
+  throw UsageError("hvd::init: backend (HVD_BACKEND): expected one of " + known + ", got '" +
+                   *options.backend + "'");
+}
+
+MpiModule& require_mpi(const InitMethod& method) {
+  if (MpiModule* const module = mpi_module()) return *module;
+  throw UsageError("hvd::init: " + method.source +
+                   (method.place == method.source ? "" : " asks for MPI (" + method.place + ")") +
+                   ", but this hvd was built without MPI (HVD_WITH_MPI=OFF)");
+}
+
+std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
+  MpiJoinOptions join;
+  join.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
   // A thread that is inside a call may be without a core for a while, so not less than a second.
-  world_options.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+  join.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
-  const auto world = mpi::MpiWorld::join(world_options);
-  JobConnection job;
-  job.world = world;
-  const auto carrier = mpi::make_mpi_carrier(world);
-  const auto node = world->node();
+  return require_mpi(method).join(join);
+}
+
+std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method) {
+  if (method.controller == Controller::kMpi) return join_over_mpi(options, method);
+  const Deadline deadline =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
+  const rendezvous::Introduction own{.job = env_string("JOB_NAME").value_or(""),
+                                     .token = env_string("JOB_TOKEN").value_or(""),
+                                     .build = build_identity(),
+                                     .rank = method.rank,
+                                     .size = method.size};
+  return join_over_ucx(rendezvous::meet(method.place, own, deadline), deadline);
+}
+
+/// What the ranks of a job have told each other, and what has been made of it.
+void begin(JobConnection& job, World& world, const RuntimeOptions& options,
+           std::shared_ptr<const SharedArena> arena) {
+  const auto& carrier = world.carrier();
+  const auto& node = world.node();
+  const Topology& topology = node->topology();
   job.control = message::make_control_plane(carrier, node);
+  const auto contradiction = job.controller == name_of(Controller::kMpi)
+                                 ? contradiction_to_mpi(options, topology.rank, topology.size)
+                                 : std::nullopt;
+  if (contradiction) {
+    job.control->farewell();
+    throw UsageError(*contradiction);
+  }
   const SettingsReport settings = report_of(options);
-  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(node->topology().size));
-  world->allgather(&settings, all_settings.data(), static_cast<int>(sizeof settings),
-                   world_options.start_timeout);
-  if (const auto difference = find_different_setting(all_settings, node->topology())) {
+  std::vector<SettingsReport> all_settings(static_cast<std::size_t>(topology.size));
+  world.allgather(&settings, all_settings.data(), sizeof settings);
+  if (const auto difference = find_different_setting(all_settings, topology)) {
     job.control->farewell();
     throw UsageError("hvd::init: " + *difference);
   }
-  Gpu gpu = inspect_gpu(options, node->topology().local_rank);
-  gpu.report.cuda_aware = options.cuda_aware_mpi && mpi::cuda_aware() ? 1 : 0;
-  std::vector<GpuReport> reports(static_cast<std::size_t>(node->topology().size));
-  world->allgather(&gpu.report, reports.data(), static_cast<int>(sizeof gpu.report),
-                   world_options.start_timeout);
-  const GpuAgreement agreement = agree_on_gpus(reports, node->topology());
+  Gpu gpu = inspect_gpu(options, topology.local_rank);
+  gpu.report.cuda_aware = options.cuda_aware_mpi && world.cuda_aware() ? 1 : 0;
+  std::vector<GpuReport> reports(static_cast<std::size_t>(topology.size));
+  world.allgather(&gpu.report, reports.data(), sizeof gpu.report);
+  const GpuAgreement agreement = agree_on_gpus(reports, topology);
   job.backends.push_back(
       std::make_shared<mpi::MpiBackend>(carrier, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
   if (node->control_segment_shared() && room_for_shm(*node))
@@ -309,29 +326,38 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   add_device_backends(job, gpu, agreement, options);
+  world.begun();
+}
+
+}  // namespace
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
+  MpiModule* const mpi = mpi_module();
+  const InitMethod method = choose_init_method(options, mpi != nullptr && mpi->active());
+  check_backend_name(options, method);
+  if (method.controller == Controller::kLocal) return job_of_one(options);
+  const auto world = join_world(options, method);
+  JobConnection job;
+  job.world = world;
+  job.controller = name_of(method.controller);
+  job.init_method = world->init_method();
+  try {
+    begin(job, *world, options, std::move(arena));
+  } catch (const std::exception& error) {
+    world->abandon(error.what());
+    throw;
+  }
   return job;
 }
 
-bool mpi_threads_multiple() { return !mpi::is_active() || mpi::threads_multiple(); }
-
-void forget_job_peers() noexcept { mpi::mark_failed(); }
-
-#else
-
-JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena>) {
-  if (const char* name = mpi_launcher_variable()) {
-    throw UsageError(std::string("hvd::init: ") + name +
-                     " is set, so an MPI launcher started this process, but this hvd was built "
-                     "without MPI (HVD_WITH_MPI=OFF)");
-  }
-  refuse_ranks_without_mpi();
-  return job_of_one(options);
+bool mpi_threads_multiple() {
+  const MpiModule* const mpi = mpi_module();
+  return mpi == nullptr || !mpi->active() || mpi->threads_multiple();
 }
 
-bool mpi_threads_multiple() { return true; }
-void forget_job_peers() noexcept {}
-
-#endif
+void forget_job_peers() noexcept {
+  if (MpiModule* const mpi = mpi_module()) mpi->forget_peers();
+}
 
 void use_device_memory(DeviceMemory memory) { FrameworksMemory::instance().set(std::move(memory)); }
 void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
@@ -341,9 +367,12 @@ void use_nccl_library(std::shared_ptr<nccl::Library> library) {
 
 std::vector<std::string_view> backend_names() {
   return {
-      "local", "shm",
+      "local", "shm", "hierarchical",
 #if HVD_HAVE_MPI
-      "mpi",   "hierarchical",
+      "mpi",
+#endif
+#if HVD_HAVE_UCX
+      "ucx",
 #endif
 #if HVD_HAVE_NCCL
       "nccl",
@@ -367,14 +396,14 @@ bool nccl_usable() noexcept {
 #if HVD_HAVE_MPI
 namespace {
 
-std::string describe_cuda_aware_mpi() {
+std::string describe_cuda_aware(const MpiModule& mpi) {
   const bool off = env_choice("CUDA_AWARE_MPI").value_or("auto") == "off";
-  if (mpi::cuda_aware()) {
+  if (mpi.cuda_aware()) {
     return off ? "yes, and not used: HVD_CUDA_AWARE_MPI=off; GPU tensors without NCCL are staged"
                : "yes: where MPI carries GPU tensors, those that are only moved are not staged";
   }
   // Some only know once they have started.
-  return std::string("no") + (mpi::is_active() ? "" : ", as far as MPI says before a job begins") +
+  return std::string("no") + (mpi.active() ? "" : ", as far as MPI says before a job begins") +
          ": GPU tensors without NCCL are staged";
 }
 
@@ -384,10 +413,15 @@ std::string describe_cuda_aware_mpi() {
 std::vector<Component> optional_components() {
   return {
 #if HVD_HAVE_MPI
-      {"MPI", true, mpi::library_version()},
-      {"CUDA-aware MPI", true, describe_cuda_aware_mpi()},
+      {"MPI", true, mpi_module()->library_version()},
+      {"CUDA-aware MPI", true, describe_cuda_aware(*mpi_module())},
 #else
       {"MPI", false, "HVD_WITH_MPI=OFF"},
+#endif
+#if HVD_HAVE_UCX
+      {"UCX", true, ucx::describe_library()},
+#else
+      {"UCX", false, "HVD_WITH_UCX=OFF, or there was no ucp.h"},
 #endif
       {"shared memory", true, "POSIX shared memory"},
 #if HVD_HAVE_CUDA

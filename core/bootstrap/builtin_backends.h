@@ -20,6 +20,8 @@ namespace hvd::runtime {
 /// What a process needs to take part in its job. The members that are listed last are destroyed
 /// first.
 struct JobConnection {
+  std::string controller = "local";         ///< what carries the messages: "mpi", "ucx", "local"
+  std::string init_method = "local://";     ///< how the ranks have met
   std::shared_ptr<void> world;              ///< keeps alive what plane and backends share
   std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
   std::vector<std::shared_ptr<Backend>> backends;
@@ -28,7 +30,8 @@ struct JobConnection {
 
 /// Joins the job this process was launched into, or makes a job of one. Collective.
 /// @param arena of this process; may be null
-/// @throws UsageError when the environment speaks of several ranks but there is no MPI job to join.
+/// @throws UsageError when program and environment contradict each other or speak of several ranks
+/// without saying how they meet; PeerLostError when a rank does not come in time
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
 
 /// Before join_job(): see hvd::use_device_memory().
@@ -40,7 +43,7 @@ void use_device_api(std::shared_ptr<device::Api>);
 /// For tests: NCCL on that device. In a build without NCCL it is not used.
 void use_nccl_library(std::shared_ptr<nccl::Library>);
 
-/// The names that a backend can be chosen by.
+/// The names that a backend can be chosen by; a job has one of "mpi" and "ucx".
 std::vector<std::string_view> backend_names();
 
 struct Component {

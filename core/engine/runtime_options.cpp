@@ -101,7 +101,7 @@ RuntimeOptions resolve(const Options& options) {
   resolved.deadlock_timeout =
       choose(options.deadlock_timeout, "deadlock_timeout", resolved.deadlock_timeout);
   resolved.peer_timeout = choose(options.peer_timeout, "peer_timeout", resolved.peer_timeout);
-  if (const auto time = env_seconds("START_TIMEOUT")) resolved.start_timeout = *time;
+  resolved.start_timeout = choose(options.init_timeout, "init_timeout", resolved.start_timeout);
   if (const auto radix = env_int("CONTROL_RADIX"))
     resolved.control_radix = static_cast<int>(*radix);
   if (const auto device = env_int("DEVICE")) resolved.device = static_cast<int>(*device);
@@ -111,6 +111,11 @@ RuntimeOptions resolve(const Options& options) {
   resolved.cuda_aware_mpi = env_choice("CUDA_AWARE_MPI").value_or("auto") == "auto";
   resolved.backend = backend(options);
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
+  resolved.init_method_is_program = options.init_method && !options.init_method->empty();
+  resolved.init_method =
+      resolved.init_method_is_program ? options.init_method : env_string("INIT_METHOD");
+  resolved.rank = options.rank;
+  resolved.world_size = options.world_size;
   return resolved;
 }
 
@@ -131,6 +136,10 @@ std::string describe_settings(const Options& options) {
   add("peer_timeout", options.peer_timeout, in_seconds);
   add("backend", options.backend, text);
   add("timeline_path", options.timeline_path, text);
+  add("init_method", options.init_method, text);
+  add("rank", options.rank, number);
+  add("world_size", options.world_size, number);
+  add("init_timeout", options.init_timeout, in_seconds);
   for (std::string& variable : variables_in_force(VariableUse::kRuntime))
     settings.push_back(std::move(variable));
   std::string all;

@@ -38,6 +38,11 @@ struct RuntimeOptions {
   bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
+  /// How the ranks find each other; unset: as the environment suggests.
+  std::optional<std::string> init_method = {};
+  bool init_method_is_program = false;  ///< it is Options', not the environment's
+  std::optional<int> rank = {};         ///< as the program has it
+  std::optional<int> world_size = {};
   /// A thread of the runtime's own moves things on. Without it somebody has to call Runtime::step()
   /// (simulations).
   bool background_thread = true;

@@ -105,7 +105,9 @@ ALSO = {
     "core/backend/hierarchical/": {"backend/segment", "message", "host"},
     "core/backend/nccl/": {"device"},
     "core/backend/staged/": {"device", "backend/composite"},
-    "core/bootstrap/builtin_backends.cpp": {"mpi", "message", "host", "local", "backend"},
+    "core/bootstrap/": {"message", "host", "rendezvous", "ucx"},
+    "core/bootstrap/builtin_backends.cpp": {"message", "host", "local", "backend", "rendezvous", "ucx"},
+    "core/bootstrap/join_mpi.cpp": {"mpi", "message", "host"},
 }
 
 # Below these folders a lock is one that Clang's thread safety analysis knows.

@@ -129,7 +129,10 @@ class MpiChannel final : public Channel {
 
 MpiBackend::MpiBackend(std::shared_ptr<message::Carrier> carrier, const MpiTuning& tuning,
                        bool cuda_aware)
-    : carrier_(std::move(carrier)), tuning_(tuning), cuda_aware_(cuda_aware) {
+    : carrier_(std::move(carrier)),
+      name_(carrier_->name()),
+      tuning_(tuning),
+      cuda_aware_(cuda_aware) {
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
   const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
                      tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&

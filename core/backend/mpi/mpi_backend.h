@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "backend/mpi/tuning.h"
 #include "hvd/backend.h"
@@ -8,7 +9,8 @@
 
 namespace hvd::mpi {
 
-/// Collectives on CPU memory over messages from rank to rank, whose carrier is MPI.
+/// Collectives on CPU memory over messages from rank to rank. It is called after their carrier,
+/// "mpi" or "ucx".
 ///
 /// Not MPI_Allreduce and its kin: the order in which those add depends on offset and size, they
 /// block, and one call for a large tensor is slower than pieces that stay in the cache. Here every
@@ -19,7 +21,7 @@ class MpiBackend final : public Backend {
   explicit MpiBackend(std::shared_ptr<message::Carrier>, const MpiTuning& tuning = {},
                       bool cuda_aware = false);
 
-  std::string_view name() const noexcept override { return "mpi"; }
+  std::string_view name() const noexcept override { return name_; }
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
   bool carries_memory_of(DeviceType type) const noexcept override {
@@ -28,6 +30,7 @@ class MpiBackend final : public Backend {
 
  private:
   std::shared_ptr<message::Carrier> carrier_;
+  std::string_view name_;  ///< the carrier's
   MpiTuning tuning_;
   bool cuda_aware_;
 };

@@ -15,11 +15,12 @@
 
 namespace hvd {
 
-/// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1).
-/// Collective over all ranks. May follow a shutdown(). The program may have called MPI_Init itself.
-/// @throws UsageError when called twice, when an option or variable is malformed, or when the
-/// process is one of several started
-///         without an MPI job (torchrun); PeerLostError when a rank does not arrive.
+/// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
+/// Options::init_method says, or alone (size 1). Collective over all ranks. May follow a
+/// shutdown(). The program may have called MPI_Init itself.
+/// @throws UsageError when called twice, when an option or variable is malformed, when two of them
+/// contradict each other, or when the process is one of several and nothing says how they meet;
+/// PeerLostError when a rank does not arrive inside Options::init_timeout.
 void init(const Options& = {});
 
 /// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations
@@ -37,6 +38,11 @@ int cross_rank();
 int cross_size();
 /// Every host runs the same number of ranks.
 bool is_homogeneous();
+/// How the ranks have met: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
+/// alone).
+std::string init_method();
+/// What carries the job's messages: "mpi", "ucx", or "local" (one rank alone).
+std::string controller();
 
 // What this build contains; usable before init().
 bool mpi_built() noexcept;

@@ -46,6 +46,17 @@ struct Options {
   /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE;
   /// default none.
   std::optional<std::string> timeline_path = {};
+  /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path" of a
+  /// file that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;
+  /// default, also where it is empty: MPI where its launcher has started this process, else
+  /// "env://" where torchrun has, else one rank alone. docs/launching.md has more.
+  std::optional<std::string> init_method = {};
+  /// This process among `world_size`: 0 to world_size - 1. HVD_RANK, then RANK. MPI has its own.
+  std::optional<int> rank = {};
+  /// HVD_SIZE, then WORLD_SIZE.
+  std::optional<int> world_size = {};
+  /// How long init() waits for the other ranks. HVD_START_TIMEOUT (seconds); default 300 s.
+  std::optional<std::chrono::milliseconds> init_timeout = {};
 };
 
 /// HVD_CHECK_EVERY, for adapters to frameworks; nothing where it is unset. Throws UsageError where

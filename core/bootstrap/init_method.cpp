@@ -1,0 +1,217 @@
+#include "bootstrap/init_method.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+/// A number of ranks, or a rank, as the environment has it.
+struct Number {
+  int value = 0;
+  std::string text = {};  ///< "RANK=1"
+};
+
+std::optional<Number> number(const char* name) {
+  const char* const text = environment(name);
+  if (text == nullptr) return std::nullopt;
+  const std::string_view all = text;
+  Number read{.text = std::string(name) + "=" + text};
+  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), read.value);
+  if (error != std::errc() || end != all.data() + all.size() || read.value < 0) {
+    throw UsageError(std::string("hvd::init: ") + name + ": expected a whole number, got '" + text +
+                     "'");
+  }
+  return read;
+}
+
+std::optional<Number> first_number(std::initializer_list<const char*> names) {
+  for (const char* const name : names)
+    if (auto found = number(name)) return found;
+  return std::nullopt;
+}
+
+/// What somebody says of this process's place in the job.
+struct Claim {
+  std::optional<Number> rank = {};
+  std::optional<Number> size = {};
+
+  std::string text() const {
+    std::string both = rank ? rank->text : "";
+    if (size) both += (both.empty() ? "" : ", ") + size->text;
+    return both;
+  }
+};
+
+std::optional<std::string> contradiction(const Claim& a, const char* who_a, const Claim& b,
+                                         const char* who_b) {
+  const auto differ = [](const std::optional<Number>& x, const std::optional<Number>& y) {
+    return x && y && x->value != y->value;
+  };
+  if (!differ(a.rank, b.rank) && !differ(a.size, b.size)) return std::nullopt;
+  return std::string("hvd::init: ") + who_a + " and " + who_b +
+         " contradict each other: " + a.text() + " and " + b.text() +
+         "; unset what is left over, or say which is meant: HVD_INIT_METHOD (or "
+         "Options::init_method) is mpi://, env://, tcp://HOST:PORT or file:///path";
+}
+
+void require_agreement(const Claim& a, const char* who_a, const Claim& b, const char* who_b) {
+  if (const auto difference = contradiction(a, who_a, b, who_b)) throw UsageError(*difference);
+}
+
+Claim of_mpi_launcher() {
+  return {.rank = first_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}),
+          .size = first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})};
+}
+Claim of_hvdrun() { return {.rank = number("HVD_RANK"), .size = number("HVD_SIZE")}; }
+Claim of_torchrun() { return {.rank = number("RANK"), .size = number("WORLD_SIZE")}; }
+Claim of_program(const RuntimeOptions& options) {
+  Claim claim;
+  if (options.rank) claim.rank = {*options.rank, "Options::rank=" + std::to_string(*options.rank)};
+  if (options.world_size)
+    claim.size = {*options.world_size,
+                  "Options::world_size=" + std::to_string(*options.world_size)};
+  return claim;
+}
+constexpr const char* kProgram = "the program";
+constexpr const char* kMpi = "MPI";
+constexpr const char* kHvdrun = "hvdrun's variables";
+constexpr const char* kTorchrun = "torchrun's variables";
+
+/// All of torchrun's are there, not some that another tool has set too.
+bool started_by_torchrun() {
+  return environment("RANK") && environment("WORLD_SIZE") && environment("MASTER_ADDR") &&
+         environment("MASTER_PORT");
+}
+
+InitMethod one_rank() { return {}; }
+
+InitMethod with_numbers(InitMethod method, const std::optional<Number>& rank,
+                        const std::optional<Number>& size) {
+  const auto missing = [&](const char* what, const char* how) {
+    return UsageError("hvd::init: init_method " + method.place + " (" + method.source +
+                      ") needs the " + what + "; set " + how);
+  };
+  if (!size) throw missing("number of ranks", "Options::world_size, HVD_SIZE or WORLD_SIZE");
+  if (size->value < 1) throw UsageError("hvd::init: expected at least one rank, got " + size->text);
+  if (!rank) throw missing("rank", "Options::rank, HVD_RANK or RANK");
+  if (rank->value < 0 || rank->value >= size->value) {
+    throw UsageError("hvd::init: expected a rank from 0 to " + std::to_string(size->value - 1) +
+                     " (" + size->text + "), got " + rank->text);
+  }
+  method.rank = rank->value;
+  method.size = size->value;
+  if (method.size == 1) return one_rank();
+  method.controller = Controller::kUcx;
+  return method;
+}
+
+/// What comes first in `a`, `b`, `c` for each of the two.
+Claim first_of(const Claim& a, const Claim& b, const Claim& c) {
+  const auto choose = [](const auto& x, const auto& y, const auto& z) { return x ? x : y ? y : z; };
+  return {.rank = choose(a.rank, b.rank, c.rank), .size = choose(a.size, b.size, c.size)};
+}
+
+/// "tcp://host:port" of torchrun's variables.
+InitMethod master(const std::string& source, const Claim& claim) {
+  std::string absent;
+  for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (environment(name) == nullptr) absent += (absent.empty() ? "" : " and ") + std::string(name);
+  }
+  InitMethod method{.place = "env://", .source = source};
+  if (absent.empty()) {
+    const std::string host = environment("MASTER_ADDR");
+    method.place = "tcp://" + host + ":" + environment("MASTER_PORT");
+    const char* const agent = environment("TORCHELASTIC_USE_AGENT_STORE");
+    method.agent_store = agent != nullptr && std::string_view(agent) == "True";
+  } else if (!claim.size || claim.size->value != 1) {
+    throw UsageError("hvd::init: init_method env:// (" + source + ") needs " + absent + ", which " +
+                     (absent.find(' ') == std::string::npos ? "is" : "are") +
+                     " not set; set it to the host and a free port of rank 0, or use "
+                     "tcp://HOST:PORT");
+  }
+  return with_numbers(method, claim.rank, claim.size);
+}
+
+InitMethod explicit_method(const RuntimeOptions& options) {
+  const std::string& text = *options.init_method;
+  const std::string source =
+      options.init_method_is_program ? "Options::init_method" : "HVD_INIT_METHOD";
+  if (text == kMpiMethod)
+    return {.controller = Controller::kMpi, .place = kMpiMethod, .source = source};
+  if (text == "env://")
+    return master(source, first_of(of_program(options), of_torchrun(), of_hvdrun()));
+  if (!text.starts_with("tcp://") && !text.starts_with("file://")) {
+    throw UsageError("hvd::init: init_method (" + source +
+                     "): expected tcp://HOST:PORT, which rank 0 serves, file:///path of a file "
+                     "that all ranks share, env:// or mpi://, got '" +
+                     text + "'");
+  }
+  const Claim claim = first_of(of_program(options), of_hvdrun(), of_torchrun());
+  return with_numbers({.place = text, .source = source}, claim.rank, claim.size);
+}
+
+/// Several ranks were started, but not so that they can meet: rather an error than as many jobs of
+/// one.
+void refuse_ranks_that_cannot_meet(const RuntimeOptions& options) {
+  std::optional<Number> several = of_program(options).size;
+  for (const char* const name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (!several || several->value <= 1) several = number(name);
+  if (!several || several->value <= 1) return;
+  throw UsageError("hvd::init: " + several->text +
+                   ", but nothing says how the ranks find each other, neither an MPI launcher nor "
+                   "torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; start the program "
+                   "with 'hvdrun -np N program', mpirun, srun --mpi=pmix or torchrun, or set "
+                   "HVD_INIT_METHOD (or Options::init_method) to tcp://HOST:PORT or file:///path "
+                   "(one rank alone: unset " +
+                   several->text.substr(0, several->text.find('=')) + ")");
+}
+
+}  // namespace
+
+const char* name_of(Controller controller) noexcept {
+  if (controller == Controller::kMpi) return "mpi";
+  return controller == Controller::kUcx ? "ucx" : "local";
+}
+
+InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
+  if (options.init_method) return explicit_method(options);
+  const Claim mpi = of_mpi_launcher();
+  const Claim program = of_program(options);
+  const bool torchrun = started_by_torchrun();
+  if (mpi_active || mpi.rank || mpi.size) {
+    require_agreement(mpi, "MPI's launcher", of_hvdrun(), kHvdrun);
+    require_agreement(mpi, "MPI's launcher", program, kProgram);
+    if (torchrun) require_agreement(mpi, "MPI's launcher", of_torchrun(), kTorchrun);
+    return {.controller = Controller::kMpi,
+            .place = kMpiMethod,
+            .source = mpi.text().empty() ? "MPI was started by the program" : mpi.text()};
+  }
+  if (torchrun) {
+    require_agreement(of_torchrun(), kTorchrun, of_hvdrun(), kHvdrun);
+    require_agreement(of_torchrun(), kTorchrun, program, kProgram);
+    return master(kTorchrun, of_torchrun());
+  }
+  refuse_ranks_that_cannot_meet(options);
+  return one_rank();
+}
+
+std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size) {
+  const Claim mpi{.rank = Number{rank, "rank " + std::to_string(rank)},
+                  .size = Number{size, std::to_string(size) + " ranks"}};
+  if (auto difference = contradiction(mpi, kMpi, of_program(options), kProgram)) return difference;
+  if (options.init_method) return std::nullopt;
+  if (auto difference = contradiction(mpi, kMpi, of_hvdrun(), kHvdrun)) return difference;
+  return started_by_torchrun() ? contradiction(mpi, kMpi, of_torchrun(), kTorchrun) : std::nullopt;
+}
+
+}  // namespace hvd::runtime

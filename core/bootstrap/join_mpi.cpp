@@ -1,0 +1,56 @@
+// The one file of hvd that knows what wraps MPI.
+#include <chrono>
+#include <utility>
+
+#include "bootstrap/mpi_module.h"
+#include "mpi/environment.h"
+#include "mpi/mpi_carrier.h"
+#include "mpi/mpi_world.h"
+
+namespace hvd::runtime {
+namespace {
+
+class JobOverMpi final : public World {
+ public:
+  JobOverMpi(std::shared_ptr<mpi::MpiWorld> world, std::chrono::milliseconds timeout)
+      : world_(std::move(world)), carrier_(mpi::make_mpi_carrier(world_)), timeout_(timeout) {}
+
+  const std::string& init_method() const noexcept override { return init_method_; }
+  const std::shared_ptr<host::Node>& node() const noexcept override { return world_->node(); }
+  const std::shared_ptr<message::Carrier>& carrier() const noexcept override { return carrier_; }
+  bool cuda_aware() const noexcept override { return mpi::cuda_aware(); }
+  void allgather(const void* mine, void* all, std::size_t bytes) override {
+    world_->allgather(mine, all, static_cast<int>(bytes), timeout_);
+  }
+  void begun() override {}
+  void abandon(std::string_view) noexcept override {}  // they wait until their deadline
+
+ private:
+  const std::string init_method_ = "mpi://";
+  const std::shared_ptr<mpi::MpiWorld> world_;
+  const std::shared_ptr<message::Carrier> carrier_;
+  const std::chrono::milliseconds timeout_;
+};
+
+class LinkedMpi final : public MpiModule {
+ public:
+  bool active() const noexcept override { return mpi::is_active(); }
+  bool threads_multiple() const noexcept override { return mpi::threads_multiple(); }
+  bool cuda_aware() const noexcept override { return mpi::cuda_aware(); }
+  std::string library_version() const override { return mpi::library_version(); }
+  void forget_peers() noexcept override { mpi::mark_failed(); }
+  std::shared_ptr<World> join(const MpiJoinOptions& options) override {
+    auto world = mpi::MpiWorld::join(
+        {.start_timeout = options.start_timeout, .call_timeout = options.call_timeout});
+    return std::make_shared<JobOverMpi>(std::move(world), options.start_timeout);
+  }
+};
+
+}  // namespace
+
+MpiModule* mpi_module() {
+  static LinkedMpi module;
+  return &module;
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace hvd::testing {
+
+using Environment = std::map<std::string, std::string>;
+
+/// A process that a test has started as a shell would, with nothing of a launcher in its
+/// environment but what it is given.
+class Process {
+ public:
+  Process(const std::vector<std::string>& command, const Environment& environment) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+      throw std::system_error(errno, std::generic_category(), "pipe");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(ends[1], 1);
+      ::dup2(ends[1], 2);
+      for (const char* const name :
+           {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
+            "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HVD_RANK", "HVD_SIZE"})
+        ::unsetenv(name);
+      for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+      std::vector<char*> arguments;
+      for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+      arguments.push_back(nullptr);
+      ::execvp(arguments.front(), arguments.data());
+      ::_exit(127);
+    }
+    ::close(ends[1]);
+    output_ = ends[0];
+  }
+  Process(Process&& other) noexcept
+      : pid_(std::exchange(other.pid_, 0)), output_(std::exchange(other.output_, -1)) {}
+  Process& operator=(Process&&) = delete;
+  ~Process() {
+    if (output_ >= 0) ::close(output_);
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  struct End {
+    int code = -1;       ///< 128 + the signal that ended it
+    std::string output;  ///< of both kinds
+  };
+  /// Waits for its end. One that is still there at the deadline is killed, and its output says so.
+  End wait(std::chrono::steady_clock::time_point deadline) {
+    End end;
+    std::array<char, 4096> buffer{};
+    for (;;) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      pollfd look{.fd = output_, .events = POLLIN, .revents = 0};
+      if (left.count() <= 0 || ::poll(&look, 1, static_cast<int>(left.count())) == 0) {
+        end.output += "\nTHE TEST HAS KILLED IT";
+        ::kill(pid_, SIGKILL);
+        break;
+      }
+      const ssize_t got = ::read(output_, buffer.data(), buffer.size());
+      if (got <= 0) break;
+      end.output.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+    int status = 0;
+    ::waitpid(std::exchange(pid_, 0), &status, 0);
+    end.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return end;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int output_ = -1;
+};
+
+}  // namespace hvd::testing

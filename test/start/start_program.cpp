@@ -1,0 +1,135 @@
+// start_program MODE [NAME=VALUE...]: one rank of a job that nothing of MPI has started.
+//
+// MODE: work (operations, a process set, shutdown, and all of it again), init (joins and leaves),
+// kill (the last rank ends itself with SIGKILL between two operations). NAME: init_method, rank,
+// world_size, init_timeout (seconds) and backend of hvd::Options. Prints "OK rank size local_rank
+// local_size controller init_method" after each job, or "CLASS message" of what was thrown.
+#include <hvd/collectives.h>
+#include <hvd/hvd.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+constexpr int kOperations = 20;
+
+hvd::TensorView view(std::vector<float>& memory) {
+  const auto count = static_cast<std::int64_t>(memory.size());
+  return {reinterpret_cast<std::byte*>(memory.data()), count, hvd::DataType::kFloat32, {}, {count}};
+}
+
+void run(hvd::Submission submission) {
+  const hvd::Operation operation = hvd::submit(std::move(submission));
+  operation.wait();
+  operation.status().raise_if_error();
+}
+
+void expect(bool holds, const char* what) {
+  if (!holds) throw std::logic_error(std::string("wrong: ") + what);
+}
+
+void sum_of_ranks(const hvd::ProcessSet& set, std::size_t elements) {
+  std::vector<float> memory(elements, static_cast<float>(hvd::rank() + 1));
+  hvd::Submission submission;
+  submission.name = "sum" + std::to_string(elements);
+  submission.input = submission.output = view(memory);
+  submission.process_set = set.id();
+  run(std::move(submission));
+  float sum = 0;
+  for (const int rank : set.ranks()) sum += static_cast<float>(rank + 1);
+  expect(memory.front() == sum && memory.back() == sum, "a sum over the ranks");
+}
+
+void gather_ranks() {
+  std::vector<float> own(static_cast<std::size_t>(hvd::rank() + 1),
+                         static_cast<float>(hvd::rank()));
+  std::vector<float> all;
+  hvd::Submission submission;
+  submission.name = "ranks";
+  submission.parameters = hvd::Allgather{};
+  submission.input = view(own);
+  submission.allocate_output = [&all](const hvd::OutputSizes& sizes) {
+    all.resize(static_cast<std::size_t>(
+        std::accumulate(sizes.first_dims.begin(), sizes.first_dims.end(), std::int64_t{0})));
+    return view(all);
+  };
+  run(std::move(submission));
+  std::size_t at = 0;
+  for (int rank = 0; rank < hvd::size(); ++rank)
+    for (int i = 0; i <= rank; ++i)
+      expect(all.at(at++) == static_cast<float>(rank), "the ranks that were gathered");
+}
+
+void work() {
+  for (int i = 0; i < kOperations; ++i) sum_of_ranks({}, 10);
+  for (const std::size_t elements : {1U, 10'000U, 1'000'000U}) sum_of_ranks({}, elements);
+  gather_ranks();
+  hvd::barrier();
+  if (hvd::size() < 2) return;
+  const hvd::ProcessSet pair = hvd::add_process_set({0, hvd::size() - 1});
+  if (pair.rank() >= 0) sum_of_ranks(pair, 1000);
+  hvd::remove_process_set(pair);
+}
+
+void lose_last_rank() {
+  sum_of_ranks({}, 100);
+  if (hvd::rank() == hvd::size() - 1) ::raise(SIGKILL);
+  for (int i = 0; i < 1000; ++i) sum_of_ranks({}, 10);
+}
+
+hvd::Options options_of(int count, char** arguments) {
+  hvd::Options options;
+  for (int i = 0; i < count; ++i) {
+    const std::string_view argument = arguments[i];
+    const auto equals = argument.find('=');
+    const std::string_view name = argument.substr(0, equals);
+    const std::string value(argument.substr(equals + 1));
+    if (name == "init_method") options.init_method = value;
+    if (name == "backend") options.backend = value;
+    if (name == "rank") options.rank = std::atoi(value.c_str());
+    if (name == "world_size") options.world_size = std::atoi(value.c_str());
+    if (name == "init_timeout")
+      options.init_timeout = std::chrono::milliseconds(std::atoi(value.c_str()) * 1000);
+  }
+  return options;
+}
+
+void join_and(const std::string& mode, const hvd::Options& options) {
+  hvd::init(options);
+  if (mode == "work") work();
+  if (mode == "kill") lose_last_rank();
+  std::printf("OK %d %d %d %d %s %s\n", hvd::rank(), hvd::size(), hvd::local_rank(),
+              hvd::local_size(), hvd::controller().c_str(), hvd::init_method().c_str());
+  hvd::shutdown();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "init";
+  const hvd::Options options = options_of(std::max(0, argc - 2), argv + 2);
+  try {
+    join_and(mode, options);
+    if (mode == "work") join_and(mode, options);
+  } catch (const hvd::UsageError& error) {
+    std::printf("UsageError %s\n", error.what());
+    return 2;
+  } catch (const hvd::PeerLostError& error) {
+    std::printf("PeerLostError %d %s\n", error.rank(), error.what());
+    return 3;
+  } catch (const hvd::Error& error) {
+    std::printf("Error %s\n", error.what());
+    return 4;
+  }
+  return 0;
+}

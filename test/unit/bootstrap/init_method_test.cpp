@@ -1,0 +1,180 @@
+#include "bootstrap/init_method.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Variables = std::vector<std::pair<const char*, const char*>>;
+
+const Variables kTorchrun = {
+    {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29500"}};
+
+class InitMethodTest : public ::testing::Test {
+ protected:
+  InitMethodTest() { clear(); }
+  ~InitMethodTest() override { clear(); }
+
+  static void set(const Variables& variables) {
+    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+  }
+  static InitMethod choose(const RuntimeOptions& options = {}, bool mpi_active = false) {
+    return choose_init_method(options, mpi_active);
+  }
+  static std::string refusal(const RuntimeOptions& options = {}) {
+    try {
+      const InitMethod method = choose(options);
+      return "accepted " + method.place;
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  }
+  static RuntimeOptions with(const std::string& method) {
+    RuntimeOptions options;
+    options.init_method = method;
+    return options;
+  }
+
+ private:
+  static void clear() {
+    for (const char* name :
+         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
+          "HVD_RANK", "HVD_SIZE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+          "TORCHELASTIC_USE_AGENT_STORE", "SLURM_STEP_NUM_TASKS"})
+      ::unsetenv(name);
+  }
+};
+
+TEST_F(InitMethodTest, NothingMeansOneRank) {
+  const InitMethod method = choose();
+  EXPECT_EQ(method.controller, Controller::kLocal);
+  EXPECT_EQ(method.place, "local://");
+  EXPECT_EQ(method.size, 1);
+}
+
+TEST_F(InitMethodTest, AnMpiLauncherMeansMpi) {
+  set({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
+  EXPECT_EQ(choose().controller, Controller::kMpi);
+  // hvdrun over mpirun says the same once more.
+  set({{"HVD_SIZE", "2"}, {"HVD_RANK", "1"}});
+  EXPECT_EQ(choose().controller, Controller::kMpi);
+}
+
+TEST_F(InitMethodTest, AProgramThatHasStartedMpiMeansMpi) {
+  EXPECT_EQ(choose({}, true).controller, Controller::kMpi);
+}
+
+TEST_F(InitMethodTest, TorchrunsVariablesAreAPort) {
+  set(kTorchrun);
+  const InitMethod method = choose();
+  EXPECT_EQ(method.controller, Controller::kUcx);
+  EXPECT_EQ(method.place, "tcp://node7:29500");
+  EXPECT_EQ(method.rank, 1);
+  EXPECT_EQ(method.size, 4);
+  EXPECT_FALSE(method.agent_store);
+  set({{"TORCHELASTIC_USE_AGENT_STORE", "False"}});
+  EXPECT_FALSE(choose().agent_store);
+  set({{"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  EXPECT_TRUE(choose().agent_store);
+}
+
+TEST_F(InitMethodTest, OneRankOfTorchrunIsAlone) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}});
+  EXPECT_EQ(choose().controller, Controller::kLocal);
+}
+
+TEST_F(InitMethodTest, TwoThatContradictEachOtherAreBothNamed) {
+  set(kTorchrun);
+  set({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=4"),
+                               HasSubstr("contradict"), HasSubstr("HVD_INIT_METHOD")));
+  // Which is meant has been said: that is all there is to it.
+  EXPECT_EQ(choose(with("env://")).controller, Controller::kUcx);
+  EXPECT_EQ(choose(with("mpi://")).controller, Controller::kMpi);
+}
+
+TEST_F(InitMethodTest, TorchrunAndHvdrunMayNotContradictEachOther) {
+  set(kTorchrun);
+  set({{"HVD_RANK", "1"}, {"HVD_SIZE", "4"}});
+  EXPECT_EQ(choose().controller, Controller::kUcx);
+  set({{"HVD_RANK", "2"}});
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_RANK=2"), HasSubstr("RANK=1")));
+}
+
+TEST_F(InitMethodTest, TheProgramMayNotContradictALauncher) {
+  set({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
+  RuntimeOptions options;
+  options.world_size = 3;
+  EXPECT_THAT(refusal(options),
+              AllOf(HasSubstr("Options::world_size=3"), HasSubstr("OMPI_COMM_WORLD_SIZE=2")));
+}
+
+TEST_F(InitMethodTest, SeveralRanksThatCannotMeetAreRefused) {
+  for (const char* const name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    ::setenv(name, "2", 1);
+    EXPECT_THAT(refusal(), AllOf(HasSubstr(std::string(name) + "=2"), HasSubstr("tcp://HOST:PORT"),
+                                 HasSubstr("hvdrun")));
+    ::unsetenv(name);
+  }
+  RuntimeOptions options;
+  options.world_size = 2;
+  EXPECT_THAT(refusal(options), HasSubstr("Options::world_size=2"));
+}
+
+TEST_F(InitMethodTest, APlaceTakesRankAndSizeFromTheProgramThenHvdrunThenTorchrun) {
+  set({{"RANK", "1"}, {"WORLD_SIZE", "4"}});
+  EXPECT_EQ(choose(with("tcp://a:1")).rank, 1);
+  set({{"HVD_RANK", "2"}, {"HVD_SIZE", "5"}});
+  EXPECT_EQ(choose(with("file:///a")).rank, 2);
+  EXPECT_EQ(choose(with("file:///a")).size, 5);
+  RuntimeOptions options = with("tcp://a:1");
+  options.rank = 6;
+  options.world_size = 7;
+  EXPECT_EQ(choose(options).rank, 6);
+  EXPECT_EQ(choose(options).size, 7);
+  EXPECT_EQ(choose(options).place, "tcp://a:1");
+}
+
+TEST_F(InitMethodTest, WhatAPlaceLacksIsNamed) {
+  EXPECT_THAT(refusal(with("tcp://a:1")),
+              AllOf(HasSubstr("HVD_INIT_METHOD"), HasSubstr("HVD_SIZE"), HasSubstr("WORLD_SIZE")));
+  set({{"HVD_SIZE", "2"}});
+  EXPECT_THAT(refusal(with("tcp://a:1")), HasSubstr("needs the rank"));
+  set({{"HVD_RANK", "2"}});
+  EXPECT_THAT(refusal(with("tcp://a:1")), AllOf(HasSubstr("from 0 to 1"), HasSubstr("HVD_RANK=2")));
+  set({{"HVD_RANK", "one"}});
+  EXPECT_THAT(refusal(with("tcp://a:1")), AllOf(HasSubstr("HVD_RANK"), HasSubstr("'one'")));
+  set({{"HVD_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}});
+  EXPECT_THAT(refusal(with("env://")), HasSubstr("MASTER_PORT"));
+}
+
+TEST_F(InitMethodTest, AnotherMethodIsRefusedWithThoseThereAre) {
+  for (const char* const method : {"gloo://a", "a:1", "tcp:/a:1"}) {
+    EXPECT_THAT(refusal(with(method)),
+                AllOf(HasSubstr(std::string("'") + method + "'"), HasSubstr("tcp://HOST:PORT"),
+                      HasSubstr("file:///path"), HasSubstr("mpi://")));
+  }
+}
+
+TEST_F(InitMethodTest, MpiHasTheLastWordAndIsComparedWithWhatOthersSay) {
+  EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
+  set({{"HVD_SIZE", "2"}, {"HVD_RANK", "0"}});
+  EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
+  EXPECT_THAT(contradiction_to_mpi({}, 0, 1).value_or(""),
+              AllOf(HasSubstr("1 ranks"), HasSubstr("HVD_SIZE=2")));
+  EXPECT_EQ(contradiction_to_mpi(with("mpi://"), 0, 1), std::nullopt);
+}
+
+}  // namespace
+}  // namespace hvd::runtime
