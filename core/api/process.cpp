@@ -23,6 +23,7 @@
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "hvd/store.h"
 #include "observe/supervisor_notice.h"
 
 namespace hvd {
@@ -185,7 +186,10 @@ std::shared_ptr<Runtime> current_runtime() {
 
 }  // namespace runtime
 
-void init(const Options& options) {
+namespace {
+
+/// @param store to meet in; without one the options and the environment say how
+void join(const Options& options, std::optional<runtime::ProgramStore> store) {
   auto& process = runtime::context();
   const MutexLock lock(process.lifecycle);
   if (runtime::runtime_or_null())
@@ -200,7 +204,8 @@ void init(const Options& options) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
-  runtime::JobConnection job = runtime::join_job(resolved, runtime::process_arena());
+  runtime::JobConnection job =
+      runtime::join_job(resolved, runtime::process_arena(), std::move(store));
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   runtime::report_settings(process, options, topology);
@@ -225,6 +230,18 @@ void init(const Options& options) {
   process.runtime = std::move(created);
   process.was_initialized.store(true);
 }
+
+}  // namespace
+
+void init(const Options& options) { join(options, std::nullopt); }
+
+void init(KeyValueStore store, int rank, int world_size, const Options& options) {
+  if (!store.set || !store.get || !store.add)
+    throw UsageError("hvd::init: the store lacks a function; set, get and add are needed");
+  join(options, runtime::ProgramStore{std::move(store), rank, world_size});
+}
+
+void use_agent_store(OpenAgentStore open) { runtime::open_agent_store_by(std::move(open)); }
 
 void shutdown() {
   runtime::Context& process = runtime::context();

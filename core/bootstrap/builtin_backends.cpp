@@ -30,6 +30,7 @@
 #include "local/local_network.h"
 #include "message/control_plane.h"
 #include "rendezvous/rendezvous.h"
+#include "rendezvous/store_rendezvous.h"
 #include "ucx/ucx_library.h"
 
 #if HVD_HAVE_CUDA
@@ -79,6 +80,24 @@ struct FrameworksMemory {
   void set(DeviceMemory other) {
     const MutexLock lock(mutex);
     memory = std::move(other);
+  }
+};
+
+struct AgentStore {
+  Mutex mutex;
+  OpenAgentStore open HVD_GUARDED_BY(mutex);
+
+  static AgentStore& instance() {
+    static AgentStore instance;
+    return instance;
+  }
+  OpenAgentStore get() {
+    const MutexLock lock(mutex);
+    return open;
+  }
+  void set(OpenAgentStore other) {
+    const MutexLock lock(mutex);
+    open = std::move(other);
   }
 };
 
@@ -278,7 +297,19 @@ std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMe
   return require_mpi(method).join(join);
 }
 
-std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method) {
+/// The port is the agent's, so rank 0 cannot serve it.
+KeyValueStore agent_store(const InitMethod& method, std::chrono::milliseconds timeout) {
+  const OpenAgentStore open = AgentStore::instance().get();
+  if (open) return open(method.host, method.port, timeout);
+  throw UsageError("hvd::init: torchrun's agent serves " + method.host + ":" +
+                   std::to_string(method.port) +
+                   " (TORCHELASTIC_USE_AGENT_STORE=True), whose protocol a program without "
+                   "hvd::torch does not speak; link hvd::torch, or set HVD_INIT_METHOD to "
+                   "tcp://HOST:PORT with another port on the host of rank 0, or to file:///path");
+}
+
+std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method,
+                                  std::optional<ProgramStore> store) {
   if (method.controller == Controller::kMpi) return join_over_mpi(options, method);
   const Deadline deadline =
       std::chrono::steady_clock::now() +
@@ -288,6 +319,15 @@ std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMetho
                                      .build = build_identity(),
                                      .rank = method.rank,
                                      .size = method.size};
+  if (store)
+    return join_over_ucx(rendezvous::meet_in_store(std::move(store->store), own, deadline),
+                         deadline);
+  if (method.agent_store) {
+    const auto timeout =
+        std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+    return join_over_ucx(rendezvous::meet_in_store(agent_store(method, timeout), own, deadline),
+                         deadline);
+  }
   return join_over_ucx(rendezvous::meet(method.place, own, deadline), deadline);
 }
 
@@ -331,12 +371,15 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
 
 }  // namespace
 
-JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena) {
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena,
+                       std::optional<ProgramStore> store) {
   MpiModule* const mpi = mpi_module();
-  const InitMethod method = choose_init_method(options, mpi != nullptr && mpi->active());
+  const InitMethod method =
+      store ? method_of_store(options, store->store.name, store->rank, store->size)
+            : choose_init_method(options, mpi != nullptr && mpi->active());
   check_backend_name(options, method);
   if (method.controller == Controller::kLocal) return job_of_one(options);
-  const auto world = join_world(options, method);
+  const auto world = join_world(options, method, std::move(store));
   JobConnection job;
   job.world = world;
   job.controller = name_of(method.controller);
@@ -359,6 +402,7 @@ void forget_job_peers() noexcept {
   if (MpiModule* const mpi = mpi_module()) mpi->forget_peers();
 }
 
+void open_agent_store_by(OpenAgentStore open) { AgentStore::instance().set(std::move(open)); }
 void use_device_memory(DeviceMemory memory) { FrameworksMemory::instance().set(std::move(memory)); }
 void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
 void use_nccl_library(std::shared_ptr<nccl::Library> library) {

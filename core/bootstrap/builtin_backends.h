@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "device/context.h"
 #include "engine/runtime_options.h"
 #include "hvd/backend.h"
+#include "hvd/store.h"
 
 namespace hvd::nccl {
 class Library;
@@ -28,11 +30,23 @@ struct JobConnection {
   std::unique_ptr<control::ControlPlane> control;
 };
 
+/// A store that the program has, and who it says that this process is.
+struct ProgramStore {
+  KeyValueStore store;
+  int rank = 0;
+  int size = 1;
+};
+
 /// Joins the job this process was launched into, or makes a job of one. Collective.
 /// @param arena of this process; may be null
+/// @param store to meet in; without one the options and the environment say how
 /// @throws UsageError when program and environment contradict each other or speak of several ranks
 /// without saying how they meet; PeerLostError when a rank does not come in time
-JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena);
+JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
+                       std::optional<ProgramStore> store = {});
+
+/// Before join_job(): see hvd::use_agent_store().
+void open_agent_store_by(OpenAgentStore);
 
 /// Before join_job(): see hvd::use_device_memory().
 void use_device_memory(DeviceMemory);

@@ -129,10 +129,14 @@ InitMethod master(const std::string& source, const Claim& claim) {
   }
   InitMethod method{.place = "env://", .source = source};
   if (absent.empty()) {
-    const std::string host = environment("MASTER_ADDR");
-    method.place = "tcp://" + host + ":" + environment("MASTER_PORT");
     const char* const agent = environment("TORCHELASTIC_USE_AGENT_STORE");
+    const std::optional<Number> port = number("MASTER_PORT");
+    if (port->value < 1 || port->value > 65535)
+      throw UsageError("hvd::init: expected a port from 1 to 65535, got " + port->text);
     method.agent_store = agent != nullptr && std::string_view(agent) == "True";
+    method.host = environment("MASTER_ADDR");
+    method.port = static_cast<std::uint16_t>(port->value);
+    method.place = "tcp://" + method.host + ":" + std::to_string(method.port);
   } else if (!claim.size || claim.size->value != 1) {
     throw UsageError("hvd::init: init_method env:// (" + source + ") needs " + absent + ", which " +
                      (absent.find(' ') == std::string::npos ? "is" : "are") +
@@ -203,6 +207,14 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
   }
   refuse_ranks_that_cannot_meet(options);
   return one_rank();
+}
+
+InitMethod method_of_store(const RuntimeOptions& options, const std::string& store, int rank,
+                           int size) {
+  const Claim own{.rank = Number{rank, "rank " + std::to_string(rank)},
+                  .size = Number{size, std::to_string(size) + " ranks"}};
+  require_agreement(own, "the arguments of hvd::init", of_program(options), kProgram);
+  return with_numbers({.place = store, .source = "the program's store"}, own.rank, own.size);
 }
 
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size) {

@@ -25,6 +25,8 @@ struct InitMethod {
   int size = 1;
   /// The port belongs to torchrun's agent, whose store is the place.
   bool agent_store = false;
+  std::string host = {};  ///< of the agent
+  std::uint16_t port = 0;
 };
 
 /// From what the program and the environment say, in this order: an explicit init method; MPI's
@@ -32,6 +34,9 @@ struct InitMethod {
 /// @param mpi_active the program has started MPI
 /// @throws UsageError when something is missing, is malformed, or contradicts something else
 InitMethod choose_init_method(const RuntimeOptions&, bool mpi_active);
+
+/// Of a program that has a store of its own. @throws UsageError when the options say otherwise
+InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int rank, int size);
 
 /// MPI has said who this is: what the program or the environment say otherwise, in words.
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size);

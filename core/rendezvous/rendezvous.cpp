@@ -22,13 +22,16 @@ std::optional<std::uint16_t> port_in(const std::string& text) {
 
 }  // namespace
 
+void check(const Introduction& own) {
+  if (own.size >= 1 && own.rank >= 0 && own.rank < own.size) return;
+  throw UsageError("hvd::init: expected a rank from 0 to " + std::to_string(own.size - 1) +
+                   " (the world size is " + std::to_string(own.size) + "), got " +
+                   std::to_string(own.rank));
+}
+
 std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduction& own,
                                  Deadline deadline) {
-  if (own.size < 1 || own.rank < 0 || own.rank >= own.size) {
-    throw UsageError("hvd::init: expected a rank from 0 to " + std::to_string(own.size - 1) +
-                     " (the world size is " + std::to_string(own.size) + "), got " +
-                     std::to_string(own.rank));
-  }
+  check(own);
   if (init_method.starts_with(kFile)) {
     const std::string path = init_method.substr(kFile.size());
     if (path.size() < 2 || path.front() != '/' || path.back() == '/') {

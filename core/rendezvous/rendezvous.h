@@ -27,6 +27,9 @@ struct Introduction {
   int size = 1;
 };
 
+/// @throws UsageError for a rank that is not below the size
+void check(const Introduction&);
+
 /// A place where each rank of a job puts what the others need, and finds what they have put. All
 /// ranks are there once the object has been made.
 ///

@@ -2,21 +2,32 @@
 //
 // MODE: work (operations, a process set, shutdown, and all of it again), init (joins and leaves),
 // kill (the last rank ends itself with SIGKILL between two operations). NAME: init_method, rank,
-// world_size, init_timeout (seconds) and backend of hvd::Options. Prints "OK rank size local_rank
+// world_size, init_timeout (seconds) and backend of hvd::Options; store (a folder, as a store of
+// the program's own). Prints "OK rank size local_rank
 // local_size controller init_method" after each job, or "CLASS message" of what was thrown.
+#include <fcntl.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
+#include <hvd/store.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -87,6 +98,8 @@ void lose_last_rank() {
   for (int i = 0; i < 1000; ++i) sum_of_ranks({}, 10);
 }
 
+const char* store_folder = nullptr;  ///< of the arguments
+
 hvd::Options options_of(int count, char** arguments) {
   hvd::Options options;
   for (int i = 0; i < count; ++i) {
@@ -96,6 +109,7 @@ hvd::Options options_of(int count, char** arguments) {
     const std::string value(argument.substr(equals + 1));
     if (name == "init_method") options.init_method = value;
     if (name == "backend") options.backend = value;
+    if (name == "store") store_folder = arguments[i] + equals + 1;
     if (name == "rank") options.rank = std::atoi(value.c_str());
     if (name == "world_size") options.world_size = std::atoi(value.c_str());
     if (name == "init_timeout")
@@ -104,8 +118,60 @@ hvd::Options options_of(int count, char** arguments) {
   return options;
 }
 
+/// Keys are files of a folder.
+class FolderStore {
+ public:
+  explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}
+
+  void set(const std::string& key, std::span<const std::byte> value) const {
+    const std::string draft = path("draft" + std::to_string(::getpid()));
+    std::ofstream(draft, std::ios::binary)
+        .write(reinterpret_cast<const char*>(value.data()),
+               static_cast<std::streamsize>(value.size()));
+    std::filesystem::rename(draft, path(key));
+  }
+  std::optional<std::vector<std::byte>> get(const std::string& key) const {
+    std::ifstream file(path(key), std::ios::binary);
+    if (!file) return std::nullopt;
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const auto* const first = reinterpret_cast<const std::byte*>(text.data());
+    return std::vector<std::byte>(first, first + text.size());
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) const {
+    const int file = ::open(path("add " + key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ::flock(file, LOCK_EX);
+    std::int64_t value = 0;
+    if (::pread(file, &value, sizeof value, 0) < 0) value = 0;
+    value += amount;
+    const bool written = ::pwrite(file, &value, sizeof value, 0) == sizeof value;
+    ::close(file);
+    if (!written) throw std::runtime_error("no room in the folder");
+    return value;
+  }
+
+ private:
+  std::string path(std::string key) const {
+    std::replace(key.begin(), key.end(), '/', '_');
+    return folder_ + "/" + key;
+  }
+  const std::string folder_;
+};
+
+hvd::KeyValueStore store_in(const std::string& folder) {
+  const FolderStore store(folder);
+  return {.name = "store://" + folder,
+          .set = [store](const auto& key, auto value) { store.set(key, value); },
+          .get = [store](const auto& key) { return store.get(key); },
+          .add = [store](const auto& key, auto amount) { return store.add(key, amount); }};
+}
+
 void join_and(const std::string& mode, const hvd::Options& options) {
-  hvd::init(options);
+  if (store_folder == nullptr) {
+    hvd::init(options);
+  } else {
+    hvd::init(store_in(store_folder), options.rank.value_or(0), options.world_size.value_or(1),
+              options);
+  }
   if (mode == "work") work();
   if (mode == "kill") lose_last_rank();
   std::printf("OK %d %d %d %d %s %s\n", hvd::rank(), hvd::size(), hvd::local_rank(),

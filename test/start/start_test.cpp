@@ -88,8 +88,9 @@ class StartTest : public ::testing::Test {
     }
   }
 
- private:
   const std::filesystem::path folder_;
+
+ private:
   std::vector<Process> processes_;
 };
 
@@ -121,6 +122,24 @@ TEST_F(StartTest, AProgramSaysItAll) {
   for (const char* const rank : {"rank=0", "rank=1"})
     start("work", {}, {"init_method=" + method, "world_size=2", rank});
   expect_all_worked(2, method);
+}
+
+TEST_F(StartTest, AProgramHasAStore) {
+  for (int job = 0; job < 2; ++job) {  // which then holds what the first has left
+    for (const char* const rank : {"rank=0", "rank=1", "rank=2"})
+      start("work", {}, {"store=" + folder_.string(), "world_size=3", rank});
+    expect_all_worked(3, "store://" + folder_.string());
+  }
+}
+
+TEST_F(StartTest, TorchrunsAgentHasThePortAndNobodyHereSpeaksWithIt) {
+  start("init", {{"RANK", "0"},
+                 {"WORLD_SIZE", "2"},
+                 {"MASTER_ADDR", "127.0.0.1"},
+                 {"MASTER_PORT", "29500"},
+                 {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  expect_all_failed("UsageError", AllOf(HasSubstr("127.0.0.1:29500"), HasSubstr("tcp://HOST:PORT"),
+                                        HasSubstr("hvd::torch")));
 }
 
 TEST_F(StartTest, EveryMessageOverUcx) {
