@@ -12,9 +12,10 @@
 
 #include "command/check_build.h"
 #include "command/launch_plan.h"
-#include "command/mpirun_command.h"
 #include "command/options.h"
+#include "processes/host_supervisor.h"
 #include "processes/job.h"
+#include "processes/job_starter.h"
 #include "processes/supervisor.h"
 #include "system/error.h"
 
@@ -22,6 +23,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kSupervise = "--supervise";
+constexpr const char* kSuperviseHost = "--supervise-host";
 
 /// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as much.
 void raise_file_limit(const Options& options) {
@@ -66,7 +68,8 @@ int run(const Options& options) {
       return 0;
     case Action::kDryRun: {
       const LaunchPlan plan = make_launch_plan(options);
-      std::printf("%s\n", format_command(build_mpirun_command(plan.spec)).c_str());
+      const auto starter = make_starter(plan, plan.spec, false, [](std::string_view) {});
+      for (const std::string& command : starter->commands()) std::printf("%s\n", command.c_str());
       return 0;
     }
     case Action::kRun:
@@ -80,6 +83,7 @@ int start(const std::vector<std::string>& arguments) {
   if (arguments.size() >= 3 && arguments[0] == kSupervise && arguments[1] == "--") {
     return run_supervisor({arguments.begin() + 2, arguments.end()});
   }
+  if (arguments == std::vector<std::string>{kSuperviseHost}) return run_host_supervisor();
   const char* hostfile = std::getenv("OMPI_MCA_orte_default_hostfile");
   return run(parse_options(
       arguments, hostfile != nullptr ? std::optional<std::string>(hostfile) : std::nullopt));

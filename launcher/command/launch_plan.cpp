@@ -18,9 +18,33 @@ namespace {
 constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_JOBID",
                                       "LOADL_HOSTFILE"};
 
-bool in_allocation() {
-  return std::any_of(kBatchSystems.begin(), kBatchSystems.end(),
-                     [](const char* name) { return std::getenv(name) != nullptr; });
+/// The variable that shows an allocation; empty: there is none.
+std::string allocation() {
+  const auto* const found =
+      std::find_if(kBatchSystems.begin(), kBatchSystems.end(),
+                   [](const char* name) { return std::getenv(name) != nullptr; });
+  return found == kBatchSystems.end() ? "" : *found;
+}
+
+ControllerChoice find_controller(const Options& options) {
+  const char* const named = std::getenv("HVD_MPIRUN");
+  ControllerFacts facts;
+  facts.batch_system = allocation();
+  facts.mpi_args = !options.mpi_args.empty();
+  facts.names_mpirun = named != nullptr && *named != '\0';
+  facts.has_mpirun = find_program(mpirun_name()).executable;
+  facts.has_ucx = finds_ucx;
+  return choose_controller(options.controller, facts);
+}
+
+/// mpirun asks the batch system for the hosts. hvdrun does not, and must not put all ranks onto one
+/// of them.
+void require_hosts(const LaunchPlan& plan) {
+  if (plan.controller.controller != Controller::kUcx || !plan.spec.managed) return;
+  throw LaunchError(ExitCode::kUsage,
+                    "--controller ucx: expected the hosts of this allocation (" + allocation() +
+                        " is set), as in -H h1:2,h2:2 or --hostfile; got none; or leave the "
+                        "hosts to mpirun: --controller mpi");
 }
 
 void check_program(const std::string& program) {
@@ -65,6 +89,9 @@ void add_variables(const Options& options, LaunchPlan& plan) {
     variables.emplace_back(kAddressesVariable, join(reachable_addresses(), ","));
   variables.emplace_back(kHostVariable, plan.hostname);
   variables.emplace_back(kBindVariable, std::string(to_string(effective_bind(plan.spec))));
+  variables.emplace_back(kControllerVariable, std::string(to_string(plan.controller.controller)));
+  if (!plan.spec.exports.empty())
+    variables.emplace_back(kExportsVariable, join(plan.spec.exports, ","));
   variables.emplace_back(kOutputTtyVariable, ::isatty(STDOUT_FILENO) == 1 ? "1" : "0");
   if (options.timeline) variables.emplace_back("HVD_TIMELINE", *options.timeline);
 }
@@ -78,10 +105,15 @@ LaunchPlan make_launch_plan(const Options& options) {
   spec.mpirun = mpirun_name();
   spec.np = options.np;
   spec.hosts = options.hosts;
-  spec.managed = options.hosts.empty() && in_allocation();
+  spec.managed = options.hosts.empty() && !allocation().empty();
   spec.local_only = !spec.managed && all_local(options.hosts, plan.hostname);
   spec.bind = options.bind;
   spec.mpi_args = options.mpi_args;
+  plan.controller = find_controller(options);
+  require_hosts(plan);
+  spec.remote_shell = options.remote_shell;
+  if (spec.remote_shell.empty() && plan.controller.controller == Controller::kUcx)
+    spec.remote_shell = {"ssh", "-x", "-T", "-o", "BatchMode=yes"};
   spec.hvdrun = own_executable();
   spec.program = options.program;
   spec.as_root = ::geteuid() == 0;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "command/controller.h"
 #include "command/mpirun_command.h"
 #include "command/options.h"
 
@@ -11,6 +12,7 @@ namespace hvd::launcher {
 struct LaunchPlan {
   LaunchSpec spec;
   std::string hostname;  ///< of this machine
+  ControllerChoice controller;
 };
 
 /// @throws LaunchError when the program is not there (checked where a rank runs on this machine),

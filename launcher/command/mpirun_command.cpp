@@ -60,6 +60,8 @@ void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
   if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
+  if (!spec.remote_shell.empty() && !user_chose(spec, "plm_rsh_agent"))
+    append(argv, {"--mca", "plm_rsh_agent", join(spec.remote_shell, " ")});
   // Its daemon on a host that is cut off would find out after 8 minutes.
   if (!spec.local_only && spec.silence_limit_s > 0 && !user_chose(spec, "oob_tcp_keepalive_time")) {
     const int third = std::max(1, spec.silence_limit_s / 3);

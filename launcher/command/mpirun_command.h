@@ -9,7 +9,7 @@
 
 namespace hvd::launcher {
 
-/// Everything the mpirun command line depends on.
+/// Everything that the start of the ranks depends on.
 struct LaunchSpec {
   std::string mpirun = "mpirun";
   int np = 1;
@@ -20,7 +20,8 @@ struct LaunchSpec {
   std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
   std::vector<std::string> exports;                            ///< names that -x asked for
   std::vector<std::string> mpi_args;
-  std::string hvdrun;  ///< path of this executable, on every host
+  std::vector<std::string> remote_shell;  ///< HOST and COMMAND follow; empty: mpirun's own
+  std::string hvdrun;                     ///< path of this executable, on every host
   std::vector<std::string> program;
   bool as_root = false;
   std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default

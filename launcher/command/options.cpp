@@ -15,8 +15,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kDescription =
-    "Runs PROGRAM on N ranks under mpirun, tags their output, and says which rank failed first and "
-    "why.";
+    "Runs PROGRAM on N ranks, tags their output, and says which rank failed first and why.";
 
 constexpr const char* kFooter =
     "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough "
@@ -36,7 +35,8 @@ class Formatter : public CLI::Formatter {
 /// What CLI11 fills in as text, before it is checked.
 struct RawOptions {
   std::optional<std::string> np;
-  std::string host_list, hostfile, bind = "auto", mpi_args, output_folder, timeline;
+  std::string host_list, hostfile, bind = "auto", controller = "auto", rsh, mpi_args, output_folder,
+                                   timeline;
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false;
 };
@@ -66,6 +66,12 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_option("--bind", raw.bind, "Pin ranks: auto, none, core or numa")
       ->type_name("WHAT")
       ->capture_default_str();
+  app.add_option("--controller", raw.controller,
+                 "What starts the ranks: mpi (mpirun), ucx (hvdrun itself) or auto")
+      ->type_name("WHAT")
+      ->capture_default_str();
+  app.add_option("--rsh", raw.rsh, "Remote shell, run as AGENT HOST COMMAND... (ssh)")
+      ->type_name("AGENT");
   app.add_option("-x", raw.exports,
                  "Give the ranks VAR, from the environment or with this value (repeat)")
       ->type_name("VAR[=VALUE]")
@@ -101,7 +107,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("LINES")
       ->check(CLI::Range(0, 10000).description(""))
       ->capture_default_str();
-  app.add_flag("--dry-run", raw.dry_run, "Print the mpirun command line and stop");
+  app.add_flag("--dry-run", raw.dry_run, "Print what would be run and stop");
   app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why");
   app.add_flag("-v,--verbose", options.verbose,
                "Say what is run, where each rank starts, and all that mpirun prints");
@@ -208,6 +214,12 @@ Options parse_options(const std::vector<std::string>& arguments,
     throw LaunchError(ExitCode::kUsage,
                       "--bind: expected auto, none, core or numa; got '" + raw.bind + "'");
   options.bind = *bind;
+  const auto controller = parse_controller(raw.controller);
+  if (!controller)
+    throw LaunchError(ExitCode::kUsage,
+                      "--controller: expected auto, mpi or ucx; got '" + raw.controller + "'");
+  options.controller = *controller;
+  options.remote_shell = shell_split(raw.rsh);
   options.tag = !raw.no_tag;
   if (raw.dry_run) options.action = Action::kDryRun;
   if (!raw.output_folder.empty()) options.output_folder = raw.output_folder;
@@ -224,6 +236,11 @@ Options parse_options(const std::vector<std::string>& arguments,
   options.program = program_words(app, arguments);
   options.np = parse_np(raw.np);
   check_slots(options);
+  if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--mpi-args is for mpirun, which --controller ucx does without; leave one of "
+                      "them out");
+  }
   if (options.program.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       "expected a program to run, as in: hvdrun -np 2 ./train; got none");

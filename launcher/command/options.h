@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "command/controller.h"
 #include "command/hosts.h"
 #include "command/rank_environment.h"
 
@@ -20,6 +21,7 @@ struct Options {
   int np = 0;
   std::vector<Host> hosts;
   Bind bind = Bind::kAuto;
+  Controller controller = Controller::kAuto;
   bool verbose = false;
   bool tag = true;
   std::optional<std::string> output_folder;
@@ -27,7 +29,8 @@ struct Options {
   /// From -x: with a value, or to be taken from the environment.
   std::vector<std::pair<std::string, std::optional<std::string>>> exports;
   std::vector<std::string> mpi_args;
-  double timeout_s = 0;  ///< 0: none
+  std::vector<std::string> remote_shell;  ///< of --rsh; empty: ssh
+  double timeout_s = 0;                   ///< 0: none
   double start_timeout_s = 120;
   double grace_s = 5;
   double fail_grace_s = 5;

@@ -52,6 +52,13 @@ int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
 
 RankIdentity identify_rank(const Lookup& variable) {
   RankIdentity identity;
+  if (variable(kRankVariable)) {
+    identity.rank = first_number(variable, {kRankVariable}, 0);
+    identity.size = first_number(variable, {kSizeVariable}, 1);
+    identity.local_rank = first_number(variable, {kLocalRankVariable}, 0);
+    identity.local_size = first_number(variable, {kLocalSizeVariable}, 1);
+    return identity;
+  }
   identity.rank = first_number(variable, {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}, 0);
   identity.size = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
   identity.local_rank =
@@ -92,16 +99,58 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
   // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
+  // hvdrun may itself run under torchrun, whose agent knows nothing of these ranks.
+  std::erase_if(environment,
+                [](const std::string& variable) { return variable.starts_with("TORCHELASTIC_"); });
   // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last
   // words off the screen.
   const std::string backtrace_signals = "OMPI_MCA_opal_signal";
   if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
-  set_variable(environment, "HVD_RANK", std::to_string(identity.rank));
-  set_variable(environment, "HVD_SIZE", std::to_string(identity.size));
-  set_variable(environment, "HVD_LOCAL_RANK", std::to_string(identity.local_rank));
-  set_variable(environment, "HVD_LOCAL_SIZE", std::to_string(identity.local_size));
+  for (const std::string prefix : {"HVD_", "HOROVOD_"}) {
+    set_variable(environment, prefix + "RANK", std::to_string(identity.rank));
+    set_variable(environment, prefix + "SIZE", std::to_string(identity.size));
+    set_variable(environment, prefix + "LOCAL_RANK", std::to_string(identity.local_rank));
+    set_variable(environment, prefix + "LOCAL_SIZE", std::to_string(identity.local_size));
+  }
+  set_variable(environment, "RANK", std::to_string(identity.rank));
+  set_variable(environment, "WORLD_SIZE", std::to_string(identity.size));
+  set_variable(environment, "LOCAL_RANK", std::to_string(identity.local_rank));
+  set_variable(environment, "LOCAL_WORLD_SIZE", std::to_string(identity.local_size));
   if (omp_threads > 0) set_variable(environment, "OMP_NUM_THREADS", std::to_string(omp_threads));
   return environment;
+}
+
+void add_job_variables(std::vector<std::string>& environment, const JobPlace& place) {
+  const auto set = [&](const std::string& name, const std::optional<std::string>& value) {
+    const auto& kept = place.exports;
+    if (std::find(kept.begin(), kept.end(), name) == kept.end())
+      set_variable(environment, name, value);
+  };
+  const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
+  set_number("GROUP_RANK", place.node);
+  set_number("GROUP_WORLD_SIZE", place.nodes);
+  set_number("HOROVOD_CROSS_RANK", place.cross_rank);
+  set_number("HOROVOD_CROSS_SIZE", place.cross_size);
+  if (place.master_port > 0) {
+    set("MASTER_ADDR", place.address);
+    set_number("MASTER_PORT", place.master_port);
+  }
+  // hvdrun may itself be a rank's child: what that rank was told of its job is not for this one.
+  const bool serves = place.serves_hvd && place.port > 0;
+  const bool v6 = place.address.find(':') != std::string::npos;
+  const std::string host = v6 ? "[" + place.address + "]" : place.address;
+  const auto when = [serves](const std::string& value) {
+    return serves ? std::optional(value) : std::nullopt;
+  };
+  set("HVD_INIT_METHOD", when("tcp://" + host + ":" + std::to_string(place.port)));
+  set("HVD_JOB_NAME", when(place.name));
+  set("HVD_JOB_TOKEN", when(place.token));
+  if (!serves) return;
+  // Nor is it a rank of the mpirun that hvdrun may itself run under.
+  for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "PMIX_", "PMI_"}) {
+    std::erase_if(environment,
+                  [&](const std::string& variable) { return variable.starts_with(prefix); });
+  }
 }
 
 }  // namespace hvd::launcher

@@ -9,7 +9,7 @@
 namespace hvd::launcher {
 
 /// kAuto: the supervisors bind, each its rank to its share of the host's cores. kCore, kNuma:
-/// mpirun does.
+/// mpirun does, where it starts them.
 enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view text);
@@ -22,6 +22,15 @@ inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
+/// What has started the supervisor: to_string(Controller).
+inline constexpr const char* kControllerVariable = "HVD_LAUNCHER_CONTROLLER";
+/// Who the rank is, where no mpirun says it.
+inline constexpr const char* kRankVariable = "HVD_LAUNCHER_RANK";
+inline constexpr const char* kSizeVariable = "HVD_LAUNCHER_SIZE";
+inline constexpr const char* kLocalRankVariable = "HVD_LAUNCHER_LOCAL_RANK";
+inline constexpr const char* kLocalSizeVariable = "HVD_LAUNCHER_LOCAL_SIZE";
+/// Names that -x has set, which stay as they are.
+inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
 /// For the program, unlike the rest: where its supervisor listens for what it says of itself.
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
@@ -40,7 +49,7 @@ struct RankIdentity {
 /// The value of a variable, if it is set.
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
-/// Who mpirun says this process is. A process that no mpirun started is rank 0 of 1.
+/// Who hvdrun, else mpirun, says this process is. A process that neither started is rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
 /// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are
@@ -51,9 +60,23 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
 /// user has chosen another.
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder);
 
-/// The program's environment: `environment` with the HVD_ variables of this rank, without hvdrun's
-/// own; OMP_NUM_THREADS when `omp_threads` is above zero.
+/// The program's environment: `environment` with the variables of this rank, hvd's, torchrun's and
+/// Horovod's, without hvdrun's own; OMP_NUM_THREADS when `omp_threads` is above zero.
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads);
+
+/// What a rank is told of its job, which hvdrun knows and the rank does not.
+struct JobPlace {
+  std::string address = {};               ///< of rank 0's host
+  int port = 0, master_port = 0;          ///< kept for rank 0; 0: there is none
+  int node = 0, nodes = 1;                ///< which of the hosts
+  int cross_rank = 0, cross_size = 1;     ///< among the ranks with the same local rank
+  bool serves_hvd = false;                ///< the ranks of hvd meet at `port`; no: MPI knows them
+  std::string name = {}, token = {};      ///< of the job; what only its ranks know
+  std::vector<std::string> exports = {};  ///< variables that -x has set: they stay
+};
+
+/// Adds where the ranks meet, and how they lie on the hosts.
+void add_job_variables(std::vector<std::string>& environment, const JobPlace& place);
 
 }  // namespace hvd::launcher

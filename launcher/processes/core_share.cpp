@@ -103,6 +103,30 @@ CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_siz
   return result;
 }
 
+CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank, int local_size) {
+  CoreShare result;
+  const auto ranks = static_cast<std::size_t>(std::max(1, local_size));
+  if (local_rank < 0 || local_rank >= local_size || ranks > cores.size()) return result;
+  const auto index = static_cast<std::size_t>(local_rank);
+  if (bind == Bind::kCore) {
+    result.cpus = cores[index].cpus;
+    return result;
+  }
+  const int node = cores[index * cores.size() / ranks].numa;
+  std::size_t cores_of_node = 0;
+  for (const Core& core : cores) {
+    if (core.numa != node) continue;
+    ++cores_of_node;
+    result.cpus.insert(result.cpus.end(), core.cpus.begin(), core.cpus.end());
+  }
+  // Those that share the node share its cores.
+  std::size_t sharing = 0;
+  for (std::size_t other = 0; other < ranks; ++other)
+    sharing += cores[other * cores.size() / ranks].numa == node ? 1 : 0;
+  result.threads = std::max<int>(1, static_cast<int>(cores_of_node / sharing));
+  return result;
+}
+
 std::vector<int> allowed_cpus() {
   std::vector<int> cpus;
   // The kernel wants room for all CPUs that it might have.

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "command/rank_environment.h"
+
 namespace hvd::launcher {
 
 /// A core that this process may use.
@@ -30,6 +32,10 @@ struct CoreShare {
 /// is chosen: the kernel takes the time from any core. More ranks than cores are not bound either.
 CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_size,
                    std::optional<double> quota);
+
+/// As mpirun binds with --bind-to: one core for each rank (Bind::kCore), or all cores of the NUMA
+/// node that its equal share begins in (Bind::kNuma). More ranks than cores are not bound.
+CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank, int local_size);
 
 /// The affinity mask of this process.
 std::vector<int> allowed_cpus();

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "processes/job_folder.h"
+#include "processes/start_plan.h"
 #include "system/error.h"
 #include "system/socket.h"
 #include "system/text.h"
@@ -27,9 +27,9 @@ constexpr std::size_t kMaxPending = 4 << 20;
 constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// From the end of a survivor's grace to SIGKILL.
 constexpr milliseconds kKillDelay{500};
-/// After the ranks' grace: first mpirun is asked to end the job, then it is killed.
-constexpr milliseconds kMpirunPatience{1000};
-/// After mpirun's end: for the supervisors' last reports.
+/// After the ranks' grace: what starts them is first asked to end the job, then killed.
+constexpr milliseconds kStarterPatience{1000};
+/// After its end: for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
 /// How long a reader that takes nothing is waited for when a job has failed, and when the user
 /// wants out.
@@ -74,6 +74,7 @@ Job::Job(const Options& options, LaunchPlan plan)
     outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_, files_));
   }
   record_.ranks.resize(static_cast<std::size_t>(size()));
+  hellos_.resize(record_.ranks.size());
   for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
@@ -84,10 +85,10 @@ int Job::run() {
   record_.started_ns = realtime_ns();
   if (options_.timeout_s > 0) timeout_at_ = Clock::now() + milliseconds(to_ms(options_.timeout_s));
   start_timeout_at_ = Clock::now() + milliseconds(to_ms(options_.start_timeout_s));
-  start_mpirun();
+  start_supervisors();
   while (!over()) {
     wait_for_events();
-    notice_mpirun_end();
+    notice_starter_end();
     on_timers();
   }
   return finish();
@@ -106,40 +107,20 @@ void Job::block_signals() {
   signals_ = UniqueFd(::signalfd(-1, &blocked_, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-void Job::start_mpirun() {
-  auto& variables = plan_.spec.variables;
-  variables.emplace_back(kPortVariable, std::to_string(server_.port()));
-  variables.emplace_back(kTokenVariable, server_.token());
-  remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
-  session_folder_.emplace();
-  plan_.spec.session_folder = session_folder_->path();
-  plan_.spec.silence_limit_s = silence_limit_ms(value_for_ranks(plan_.spec)) / 1000;
-  const MpirunCommand command = build_mpirun_command(plan_.spec);
-  if (options_.verbose) say(format_command(command));
-
-  Pipe output = make_pipe();
-  Pipe errors = make_pipe();
-  SpawnOptions spawn_options;
-  spawn_options.argv = command.argv;
-  spawn_options.environment = current_environment();
-  for (const auto& [name, value] : command.added_variables)
-    set_variable(spawn_options.environment, name, value);
-  spawn_options.stdout_fd = output.write_end.get();
-  spawn_options.stderr_fd = errors.write_end.get();
-  spawn_options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once; they are to hear it
-  // from hvdrun, with its grace.
-  spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
-  const SpawnResult result = spawn(spawn_options);
-  if (result.error != 0) {
-    throw LaunchError(
-        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
-        "cannot run '" + command.argv[0] + "': " + std::strerror(result.error) +
-            "; expected Open MPI's mpirun in PATH: install it, or name it with HVD_MPIRUN");
+void Job::start_supervisors() {
+  LaunchSpec spec = plan_.spec;
+  spec.variables.emplace_back(kPortVariable, std::to_string(server_.port()));
+  spec.variables.emplace_back(kTokenVariable, server_.token());
+  spec.silence_limit_s = silence_limit_ms(value_for_ranks(plan_.spec)) / 1000;
+  starter_ = make_starter(plan_, std::move(spec), options_.verbose, [this](std::string_view text) {
+    console_.write(Stream::kStderr, Console::kNobody, text);
+  });
+  starter_->start();
+  if (options_.verbose) {
+    say("controller " + std::string(to_string(plan_.controller.controller)) + ": " +
+        plan_.controller.reason);
+    for (const std::string& command : starter_->commands()) say(command);
   }
-  mpirun_ = result.pid;
-  mpirun_stdout_ = std::move(output.read_end);
-  mpirun_stderr_ = std::move(errors.read_end);
 }
 
 void Job::wait_for_events() {
@@ -148,9 +129,7 @@ void Job::wait_for_events() {
   if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
     server_.give_credit();
   server_.add_to(poller);
-  for (UniqueFd* from : {&mpirun_stdout_, &mpirun_stderr_}) {
-    if (*from) poller.add(from->get(), POLLIN, [this, from](short) { on_mpirun_output(*from); });
-  }
+  starter_->add_to(poller);
   console_.add_to(poller);
   files_.add_to(poller);
   poller.wait(next_timeout_ms());
@@ -165,7 +144,7 @@ int Job::next_timeout_ms() {
     if (timer && (!next || *timer < *next)) next = timer;
   };
   for (const auto& timer :
-       {timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_, give_up_at_})
+       {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_, give_up_at_})
     consider(timer);
   consider(server_.next_deadline());
   consider(files_.next_deadline());
@@ -190,19 +169,17 @@ void Job::on_timers() {
     record_.timeout_s = options_.timeout_s;
     begin_stop(StopCause::kTimeout, SIGTERM, options_.grace_s);
   }
-  if (due(end_mpirun_at_) && !mpirun_end_) {
-    killed_mpirun_ = true;
-    ::kill(mpirun_, SIGTERM);
-    kill_mpirun_at_ = now + kMpirunPatience;
+  if (due(end_starter_at_) && !starter_ended_) {
+    starter_->terminate();
+    kill_starter_at_ = now + kStarterPatience;
   }
-  if (due(kill_mpirun_at_) && !mpirun_end_) {
-    ::kill(mpirun_, SIGKILL);
+  if (due(kill_starter_at_) && !starter_ended_) {
+    starter_->kill();
     server_.close_all();
   }
   if (due(give_up_at_)) {
     server_.close_all();
-    mpirun_stdout_.reset();
-    mpirun_stderr_.reset();
+    starter_->close_output();
   }
 }
 
@@ -236,11 +213,11 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   stop_signal_ = signal;
   stop_grace_ms_ = to_ms(grace_s);
   for (int rank = 0; rank < size(); ++rank) order_stop(rank);
-  // Ranks that have not come up yet hear of it from mpirun only.
+  // Ranks that have not come up yet hear of it from the starter only.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
-  end_mpirun_at_ =
-      Clock::now() +
-      (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kMpirunPatience : milliseconds(0));
+  end_starter_at_ =
+      Clock::now() + (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kStarterPatience
+                                  : milliseconds(0));
   release_if_settled();
 }
 
@@ -261,7 +238,7 @@ void Job::kill_now() {
     if (!is_settled(rank))
       server_.send(rank, {.signal = SIGKILL, .stop = true, .kill_after_ms = 0});
   }
-  end_mpirun_at_ = Clock::now() + milliseconds(200);
+  end_starter_at_ = Clock::now() + milliseconds(200);
 }
 
 void Job::on_hello(int rank, const Hello& hello) {
@@ -272,6 +249,7 @@ void Job::on_hello(int rank, const Hello& hello) {
   record.host = hello.host;
   record.local_rank = hello.local_rank;
   record.supervisor_pid = hello.supervisor_pid;
+  hellos_[static_cast<std::size_t>(rank)] = hello;
   if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
     say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
         ", the cores divided by the ranks of a host");
@@ -280,7 +258,17 @@ void Job::on_hello(int rank, const Hello& hello) {
     say("rank " + std::to_string(rank) + " is bound to " + std::to_string(hello.bound_cpus) +
         " hardware threads of its host");
   }
-  if (stopping()) order_stop(rank);
+  if (stopping()) {
+    order_stop(rank);
+  } else if (all_connected()) {
+    order_starts();
+  }
+}
+
+void Job::order_starts() {
+  const std::vector<StartOrder> orders = plan_starts(hellos_);
+  for (int rank = 0; rank < size(); ++rank)
+    server_.start(rank, orders[static_cast<std::size_t>(rank)]);
 }
 
 void Job::on_started(int rank, const Started& started) {
@@ -299,12 +287,12 @@ void Job::on_output(int rank, Stream stream, std::string_view bytes) {
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
-  notice_mpirun_end();  // ranks die of its death
+  notice_starter_end();  // ranks die of its death
   RankRecord& record = rank_record(rank);
   record.ended = ended;
   server_.give_full_credit(rank);
   if (ended.code != 0 && !stopping()) {
-    begin_stop(ended.stopped ? StopCause::kMpirunEnded : StopCause::kRankFailed, SIGTERM,
+    begin_stop(ended.stopped ? StopCause::kStarterEnded : StopCause::kRankFailed, SIGTERM,
                options_.fail_grace_s);
   }
 }
@@ -334,32 +322,26 @@ void Job::release_if_settled() {
     if (rank_record(rank).connected && !is_settled(rank)) return;
   }
   for (int rank = 0; rank < size(); ++rank) server_.release(rank);
-  // mpirun waits long for a host that has been lost.
+  // The starter waits long for a host that has been lost.
   const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
                                 [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
-  const TimePoint soon = Clock::now() + kMpirunPatience;
-  if (lost && end_mpirun_at_ && soon < *end_mpirun_at_) end_mpirun_at_ = soon;
+  const TimePoint soon = Clock::now() + kStarterPatience;
+  if (lost && end_starter_at_ && soon < *end_starter_at_) end_starter_at_ = soon;
 }
 
-void Job::on_mpirun_output(UniqueFd& from) {
-  if (!from) return;
-  std::array<char, 8192> buffer;
-  const ssize_t count = ::read(from.get(), buffer.data(), buffer.size());
-  if (count < 0 && errno == EINTR) return;
-  if (count <= 0) return from.reset();
-  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(count));
-  const std::string useful = mpirun_log_.feed(bytes);
-  console_.write(Stream::kStderr, Console::kNobody, options_.verbose ? bytes : useful);
+void Job::notice_starter_end() {
+  for (const JobStarter::End& end : starter_->take_ends()) {
+    const bool all_came = std::all_of(end.ranks.begin(), end.ranks.end(),
+                                      [this](int rank) { return rank_record(rank).connected; });
+    if (!all_came || end.last) begin_stop(StopCause::kStarterEnded, SIGTERM, options_.fail_grace_s);
+    if (end.last) note_last_end();
+  }
 }
 
-void Job::notice_mpirun_end() {
-  if (mpirun_end_) return;
-  mpirun_end_ = try_wait(mpirun_);
-  if (!mpirun_end_) return;
-  end_mpirun_at_.reset();
-  kill_mpirun_at_.reset();
-  begin_stop(StopCause::kMpirunEnded, SIGTERM, options_.fail_grace_s);
-  end_mpirun_at_.reset();
+void Job::note_last_end() {
+  starter_ended_ = true;
+  end_starter_at_.reset();
+  kill_starter_at_.reset();
   bool settled = true;
   for (int rank = 0; rank < size(); ++rank)
     settled = settled && (is_settled(rank) || !rank_record(rank).connected);
@@ -377,7 +359,7 @@ bool Job::all_connected() const {
 }
 
 bool Job::over() const {
-  return mpirun_end_ && !mpirun_stdout_ && !mpirun_stderr_ && server_.open_connections() == 0;
+  return starter_ended_ && !starter_->has_output() && server_.open_connections() == 0;
 }
 
 void Job::say(const std::string& text) {
@@ -411,44 +393,19 @@ void Job::note_lost_output(const std::string& text) {
 
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
-  record_.mpirun_code = mpirun_end_->code;
-  record_.mpirun_signal = killed_mpirun_ ? 0 : mpirun_end_->signal;
-  record_.mpirun_spoke = mpirun_log_.spoke();
-  if (mpirun_log_.abort()) record_.abort_rank = mpirun_log_.abort()->rank;
-  record_.improper_rank = mpirun_log_.improper_rank();
-  record_.mpirun_lacks_slots = mpirun_log_.lacks_slots();
-  record_.mpirun_lost_host = mpirun_log_.lost_host();
-  record_.mpirun_lacks_executable = mpirun_log_.lacks_executable();
-  note_suspects();
-  take_losses_from_mpirun(record_);
+  starter_->explain(record_);
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();
   }
 }
 
-/// mpirun has the same text for any reason, which names the host or not.
-void Job::note_suspects() {
-  if (!record_.mpirun_lost_host) return;
-  std::vector<std::string> others, named;
-  for (const Host& host : plan_.spec.hosts) {
-    if (is_local_host(host.name, plan_.hostname)) continue;
-    others.push_back(host.name);
-    if (mpirun_log_.about_hosts().find(host.name) != std::string::npos) named.push_back(host.name);
-  }
-  record_.suspect_hosts = named.empty() ? others : named;
-}
-
 int Job::finish() {
   write_files();
-  const std::string rest = mpirun_log_.finish();
+  console_.write(Stream::kStderr, Console::kNobody, starter_->finish_output());
   collect_outcome();
-  if (!options_.verbose) {
-    console_.write(Stream::kStderr, Console::kNobody, rest);
-    if (exit_code(record_) != 0 && !is_explained(record_)) {
-      console_.write(Stream::kStderr, Console::kNobody, mpirun_log_.held());
-    }
-  }
+  if (!options_.verbose && exit_code(record_) != 0 && !is_explained(record_))
+    console_.write(Stream::kStderr, Console::kNobody, starter_->held_output());
   const std::string message = final_message(record_);
   if (options_.tag || !message.empty()) console_.finish_lines();
   console_.write(Stream::kStderr, Console::kNobody, message);

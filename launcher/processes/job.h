@@ -11,23 +11,21 @@
 
 #include "command/launch_plan.h"
 #include "command/options.h"
+#include "processes/job_starter.h"
 #include "reports/console.h"
 #include "reports/file_writer.h"
-#include "reports/mpirun_log.h"
 #include "reports/outcome.h"
 #include "reports/rank_output.h"
 #include "reports/report_server.h"
-#include "system/process.h"
-#include "system/temporary_folder.h"
 
 namespace hvd::launcher {
 
-/// One run of a program under mpirun, from start to the last message. Not thread-safe: one thread,
-/// one poll loop.
+/// One run of a program, from start to the last message. Not thread-safe: one thread, one poll
+/// loop.
 ///
-///   running --rank failed, signal, timeout, mpirun ended--> stopping --all ranks settled-->
-///   released --mpirun ended--> over
-///      \------------- every rank ended well, mpirun ended
+///   running --rank failed, signal, timeout, starter ended--> stopping --all ranks settled-->
+///   released --starter ended--> over
+///      \------------- every rank ended well, starter ended
 ///      ---------------------------------------------------------->  over
 ///
 /// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
@@ -37,7 +35,7 @@ class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
   Job(const Options& options, LaunchPlan plan);
-  /// The exit code for hvdrun. @throws LaunchError when mpirun cannot be started.
+  /// The exit code for hvdrun. @throws LaunchError when what starts the ranks cannot be run.
   int run();
 
  private:
@@ -53,16 +51,17 @@ class Job final : private RankObserver {
   void on_lost(int rank) override;
 
   void block_signals();
-  void start_mpirun();
+  void start_supervisors();
   void wait_for_events();
   int next_timeout_ms();
   void on_timers();
   void on_signals();
   void on_user_signal(int signal);
-  void on_mpirun_output(UniqueFd& from);
-  void notice_mpirun_end();
+  void notice_starter_end();
+  void note_last_end();
   void begin_stop(StopCause cause, int signal, double grace_s);
   void order_stop(int rank);
+  void order_starts();
   void kill_now();
   void release_if_settled();
   bool stopping() const { return record_.cause != StopCause::kNone; }
@@ -78,31 +77,27 @@ class Job final : private RankObserver {
   void write_files();
   void hurry_on_signals(Poller& poller);
   void collect_outcome();
-  void note_suspects();
   int finish();
 
   const Options options_;
   LaunchPlan plan_;
-  std::optional<TemporaryFolder> session_folder_;
   Console console_;
   FileWriter files_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
+  std::vector<Hello> hellos_;  ///< by rank
   JobRecord record_;
-  MpirunLog mpirun_log_;
+  std::unique_ptr<JobStarter> starter_;
 
   sigset_t blocked_{};
   UniqueFd signals_;
-  pid_t mpirun_ = -1;
-  std::optional<ExitStatus> mpirun_end_;
-  UniqueFd mpirun_stdout_, mpirun_stderr_;
+  bool starter_ended_ = false;
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
-  bool killed_mpirun_ = false;
   bool hurried_ = false;  ///< the user wants out, and asked twice
   bool told_of_failure_[2] = {};
-  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_mpirun_at_, kill_mpirun_at_,
+  std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
       give_up_at_;
 };
 

@@ -130,12 +130,13 @@ RankSupervisor::RankSupervisor(Connection connection, bool use_terminal)
       use_terminal_(use_terminal),
       credit_(connection_.welcome.credit) {}
 
-int RankSupervisor::run(const std::vector<std::string>& program,
-                        std::vector<std::string> environment, const std::vector<int>& cpus) {
+int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvironment& environment,
+                        const std::vector<int>& cpus) {
   const sigset_t signals = supervised_signals();
   signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  start(program, std::move(environment), cpus);
+  take_frames();  // some may have come with the welcome
   while (!done()) {
+    if (start_ && program_ < 0 && !ended_) start(program, environment, cpus);
     wait_for_events();
     on_timers();
     notice_end();
@@ -173,7 +174,9 @@ UniqueFd RankSupervisor::open_stdout(UniqueFd& program_end) const {
 }
 
 void RankSupervisor::start(const std::vector<std::string>& program,
-                           std::vector<std::string> environment, const std::vector<int>& cpus) {
+                           const MakeEnvironment& environment, const std::vector<int>& cpus) {
+  StartOrder order = *start_;
+  if (order.address.empty() && connection_.fd) order.address = peer_address(connection_.fd.get());
   UniqueFd program_stdout;
   stdout_ = open_stdout(program_stdout);
   Pipe errors = make_pipe();
@@ -183,7 +186,7 @@ void RankSupervisor::start(const std::vector<std::string>& program,
 
   SpawnOptions options;
   options.argv = program;
-  options.environment = std::move(environment);
+  options.environment = environment(order);
   if (notices_.fd() >= 0) set_variable(options.environment, kNoticeVariable, notices_.name());
   options.stdout_fd = program_stdout.get();
   options.stderr_fd = errors.write_end.get();
@@ -266,18 +269,25 @@ void RankSupervisor::on_hvdrun_readable() {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (count <= 0) return on_hvdrun_gone();
-    try {
-      connection_.decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
-      while (const auto frame = connection_.decoder.next()) on_hvdrun_frame(*frame);
-    } catch (const ProtocolError&) {
-      return on_hvdrun_gone();
-    }
+    connection_.decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
+    take_frames();
+    if (!connection_.fd) return;
+  }
+}
+
+void RankSupervisor::take_frames() {
+  try {
+    while (const auto frame = connection_.decoder.next()) on_hvdrun_frame(*frame);
+  } catch (const ProtocolError&) {
+    on_hvdrun_gone();
   }
 }
 
 void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
   if (frame.type == FrameType::kRelease) {
     released_ = true;
+  } else if (frame.type == FrameType::kStart) {
+    start_ = decode_start(frame.payload);
   } else if (frame.type == FrameType::kCredit) {
     credit_ += decode_credit(frame.payload).bytes;
   } else if (frame.type == FrameType::kSignal) {
@@ -396,6 +406,14 @@ void RankSupervisor::stop(int signal, int kill_after_ms) {
   notice_end();
   stopped_ = true;
   stop_at_.reset();
+  if (program_ < 0 && !ended_) {
+    ended_ = Ended{.time_ns = realtime_ns() + connection_.clock_offset_ns,
+                   .code = 128 + signal,
+                   .signal = signal,
+                   .stopped = true};
+    drain_until_ = Clock::now();
+    return;
+  }
   signal_program(signal);
   if (kill_after_ms < 0) return;
   const TimePoint kill_at = Clock::now() + milliseconds(kill_after_ms);

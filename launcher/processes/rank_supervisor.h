@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,28 +35,34 @@ sigset_t supervised_signals();
 /// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
 /// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
 ///
-///   running --program ended--> reported --pipes at their end--> drained --release, or hvdrun
-///   gone--> done
+///   waiting --hvdrun says start--> running --program ended--> reported --pipes at their end-->
+///   drained --release, or hvdrun gone--> done
+///
+/// Who is stopped while it waits has ended without a program.
 class RankSupervisor {
  public:
+  /// The program's environment, from what hvdrun says at the start; its `address` is set.
+  using MakeEnvironment = std::function<std::vector<std::string>(const StartOrder&)>;
+
   /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
   /// by line.
   RankSupervisor(Connection connection, bool use_terminal);
   /// `cpus`: what the program is bound to; empty: nothing.
-  int run(const std::vector<std::string>& program, std::vector<std::string> environment,
+  int run(const std::vector<std::string>& program, const MakeEnvironment& environment,
           const std::vector<int>& cpus);
 
  private:
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
 
-  void start(const std::vector<std::string>& program, std::vector<std::string> environment,
+  void start(const std::vector<std::string>& program, const MakeEnvironment& environment,
              const std::vector<int>& cpus);
   UniqueFd open_stdout(UniqueFd& program_end) const;
   void wait_for_events();
   void on_timers();
   void on_signals();
   void on_hvdrun_readable();
+  void take_frames();
   void on_hvdrun_frame(const Frame& frame);
   void on_hvdrun_gone();
   /// Reads once; whether there was anything.
@@ -79,6 +86,7 @@ class RankSupervisor {
   NoticeSocket notices_;
   UniqueFd stdout_, stderr_;
   pid_t program_ = -1;
+  std::optional<StartOrder> start_;
   std::string outgoing_;
   std::optional<Ended> ended_;
   bool reported_ = false;

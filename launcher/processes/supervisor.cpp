@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/cpu_quota.h"
+#include "command/controller.h"
 #include "command/rank_environment.h"
 #include "processes/core_share.h"
 #include "processes/job_folder.h"
@@ -36,6 +37,20 @@
 // Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP
 // connection closing.
 
+// Note [Where the ranks meet]
+//
+// Programs that MPI does not introduce to each other meet at a port that rank 0 serves. Which port
+// is free there, only rank 0's host can tell, and what is free now may be taken when the program
+// asks for it. So the supervisor of rank 0 takes two ports (hvd's, and MASTER_PORT for everybody
+// else) by bind() without listen(), and keeps them: the system gives them to nobody, and a program
+// that sets SO_REUSEADDR, as Asio, LibTorch and servers in general do, can listen there, as often
+// as it likes. Who connects too early is refused, and tries again. The numbers go to hvdrun with
+// hello, and from there with start to all: hence no program starts before all supervisors are
+// there.
+//
+// The address is one that was seen to work: hvdrun's, as the supervisor has reached it, when rank 0
+// is on hvdrun's host; else that from which rank 0's supervisor has come to hvdrun.
+
 namespace hvd::launcher {
 namespace {
 
@@ -53,7 +68,8 @@ std::optional<std::string> variable(const char* name) {
 /// mpirun binds, its mask is the rank's own share already.
 CoreShare find_share(const RankIdentity& identity) {
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
-  if (bind != Bind::kAuto && variable("OMP_NUM_THREADS")) return {};
+  const bool binds = bind == Bind::kAuto || (bind != Bind::kNone && variable(kRankVariable));
+  if (!binds && variable("OMP_NUM_THREADS")) return {};
   const std::vector<int> allowed = allowed_cpus();
   const std::vector<Core> cores = usable_cores(allowed);
   const auto quota = cpu_quota();
@@ -63,6 +79,8 @@ CoreShare find_share(const RankIdentity& identity) {
     if (bind == Bind::kNone) share.cpus.clear();
     return share;
   }
+  if (variable(kRankVariable))
+    return placed_share(bind, cores, identity.local_rank, identity.local_size);
   share.threads =
       default_omp_threads(bind, static_cast<int>(cores.size()),
                           static_cast<int>(usable_cores({}).size()), identity.local_size);
@@ -102,6 +120,28 @@ std::optional<Connection> connect_to_launcher(const Hello& hello) {
   return std::nullopt;
 }
 
+bool starts_without_mpi() {
+  return variable(kControllerVariable) == std::string(to_string(Controller::kUcx));
+}
+
+JobPlace place_of(const StartOrder& order) {
+  const std::string token = variable(kTokenVariable).value_or("");
+  JobPlace place;
+  place.address = order.address;
+  place.port = order.port;
+  place.master_port = order.master_port;
+  place.node = order.node;
+  place.nodes = order.nodes;
+  place.cross_rank = order.cross_rank;
+  place.cross_size = order.cross_size;
+  // Of hvdrun's own token, which programs must not see, and which cannot be found from these.
+  place.name = "hvdrun-" + hmac_hex(token, "name").substr(0, 12);
+  place.token = hmac_hex(token, "job");
+  place.serves_hvd = starts_without_mpi();
+  place.exports = split(variable(kExportsVariable).value_or(""), ',');
+  return place;
+}
+
 int supervise(const std::vector<std::string>& program, const RankIdentity& identity) {
   const CoreShare share = find_share(identity);
   const int omp_threads = variable("OMP_NUM_THREADS") ? 0 : share.threads;
@@ -114,6 +154,14 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
   hello.supervisor_pid = ::getpid();
   hello.omp_threads = omp_threads;
   hello.bound_cpus = static_cast<int>(share.cpus.size());
+  // Kept as long as the rank runs: see Note [Where the ranks meet].
+  Listener for_hvd, for_others;
+  if (identity.rank == 0) {
+    for_hvd = reserve_port();
+    for_others = reserve_port();
+    hello.port = for_hvd.port;
+    hello.master_port = for_others.port;
+  }
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);
 
@@ -122,13 +170,18 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     remove_stale_segments(kSharedMemory);
   }
   // The same for all ranks of the job on this host; the token itself must not show.
-  const auto shared = JobFolder::join(std::string(kSharedMemory) + "/" + kSharedPrefix +
-                                      hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16));
-  std::vector<std::string> environment =
-      rank_environment(current_environment(), identity, omp_threads);
-  if (shared) put_segments_into(environment, shared->path());
+  const std::string folder = std::string(kSharedMemory) + "/" + kSharedPrefix +
+                             hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16);
+  const auto shared = starts_without_mpi() ? std::nullopt : JobFolder::join(folder);
+  const auto make_environment = [&](const StartOrder& order) {
+    std::vector<std::string> environment =
+        rank_environment(current_environment(), identity, omp_threads);
+    if (shared) put_segments_into(environment, shared->path());
+    add_job_variables(environment, place_of(order));
+    return environment;
+  };
   RankSupervisor supervisor(std::move(*connection), variable(kOutputTtyVariable) == "1");
-  return supervisor.run(program, std::move(environment), share.cpus);
+  return supervisor.run(program, make_environment, share.cpus);
 }
 
 int become_program(const std::vector<std::string>& program, const RankIdentity& identity) {
@@ -172,6 +225,7 @@ int run_supervisor(const std::vector<std::string>& program) {
   const sigset_t signals = supervised_signals();
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  if (variable(kRankVariable)) return supervise(program, identity);
   const pid_t front = ::getpid();
   const pid_t supervisor = ::fork();
   if (supervisor < 0) {

@@ -164,7 +164,7 @@ std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   return join(parts, " or ");
 }
 
-/// Of the hosts that mpirun may have lost; empty when they are not known.
+/// Of the hosts that the starter may have lost; empty when they are not known.
 std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   std::erase_if(ranks, [&](int rank) {
     const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
@@ -254,30 +254,36 @@ std::string stop_message(const JobRecord& job, const std::string& why) {
   return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
 }
 
+/// Where the user finds what the starter has said.
+std::string its_message(const JobRecord& job) {
+  return job.starter_spoke ? " (" + job.starter + "'s message is above)"
+                           : ", and without a message";
+}
+
 std::string unexplained_message(const JobRecord& job) {
   const std::string code = "; exit code " + std::to_string(exit_code(job)) + "\n";
   const std::vector<int> missing = ranks_where(job, never_started);
-  if (job.mpirun_lacks_slots)
-    return "hvdrun: the hosts have too few slots for this job (mpirun's message is above)" + code;
-  if (job.mpirun_lost_host) {
+  if (job.lacks_slots)
+    return "hvdrun: the hosts have too few slots for this job" + its_message(job) + code;
+  if (job.lost_host) {
     const std::string hosts = suspects_of(job, missing);
-    return "hvdrun: " + (hosts.empty() ? "a host" : hosts) +
-           " could not be reached or was lost (mpirun's message is above)" + code;
+    return "hvdrun: " + (hosts.empty() ? "a host" : hosts) + " could not be reached or was lost" +
+           its_message(job) + code;
   }
-  if (job.mpirun_lacks_executable) {
-    return "hvdrun: mpirun did not find hvdrun on every host; it must be installed at the same "
-           "path on all of them "
-           "(mpirun's message is above)" +
-           code;
+  if (job.lacks_executable) {
+    return "hvdrun: " + job.starter +
+           " did not find hvdrun on every host; it must be installed at the same path on all of "
+           "them" +
+           its_message(job) + code;
   }
+  std::string text = "hvdrun: " + job.starter + " ended with code " +
+                     std::to_string(job.starter_code) + ", though no rank failed";
   if (!missing.empty()) {
-    return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) + " before " +
-           count_ranks(missing.size()) + " (" + format_ranks(missing) + ") had started" +
-           (job.mpirun_spoke ? "" : ", and without a message") + code;
+    text = "hvdrun: " + job.starter + " ended with code " + std::to_string(job.starter_code) +
+           " before " + count_ranks(missing.size()) + " (" + format_ranks(missing) +
+           ") had started";
   }
-  return "hvdrun: mpirun ended with code " + std::to_string(job.mpirun_code) +
-         ", though no rank failed" +
-         (job.mpirun_spoke ? " (its message is above)" : ", and without a message") + code;
+  return text + its_message(job) + code;
 }
 
 }  // namespace
@@ -298,8 +304,7 @@ void take_notice(RankRecord& rank, Notice notice) {
 }
 
 void take_losses_from_mpirun(JobRecord& job) {
-  if (job.cause != StopCause::kMpirunEnded || job.mpirun_signal != 0 || !job.mpirun_lost_host)
-    return;
+  if (job.cause != StopCause::kStarterEnded || job.starter_signal != 0 || !job.lost_host) return;
   for (RankRecord& rank : job.ranks) {
     if (!rank.connected || rank.ended) continue;
     rank.told_to_stop = false;
@@ -362,7 +367,7 @@ namespace {
 
 /// Somebody killed mpirun; what the ranks made of it is not their failure.
 bool mpirun_was_killed(const JobRecord& job) {
-  return job.cause == StopCause::kMpirunEnded && job.mpirun_signal != 0;
+  return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }
 
 }  // namespace
@@ -378,7 +383,8 @@ int exit_code(const JobRecord& job) {
   if (job.cause == StopCause::kTimeout) return static_cast<int>(ExitCode::kTimeout);
   if (job.cause == StopCause::kReaderGone) return static_cast<int>(ExitCode::kReaderGone);
   if (mpirun_was_killed(job)) return static_cast<int>(ExitCode::kInternal);
-  if (early_leaver(job)) return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code : 1;
+  if (early_leaver(job))
+    return job.starter_code != 0 && job.starter_code < 128 ? job.starter_code : 1;
   if (const auto failed = first_failure(job.ranks)) {
     const RankRecord& rank = job.ranks[static_cast<std::size_t>(*failed)];
     if (!rank.ended || !lost_elsewhere(job, *failed).empty())
@@ -389,14 +395,13 @@ int exit_code(const JobRecord& job) {
   const bool all_well = std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
     return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
   });
-  // Every rank said that it ended well; then mpirun's own trouble while it cleaned up does not make
-  // the job a failure.
+  // Every rank said that it ended well; then the starter's own trouble while it cleaned up does not
+  // make the job a failure.
   if (all_well) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
-  if (job.mpirun_lacks_slots || job.mpirun_lost_host)
-    return static_cast<int>(ExitCode::kUnavailable);
-  if (job.mpirun_lacks_executable) return static_cast<int>(ExitCode::kNotFound);
-  return job.mpirun_code != 0 && job.mpirun_code < 128 ? job.mpirun_code
-                                                       : static_cast<int>(ExitCode::kInternal);
+  if (job.lacks_slots || job.lost_host) return static_cast<int>(ExitCode::kUnavailable);
+  if (job.lacks_executable) return static_cast<int>(ExitCode::kNotFound);
+  return job.starter_code != 0 && job.starter_code < 128 ? job.starter_code
+                                                         : static_cast<int>(ExitCode::kInternal);
 }
 
 std::string final_message(const JobRecord& job) {
@@ -419,12 +424,12 @@ std::string final_message(const JobRecord& job) {
     }
     case StopCause::kNone:
     case StopCause::kRankFailed:
-    case StopCause::kMpirunEnded:
+    case StopCause::kStarterEnded:
       break;
   }
   if (mpirun_was_killed(job)) {
-    return stop_message(job, "mpirun was killed by " + signal_name(job.mpirun_signal) + " (" +
-                                 std::to_string(job.mpirun_signal) + "), not by hvdrun");
+    return stop_message(job, "mpirun was killed by " + signal_name(job.starter_signal) + " (" +
+                                 std::to_string(job.starter_signal) + "), not by hvdrun");
   }
   if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
   if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);

@@ -35,7 +35,7 @@ enum class StopCause {
   kRankFailed,
   kUserSignal,
   kTimeout,
-  kMpirunEnded,
+  kStarterEnded,
   kStartTimeout,
   kReaderGone,
 };
@@ -54,13 +54,14 @@ struct JobRecord {
   std::string lost_reader;   ///< for kReaderGone: of which of hvdrun's streams
   bool output_lost = false;  ///< something that ranks printed could not be written, and was said so
 
-  int mpirun_code = 0;                     ///< exit code, or 128 + signal
-  int mpirun_signal = 0;                   ///< what killed it, unless hvdrun did
-  bool mpirun_spoke = false;               ///< it printed something
+  std::string starter = "mpirun";          ///< what was to start the ranks
+  int starter_code = 0;                    ///< exit code, or 128 + signal
+  int starter_signal = 0;                  ///< what killed it, unless hvdrun did
+  bool starter_spoke = false;              ///< it printed something
   std::optional<int> abort_rank;           ///< mpirun: this rank called MPI_Abort
   std::optional<int> improper_rank;        ///< mpirun: this rank left without MPI_Finalize
-  std::vector<std::string> suspect_hosts;  ///< mpirun lost or never reached one of these
-  bool mpirun_lacks_slots = false, mpirun_lost_host = false, mpirun_lacks_executable = false;
+  std::vector<std::string> suspect_hosts;  ///< one of these was lost or never reached
+  bool lacks_slots = false, lost_host = false, lacks_executable = false;
 
   /// Of the rank that is to blame.
   std::vector<std::string> stderr_tail;
@@ -82,7 +83,7 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 /// leaves without MPI_Finalize.
 std::optional<int> early_leaver(const JobRecord& job);
 
-/// A rank's own record explains the end, so mpirun's account of it can be left out.
+/// A rank's own record explains the end, so the starter's account of it can be left out.
 bool is_explained(const JobRecord& job);
 
 /// hvdrun's exit code.

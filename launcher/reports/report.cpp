@@ -11,7 +11,7 @@ bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
           type <= static_cast<std::uint8_t>(FrameType::kGreeting)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kCredit));
+          type <= static_cast<std::uint8_t>(FrameType::kStart));
 }
 
 /// A host name or token with stray bytes must not make the report itself fail.
@@ -92,6 +92,30 @@ Credit decode_credit(std::string_view payload) {
                 [](const Json& json) { return Credit{.bytes = json.at("bytes").get<int>()}; });
 }
 
+std::string encode(const StartOrder& order) {
+  return dump({{"address", order.address},
+               {"port", order.port},
+               {"master_port", order.master_port},
+               {"node", order.node},
+               {"nodes", order.nodes},
+               {"cross_rank", order.cross_rank},
+               {"cross_size", order.cross_size}});
+}
+
+StartOrder decode_start(std::string_view payload) {
+  return decode("start", payload, [](const Json& json) {
+    StartOrder order;
+    json.at("address").get_to(order.address);
+    json.at("port").get_to(order.port);
+    json.at("master_port").get_to(order.master_port);
+    json.at("node").get_to(order.node);
+    json.at("nodes").get_to(order.nodes);
+    json.at("cross_rank").get_to(order.cross_rank);
+    json.at("cross_size").get_to(order.cross_size);
+    return order;
+  });
+}
+
 std::string encode(const Hello& hello) {
   return dump({{"proof", hello.proof},
                {"rank", hello.rank},
@@ -101,7 +125,9 @@ std::string encode(const Hello& hello) {
                {"host", hello.host},
                {"supervisor_pid", hello.supervisor_pid},
                {"omp_threads", hello.omp_threads},
-               {"bound_cpus", hello.bound_cpus}});
+               {"bound_cpus", hello.bound_cpus},
+               {"port", hello.port},
+               {"master_port", hello.master_port}});
 }
 
 Hello decode_hello(std::string_view payload) {
@@ -116,6 +142,8 @@ Hello decode_hello(std::string_view payload) {
     json.at("supervisor_pid").get_to(hello.supervisor_pid);
     json.at("omp_threads").get_to(hello.omp_threads);
     json.at("bound_cpus").get_to(hello.bound_cpus);
+    json.at("port").get_to(hello.port);
+    json.at("master_port").get_to(hello.master_port);
     return hello;
   });
 }

@@ -12,6 +12,7 @@
 ///                                         <-     challenge {nonce, proof}       proofs: proof.h
 ///   hello {proof, rank, host, ...}        ->
 ///                                         <-     welcome {columns, rows, time, credit}
+///                                         <-     start {address, port, ...}    once all have come
 ///   started {pid}                         ->
 ///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
 ///                                         <-     credit {bytes}
@@ -49,6 +50,7 @@ enum class FrameType : std::uint8_t {
   kRelease = 18,
   kChallenge = 19,
   kCredit = 20,
+  kStart = 21,
 };
 
 struct Frame {
@@ -97,12 +99,23 @@ struct Hello {
   int supervisor_pid = 0;
   int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
   int bound_cpus = 0;   ///< how many hardware threads it binds the program to; 0: it does not
+  int port = 0;         ///< kept for rank 0, and told by its supervisor: for hvd
+  int master_port = 0;  ///< likewise: for whatever reads MASTER_PORT
+  std::string peer_address = {};  ///< whence it has come; not told, but seen by hvdrun
 };
 
 struct Welcome {
   int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has none
   long long time_ns = 0;      ///< hvdrun's clock
   int credit = 0;             ///< bytes of output to begin with
+};
+
+/// All supervisors have come: the rank's program may begin. What no rank knows by itself.
+struct StartOrder {
+  std::string address = {};  ///< of rank 0; empty: that at which hvdrun was reached
+  int port = 0, master_port = 0;
+  int node = 0, nodes = 1;             ///< which of the hosts, in the order of ranks
+  int cross_rank = 0, cross_size = 1;  ///< among the ranks with the same local rank
 };
 
 struct Credit {
@@ -144,6 +157,7 @@ struct SignalOrder {
 std::string encode(const Greeting&);
 std::string encode(const Challenge&);
 std::string encode(const Credit&);
+std::string encode(const StartOrder&);
 std::string encode(const Hello&);
 std::string encode(const Welcome&);
 std::string encode(const Started&);
@@ -154,6 +168,7 @@ std::string encode(const SignalOrder&);
 Greeting decode_greeting(std::string_view payload);
 Challenge decode_challenge(std::string_view payload);
 Credit decode_credit(std::string_view payload);
+StartOrder decode_start(std::string_view payload);
 Hello decode_hello(std::string_view payload);
 Welcome decode_welcome(std::string_view payload);
 Started decode_started(std::string_view payload);

@@ -152,6 +152,7 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kWelcome:
     case FrameType::kSignal:
     case FrameType::kRelease:
+    case FrameType::kStart:
       break;
   }
   return false;
@@ -179,8 +180,9 @@ bool ReportServer::challenge(int id, const Frame& frame) {
 
 bool ReportServer::admit(int id, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
-  const Hello hello = decode_hello(frame.payload);
+  Hello hello = decode_hello(frame.payload);
   Connection& connection = connections_.at(id);
+  hello.peer_address = peer_address(connection.fd.get());
   if (hello.rank != *connection.greeted || hello.rank < 0 || hello.rank >= size_) return false;
   const std::string expected =
       supervisor_proof(token_, connection.supervisor_nonce, connection.nonce, hello.rank);
@@ -201,6 +203,11 @@ bool ReportServer::admit(int id, const Frame& frame) {
 void ReportServer::send(int rank, const SignalOrder& order) {
   if (Connection* connection = find_rank(rank))
     write(*connection, FrameType::kSignal, encode(order));
+}
+
+void ReportServer::start(int rank, const StartOrder& order) {
+  if (Connection* connection = find_rank(rank))
+    write(*connection, FrameType::kStart, encode(order));
 }
 
 void ReportServer::release(int rank) {

@@ -58,6 +58,7 @@ class ReportServer {
   std::optional<TimePoint> next_deadline() const;
   void on_time();
   void send(int rank, const SignalOrder& order);
+  void start(int rank, const StartOrder& order);
   /// The rank's supervisor may end.
   void release(int rank);
   /// Breaks every connection: supervisors that are left stop their programs.

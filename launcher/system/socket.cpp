@@ -43,7 +43,8 @@ Address make_address(const std::string& text, std::uint16_t port) {
   return address;
 }
 
-UniqueFd try_listen(const std::string& at) {
+/// Bound to a port that the system has chosen.
+UniqueFd try_bind(const std::string& at) {
   const Address address = make_address(at, 0);
   UniqueFd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return {};
@@ -51,9 +52,24 @@ UniqueFd try_listen(const std::string& at) {
     const int both_families = 0;
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both_families, sizeof both_families);
   }
-  if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0)
-    return {};
+  if (::bind(fd.get(), address.get(), address.length) != 0) return {};
   return fd;
+}
+
+UniqueFd try_listen(const std::string& at) {
+  UniqueFd fd = try_bind(at);
+  if (!fd || ::listen(fd.get(), SOMAXCONN) != 0) return {};
+  return fd;
+}
+
+/// 0: it has none.
+std::uint16_t port_of(int fd) {
+  Address bound;
+  bound.length = sizeof bound.storage;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) return 0;
+  return ntohs(bound.storage.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&bound.storage)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&bound.storage)->sin_port);
 }
 
 std::string as_text(const sockaddr* address) {
@@ -84,17 +100,38 @@ Listener listen_anywhere(bool loopback_only) {
     listener.fd = try_listen("::");
     if (!listener.fd) listener.fd = try_listen("0.0.0.0");
   }
-  Address bound;
-  bound.length = sizeof bound.storage;
-  if (!listener.fd || ::getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound.storage),
-                                    &bound.length) != 0) {
+  if (listener.fd) listener.port = port_of(listener.fd.get());
+  if (listener.port == 0) {
     throw LaunchError(ExitCode::kInternal,
                       std::string("cannot listen on a TCP port: ") + std::strerror(errno));
   }
-  listener.port = ntohs(bound.storage.ss_family == AF_INET6
-                            ? reinterpret_cast<const sockaddr_in6*>(&bound.storage)->sin6_port
-                            : reinterpret_cast<const sockaddr_in*>(&bound.storage)->sin_port);
   return listener;
+}
+
+Listener reserve_port() {
+  Listener reserved;
+  reserved.fd = try_bind("::");
+  if (!reserved.fd) reserved.fd = try_bind("0.0.0.0");
+  if (!reserved.fd) return reserved;
+  // Only now: with it the system might have chosen a port that somebody else keeps in this way.
+  const int shared = 1;
+  ::setsockopt(reserved.fd.get(), SOL_SOCKET, SO_REUSEADDR, &shared, sizeof shared);
+  reserved.port = port_of(reserved.fd.get());
+  return reserved;
+}
+
+std::string peer_address(int fd) {
+  constexpr std::string_view kMapped = "::ffff:";  // IPv4 on a socket that takes both
+  Address peer;
+  peer.length = sizeof peer.storage;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) return {};
+  std::string text = as_text(reinterpret_cast<const sockaddr*>(&peer.storage));
+  const bool mapped = text.starts_with(kMapped) && text.find('.') != std::string::npos;
+  return mapped ? text.substr(kMapped.size()) : text;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
 }
 
 std::vector<std::string> reachable_addresses() {

@@ -17,6 +17,16 @@ struct Listener {
 /// LaunchError (kInternal).
 Listener listen_anywhere(bool loopback_only);
 
+/// A free port that nobody is given by chance as long as the descriptor is open, and on which a
+/// process may listen that sets SO_REUSEADDR. Until one does, connections to it are refused.
+/// Without a descriptor: there is none.
+Listener reserve_port();
+
+/// The number of the other side's address; empty when there is none.
+std::string peer_address(int fd);
+/// Of this machine itself, and no other.
+bool is_loopback(const std::string& address);
+
 /// This machine's addresses that another machine may reach, as numbers: no loopback, no link-local.
 std::vector<std::string> reachable_addresses();
 

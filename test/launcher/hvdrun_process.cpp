@@ -49,6 +49,9 @@ HvdrunProcess::HvdrunProcess(const Start& start) : started_ns_(realtime_ns()) {
   SpawnOptions options;
   options.argv = start.prefix;
   options.argv.push_back(start.program.empty() ? hvdrun() : start.program);
+  const char* const controller = std::getenv("LAUNCHER_TEST_CONTROLLER");
+  if (start.program.empty() && controller != nullptr)
+    options.argv.insert(options.argv.end(), {"--controller", controller});
   options.argv.insert(options.argv.end(), start.arguments.begin(), start.arguments.end());
   options.environment = current_environment();
   set_variable(options.environment, "TMPDIR", temporary_.path());

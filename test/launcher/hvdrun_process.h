@@ -29,7 +29,8 @@ struct Start {
 };
 
 /// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The
-/// destructor kills what still runs.
+/// destructor kills what still runs. LAUNCHER_TEST_CONTROLLER in the environment names the
+/// controller.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "command/controller.h"
 #include "hvdrun_process.h"
 #include "reports/rank_output.h"
 
@@ -85,19 +86,34 @@ class MultiHost : public ::testing::Test {
     for (pid_t pid = 0; pids >> pid;) ::kill(pid, SIGKILL);
   }
 
-  Start start(const std::string& mode, const std::string& marker) const {
+  /// hvdrun on the first host.
+  Start on_first_host(std::vector<std::string> arguments) const {
     Start start;
     start.prefix = {"ip",      "netns",   "exec",
                     hosts_[0], "unshare", "--uts",
                     "sh",      "-c",      "hostname \"$0\"; exec \"$@\"",
                     hosts_[0]};
-    start.arguments = {"-np",         "4",
-                       "-H",          hosts_[0] + ":2," + hosts_[1] + ":2",
-                       "--bind",      "none",  // the "hosts" have the same cores
-                       "-x",          "LAUNCHER_TEST_GIVEN=yes",
-                       "--mpi-args",  std::string("--mca plm_rsh_agent ") + HVD_TEST_AGENT,
-                       mpi_program(), mode,
-                       marker};
+    start.arguments = std::move(arguments);
+    return start;
+  }
+
+  /// Two ranks on each host, without mpirun.
+  Start direct(int first, const std::vector<std::string>& program) const {
+    const auto at = static_cast<std::size_t>(first);
+    std::vector<std::string> arguments = {
+        "--controller", "ucx", "--rsh", HVD_TEST_AGENT,
+        "-np",          "4",   "-H",    hosts_[at] + ":2," + hosts_[1 - at] + ":2",
+        "--bind",       "none"};
+    arguments.insert(arguments.end(), program.begin(), program.end());
+    return on_first_host(std::move(arguments));
+  }
+
+  Start start(const std::string& mode, const std::string& marker) const {
+    Start start = on_first_host({"-np", "4", "-H", hosts_[0] + ":2," + hosts_[1] + ":2", "--bind",
+                                 "none",  // the "hosts" have the same cores
+                                 "-x", "LAUNCHER_TEST_GIVEN=yes", "--mpi-args",
+                                 std::string("--mca plm_rsh_agent ") + HVD_TEST_AGENT,
+                                 mpi_program(), mode, marker});
     start.environment = {{"NCCL_LAUNCHER_TEST", "too"}};
     return start;
   }
@@ -194,6 +210,80 @@ TEST_F(MultiHost, InterruptReachesTheOtherHost) {
   process.signal(SIGINT);
   EXPECT_EQ(process.wait().code, 130);
   EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+}
+
+TEST_F(MultiHost, WithoutMpirunRankZerosAddressIsOneThatAnswers) {
+  for (const int first : {0, 1}) {
+    const Result result =
+        HvdrunProcess(direct(first, {"sh", "-c",
+                                     "echo $HVD_RANK on $(hostname), node $GROUP_RANK of "
+                                     "$GROUP_WORLD_SIZE: $HVD_INIT_METHOD $MASTER_ADDR"}))
+            .wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    for (int rank = 0; rank < 4; ++rank) {
+      const int node = rank / 2;
+      const int host = first == 0 ? node : 1 - node;
+      const bool beside = first == 0 && host == 0;  // rank 0, hvdrun and this rank
+      const std::string address = beside ? "127.0.0.1" : "10.79.0." + std::to_string(first + 1);
+      EXPECT_THAT(result.out,
+                  ::testing::ContainsRegex(std::to_string(rank) + " on " +
+                                           hosts_[static_cast<std::size_t>(host)] + ", node " +
+                                           std::to_string(node) + " of 2: tcp://" + address +
+                                           ":[0-9]+ " + address + "\n"));
+    }
+  }
+}
+
+TEST_F(MultiHost, WithoutMpirunAnHvdJobMeetsAndWorks) {
+  const std::string program = HVD_TEST_START_PROGRAM;
+  if (program.empty() || !finds_ucx()) GTEST_SKIP() << "there is no UCX";
+  for (const int first : {0, 1}) {
+    const Result result = HvdrunProcess(direct(first, {program, "work"})).wait();
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(count(result.out, "OK " + std::to_string(rank) + " 4 " + std::to_string(rank % 2) +
+                                      " 2 ucx tcp://"),
+                2)
+          << result.out;
+    }
+  }
+}
+
+TEST_F(MultiHost, WithoutMpirunAHostsDeathNamesIt) {
+  const std::string marker = unique_marker();
+  HvdrunProcess process(direct(0, {rank_program(), "wait", marker}));
+  ASSERT_TRUE(process.wait_for("ready", 4, 20));
+  kill_host(hosts_[1]);
+  const Result result = process.wait();
+  EXPECT_TRUE(result.code == 137 || result.code == 69) << result.code << result.err;
+  EXPECT_THAT(result.err, HasSubstr("failed first: "));
+  EXPECT_THAT(result.err, HasSubstr("host " + hosts_[1]));
+  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+}
+
+TEST_F(MultiHost, WithoutMpirunKillingHvdrunLeavesNothingOnTheOtherHost) {
+  const std::string marker = unique_marker();
+  HvdrunProcess process(direct(1, {rank_program(), "stubborn", marker}));
+  ASSERT_TRUE(process.wait_for("ready", 4, 20));
+  process.signal(SIGKILL);
+  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+}
+
+TEST_F(MultiHost, WithoutMpirunACutLinkEndsBothSides) {
+  const std::string marker = unique_marker();
+  Start job = direct(0, {rank_program(), "wait", marker});
+  job.environment.push_back({"HVD_PEER_TIMEOUT", "3"});
+  HvdrunProcess process(job);
+  ASSERT_TRUE(process.wait_for("ready", 4, 20));
+  int code = 0;
+  shell("ip -n " + switch_ + " link set p1 down", code);
+  ASSERT_EQ(code, 0);
+  const Result result = process.wait(25);
+  EXPECT_EQ(result.code, 69) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("failed first: lost"));
+  EXPECT_THAT(result.err, HasSubstr("host " + hosts_[1]));
+  EXPECT_THAT(wait_until_gone(marker, 10), IsEmpty());
 }
 
 TEST(Hosts, AnUnreachableOneIs69) {

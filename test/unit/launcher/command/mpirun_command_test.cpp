@@ -238,5 +238,13 @@ TEST(MpirunCommand, FormattedForAShell) {
   EXPECT_THAT(line, Not(HasSubstr("abc")));
 }
 
+TEST(MpirunCommand, RemoteShell) {
+  LaunchSpec spec = remote_spec();
+  spec.remote_shell = {"ssh", "-p", "2222"};
+  EXPECT_TRUE(has_run(build_mpirun_command(spec).argv, {"--mca", "plm_rsh_agent", "ssh -p 2222"}));
+  spec.mpi_args = {"--mca", "plm_rsh_agent", "rsh"};
+  EXPECT_FALSE(has_run(build_mpirun_command(spec).argv, {"--mca", "plm_rsh_agent", "ssh -p 2222"}));
+}
+
 }  // namespace
 }  // namespace hvd::launcher

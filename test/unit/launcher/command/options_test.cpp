@@ -153,5 +153,24 @@ TEST(Options, TheDefaultHostfileYieldsToAnExplicitOne) {
   EXPECT_TRUE(parse_options({"-np", "1", "p"}, "").hosts.empty());
 }
 
+TEST(Options, Controller) {
+  EXPECT_EQ(parse({"-np", "1", "p"}).controller, Controller::kAuto);
+  EXPECT_EQ(parse({"-np", "1", "--controller", "ucx", "p"}).controller, Controller::kUcx);
+  EXPECT_EQ(parse({"-np", "1", "--controller", "mpi", "p"}).controller, Controller::kMpi);
+  const LaunchError unknown = error_of({"-np", "1", "--controller", "gloo", "p"});
+  EXPECT_EQ(unknown.exit_code(), 2);
+  EXPECT_THAT(unknown.what(), HasSubstr("expected auto, mpi or ucx; got 'gloo'"));
+  const LaunchError both =
+      error_of({"-np", "1", "--controller", "ucx", "--mpi-args", "--mca x y", "p"});
+  EXPECT_EQ(both.exit_code(), 2);
+  EXPECT_THAT(both.what(), HasSubstr("--mpi-args"));
+}
+
+TEST(Options, RemoteShell) {
+  EXPECT_TRUE(parse({"-np", "1", "p"}).remote_shell.empty());
+  EXPECT_EQ(parse({"-np", "1", "--rsh", "ssh -p 2222 -i 'a key'", "p"}).remote_shell,
+            (Words{"ssh", "-p", "2222", "-i", "a key"}));
+}
+
 }  // namespace
 }  // namespace hvd::launcher

@@ -8,6 +8,10 @@
 namespace hvd::launcher {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 Lookup in(std::map<std::string, std::string> variables) {
@@ -47,12 +51,79 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
                         "OMPI_MCA_orte_local_tmpdir_base=/tmp/x", "OMPI_MCA_opal_signal=6"},
                        {1, 4, 1, 2}, 3),
       UnorderedElementsAre("A=1", "HVD_TIMELINE=t", "OMP_X=1", "HVD_RANK=1", "HVD_SIZE=4",
-                           "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2", "OMP_NUM_THREADS=3",
-                           "OMPI_MCA_opal_signal=6"));
+                           "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=2", "HOROVOD_RANK=1",
+                           "HOROVOD_SIZE=4", "HOROVOD_LOCAL_RANK=1", "HOROVOD_LOCAL_SIZE=2",
+                           "RANK=1", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
+                           "OMP_NUM_THREADS=3", "OMPI_MCA_opal_signal=6"));
   EXPECT_THAT(rank_environment({}, {0, 1, 0, 1}, 0),
-              UnorderedElementsAre("HVD_RANK=0", "HVD_SIZE=1", "HVD_LOCAL_RANK=0",
-                                   "HVD_LOCAL_SIZE=1", "OMPI_MCA_opal_signal="))
+              AllOf(Contains("HVD_RANK=0"), Contains("OMPI_MCA_opal_signal="),
+                    Not(Contains(HasSubstr("OMP_NUM_THREADS")))))
       << "no backtraces of Open MPI's, unless the user wants them";
+}
+
+JobPlace some_place() {
+  JobPlace place;
+  place.address = "10.0.0.7";
+  place.port = 4000;
+  place.master_port = 4001;
+  place.node = 1;
+  place.nodes = 2;
+  place.cross_rank = 1;
+  place.cross_size = 2;
+  place.name = "job";
+  place.token = "secret";
+  return place;
+}
+
+TEST(JobVariables, WithoutMpi) {
+  JobPlace place = some_place();
+  place.serves_hvd = true;
+  std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1", "GROUP_RANK=7"};
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment,
+              UnorderedElementsAre("HVD_INIT_METHOD=tcp://10.0.0.7:4000", "HVD_JOB_NAME=job",
+                                   "HVD_JOB_TOKEN=secret", "MASTER_ADDR=10.0.0.7",
+                                   "MASTER_PORT=4001", "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
+                                   "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
+}
+
+TEST(JobVariables, UnderMpiHvdIsToldNoPlace) {
+  std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1",
+                                          "HVD_JOB_NAME=another", "HVD_JOB_TOKEN=its"};
+  add_job_variables(environment, some_place());
+  EXPECT_THAT(environment, UnorderedElementsAre("MASTER_ADDR=10.0.0.7", "MASTER_PORT=4001",
+                                                "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
+                                                "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
+}
+
+TEST(JobVariables, WhatDashXHasSetStays) {
+  JobPlace place = some_place();
+  place.serves_hvd = true;
+  place.exports = {"MASTER_PORT", "HVD_INIT_METHOD"};
+  std::vector<std::string> environment = {"HVD_INIT_METHOD=file:///shared/x", "MASTER_PORT=29500"};
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment, AllOf(Contains("HVD_INIT_METHOD=file:///shared/x"),
+                                 Contains("MASTER_PORT=29500"), Contains("HVD_JOB_NAME=job")));
+}
+
+TEST(JobVariables, Ipv6StandsInBrackets) {
+  JobPlace place = some_place();
+  place.serves_hvd = true;
+  place.address = "fd00::1";
+  std::vector<std::string> environment;
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment, AllOf(Contains("HVD_INIT_METHOD=tcp://[fd00::1]:4000"),
+                                 Contains("MASTER_ADDR=fd00::1")));
+}
+
+TEST(JobVariables, WithoutAPortThereIsNoPlace) {
+  JobPlace place = some_place();
+  place.serves_hvd = true;
+  place.port = place.master_port = 0;
+  std::vector<std::string> environment;
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment, UnorderedElementsAre("GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
+                                                "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
 }
 
 TEST(SilenceLimit, IsThePeerTimeout) {
@@ -76,6 +147,34 @@ TEST(Bind, Names) {
   EXPECT_EQ(parse_bind("numa"), Bind::kNuma);
   EXPECT_EQ(parse_bind("none"), Bind::kNone);
   EXPECT_EQ(parse_bind("Core"), std::nullopt);
+}
+
+TEST(RankIdentity, HvdrunsOwnWordCountsBeforeMpis) {
+  EXPECT_EQ(identify_rank(in({{"HVD_LAUNCHER_RANK", "2"},
+                              {"HVD_LAUNCHER_SIZE", "3"},
+                              {"HVD_LAUNCHER_LOCAL_RANK", "1"},
+                              {"HVD_LAUNCHER_LOCAL_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_RANK", "0"},
+                              {"OMPI_COMM_WORLD_SIZE", "9"}})),
+            (RankIdentity{2, 3, 1, 2}));
+}
+
+TEST(RankEnvironment, KnowsNoTorchrunAroundHvdrun) {
+  EXPECT_THAT(rank_environment({"TORCHELASTIC_RUN_ID=x", "TORCHELASTIC_USE_AGENT_STORE=True"},
+                               {0, 1, 0, 1}, 0),
+              Not(Contains(HasSubstr("TORCHELASTIC"))));
+}
+
+TEST(JobVariables, WithoutMpiARankIsNoneOfAnMpirunAroundHvdrun) {
+  JobPlace place = some_place();
+  std::vector<std::string> environment = {"OMPI_COMM_WORLD_RANK=0", "PMIX_RANK=0", "PMI_SIZE=2",
+                                          "OMPI_MCA_btl=self"};
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment, Contains("OMPI_COMM_WORLD_RANK=0"));
+  place.serves_hvd = true;
+  add_job_variables(environment, place);
+  EXPECT_THAT(environment, AllOf(Not(Contains(HasSubstr("OMPI_COMM_WORLD"))),
+                                 Not(Contains(HasSubstr("PMI"))), Contains("OMPI_MCA_btl=self")));
 }
 
 }  // namespace

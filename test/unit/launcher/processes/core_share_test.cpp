@@ -105,5 +105,31 @@ TEST(ShareOf, ARankBeyondTheHostsIsNotBound) {
   EXPECT_TRUE(share_of(machine("numa:1 core:4 pu:1"), 5, 2, {}).cpus.empty());
 }
 
+TEST(PlacedShare, OneCoreEach) {
+  const auto cores = machine("numa:2 core:2 pu:2");
+  EXPECT_EQ(placed_share(Bind::kCore, cores, 0, 3).cpus, (Cpus{0, 1}));
+  EXPECT_EQ(placed_share(Bind::kCore, cores, 2, 3).cpus, (Cpus{4, 5}));
+  EXPECT_EQ(placed_share(Bind::kCore, cores, 2, 3).threads, 1);
+}
+
+TEST(PlacedShare, OneNodeEach) {
+  const auto cores = machine("numa:2 core:2 pu:1");
+  for (int rank = 0; rank < 4; ++rank) {
+    const CoreShare share = placed_share(Bind::kNuma, cores, rank, 4);
+    EXPECT_EQ(share.cpus, rank < 2 ? (Cpus{0, 1}) : (Cpus{2, 3}));
+    EXPECT_EQ(share.threads, 1);
+  }
+  EXPECT_EQ(placed_share(Bind::kNuma, cores, 1, 2).cpus, (Cpus{2, 3}));
+  EXPECT_EQ(placed_share(Bind::kNuma, cores, 1, 2).threads, 2);
+}
+
+TEST(PlacedShare, MoreRanksThanCoresAreNotBound) {
+  const auto cores = machine("core:2 pu:1");
+  for (const Bind bind : {Bind::kCore, Bind::kNuma}) {
+    EXPECT_TRUE(placed_share(bind, cores, 2, 3).cpus.empty());
+    EXPECT_EQ(placed_share(bind, cores, 2, 3).threads, 1);
+  }
+}
+
 }  // namespace
 }  // namespace hvd::launcher

@@ -108,10 +108,10 @@ TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
 
 TEST(ExitCode, OfAnUntroubledJob) {
   JobRecord job = job_of({ended(0, 1), ended(0, 2)});
-  job.cause = StopCause::kMpirunEnded;
+  job.cause = StopCause::kStarterEnded;
   EXPECT_EQ(exit_code(job), 0);
   EXPECT_THAT(final_message(job), IsEmpty());
-  job.mpirun_code = 1;
+  job.starter_code = 1;
   EXPECT_EQ(exit_code(job), 0) << "every rank ended well: mpirun's own trouble is not the job's";
 }
 
@@ -131,29 +131,28 @@ TEST(ExitCode, OfSignalsAndTimeouts) {
 
 TEST(ExitCode, WhenMpirunCouldNotStart) {
   JobRecord job = job_of({RankRecord{}, RankRecord{}});
-  job.cause = StopCause::kMpirunEnded;
-  job.mpirun_code = 213;
+  job.cause = StopCause::kStarterEnded;
+  job.starter_code = 213;
   EXPECT_EQ(exit_code(job), 70);
-  job.mpirun_code = 1;
+  job.starter_code = 1;
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_THAT(final_message(job), HasSubstr("had started, and without a message; exit code 1\n"));
-  job.mpirun_spoke = true;
-  EXPECT_THAT(
-      final_message(job),
-      HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had started; exit code 1\n"));
-  job.mpirun_lost_host = true;
+  job.starter_spoke = true;
+  EXPECT_THAT(final_message(job), HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had "
+                                            "started (mpirun's message is above); exit code 1\n"));
+  job.lost_host = true;
   EXPECT_EQ(exit_code(job), 69);
-  job.mpirun_lost_host = false;
-  job.mpirun_lacks_executable = true;
+  job.lost_host = false;
+  job.lacks_executable = true;
   EXPECT_EQ(exit_code(job), 127);
-  job.mpirun_lacks_slots = true;
+  job.lacks_slots = true;
   EXPECT_EQ(exit_code(job), 69);
   EXPECT_FALSE(is_explained(job));
 }
 
 TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
   JobRecord job = job_of({ended(143, 3, true), ended(0, 1)});
-  job.mpirun_code = 1;
+  job.starter_code = 1;
   EXPECT_EQ(early_leaver(job), std::nullopt);
   job.improper_rank = 1;
   EXPECT_EQ(early_leaver(job), 1);
@@ -217,9 +216,9 @@ TEST(FinalMessage, OfAnUnevenNumberOfBatches) {
 
 TEST(FinalMessage, OfAKilledMpirun) {
   JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
-  job.cause = StopCause::kMpirunEnded;
-  job.mpirun_code = 137;
-  job.mpirun_signal = SIGKILL;
+  job.cause = StopCause::kStarterEnded;
+  job.starter_code = 137;
+  job.starter_signal = SIGKILL;
   EXPECT_EQ(
       final_message(job),
       "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
@@ -232,9 +231,9 @@ TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
   RankRecord absent;
   absent.host = "far";
   JobRecord job = job_of({RankRecord{}, absent, absent});
-  job.cause = StopCause::kMpirunEnded;
-  job.mpirun_code = 1;
-  job.mpirun_lost_host = true;
+  job.cause = StopCause::kStarterEnded;
+  job.starter_code = 1;
+  job.lost_host = true;
   job.suspect_hosts = {"far"};
   EXPECT_THAT(final_message(job),
               HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
@@ -244,9 +243,9 @@ TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
 // to hvdrun's order to stop never comes.
 TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
   JobRecord job = job_of({ended(143, 4, true), running("far", 0, 200), running("far", 1, 201)});
-  job.cause = StopCause::kMpirunEnded;
-  job.mpirun_code = 1;
-  job.mpirun_lost_host = true;
+  job.cause = StopCause::kStarterEnded;
+  job.starter_code = 1;
+  job.lost_host = true;
   job.stop_ns = 3 * kSecond;
   for (RankRecord& rank : job.ranks) rank.told_to_stop = true;
   job.ranks[2].lost_ns = 6 * kSecond;
@@ -256,10 +255,10 @@ TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
   EXPECT_THAT(final_message(job), HasSubstr("host far  local rank 0"));
   EXPECT_EQ(exit_code(job), 69);
 
-  killed.mpirun_signal = SIGKILL;
+  killed.starter_signal = SIGKILL;
   take_losses_from_mpirun(killed);
   EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "not the host is to blame";
-  reached.mpirun_lost_host = false;
+  reached.lost_host = false;
   take_losses_from_mpirun(reached);
   EXPECT_EQ(first_failure(reached.ranks), std::nullopt);
 }

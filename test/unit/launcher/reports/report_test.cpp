@@ -73,7 +73,10 @@ TEST(Records, RoundTrip) {
                     .local_size = 2,
                     .host = "h\xff",
                     .supervisor_pid = 9,
-                    .omp_threads = 5};
+                    .omp_threads = 5,
+                    .bound_cpus = 2,
+                    .port = 7,
+                    .master_port = 8};
   const Hello hello_back = decode_hello(encode(hello));
   EXPECT_EQ(hello_back.proof, "t");
   EXPECT_EQ(hello_back.rank, 3);
@@ -82,6 +85,24 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(hello_back.local_size, 2);
   EXPECT_EQ(hello_back.host, "h\xef\xbf\xbd") << "a stray byte is replaced, not fatal";
   EXPECT_EQ(hello_back.omp_threads, 5);
+  EXPECT_EQ(hello_back.port, 7);
+  EXPECT_EQ(hello_back.master_port, 8);
+
+  const StartOrder start{.address = "10.0.0.1",
+                         .port = 1,
+                         .master_port = 2,
+                         .node = 3,
+                         .nodes = 4,
+                         .cross_rank = 5,
+                         .cross_size = 6};
+  const StartOrder start_back = decode_start(encode(start));
+  EXPECT_EQ(start_back.address, "10.0.0.1");
+  EXPECT_EQ(start_back.port, 1);
+  EXPECT_EQ(start_back.master_port, 2);
+  EXPECT_EQ(start_back.node, 3);
+  EXPECT_EQ(start_back.nodes, 4);
+  EXPECT_EQ(start_back.cross_rank, 5);
+  EXPECT_EQ(start_back.cross_size, 6);
 
   const Ended ended{.time_ns = 1'700'000'000'123'456'789,
                     .pid = 7,

@@ -1,0 +1,214 @@
+#include "processes/direct_starter.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "processes/host_order.h"
+#include "processes/mpirun_starter.h"
+#include "system/error.h"
+#include "system/text.h"
+
+// Note [Starting without mpirun]
+//
+//   hvdrun ----- supervisor ----- program                    this host: one chain per rank
+//      |
+//      +-- ssh h2 .. hvdrun --supervise-host ----- supervisor ----- program
+//
+// The chains are those of mpirun without the fronts, which are there for what mpirun does. A
+// supervisor connects to hvdrun wherever it runs, and from then on it makes no difference who has
+// started it. All that a remote host must know, the token among it, goes through the remote shell's
+// standard input, where `ps` does not show it. Rank 0's input follows it there.
+//
+// Nothing outlives hvdrun: what it has started here gets SIGTERM from the kernel when it dies; a
+// supervisor elsewhere sees its connection end, one that has none yet gets none, and
+// --supervise-host without an order sees the end of its input.
+
+namespace hvd::launcher {
+
+DirectStarter::DirectStarter(LaunchSpec spec, const std::string& hostname, Show show)
+    : spec_(std::move(spec)),
+      hosts_(place_ranks(spec_.np, spec_.hosts, hostname)),
+      show_(std::move(show)) {}
+
+std::vector<std::string> DirectStarter::remote_command(const std::string& host) const {
+  std::vector<std::string> command = spec_.remote_shell;
+  // The other side's shell reads it.
+  command.insert(command.end(), {host, shell_quote(spec_.hvdrun), "--supervise-host"});
+  return command;
+}
+
+std::vector<std::string> DirectStarter::commands() const {
+  std::vector<std::string> lines;
+  for (const HostRanks& host : hosts_) {
+    std::vector<std::string> words;
+    if (host.local) {
+      words = {spec_.hvdrun, "--supervise", "--"};
+      words.insert(words.end(), spec_.program.begin(), spec_.program.end());
+    } else {
+      words = remote_command(host.host);
+    }
+    for (std::string& word : words) word = shell_quote(word);
+    lines.push_back((host.ranks.size() == 1 ? "rank " : "ranks ") + format_ranks(host.ranks) +
+                    (host.local ? ", each: " : ": ") + join(words, " "));
+  }
+  return lines;
+}
+
+void DirectStarter::start() {
+  Pipe output = make_pipe();
+  output_ = std::move(output.read_end);
+  output_for_children_ = std::move(output.write_end);
+  pumps_.reserve(hosts_.size());
+  // Remote ones first: they take longer.
+  for (const bool local : {false, true}) {
+    for (const HostRanks& host : hosts_) {
+      if (host.local == local) local ? start_local(host) : start_remote(host);
+    }
+  }
+  output_for_children_.reset();
+}
+
+void DirectStarter::run(SpawnOptions options, Child child, const std::string& what_to_do) {
+  options.stdout_fd = output_for_children_.get();
+  options.stderr_fd = output_for_children_.get();
+  const SpawnResult result = spawn(options);
+  if (result.error != 0) {
+    throw LaunchError(
+        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
+        "cannot run '" + options.argv[0] + "': " + std::strerror(result.error) + what_to_do);
+  }
+  child.pid = result.pid;
+  children_.push_back(std::move(child));
+}
+
+void DirectStarter::start_local(const HostRanks& host) {
+  std::vector<std::string> environment = spec_.environment;
+  for (const auto& [name, value] : spec_.variables) set_variable(environment, name, value);
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  RankIdentity identity{.size = spec_.np, .local_size = static_cast<int>(host.ranks.size())};
+  for (const int rank : host.ranks) {
+    identity.rank = rank;
+    SpawnOptions options = supervisor_of(spec_.hvdrun, spec_.program, identity, environment);
+    Pipe input;
+    if (rank == 0) input = make_pipe();
+    options.stdin_fd = rank == 0 ? input.read_end.get() : nothing.get();
+    run(std::move(options), {.ranks = {rank}}, "; expected hvdrun itself: was it replaced?");
+    if (rank == 0) pumps_.emplace_back(STDIN_FILENO, std::move(input.write_end));
+    ++identity.local_rank;
+  }
+}
+
+void DirectStarter::start_remote(const HostRanks& host) {
+  HostOrder order;
+  order.folder = std::filesystem::current_path();
+  order.variables = remote_variables();
+  order.program = spec_.program;
+  order.size = spec_.np;
+  order.ranks = host.ranks;
+  Pipe input = make_pipe();
+  SpawnOptions options;
+  options.argv = remote_command(host.host);
+  options.environment = spec_.environment;
+  options.stdin_fd = input.read_end.get();
+  options.parent_death_signal = SIGTERM;
+  options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};  // a terminal's are for hvdrun only
+  run(std::move(options), {.ranks = host.ranks, .host = host.host},
+      "; expected a remote shell: install ssh, or name another one with --rsh");
+  const bool feeds_rank_0 = host.ranks.front() == 0;
+  pumps_.emplace_back(feeds_rank_0 ? STDIN_FILENO : -1, std::move(input.write_end), encode(order));
+}
+
+/// As mpirun is told with -x.
+std::vector<std::pair<std::string, std::string>> DirectStarter::remote_variables() const {
+  const std::set<std::string> exports(spec_.exports.begin(), spec_.exports.end());
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (const std::string& entry : spec_.environment) {
+    const std::size_t equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    if (equals == std::string::npos || !(is_forwarded(name) || exports.contains(name))) continue;
+    variables.emplace_back(name, entry.substr(equals + 1));
+  }
+  variables.insert(variables.end(), spec_.variables.begin(), spec_.variables.end());
+  return variables;
+}
+
+void DirectStarter::add_to(Poller& poller) {
+  for (InputPump& pump : pumps_) pump.add_to(poller);
+  if (!output_) return;
+  poller.add(output_.get(), POLLIN, [this](short) {
+    if (!output_) return;
+    std::array<char, 8192> buffer;
+    const ssize_t count = ::read(output_.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) return;
+    if (count <= 0) return output_.reset();
+    spoke_ = true;
+    show_({buffer.data(), static_cast<std::size_t>(count)});
+  });
+}
+
+std::vector<JobStarter::End> DirectStarter::take_ends() {
+  std::vector<End> ends;
+  for (Child& child : children_) {
+    if (child.end) continue;
+    child.end = try_wait(child.pid);
+    if (child.end) ends.push_back({.ranks = child.ranks});
+  }
+  if (!ends.empty()) {
+    ends.back().last = std::all_of(children_.begin(), children_.end(),
+                                   [](const Child& child) { return child.end.has_value(); });
+  }
+  return ends;
+}
+
+void DirectStarter::signal_all(int signal) {
+  for (Child& child : children_) {
+    if (child.end) continue;
+    child.stopped = true;
+    ::kill(child.pid, signal);
+  }
+}
+
+std::string DirectStarter::agent_name() const {
+  return std::filesystem::path(spec_.remote_shell.front()).filename();
+}
+
+void DirectStarter::explain(JobRecord& record) const {
+  record.starter_spoke = spoke_;
+  record.starter = "hvdrun's supervisors";
+  for (const Child& child : children_) {
+    const bool all_came = std::all_of(child.ranks.begin(), child.ranks.end(), [&](int rank) {
+      return record.ranks[static_cast<std::size_t>(rank)].connected;
+    });
+    if (!child.end || child.stopped || all_came) continue;
+    const bool first = record.starter_code == 0;
+    if (first) record.starter_code = child.end->code;
+    if (child.host.empty()) {
+      if (first) record.starter = "the supervisor of rank " + std::to_string(child.ranks.front());
+      continue;
+    }
+    if (first) record.starter = agent_name();
+    record.suspect_hosts.push_back(child.host);
+    const bool missing = child.end->code == static_cast<int>(ExitCode::kNotFound) ||
+                         child.end->code == static_cast<int>(ExitCode::kCannotRun);
+    (missing ? record.lacks_executable : record.lost_host) = true;
+  }
+}
+
+std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, LaunchSpec spec, bool verbose,
+                                         JobStarter::Show show) {
+  if (plan.controller.controller == Controller::kUcx)
+    return std::make_unique<DirectStarter>(std::move(spec), plan.hostname, std::move(show));
+  return std::make_unique<MpirunStarter>(std::move(spec), plan.hostname, verbose, std::move(show));
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "processes/job_starter.h"
+#include "reports/mpirun_log.h"
+#include "system/process.h"
+#include "system/temporary_folder.h"
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+
+/// By mpirun, which starts `hvdrun --supervise` on all hosts.
+class MpirunStarter final : public JobStarter {
+ public:
+  /// @param hostname of this machine
+  /// @param verbose all that mpirun prints is shown
+  MpirunStarter(LaunchSpec spec, std::string hostname, bool verbose, Show show);
+
+  std::vector<std::string> commands() const override;
+  void start() override;
+  void add_to(Poller& poller) override;
+  std::vector<End> take_ends() override;
+  void terminate() override;
+  void kill() override;
+  bool has_output() const override { return stdout_ || stderr_; }
+  void close_output() override;
+  std::string finish_output() override;
+  std::string held_output() const override { return log_.held(); }
+  void explain(JobRecord& record) const override;
+
+ private:
+  void on_output(UniqueFd& from);
+  std::vector<std::string> suspect_hosts() const;
+
+  LaunchSpec spec_;
+  const std::string hostname_;
+  const bool verbose_;
+  const Show show_;
+  std::optional<TemporaryFolder> session_folder_;
+  MpirunLog log_;
+  pid_t mpirun_ = -1;
+  std::optional<ExitStatus> end_;
+  bool stopped_ = false;  ///< by us
+  UniqueFd stdout_, stderr_;
+};
+
+}  // namespace hvd::launcher
