@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <asio.hpp>
+#include <future>
+#include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "hvd/error.h"
@@ -55,11 +58,30 @@ class Client {
   tcp::socket socket_{io_};
 };
 
+struct Resolved {
+  tcp::resolver::results_type endpoints = {};
+  ErrorCode error = asio::error::timed_out;
+};
+
+/// A name server that does not answer may take longer than the deadline, and nothing ends a
+/// look-up: its thread is left to itself.
+Resolved resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const auto answer = std::make_shared<std::promise<Resolved>>();
+  auto coming = answer->get_future();
+  std::thread([answer, host, port] {
+    Resolved resolved;
+    asio::io_context io;
+    resolved.endpoints = tcp::resolver(io).resolve(host, std::to_string(port), resolved.error);
+    answer->set_value(std::move(resolved));
+  }).detach();
+  if (coming.wait_until(deadline) != std::future_status::ready) return {};
+  return coming.get();
+}
+
 std::string Client::connect(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const auto [endpoints, trouble] = resolve(host, port, deadline);
+  if (trouble) return "host name '" + host + "' does not resolve: " + trouble.message();
   ErrorCode error;
-  tcp::resolver resolver(io_);
-  const auto endpoints = resolver.resolve(host, std::to_string(port), error);
-  if (error) return "host name '" + host + "' does not resolve: " + error.message();
   socket_ = tcp::socket(io_);
   error = run(deadline, [&](auto handler) { asio::async_connect(socket_, endpoints, handler); });
   if (error) return error.message();
@@ -71,7 +93,7 @@ Answer Client::ask(const std::vector<std::string>& request, Deadline deadline) {
   const Bytes body = join_fields(request);
   auto size = static_cast<std::uint32_t>(body.size());
   const auto check = [](ErrorCode error) {
-    if (error) throw Error("hvd::init: rank 0 no longer answers: " + error.message());
+    if (error) throw PeerLostError("hvd::init: rank 0 no longer answers: " + error.message(), 0);
   };
   if (size > kMostFrameBytes) throw Error("hvd::init: a value is larger than 64 MiB");
   const std::vector<asio::const_buffer> frame = {asio::buffer(&size, sizeof size),
@@ -122,7 +144,10 @@ class TcpRendezvous final : public Rendezvous {
  private:
   static Deadline in_time() { return std::chrono::steady_clock::now() + kTimeToAnswer; }
   static std::optional<Bytes> value_of(const Answer& answer) {
-    if (answer.verdict == "failed") throw Error(answer.value);
+    if (answer.verdict == "failed") {
+      if (const auto lost = decode_refusal(bytes_of(answer.value))) lost->raise();
+      throw Error(answer.value);
+    }
     if (answer.verdict != "value") return std::nullopt;
     const auto bytes = bytes_of(answer.value);
     return Bytes(bytes.begin(), bytes.end());
@@ -158,8 +183,10 @@ std::string TcpRendezvous::try_to_come(const std::string& host, Deadline deadlin
 void TcpRendezvous::come(const std::string& host, Deadline deadline) {
   std::string trouble;
   for (;;) {
-    trouble = try_to_come(host, deadline);
-    if (trouble.empty()) return;
+    std::string latest = try_to_come(host, deadline);
+    if (latest.empty()) return;
+    // An attempt that the deadline has cut off says less than the one before.
+    if (trouble.empty() || std::chrono::steady_clock::now() < deadline) trouble = std::move(latest);
     if (std::chrono::steady_clock::now() + kPauseBetweenAttempts >= deadline) break;
     std::this_thread::sleep_for(kPauseBetweenAttempts);
   }

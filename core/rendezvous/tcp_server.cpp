@@ -168,7 +168,7 @@ void TcpServer::put(const SessionPtr& session, const std::string& key, const std
 void TcpServer::wait(const SessionPtr& session, const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   if (found != values_.end()) return answer(session, "value", found->second);
-  if (failed_) return answer(session, "failed", *failed_);
+  if (failed_ && key != kAllLeft) return answer(session, "failed", *failed_);
   session->awaited = key;
   session->timer.expires_after(std::chrono::milliseconds(std::max(0L, std::atol(value.c_str()))));
   session->timer.async_wait([this, session](ErrorCode error) {
@@ -181,21 +181,25 @@ void TcpServer::wait(const SessionPtr& session, const std::string& key, const st
 void TcpServer::leave(const SessionPtr& session) {
   session->left = true;
   answer(session, "done");
-  if (session->arrival->introduction.rank != 0 && ++left_ == own_.size - 1) {
-    values_[kAllLeft] = "";
-    const auto rank_0 = come_.find(0);
-    if (rank_0 == come_.end() || rank_0->second->awaited != kAllLeft) return;
-    rank_0->second->awaited.clear();
-    rank_0->second->timer.cancel();
-    answer(rank_0->second, "value");
-  }
+  if (session->arrival->introduction.rank != 0) count_as_left();
+}
+
+/// One of the others needs nothing more of rank 0.
+void TcpServer::count_as_left() {
+  if (++left_ != own_.size - 1) return;
+  values_[kAllLeft] = "";
+  const auto rank_0 = come_.find(0);
+  if (rank_0 == come_.end() || rank_0->second->awaited != kAllLeft) return;
+  rank_0->second->awaited.clear();
+  rank_0->second->timer.cancel();
+  answer(rank_0->second, "value");
 }
 
 void TcpServer::fail(const std::string& reason) {
   if (failed_) return;
   failed_ = reason;
   for (const auto& [rank, waiting] : come_) {
-    if (waiting->awaited.empty()) continue;
+    if (waiting->awaited.empty() || waiting->awaited == kAllLeft) continue;
     waiting->awaited.clear();
     waiting->timer.cancel();
     answer(waiting, "failed", reason);
@@ -242,8 +246,12 @@ void TcpServer::drop(const SessionPtr& session) {
     const bool lost = begun_ && !session->left && !closing_;
     come_.erase(rank);
     if (lost) {
-      fail("hvd::init: rank " + std::to_string(rank) + " (" + session->arrival->who() +
-           ") has ended while the job began");
+      const Refusal ended = {.usage = false,
+                             .rank = rank,
+                             .text = "hvd::init: rank " + std::to_string(rank) + " (" +
+                                     session->arrival->who() + ") has ended while the job began"};
+      fail(text_of(encode(ended)));
+      if (rank != 0) count_as_left();
     }
   }
   if (closing_ && sessions_.empty()) stop_.cancel();

@@ -18,13 +18,13 @@ namespace hvd::rendezvous {
 ///   request  verb, key, value      come: value is an Arrival; put; get; wait: value is a number of
 ///                                  milliseconds; fail: value is the reason; leave
 ///   answer   verdict, value        welcome, refused (a Refusal), done, exists, value, nothing,
-///                                  failed (the reason)
+///                                  failed (the reason: a text, or a Refusal where a rank is lost)
 ///
 /// Each request has one answer, and a rank sends one request at a time.
 inline constexpr std::size_t kRequestFields = 3;
 inline constexpr std::size_t kAnswerFields = 2;
 inline constexpr std::uint32_t kMostFrameBytes = 64 << 20;
-/// Is put when all other ranks have left.
+/// Is put when all other ranks have left or ended.
 inline constexpr const char* kAllLeft = "\1left";
 
 /// What rank 0 serves, in a thread of its own. The constructor and the destructor may be called by
@@ -53,6 +53,7 @@ class TcpServer {
   void put(const SessionPtr&, const std::string& key, const std::string& value);
   void wait(const SessionPtr&, const std::string& key, const std::string& value);
   void leave(const SessionPtr&);
+  void count_as_left();
   void fail(const std::string& reason);
   void answer(const SessionPtr&, const std::string& verdict, const std::string& value = {});
   void refuse(const SessionPtr& session, const Refusal& refusal);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -203,6 +204,31 @@ TEST_F(StartTest, RanksThatContradictEachOtherAllHearIt) {
     start_rank("init", method, 0, 2, {{"HVD_START_TIMEOUT", "5"}});
     start_rank("init", method, 1, 3, {{"HVD_START_TIMEOUT", "5"}});
     expect_all_failed("UsageError", AllOf(HasSubstr("expects 3 ranks"), HasSubstr("rank 0 2")));
+  }
+}
+
+/// The library with another build id, as if it had been built anew.
+std::filesystem::path library_of_another_build(const std::filesystem::path& folder) {
+  std::ifstream original(HVD_CORE_LIBRARY, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(original)), {});
+  using namespace std::string_literals;
+  const std::string note = "\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0"s;  // of 20 bytes, by the linker
+  const auto at = bytes.find(note);
+  if (at == std::string::npos) return {};
+  bytes[at + note.size()] = static_cast<char>(bytes[at + note.size()] + 1);
+  const auto changed = folder / "libhvd_core.so";
+  std::ofstream(changed, std::ios::binary) << bytes;
+  return changed;
+}
+
+TEST_F(StartTest, AnotherBuildOfTheLibraryIsRefused) {
+  const auto other = library_of_another_build(folder_);
+  ASSERT_FALSE(other.empty());
+  for (const std::string& method : {at_port(), in_file()}) {
+    start_rank("init", method, 0, 2);
+    start_rank("init", method, 1, 2, {{"LD_PRELOAD", other.string()}});
+    expect_all_failed("UsageError", AllOf(HasSubstr("rank 1"), HasSubstr("has hvd"),
+                                          HasSubstr("start the same program everywhere")));
   }
 }
 

@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 80
 # Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
 LIBRARIES = (
     (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
-                                   "test/gpu/", "test/bench/", "test/fault/"), "LibTorch"),
+                                   "test/gpu/", "test/bench/", "test/fault/", "test/start/"), "LibTorch"),
     (r"mpi(-ext)?\.h$", ("core/mpi/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
@@ -55,6 +55,7 @@ LAYERS = {
     "frameworks/torch/data/": "torch/data",
     "frameworks/torch/layers/": "torch/layers",
     "frameworks/torch/optimizer/": "torch/optimizer",
+    "frameworks/torch/start/": "torch/start",
     "frameworks/torch/state/": "torch/state",
     "frameworks/torch/checkpoint/": "torch/checkpoint",
     "launcher/system/": "launcher/system",
@@ -85,6 +86,7 @@ MAY_INCLUDE = {
     "capi": {"base/expect.h", "public"},
     "torch's interface": {"public"},
     "torch/tensors": {"torch's interface", "public"},
+    "torch/start": {"torch's interface", "public"},
     "torch/operations": {"torch/tensors", "torch's interface", "public"},
     "torch/data": {"torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/layers": {"torch/operations", "torch/tensors", "torch's interface", "public"},

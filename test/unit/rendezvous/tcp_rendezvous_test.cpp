@@ -205,14 +205,14 @@ TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasEnded) {
   const auto outcomes =
       all_of({[&] { meet_as(0, 2)->wait("never", soon()); }, [&] { meet_as(1, 2); }});
-  EXPECT_THAT(outcomes[0], AllOf(HasSubstr("error: "), HasSubstr("rank 1 (host"),
+  EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("rank 1 (host"),
                                  HasSubstr("has ended while the job began")));
 }
 
 TEST_F(TcpRendezvousTest, TheEndOfRank0IsAnErrorAtOnce) {
   const auto outcomes =
       all_of({[&] { meet_as(0, 2); }, [&] { meet_as(1, 2)->wait("never", soon()); }});
-  EXPECT_THAT(outcomes[1], HasSubstr("error: "));
+  EXPECT_THAT(outcomes[1], HasSubstr("lost 0: "));
 }
 
 }  // namespace

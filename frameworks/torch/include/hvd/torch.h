@@ -5,8 +5,8 @@
 #endif
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm, GradScaler, DistributedSampler
-/// and checkpoints. Link `hvd::torch`. docs/torch.md is the guide.
+/// broadcast, init() in a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
+/// GradScaler, DistributedSampler and checkpoints. Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -27,5 +27,6 @@
 #include "hvd/torch/sample_generator.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/sharded_optimizer.h"
+#include "hvd/torch/store.h"
 #include "hvd/torch/sync_batch_norm.h"
 #include "hvd/torch/training_state.h"

@@ -1,0 +1,40 @@
+// Programs with LibTorch: the store of torchrun's agent, and a store of their own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "start/torchrun.h"
+
+namespace hvd::testing {
+namespace {
+
+TEST(TorchStart, RanksOfTorchrunMeetInItsAgentsStore) {
+  const auto end = run_torchrun({HVD_TORCH_START_PROGRAM, "agent"});
+  EXPECT_EQ(end.code, 0) << end.output;
+  EXPECT_EQ(count(end.output, "OK 0 2 0 ucx store://"), 2) << end.output;
+  EXPECT_EQ(count(end.output, "OK 1 2 1 ucx store://"), 2) << end.output;
+}
+
+TEST(TorchStart, RanksMeetInAStoreOfTheProgram) {
+  const auto file =
+      std::filesystem::temp_directory_path() / ("hvd-store." + std::to_string(::getpid()));
+  std::vector<Process> ranks;
+  for (const char* const rank : {"0", "1"}) {
+    ranks.emplace_back(
+        std::vector<std::string>{HVD_TORCH_START_PROGRAM, "store", file.string(), rank, "2"},
+        Environment{{"OMP_NUM_THREADS", "1"}});
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (Process& rank : ranks) {
+    const auto end = rank.wait(deadline);
+    EXPECT_EQ(end.code, 0) << end.output;
+    EXPECT_EQ(count(end.output, " ucx store://\n"), 2) << end.output;
+  }
+  std::filesystem::remove(file);
+}
+
+}  // namespace
+}  // namespace hvd::testing
