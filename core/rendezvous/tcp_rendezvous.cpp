@@ -111,12 +111,18 @@ Answer Client::ask(const std::vector<std::string>& request, Deadline deadline) {
   return {(*fields)[0], (*fields)[1]};
 }
 
+/// "::1" of "[::1]", as an address of IPv6 is written before a port.
+std::string without_brackets(const std::string& host) {
+  const bool has = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return has ? host.substr(1, host.size() - 2) : host;
+}
+
 class TcpRendezvous final : public Rendezvous {
  public:
-  TcpRendezvous(std::string host, std::uint16_t port, const Introduction& own)
-      : host_(std::move(host)),
+  TcpRendezvous(const std::string& host, std::uint16_t port, const Introduction& own)
+      : host_(without_brackets(host)),
         port_(port),
-        place_("tcp://" + host_ + ":" + std::to_string(port)),
+        place_("tcp://" + host + ":" + std::to_string(port)),
         own_{.introduction = own, .identity = make_identity()} {}
 
   void begin(Deadline deadline) {

@@ -41,6 +41,23 @@ class TcpRendezvousTest : public ::testing::Test {
   const std::uint16_t port = free_port();
 };
 
+TEST_F(TcpRendezvousTest, AnAddressOfIpv6StandsInBrackets) {
+  asio::io_context io;
+  asio::error_code error;
+  tcp::acceptor loopback(io);
+  loopback.open(tcp::v6(), error);
+  if (!error) loopback.bind({asio::ip::address_v6::loopback(), 0}, error);
+  if (error) GTEST_SKIP() << "there is no IPv6 here: " << error.message();
+  const auto rank = [this](int own) {
+    return [this, own] {
+      const auto place = meet(method("[::1]"), introduction(own, 2), soon());
+      EXPECT_EQ(place->place(), method("[::1]"));
+      place->leave(soon());
+    };
+  };
+  EXPECT_THAT(all_of({rank(0), rank(1)}), Each("fine"));
+}
+
 TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
   const auto rank = [this](int own) {
     return [this, own] {
