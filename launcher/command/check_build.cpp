@@ -53,7 +53,9 @@ std::string mpirun_line(const std::string& mpirun) {
   const ProgramSearch found = find_program(mpirun);
   if (!found.executable) {
     return "mpirun: not found: expected '" + mpirun +
-           "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN\n";
+           "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN; hvdrun --controller "
+           "ucx does "
+           "without\n";
   }
   const Captured version = capture({mpirun, "--version"});
   return "mpirun: " + found.path + ", " + first_line(version.text) + "\n";

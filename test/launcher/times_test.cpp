@@ -62,6 +62,16 @@ TEST(Times, ToMainAreAtMostTwiceMpirunsOrASecond) {
   EXPECT_LT(best.hvdrun, std::max(1.0, 2 * best.mpirun));
 }
 
+TEST(Times, ToMainWithoutMpirunAreAtMostMpirunsOrASecond) {
+  const std::vector<std::string> job = {"-np", "2", rank_program(), "now"};
+  std::vector<std::string> direct = {"--controller", "ucx"};
+  direct.insert(direct.end(), job.begin(), job.end());
+  const Times best = best_of(seconds_to_main, {.arguments = direct}, plain_mpirun(job));
+  std::printf("to main without mpirun, best of %d: hvdrun %.3f s, mpirun %.3f s\n", kTimes,
+              best.hvdrun, best.mpirun);
+  EXPECT_LT(best.hvdrun, std::max(1.0, best.mpirun));
+}
+
 /// From a rank's death to the end of what started it.
 double seconds_to_end(Start start, const std::string& ready) {
   const std::string marker = unique_marker();
