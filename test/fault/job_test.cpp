@@ -44,8 +44,14 @@ float sum(float value, const std::string& name) {
 }
 
 int size_of_job() {
-  const char* const text = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* text = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (text == nullptr) text = std::getenv("HVD_SIZE");
   return text != nullptr ? std::atoi(text) : 1;
+}
+
+/// The backend that is made of the messages of what has started this process.
+const char* message_backend() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || size_of_job() == 1 ? "mpi" : "ucx";
 }
 
 double cpu_seconds() {
@@ -199,7 +205,8 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
 }
 
 TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
-  init({.backend = size_of_job() > 1 ? std::optional<std::string>("mpi") : std::nullopt});
+  init({.backend =
+            size_of_job() > 1 ? std::optional<std::string>(message_backend()) : std::nullopt});
   std::vector<ProcessSet> sets;
   for (int first = 0; first < size(); ++first) {
     std::vector<int> members;
@@ -236,7 +243,7 @@ TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
 }
 
 TEST(Job, ASetOfOneRankRunsEveryOperation) {
-  for (const char* backend : {"", "mpi"}) {
+  for (const char* backend : {"", message_backend()}) {
     Options options;
     if (*backend != '\0') options.backend = backend;
     init(options);
