@@ -276,8 +276,11 @@ std::optional<Bytes> FileRendezvous::wait(std::string_view key, Deadline deadlin
   poll_until(deadline, [&] {
     value = get(key);
     if (value) return true;
-    if (const auto reason = read("failed")) throw Error(text_of(*reason));
-    return false;
+    const auto reason = read("failed");
+    if (!reason) return false;
+    value = get(key);  // as it may have come before the failure
+    if (!value) throw Error(text_of(*reason));
+    return true;
   });
   return value;
 }

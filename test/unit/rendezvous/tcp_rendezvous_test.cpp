@@ -3,6 +3,7 @@
 
 #include <asio.hpp>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -217,6 +218,26 @@ TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
   const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
                                 [&] { meet_as(1, 2)->fail("rank 1 has no GPU"); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
+}
+
+// Rank 0 serves until the others have left, however late they look.
+TEST_F(TcpRendezvousTest, WhoeverComesToAskLaterHearsWhyRank0HasFailed) {
+  std::promise<void> failed;
+  const auto outcomes = all_of({[&] {
+                                  const auto meeting = meet_as(0, 2);
+                                  meeting->put("before", bytes_of("it"));
+                                  meeting->fail("rank 0 has no GPU");
+                                  failed.set_value();
+                                  meeting->leave(soon());
+                                },
+                                [&] {
+                                  const auto meeting = meet_as(1, 2);
+                                  failed.get_future().wait();
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                  EXPECT_TRUE(meeting->wait("before", soon()));
+                                  meeting->wait("never", soon());
+                                }});
+  EXPECT_EQ(outcomes[1], "error: rank 0 has no GPU");
 }
 
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasEnded) {
