@@ -1,8 +1,19 @@
 # Finds everything outside the standard library. third_party/README.md says which package each one is.
 find_package(spdlog REQUIRED)
+
+# What follows sets HVD_HAVE_MPI, ON or OFF, and says why.
+set(HVD_HAVE_MPI OFF)
 if(HVD_WITH_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)
-  find_package(MPI REQUIRED COMPONENTS C)
+  find_package(MPI QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(HVD_HAVE_MPI ON)
+    message(STATUS "hvd: MPI ${MPI_C_VERSION} in ${MPI_C_LIBRARIES}")
+  elseif(HVD_WITH_MPI STREQUAL "AUTO")
+    message(STATUS "hvd: without MPI, no mpi.h was found (set MPI_HOME, or run 'bash third_party/setup.sh')")
+  else()
+    message(FATAL_ERROR "hvd: HVD_WITH_MPI=${HVD_WITH_MPI}, but mpi.h was not found; set MPI_HOME, or HVD_WITH_MPI=OFF")
+  endif()
 endif()
 
 # What follows sets HVD_HAVE_UCX, ON or OFF, and says why.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a trained network: sets the machine up, builds, and trains examples/mnist.cpp on two ranks.
 # Options go to the program: bash examples/quickstart.sh --epochs 1     (see mnist --help)
+# But for --without-mpi, the first one: Open MPI is not installed, and the ranks' messages travel over UCX.
 # The last line is the result: "test accuracy 0.8912", a fraction of 1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,14 +22,19 @@ quietly() {
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-bash third_party/setup.sh
+setup=() launch=()
+if [[ ${1:-} == --without-mpi ]]; then
+  setup=(--without-mpi) launch=(--controller ucx)
+  shift
+fi
+bash third_party/setup.sh "${setup[@]}"
 echo "quickstart: configuring build/release"
 quietly cmake --preset release || die "cmake failed; its last lines are above"
 echo "quickstart: building mnist and hvdrun (some minutes the first time: LibTorch's headers are slow to compile)"
 quietly cmake --build --preset release --target mnist hvdrun || die "the build failed; its last lines are above"
 
 echo "quickstart: training on 2 ranks"
-build/release/launcher/hvdrun -np 2 build/release/examples/mnist "$@" </dev/null | tee "$log" || die "training failed"
+build/release/launcher/hvdrun "${launch[@]}" -np 2 build/release/examples/mnist "$@" </dev/null | tee "$log" || die "training failed"
 result=$(sed -n 's/^.*\(test accuracy [0-9.]*\)$/\1/p' "$log" | tail -n 1)
 [[ -n $result ]] || die "training ended without a result"
 printf '%s\n' "$result"

@@ -4,7 +4,7 @@
 # MANIFEST; and gpu.tar.gz, if 'test/gpu/run.sh --build-only' has built the tests and benchmarks that need a GPU: with it, minutes on a
 # GPU need not be spent on compiling. Nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
 
-bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev
+bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev libasio-dev libucx-dev libucx0
   libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
 bundle_limit=$((60 << 20))
 arch_lib=lib/x86_64-linux-gnu

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
-# Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR]
+# Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR] [--without-mpi]
 #   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, and clang-format. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
+#   --without-mpi leaves Open MPI out: jobs then go over UCX.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail
 
@@ -28,18 +29,20 @@ quietly() {
 }
 
 with_clang=no
+with_mpi=yes
 bundle=
 from=
 while (($# > 0)); do
   case $1 in
     --clang) with_clang=yes ;;
+    --without-mpi) with_mpi=no ;;
     --bundle | --from)
       (($# > 1)) || die "$1 needs a folder"
       [[ $1 == --bundle ]] && bundle=$2 || from=$2
       shift
       ;;
-    -h | --help) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
-    *) die "unknown option '$1' (known: --clang, --bundle DIR, --from DIR)" ;;
+    -h | --help) sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    *) die "unknown option '$1' (known: --clang, --bundle DIR, --from DIR, --without-mpi)" ;;
   esac
   shift
 done
@@ -88,8 +91,9 @@ missing_packages() {
   command -v g++ >/dev/null || echo g++
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
-  local package
-  for package in libopenmpi-dev openmpi-bin libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev \
+  local package mpi=(libopenmpi-dev openmpi-bin)
+  [[ $with_mpi == yes ]] || mpi=()
+  for package in "${mpi[@]}" libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev \
     nlohmann-json3-dev spin dataset-fashion-mnist; do
     package_installed "$package" || echo "$package"
   done
@@ -125,8 +129,9 @@ install_packages() {
 }
 
 check_commands() {
-  local command
-  for command in g++ cmake ninja mpirun; do
+  local command mpi=(mpirun)
+  [[ $with_mpi == yes ]] || mpi=()
+  for command in g++ cmake ninja "${mpi[@]}"; do
     command -v "$command" >/dev/null || die "'$command' is not on PATH"
   done
   local gcc cmake

@@ -282,10 +282,13 @@ void check_backend_name(const RuntimeOptions& options, const InitMethod& method)
 }
 
 MpiModule& require_mpi(const InitMethod& method) {
-  if (MpiModule* const module = mpi_module()) return *module;
+  std::string reason;
+  if (MpiModule* const module = mpi_module(&reason)) return *module;
   throw UsageError("hvd::init: " + method.source +
                    (method.place == method.source ? "" : " asks for MPI (" + method.place + ")") +
-                   ", but this hvd was built without MPI (HVD_WITH_MPI=OFF)");
+                   ", but hvd's part for MPI cannot be loaded: " + reason +
+                   "; install MPI and build hvd with it (HVD_WITH_MPI), or start the ranks without "
+                   "MPI: 'hvdrun --controller ucx'");
 }
 
 std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
@@ -373,7 +376,7 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
 
 JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store) {
-  MpiModule* const mpi = mpi_module();
+  const MpiModule* const mpi = mpi_module_in_use();
   const InitMethod method =
       store ? method_of_store(options, store->store.name, store->rank, store->size)
             : choose_init_method(options, mpi != nullptr && mpi->active());
@@ -394,12 +397,12 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
 }
 
 bool mpi_threads_multiple() {
-  const MpiModule* const mpi = mpi_module();
+  const MpiModule* const mpi = mpi_module_in_use();
   return mpi == nullptr || !mpi->active() || mpi->threads_multiple();
 }
 
 void forget_job_peers() noexcept {
-  if (MpiModule* const mpi = mpi_module()) mpi->forget_peers();
+  if (MpiModule* const mpi = mpi_module_in_use()) mpi->forget_peers();
 }
 
 void open_agent_store_by(OpenAgentStore open) { AgentStore::instance().set(std::move(open)); }
@@ -411,10 +414,7 @@ void use_nccl_library(std::shared_ptr<nccl::Library> library) {
 
 std::vector<std::string_view> backend_names() {
   return {
-      "local", "shm", "hierarchical",
-#if HVD_HAVE_MPI
-      "mpi",
-#endif
+      "local", "shm", "hierarchical", "mpi",
 #if HVD_HAVE_UCX
       "ucx",
 #endif
@@ -437,7 +437,6 @@ bool nccl_usable() noexcept {
 #endif
 }
 
-#if HVD_HAVE_MPI
 namespace {
 
 std::string describe_cuda_aware(const MpiModule& mpi) {
@@ -451,34 +450,38 @@ std::string describe_cuda_aware(const MpiModule& mpi) {
          ": GPU tensors without NCCL are staged";
 }
 
+std::vector<Component> mpi_components() {
+  std::string reason;
+  const MpiModule* const mpi = mpi_module(&reason);
+  if (mpi == nullptr) return {{"MPI", false, reason}};
+  return {{"MPI", true, mpi->library_version()},
+          {"CUDA-aware MPI", true, describe_cuda_aware(*mpi)}};
+}
+
 }  // namespace
-#endif
 
 std::vector<Component> optional_components() {
-  return {
-#if HVD_HAVE_MPI
-      {"MPI", true, mpi_module()->library_version()},
-      {"CUDA-aware MPI", true, describe_cuda_aware(*mpi_module())},
-#else
-      {"MPI", false, "HVD_WITH_MPI=OFF"},
-#endif
+  std::vector<Component> components = mpi_components();
+  components.insert(components.end(), {
 #if HVD_HAVE_UCX
-      {"UCX", true, ucx::describe_library()},
+                                          {"UCX", true, ucx::describe_library()},
 #else
-      {"UCX", false, "HVD_WITH_UCX=OFF, or there was no ucp.h"},
+                                          {"UCX", false, "HVD_WITH_UCX=OFF, or there was no ucp.h"},
 #endif
-      {"shared memory", true, "POSIX shared memory"},
+                                          {"shared memory", true, "POSIX shared memory"},
 #if HVD_HAVE_CUDA
-      {"CUDA", true, device::describe_cuda()},
+                                          {"CUDA", true, device::describe_cuda()},
 #else
-      {"CUDA", false, "HVD_WITH_CUDA=OFF, or there was no nvcc"},
+                                          {"CUDA", false,
+                                           "HVD_WITH_CUDA=OFF, or there was no nvcc"},
 #endif
 #if HVD_HAVE_NCCL
-      {"NCCL", true, nccl::describe_library()},
+                                          {"NCCL", true, nccl::describe_library()},
 #else
-      {"NCCL", false, "HVD_WITH_NCCL=OFF, or there was none"},
+                                          {"NCCL", false, "HVD_WITH_NCCL=OFF, or there was none"},
 #endif
-  };
+                                      });
+  return components;
 }
 
 }  // namespace hvd::runtime

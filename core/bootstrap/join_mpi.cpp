@@ -46,11 +46,12 @@ class LinkedMpi final : public MpiModule {
   }
 };
 
-}  // namespace
-
-MpiModule* mpi_module() {
+MpiModule* linked_mpi() {
   static LinkedMpi module;
   return &module;
 }
 
+}  // namespace
 }  // namespace hvd::runtime
+
+const hvd::runtime::MpiModuleEntry hvd_mpi_module_entry = {HVD_VERSION, hvd::runtime::linked_mpi};

@@ -15,8 +15,8 @@ struct MpiJoinOptions {
   std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
 };
 
-/// All that hvd asks of MPI. One file implements it, which alone knows what wraps MPI; another
-/// stands in where there is none.
+/// All that hvd asks of MPI. One file implements it, which alone knows what wraps MPI, and is in a
+/// library of its own: Note [MPI is loaded].
 ///
 /// Thread-safe, but for join().
 class MpiModule {
@@ -36,7 +36,18 @@ class MpiModule {
   virtual std::shared_ptr<World> join(const MpiJoinOptions&) = 0;
 };
 
-/// The process's; null in a build without MPI.
-MpiModule* mpi_module();
+/// The process's, which is loaded if it has not been. Null: there is none. @param reason why not
+MpiModule* mpi_module(std::string* reason = nullptr);
+/// The same where this process has something to do with MPI; else null, and nothing is loaded.
+MpiModule* mpi_module_in_use();
+
+/// What the library shows.
+struct MpiModuleEntry {
+  const char* version;  ///< hvd's
+  MpiModule* (*module)();
+};
 
 }  // namespace hvd::runtime
+
+/// Weak: null where the module is not linked in.
+extern "C" __attribute__((weak)) const hvd::runtime::MpiModuleEntry hvd_mpi_module_entry;

@@ -49,7 +49,7 @@ part_build() {
     return
   fi
   local mpi=0
-  grep -q '^HVD_WITH_MPI:BOOL=ON' "$build/CMakeCache.txt" && mpi=1 && targets+=("${job_targets[@]}")
+  grep -q 'hvd: MPI' "$output" && mpi=1 && targets+=("${job_targets[@]}")
   if grep -q 'hvd: NCCL' "$output"; then
     targets+=("${nccl_targets[@]}")
     ((mpi == 0)) || targets+=("${nccl_job_targets[@]}")

@@ -1,0 +1,92 @@
+// Note [MPI is loaded]
+// hvd itself does not need libmpi, so that one build runs where there is MPI and where there is
+// none. What calls it is in libhvd_mpi.so, which lies beside the library that holds this file, and
+// is loaded when the first job needs it, or when the program has MPI already. A program that is
+// linked with the module's objects, as tests are, has it without being loaded.
+#include <dlfcn.h>
+
+#include <string>
+
+#include "base/log.h"
+#include "base/mutex.h"
+#include "bootstrap/mpi_module.h"
+
+namespace hvd::runtime {
+namespace {
+
+constexpr const char* kModule = "libhvd_mpi.so";
+
+struct Loaded {
+  Mutex mutex;
+  bool tried HVD_GUARDED_BY(mutex) = false;
+  MpiModule* module HVD_GUARDED_BY(mutex) = nullptr;
+  std::string reason HVD_GUARDED_BY(mutex) = {};
+};
+
+// Never destroyed: MPI's own handler at exit may come later.
+Loaded& loaded() {
+  static auto* const instance = new Loaded;
+  return *instance;
+}
+
+/// "/usr/lib/", where the library is that holds this function; empty: unknown.
+std::string own_folder() {
+  Dl_info found{};
+  if (dladdr(reinterpret_cast<void*>(&own_folder), &found) == 0 || found.dli_fname == nullptr)
+    return {};
+  const std::string path = found.dli_fname;
+  return path.substr(0, path.rfind('/') + 1);
+}
+
+const MpiModuleEntry* find_entry(std::string& reason) {
+  if (&hvd_mpi_module_entry != nullptr) return &hvd_mpi_module_entry;
+  // For all to see: parts of Open MPI that it loads itself expect to find it so.
+  void* const library = dlopen((own_folder() + kModule).c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    reason = why != nullptr ? why : "dlopen failed";
+    return nullptr;
+  }
+  const auto* const entry =
+      static_cast<const MpiModuleEntry*>(dlsym(library, "hvd_mpi_module_entry"));
+  if (entry == nullptr) reason = std::string(kModule) + " is none of hvd's modules";
+  return entry;
+}
+
+MpiModule* load(std::string& reason) {
+  const MpiModuleEntry* const entry = find_entry(reason);
+  if (entry == nullptr) return nullptr;
+  if (std::string(entry->version) == HVD_VERSION) return entry->module();
+  reason = std::string(kModule) + " beside this hvd is of version " + entry->version +
+           ", expected " + HVD_VERSION + "; install them together";
+  return nullptr;
+}
+
+}  // namespace
+
+MpiModule* mpi_module(std::string* reason) {
+  Loaded& state = loaded();
+  const MutexLock lock(state.mutex);
+  if (!state.tried) {
+    state.tried = true;
+    state.module = load(state.reason);
+    if (state.module == nullptr) {
+      HVD_LOG(kDebug) << "without MPI: " << state.reason;
+    }
+  }
+  if (reason != nullptr) *reason = state.reason;
+  return state.module;
+}
+
+MpiModule* mpi_module_in_use() {
+  // A program that uses MPI has it for all to see.
+  const bool program_has_mpi = dlsym(RTLD_DEFAULT, "MPI_Initialized") != nullptr;
+  Loaded& state = loaded();
+  {
+    const MutexLock lock(state.mutex);
+    if (state.tried || !program_has_mpi) return state.module;
+  }
+  return mpi_module();
+}
+
+}  // namespace hvd::runtime

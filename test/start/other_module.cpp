@@ -1,0 +1,6 @@
+// A libhvd_mpi.so that belongs to another hvd.
+struct Entry {
+  const char* version;
+  void* (*module)();
+};
+extern "C" const Entry hvd_mpi_module_entry = {"0.0.other", nullptr};
