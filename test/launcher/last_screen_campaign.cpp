@@ -87,6 +87,13 @@ std::string judge(const Plan& plan, const Result& result) {
   return {};
 }
 
+/// A job without MPI has no MPI_Abort.
+bool is_possible(const Plan& plan) {
+  const char* const controller = std::getenv("LAUNCHER_TEST_CONTROLLER");
+  const bool has_mpi = controller == nullptr || std::strcmp(controller, "ucx") != 0;
+  return has_mpi || plan.fault != Fault::kMpiAbort;
+}
+
 Result run(const Plan& plan) {
   Start start;
   // What a stalled rank gets is not what is tested here.
@@ -115,9 +122,11 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  int bad = 0;
+  int runs = 0, bad = 0;
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     const Plan plan = make_plan(seed);
+    if (!is_possible(plan)) continue;
+    ++runs;
     const Result result = run(plan);
     const std::string fault = judge(plan, result);
     if (verbose || !fault.empty())
@@ -129,6 +138,6 @@ int main(int argc, char** argv) {
     }
     std::fflush(stdout);
   }
-  std::printf("%llu runs, %d wrong\n", static_cast<unsigned long long>(seeds), bad);
+  std::printf("%d runs, %d wrong\n", runs, bad);
   return bad == 0 ? 0 : 1;
 }
