@@ -54,7 +54,7 @@ class JobOverUcx final : public World {
     if (meeting_) meeting_->leave(std::chrono::steady_clock::now() + limit);
     meeting_.reset();
   }
-  void share_addresses(std::unique_ptr<ucx::Worker>);
+  void share_addresses(ucx::Workers);
 
   const std::string init_method_;
   const Deadline deadline_;
@@ -79,11 +79,11 @@ void JobOverUcx::allgather(const void* mine, void* all, std::size_t bytes) {
   }
 }
 
-void JobOverUcx::share_addresses(std::unique_ptr<ucx::Worker> worker) {
+void JobOverUcx::share_addresses(ucx::Workers workers) {
   const std::uint32_t drawn = draw_generation();
   const auto* const first = reinterpret_cast<const std::byte*>(&drawn);
   Bytes own(first, first + sizeof drawn);
-  const auto address = worker->address();
+  const auto address = workers.address();
   own.insert(own.end(), address.begin(), address.end());
   ucx::Membership members{.rank = meeting_->rank()};
   for (const Bytes& part : rendezvous::exchange(*meeting_, "address", own, deadline_)) {
@@ -92,11 +92,11 @@ void JobOverUcx::share_addresses(std::unique_ptr<ucx::Worker> worker) {
       std::memcpy(&members.generation, part.data(), sizeof members.generation);
     members.addresses.emplace_back(part.begin() + sizeof drawn, part.end());
   }
-  carrier_ = ucx::make_ucx_carrier(std::move(worker), std::move(members));
+  carrier_ = ucx::make_ucx_carrier(std::move(workers), std::move(members));
 }
 
 void JobOverUcx::connect() {
-  share_addresses(ucx::open_worker());
+  share_addresses(ucx::open_workers());
   node_ = host::Node::meet(
       meeting_->rank(), meeting_->size(),
       [this](const void* mine, void* all, std::size_t bytes) { allgather(mine, all, bytes); });

@@ -1,21 +1,18 @@
 #include "ucx/ucx_carrier.h"
 
-#include <chrono>
 #include <string>
 #include <utility>
 
 #include "base/expect.h"
-#include "base/poll_until.h"
 #include "hvd/error.h"
 #include "ucx/connections.h"
 
 // Note [How a message is taken back]
-// UCX cannot cancel a send, nor a receive that has been matched. Both end, with an error, when the
-// endpoint between the two ranks is closed by force; that takes microseconds, whatever the peer
-// does. The exception is a receive that has part of a message which was sent in several fragments
-// without a rendezvous (which ones are, UCX decides): nothing completes it once the sender is gone.
-// So after kCloseTime the worker is abandoned, and with it all that could write anywhere. Nobody
-// takes messages back in a job that goes on.
+// A send that waits for a connection has not begun, and a receive that nothing has matched can be
+// cancelled. UCX cannot cancel anything else, but for closing its connection by force, which may
+// end live processes: Note [A worker that is not ended]. So the worker that has it is let work no
+// more. That is the end of what the plane sends, or receives, on this rank; the other plane goes
+// on. Nobody takes messages back in a job that goes on.
 
 namespace hvd::ucx {
 namespace {
@@ -26,21 +23,22 @@ using message::Plane;
 using message::Tag;
 using message::TakenBack;
 
-/// How long closed endpoints are given to end what was under way.
-constexpr auto kCloseTime = std::chrono::milliseconds(300);
 /// One look lets UCX work for so often at most: others want their turn.
 constexpr int kMostRounds = 100;
 
 class UcxRequests final : public message::Requests, private Pending {
  public:
   UcxRequests(std::shared_ptr<Connections> connections, Plane plane)
-      : connections_(std::move(connections)), plane_(plane) {
+      : connections_(std::move(connections)),
+        plane_(plane),
+        in_(in_of(plane)),
+        out_(out_of(plane)) {
     connections_->add(*this);
   }
   UcxRequests(const UcxRequests&) = delete;
   UcxRequests& operator=(const UcxRequests&) = delete;
   ~UcxRequests() override {
-    forget();
+    forget_all();
     connections_->remove(*this);
   }
 
@@ -56,24 +54,30 @@ class UcxRequests final : public message::Requests, private Pending {
   struct Slot {
     State state = State::kIdle;
     int peer = 0;
-    void* request = nullptr;  ///< null: it is over, and test() has not said so
-    Status status = kOk;      ///< of one that is over
+    Outgoing sent = {};
+    void* received = nullptr;  ///< the request; null: it is over, and test() has not said so
+    Status status = kOk;       ///< of a receive that is over
     std::size_t bytes = 0;
   };
 
-  void forget() noexcept override;
-  void begin(std::size_t slot, State, int peer, const Started&);
+  void forget(Side) noexcept override;
+  void forget_all() noexcept;
+  void begin_to_receive(std::size_t slot, int peer, const Started&);
+  bool under_way(const Slot& slot) const noexcept {
+    return slot.received != nullptr || slot.sent.stage != Outgoing::Stage::kOver;
+  }
   void look_at(Slot&);
   void collect();
-  void begin_to_take_back() noexcept;
 
   const std::shared_ptr<Connections> connections_;
   const Plane plane_;
+  const Side in_;
+  const Side out_;
   std::vector<Slot> slots_;
   std::vector<Completion> completions_;
   int under_way_ = 0;
-  bool taking_back_ = false;
-  Deadline end_at_;
+  int receiving_ = 0;  ///< of those
+  bool kept_ = false;  ///< memory of what was given up may still be touched
 };
 
 void UcxRequests::reset(std::size_t slots) {
@@ -81,45 +85,49 @@ void UcxRequests::reset(std::size_t slots) {
   slots_.assign(slots, Slot{});
   completions_.clear();
   completions_.reserve(slots);
-  taking_back_ = false;
-}
-
-void UcxRequests::begin(std::size_t slot, State state, int peer, const Started& started) {
-  HVD_EXPECT(slots_[slot].state == State::kIdle, "the slot has no message under way");
-  if (started.request == nullptr && started.status != kOk) {
-    connections_->raise(state == State::kSending ? "sending to" : "receiving from", peer,
-                        started.status);
-  }
-  slots_[slot] = {.state = state, .peer = peer, .request = started.request};
-  ++under_way_;
 }
 
 void UcxRequests::send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
-  const Endpoint endpoint = connections_->endpoint(plane_, peer);
-  begin(slot, State::kSending, peer, connections_->worker().send(endpoint, bytes, tag));
+  Slot& begun = slots_[slot];
+  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  begun.sent.bytes = bytes;
+  begun.sent.tag = tag;
+  connections_->send(plane_, peer, begun.sent);
+  if (begun.sent.stage == Outgoing::Stage::kOver && begun.sent.status != kOk)
+    connections_->raise("sending to", peer, begun.sent.status);
+  begun.state = State::kSending;
+  begun.peer = peer;
+  ++under_way_;
+}
+
+void UcxRequests::begin_to_receive(std::size_t slot, int peer, const Started& started) {
+  Slot& begun = slots_[slot];
+  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  if (started.request == nullptr && started.status != kOk)
+    connections_->raise("receiving from", peer, started.status);
+  begun.state = State::kReceiving;
+  begun.peer = peer;
+  begun.received = started.request;
+  ++under_way_;
+  ++receiving_;
 }
 
 void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
-  // What ends a receive, and tells of the peer's end, is a connection of our own. If there can be
-  // none, the message may be here already.
-  static_cast<void>(connections_->connect(plane_, peer));
-  begin(slot, State::kReceiving, peer, connections_->worker().receive(bytes, tag));
+  begin_to_receive(slot, peer, connections_->worker(in_).receive(bytes, tag));
 }
 
 void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
   void* const message = reinterpret_cast<void*>(static_cast<std::uintptr_t>(arrival.handle));
-  begin(slot, State::kReceiving, arrival.source, connections_->worker().receive(bytes, message));
+  begin_to_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
 }
 
-/// @pre the slot has a request
 void UcxRequests::look_at(Slot& slot) {
-  HVD_EXPECT(slot.request != nullptr, "the slot has a request");
-  Worker& worker = connections_->worker();
-  const Status status = slot.state == State::kSending
-                            ? worker.status_of_send(slot.request)
-                            : worker.status_of_receive(slot.request, slot.bytes);
+  if (slot.state == State::kSending) return connections_->advance(plane_, slot.peer, slot.sent);
+  if (slot.received == nullptr) return;
+  Worker& worker = connections_->worker(in_);
+  const Status status = worker.status_of_receive(slot.received, slot.bytes);
   if (status == kInProgress) return;
-  worker.free(std::exchange(slot.request, nullptr));
+  worker.free(std::exchange(slot.received, nullptr));
   slot.status = status;
 }
 
@@ -128,25 +136,25 @@ void UcxRequests::collect() {
     Slot& slot = slots_[index];
     if (slot.state == State::kIdle) continue;
     const bool receives = slot.state == State::kReceiving;
-    if (slot.request != nullptr) {
-      look_at(slot);
+    look_at(slot);
+    if (under_way(slot)) {
       // A receive would wait for a peer that is gone.
-      if (slot.request != nullptr && receives) {
-        const Status failure = connections_->failure(plane_, slot.peer);
-        if (failure != kOk) connections_->raise("receiving from", slot.peer, failure);
-      }
+      const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
+      if (failure != kOk) connections_->raise("receiving from", slot.peer, failure);
+      continue;
     }
-    if (slot.request != nullptr) continue;
-    if (slot.status == kTruncated) {
+    const Status status = receives ? slot.status : slot.sent.status;
+    if (receives && status == kTruncated) {
       throw Error("ucx: rank " + std::to_string(slot.peer) +
                   " sent a longer message than was expected; do all ranks run the same build with "
                   "the same settings?");
     }
-    if (slot.status != kOk)
-      connections_->raise(receives ? "receiving from" : "sending to", slot.peer, slot.status);
+    if (status != kOk)
+      connections_->raise(receives ? "receiving from" : "sending to", slot.peer, status);
     completions_.push_back({static_cast<int>(index), slot.bytes});
     slot = {};
     --under_way_;
+    receiving_ -= receives ? 1 : 0;
   }
 }
 
@@ -154,60 +162,65 @@ std::span<const Completion> UcxRequests::test() {
   HVD_EXPECT(under_way_ > 0, "something is under way");
   completions_.clear();
   for (int round = 0; round < kMostRounds; ++round) {
-    const bool moved = connections_->worker().progress();
+    const bool moved = connections_->progress(plane_, receiving_ > 0);
     collect();
     if (!completions_.empty() || !moved) break;
   }
   return completions_;
 }
 
-void UcxRequests::begin_to_take_back() noexcept {
-  Worker& worker = connections_->worker();
-  for (const Slot& slot : slots_) {
-    if (slot.request == nullptr) continue;
-    if (slot.state == State::kReceiving) worker.cancel_receive(slot.request);
-    connections_->close_by_force(plane_, slot.peer);
-  }
-  taking_back_ = true;
-  end_at_ = std::chrono::steady_clock::now() + kCloseTime;
-}
-
 TakenBack UcxRequests::take_back() noexcept {
-  if (!connections_->ended() && under_way_ > 0) {
-    if (!taking_back_) begin_to_take_back();
-    static_cast<void>(connections_->worker().progress());
-    for (Slot& slot : slots_) {
-      if (slot.request == nullptr) continue;
+  bool sends = false;
+  bool receives = false;
+  for (Slot& slot : slots_) {
+    if (!under_way(slot)) continue;
+    if (slot.state == State::kReceiving) {
+      connections_->worker(in_).cancel_receive(slot.received);
       look_at(slot);
-      if (slot.request == nullptr) continue;
-      if (std::chrono::steady_clock::now() < end_at_) return TakenBack::kPending;
-      connections_->abandon();  // forgets the rest
-      break;
+      receives = receives || under_way(slot);
+    } else if (slot.sent.stage == Outgoing::Stage::kWaiting) {
+      connections_->forget(plane_, slot.peer, slot.sent);
+    } else {
+      look_at(slot);
+      sends = sends || under_way(slot);
     }
   }
-  forget();
-  return TakenBack::kDone;
+  if (sends) connections_->silence(out_);
+  if (receives) connections_->silence(in_);
+  if ((sends || receives) && !connections_->memory_is_ours_when_silent()) kept_ = true;
+  forget_all();
+  return kept_ ? TakenBack::kNever : TakenBack::kDone;
 }
 
-/// UCX frees a request that is under way when it ends.
-void UcxRequests::forget() noexcept {
+void UcxRequests::forget(Side side) noexcept {
   for (Slot& slot : slots_) {
-    if (slot.request != nullptr) connections_->worker().free(slot.request);
-    slot = {};
+    if (!under_way(slot)) continue;
+    if (slot.state == State::kSending && side == out_)
+      connections_->forget(plane_, slot.peer, slot.sent);
+    if (slot.state == State::kReceiving && side == in_) {
+      connections_->worker(in_).free(std::exchange(slot.received, nullptr));
+      slot.status = kCancelled;
+    }
   }
+}
+
+void UcxRequests::forget_all() noexcept {
+  forget(out_);
+  forget(in_);
+  for (Slot& slot : slots_) slot = {};
   under_way_ = 0;
-  taking_back_ = false;
+  receiving_ = 0;
 }
 
 class UcxCarrier final : public message::Carrier {
  public:
-  UcxCarrier(std::unique_ptr<Worker> worker, Membership members)
-      : connections_(std::make_shared<Connections>(std::move(worker), std::move(members))) {}
+  UcxCarrier(Workers workers, Membership members)
+      : connections_(std::make_shared<Connections>(std::move(workers), std::move(members))) {}
   UcxCarrier(const UcxCarrier&) = delete;
   UcxCarrier& operator=(const UcxCarrier&) = delete;
   ~UcxCarrier() override {
     if (said_farewell_ && !failed_) connections_->leave();
-    connections_->abandon();  // also where requests that are kept for good hold the connections
+    connections_->silence();  // also where requests that are kept for good hold the connections
   }
 
   std::string_view name() const noexcept override { return "ucx"; }
@@ -219,9 +232,11 @@ class UcxCarrier final : public message::Carrier {
     return std::make_unique<UcxRequests>(connections_, plane);
   }
   std::optional<Arrival> probe(Tag tag) override;
-  void progress() override { static_cast<void>(connections_->worker().progress()); }
+  void progress() override;
 
-  bool active() const noexcept override { return !connections_->ended(); }
+  bool active() const noexcept override {
+    return !connections_->ended(Side::kControlIn) && !connections_->ended(Side::kControlOut);
+  }
   void farewell() noexcept override { said_farewell_ = true; }
   void mark_failed() noexcept override { failed_ = true; }
   bool failed() const noexcept override { return failed_; }
@@ -242,23 +257,27 @@ void UcxCarrier::require_tags_of(int process_set) const {
 }
 
 std::optional<Arrival> UcxCarrier::probe(Tag tag) {
-  Worker& worker = connections_->worker();
+  Worker& worker = connections_->worker(Side::kControlIn);
   for (int round = 0; round < kMostRounds; ++round) {
     if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
       return Arrival{.source = message::parts_of(found->tag).source,
                      .bytes = found->bytes,
                      .handle = reinterpret_cast<std::uintptr_t>(found->message)};
     }
-    if (!worker.progress()) break;
+    if (!connections_->progress(Plane::kControl, true)) break;
   }
   return std::nullopt;
 }
 
+void UcxCarrier::progress() {
+  for (const Side side : {Side::kControlIn, Side::kControlOut, Side::kDataIn, Side::kDataOut})
+    if (!connections_->ended(side)) static_cast<void>(connections_->run(side));
+}
+
 }  // namespace
 
-std::shared_ptr<message::Carrier> make_ucx_carrier(std::unique_ptr<Worker> worker,
-                                                   Membership members) {
-  return std::make_shared<UcxCarrier>(std::move(worker), std::move(members));
+std::shared_ptr<message::Carrier> make_ucx_carrier(Workers workers, Membership members) {
+  return std::make_shared<UcxCarrier>(std::move(workers), std::move(members));
 }
 
 }  // namespace hvd::ucx

@@ -7,6 +7,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -19,13 +21,13 @@
 //   UCX_MEM_EVENTS=n            malloc(), mmap() and munmap() stay as they are
 //   UCX_TCP_CONN_NB=y           connect() does not wait: a host that is cut off blocked a rank for
 //                               more than 12 s
-//   UCX_TLS=^posix,sysv         not through memory of the host: a process that closes an endpoint
-//                               while its peer sends the first large message ends the peer, by an
-//                               assertion of UCX 1.13. Tensors go through hvd's own memory there
+//   UCX_TLS=^sm                 nothing that goes through memory of the host or reads another
+//                               process: a live process may end when its peer does, and a peer that
+//                               reads from this process cannot be stopped when a message is taken
+//                               back. Tensors go through hvd's own memory there
 //   UCX_MM_ERROR_HANDLING=y     where the user asks for that memory, it reports errors
-//   UCX_RNDV_SCHEME=get_zcopy   a large message is fetched by its receiver. Otherwise a peer on the
-//                               same host may write into this process's memory after the message
-//                               has been taken back, since nothing ends a process_vm_writev()
+//   UCX_RNDV_SCHEME=get_zcopy   where the user asks for it, a large message is fetched by its
+//                               receiver: a peer does not write into this process
 
 namespace hvd::ucx {
 namespace {
@@ -34,7 +36,7 @@ constexpr unsigned kOldestMajor = 1;
 constexpr unsigned kOldestMinor = 13;
 
 static_assert(kOk == UCS_OK && kInProgress == UCS_INPROGRESS &&
-              kTruncated == UCS_ERR_MESSAGE_TRUNCATED);
+              kTruncated == UCS_ERR_MESSAGE_TRUNCATED && kCancelled == UCS_ERR_CANCELED);
 static_assert(sizeof(ucp_tag_t) == sizeof(message::Tag));
 
 /// UCX's functions, found when the program runs. The types are the header's, so that a call that
@@ -120,11 +122,25 @@ ucs_log_func_rc_t pass_on_log(const char* /*file*/, unsigned /*line*/, const cha
   return UCS_LOG_FUNC_RC_STOP;
 }
 
+constexpr const char* kTransports = "^sm";
+
 void tell_settings() {
   constexpr std::pair<const char*, const char*> kSettings[] = {
-      {"UCX_ERROR_SIGNALS", ""},  {"UCX_MEM_EVENTS", "n"},        {"UCX_TCP_CONN_NB", "y"},
-      {"UCX_TLS", "^posix,sysv"}, {"UCX_MM_ERROR_HANDLING", "y"}, {"UCX_RNDV_SCHEME", "get_zcopy"}};
+      {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "n"},        {"UCX_TCP_CONN_NB", "y"},
+      {"UCX_TLS", kTransports},  {"UCX_MM_ERROR_HANDLING", "y"}, {"UCX_RNDV_SCHEME", "get_zcopy"}};
   for (const auto& [name, value] : kSettings) ::setenv(name, value, 0);
+}
+
+/// Over TCP a message is moved by its two ranks' workers alone.
+bool only_tcp() {
+  const char* const setting = std::getenv("UCX_TLS");
+  const std::string transports = setting == nullptr ? kTransports : setting;
+  if (transports == kTransports) {
+    std::error_code unreadable;
+    const std::filesystem::directory_iterator adapters("/sys/class/infiniband", unreadable);
+    return unreadable || adapters == std::filesystem::directory_iterator();
+  }
+  return transports == "tcp" || transports == "tcp,self" || transports == "self,tcp";
 }
 
 struct Loaded {
@@ -165,15 +181,44 @@ const Loaded& loaded_from(const std::string& name, Loaded& other) {
   return other;
 }
 
+void check(const Functions& f, ucs_status_t status, const char* call) {
+  if (status == UCS_OK) return;
+  throw Error(std::string("ucx: ") + call + " failed: " + f.status_string(status));
+}
+
+/// What the workers of a rank share.
+class Context {
+ public:
+  explicit Context(const Functions&);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context() { f_.cleanup(context_); }
+
+  const Functions& functions() const noexcept { return f_; }
+  ucp_context_h handle() const noexcept { return context_; }
+
+ private:
+  const Functions f_;
+  ucp_context_h context_ = nullptr;
+};
+
+Context::Context(const Functions& functions) : f_(functions) {
+  ucp_config_t* config = nullptr;
+  check(f_, f_.config_read(nullptr, nullptr, &config), "ucp_config_read");
+  ucp_params_t params = {};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_TAG;
+  const ucs_status_t made = f_.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  f_.config_release(config);
+  check(f_, made, "ucp_init");
+}
+
 class UcxWorker final : public Worker {
  public:
-  explicit UcxWorker(const Functions&);
+  explicit UcxWorker(std::shared_ptr<const Context>);
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
-  ~UcxWorker() override {
-    f_.worker_destroy(worker_);
-    f_.cleanup(context_);
-  }
+  ~UcxWorker() override { f_.worker_destroy(worker_); }
 
   std::vector<std::byte> address() override;
   Status connect(std::span<const std::byte> address, Status* failure, Endpoint& made) override;
@@ -228,38 +273,24 @@ class UcxWorker final : public Worker {
     }();
     return param;
   }
-  void check(ucs_status_t status, const char* call) const {
-    if (status == UCS_OK) return;
-    throw Error(std::string("ucx: ") + call + " failed: " + describe(status));
-  }
 
-  const Functions f_;
-  ucp_context_h context_ = nullptr;
+  const std::shared_ptr<const Context> context_;
+  const Functions& f_;
   ucp_worker_h worker_ = nullptr;
 };
 
-UcxWorker::UcxWorker(const Functions& functions) : f_(functions) {
-  ucp_config_t* config = nullptr;
-  check(f_.config_read(nullptr, nullptr, &config), "ucp_config_read");
-  ucp_params_t params = {};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_TAG;
-  const ucs_status_t made = f_.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
-  f_.config_release(config);
-  check(made, "ucp_init");
-  ucp_worker_params_t worker_params = {};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  // Progress goes from thread to thread.
-  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  const ucs_status_t opened = f_.worker_create(context_, &worker_params, &worker_);
-  if (opened != UCS_OK) f_.cleanup(context_);
-  check(opened, "ucp_worker_create");
+UcxWorker::UcxWorker(std::shared_ptr<const Context> context)
+    : context_(std::move(context)), f_(context_->functions()) {
+  ucp_worker_params_t params = {};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // progress goes from thread to thread
+  check(f_, f_.worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
 }
 
 std::vector<std::byte> UcxWorker::address() {
   ucp_address_t* address = nullptr;
   std::size_t bytes = 0;
-  check(f_.get_address(worker_, &address, &bytes), "ucp_worker_get_address");
+  check(f_, f_.get_address(worker_, &address, &bytes), "ucp_worker_get_address");
   const auto* const first = reinterpret_cast<const std::byte*>(address);
   std::vector<std::byte> copy(first, first + bytes);
   f_.release_address(worker_, address);
@@ -291,11 +322,15 @@ Started UcxWorker::close(Endpoint endpoint, CloseMode mode) {
 
 }  // namespace
 
-std::unique_ptr<Worker> open_worker(const std::string& library) {
+Workers open_workers(const std::string& library) {
   Loaded other;
   const Loaded& loaded = loaded_from(library, other);
   if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
-  return std::make_unique<UcxWorker>(loaded.functions);
+  const auto context = std::make_shared<const Context>(loaded.functions);
+  Workers workers;
+  workers.touch_nothing_by_themselves = only_tcp();
+  for (auto& worker : workers.of) worker = std::make_unique<UcxWorker>(context);
+  return workers;
 }
 
 std::string describe_library(const std::string& library) {

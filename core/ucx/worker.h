@@ -17,7 +17,8 @@ namespace hvd::ucx {
 using Status = int;
 inline constexpr Status kOk = 0;
 inline constexpr Status kInProgress = 1;
-inline constexpr Status kTruncated = -9;  ///< a message was longer than its receiver's room
+inline constexpr Status kTruncated = -9;   ///< a message was longer than its receiver's room
+inline constexpr Status kCancelled = -16;  ///< by this rank
 
 struct Endpoint {
   void* handle = nullptr;

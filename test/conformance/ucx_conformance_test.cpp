@@ -26,16 +26,16 @@ using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
 
 /// Every rank leaves in order: what it has sent reaches the others though it ends before them.
 Carriers carriers_of(int size) {
-  std::vector<std::unique_ptr<ucx::Worker>> workers;
+  std::vector<ucx::Workers> workers;
   ucx::Membership members{.generation = 5, .addresses = {}};
   for (int rank = 0; rank < size; ++rank) {
-    workers.push_back(ucx::open_worker());
-    members.addresses.push_back(workers.back()->address());
+    workers.push_back(ucx::open_workers());
+    members.addresses.push_back(workers.back().address());
   }
   Carriers carriers;
-  for (auto& worker : workers) {
+  for (auto& own : workers) {
     members.rank = static_cast<int>(carriers.size());
-    carriers.push_back(ucx::make_ucx_carrier(std::move(worker), members));
+    carriers.push_back(ucx::make_ucx_carrier(std::move(own), members));
     carriers.back()->farewell();
   }
   return carriers;

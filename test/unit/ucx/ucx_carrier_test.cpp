@@ -38,8 +38,9 @@ std::string error_of(const auto& call) {
 
 Membership members(int rank, int size, std::uint32_t generation = 3) {
   Membership made{.rank = rank, .generation = generation, .addresses = {}};
+  const auto others = std::make_shared<FakeUcx>();
   for (int other = 0; other < size; ++other)
-    made.addresses.push_back({static_cast<std::byte>(other)});
+    made.addresses.push_back(testing::fake_workers(others, other).address());
   return made;
 }
 
@@ -51,11 +52,15 @@ class UcxCarrierTest : public ::testing::Test {
     request.status = status;
     request.bytes = bytes;
   }
+  /// What waits for connections is on its way.
+  void connect() {
+    for (int answer = 0; answer < 8; ++answer) carrier->progress();
+  }
 
-  static constexpr Tag kTag = 77;
+  static constexpr Tag kTag = 77 << message::kKindBits;
   const std::shared_ptr<FakeUcx> ucx = std::make_shared<FakeUcx>();
   std::shared_ptr<message::Carrier> carrier =
-      make_ucx_carrier(std::make_unique<FakeWorker>(ucx), members(1, 4));
+      make_ucx_carrier(testing::fake_workers(ucx, 1), members(1, 4));
   std::vector<std::byte> memory = std::vector<std::byte>(64);
 };
 
@@ -70,28 +75,106 @@ TEST_F(UcxCarrierTest, SaysWhatItIs) {
 TEST_F(UcxCarrierTest, RefusesWhatTagsHaveNoRoomFor) {
   EXPECT_NO_THROW(carrier->require_tags_of(message::kMostProcessSets - 1));
   EXPECT_THROW(carrier->require_tags_of(message::kMostProcessSets), Error);
-  EXPECT_THROW(make_ucx_carrier(std::make_unique<FakeWorker>(ucx), members(0, 1, 1 << 16)), Error);
-  EXPECT_THROW(
-      make_ucx_carrier(std::make_unique<FakeWorker>(ucx), members(0, message::kMostRanks + 1)),
-      Error);
+  EXPECT_THROW(make_ucx_carrier(testing::fake_workers(ucx, 0), members(0, 1, 1 << 16)), Error);
+  Membership many;
+  many.addresses.resize(message::kMostRanks + 1);
+  EXPECT_THAT(error_of([&] { make_ucx_carrier(testing::fake_workers(ucx, 0), many); }),
+              HasSubstr("a job of 1048577 ranks"));
 }
 
-TEST_F(UcxCarrierTest, ConnectsWhenAMessageWantsItAndOncePerPlaneAndPeer) {
+TEST_F(UcxCarrierTest, RefusesAnAddressThatIsNone) {
+  for (const std::size_t bytes : {0UL, 3UL, 5UL, 23UL}) {
+    Membership cut = members(0, 2);
+    ASSERT_GT(cut.addresses[1].size(), bytes);
+    cut.addresses[1].resize(bytes);
+    EXPECT_THAT(error_of([&] { make_ucx_carrier(testing::fake_workers(ucx, 0), cut); }),
+                HasSubstr("a rank's address is too short"))
+        << bytes;
+  }
+}
+
+TEST_F(UcxCarrierTest, ConnectsWhenSomethingIsSentOncePerPlaneAndPeer) {
   RequestTable data(*carrier, Plane::kData);
   RequestTable control(*carrier, Plane::kControl);
   data.reset(3);
   control.reset(1);
-  EXPECT_TRUE(ucx->connections.empty());
+  data.receive(2, memory, 0, kTag);
+  EXPECT_TRUE(ucx->connections.empty()) << "who sends connects";
   data.send(0, memory, 3, kTag);
   data.send(1, memory, 3, kTag);
-  EXPECT_EQ(ucx->connections.size(), 1U);
-  control.send(0, memory, 3, kTag);
-  EXPECT_EQ(ucx->connections.size(), 2U);
-  data.receive(2, memory, 0, kTag);
-  ASSERT_EQ(ucx->connections.size(), 3U);
+  ASSERT_EQ(ucx->connections.size(), 1U);
   EXPECT_EQ(ucx->connections[0].peer, 3);
-  EXPECT_EQ(ucx->connections[1].peer, 3);
-  EXPECT_EQ(ucx->connections[2].peer, 0);
+  EXPECT_EQ(ucx->connections[0].from, Side::kDataOut);
+  EXPECT_EQ(ucx->connections[0].to, Side::kDataIn);
+  control.send(0, memory, 3, kTag);
+  ASSERT_EQ(ucx->connections.size(), 2U);
+  EXPECT_EQ(ucx->connections[1].from, Side::kControlOut);
+  EXPECT_EQ(ucx->connections[1].to, Side::kControlIn);
+}
+
+TEST_F(UcxCarrierTest, WhatIsSentWaitsForTheAnswerAndKeepsItsOrder) {
+  ucx->peers_answer = false;
+  RequestTable first(*carrier, Plane::kData);
+  RequestTable second(*carrier, Plane::kData);
+  first.reset(2);
+  second.reset(1);
+  first.send(1, memory, 2, kTag + 1);
+  second.send(0, memory, 2, kTag + 2);
+  first.send(0, memory, 2, kTag + 3);
+  EXPECT_THAT(first.test(), ElementsAre());
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kDataOut, 3);  // somebody else's
+  EXPECT_THAT(first.test(), ElementsAre());
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kDataOut, 2);
+  EXPECT_THAT(first.test(), ElementsAre());
+  std::vector<Tag> tags;
+  for (const FakeUcx::Request& request : ucx->requests)
+    if (request.what == "send to 2") tags.push_back(request.tag);
+  EXPECT_THAT(tags, ElementsAre(kTag + 1, kTag + 2, kTag + 3));
+  end(sending(2), kOk);
+  EXPECT_THAT(first.test(), ElementsAre(0));
+}
+
+TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.receive(0, memory, 2, kTag);
+  ucx->hear(Side::kDataIn, 2);
+  ucx->hear(Side::kDataIn, 2);
+  ucx->hear(Side::kDataIn, 4);   // there is no such rank
+  ucx->hear(Side::kDataIn, -1);  // nor that
+  EXPECT_THAT(data.test(), ElementsAre());
+  ASSERT_EQ(ucx->connections.size(), 1U);
+  EXPECT_EQ(ucx->connections[0].peer, 2);
+  EXPECT_EQ(ucx->connections[0].from, Side::kDataIn);
+  EXPECT_EQ(ucx->connections[0].to, Side::kDataOut) << "the very worker that has connected";
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kControlIn, 3);
+  EXPECT_FALSE(carrier->probe(kTag).has_value());
+  EXPECT_EQ(ucx->count("hello to 3"), 1) << "a rank that probes answers";
+}
+
+TEST_F(UcxCarrierTest, OnlyWhatHasSomethingToDoIsLetWork) {
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(2);
+  data.receive(0, memory, 2, kTag);
+  for (int look = 0; look < 80; ++look) data.test();
+  EXPECT_EQ(ucx->progressed_by(Side::kDataIn), 80);
+  EXPECT_EQ(ucx->progressed_by(Side::kDataOut), 10)
+      << "now and then, for what a socket was full of";
+  EXPECT_EQ(ucx->progressed_by(Side::kControlIn), 0);
+  EXPECT_EQ(ucx->progressed_by(Side::kControlOut), 0);
+  end(ucx->last("receive"), kOk, memory.size());
+  data.test();
+  data.send(1, memory, 2, kTag);
+  const int received = ucx->progressed_by(Side::kDataIn);
+  const int sent = ucx->progressed_by(Side::kDataOut);
+  for (int look = 0; look < 80; ++look) data.test();
+  EXPECT_GE(ucx->progressed_by(Side::kDataOut), sent + 80);
+  EXPECT_EQ(ucx->progressed_by(Side::kDataIn), received);
 }
 
 TEST_F(UcxCarrierTest, SaysWhatHasCompletedWheneverItDid) {
@@ -99,8 +182,10 @@ TEST_F(UcxCarrierTest, SaysWhatHasCompletedWheneverItDid) {
   table.reset(3);
   table.send(0, memory, 2, kTag);
   table.receive(1, memory, 2, kTag);
+  connect();
   ucx->sends_complete_at_once = true;
   table.send(2, memory, 0, kTag);
+  connect();
   EXPECT_THAT(table.test(), ElementsAre(2));
   EXPECT_THAT(table.test(), ElementsAre());
   EXPECT_EQ(ucx->last("receive").tag, kTag);
@@ -109,22 +194,26 @@ TEST_F(UcxCarrierTest, SaysWhatHasCompletedWheneverItDid) {
   end(sending(2), kOk);
   EXPECT_THAT(table.test(), ElementsAre(0, 1));
   EXPECT_EQ(table.in_flight(), 0);
-  for (const FakeUcx::Request& request : ucx->requests) EXPECT_TRUE(request.freed) << request.what;
+  EXPECT_EQ(ucx->kept(), 0);
 }
 
 TEST_F(UcxCarrierTest, LetsUcxWorkUntilItHasNothingToDo) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
-  ucx->busy = 5;
+  connect();
+  const int before = ucx->progressed_by(Side::kDataOut);
+  ucx->busy[static_cast<std::size_t>(Side::kDataOut)] = 5;
   EXPECT_THAT(table.test(), ElementsAre());
-  EXPECT_EQ(ucx->progressed, 6) << "or the caller goes to sleep over what UCX has half done";
+  EXPECT_EQ(ucx->progressed_by(Side::kDataOut), before + 6)
+      << "or the caller goes to sleep over what UCX has half done";
 }
 
 TEST_F(UcxCarrierTest, NamesThePeerOfASendThatFails) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
+  connect();
   end(sending(2), -25);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 2 failed: trouble 25");
   EXPECT_TRUE(sending(2).freed);
@@ -143,18 +232,34 @@ TEST_F(UcxCarrierTest, NamesThePeerThatCannotBeReached) {
   EXPECT_THAT(table.test(), ElementsAre(1));
 }
 
+TEST_F(UcxCarrierTest, WhatWaitsForAConnectionFailsWithIt) {
+  ucx->peers_answer = false;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  table.send(0, memory, 2, kTag);
+  ucx->break_connections(2, -25);
+  EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 2 failed: trouble 25");
+  EXPECT_EQ(table.take_back(), TakenBack::kDone);
+  table.reset(1);
+  EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
+            "ucx: sending to rank 2 failed: trouble 25");
+  EXPECT_EQ(ucx->connections.size(), 1U) << "UCX would take the next one for another one";
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+}
+
 TEST_F(UcxCarrierTest, DoesNotWaitForAPeerWhoseConnectionIsBroken) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(2);
   table.receive(0, memory, 0, kTag);
   table.receive(1, memory, 2, kTag);
-  ucx->break_connection(2, -80);
+  ucx->hear(Side::kDataIn, 0);
+  ucx->hear(Side::kDataIn, 2);
+  EXPECT_THAT(table.test(), ElementsAre());
+  ucx->break_connections(2, -80);
   end(ucx->last("receive"), kOk, memory.size());
   EXPECT_THAT(table.test(), ElementsAre(1)) << "it came before the connection broke";
-  ucx->break_connection(0, -80);
+  ucx->break_connections(0, -80);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 0 failed: trouble 80");
-  EXPECT_EQ(error_of([&] { table.send(1, memory, 0, kTag); }),
-            "ucx: sending to rank 0 failed: trouble 80");
 }
 
 TEST_F(UcxCarrierTest, AMessageThatIsTooLongIsAnErrorThatSaysWhy) {
@@ -188,81 +293,127 @@ TEST_F(UcxCarrierTest, ProbesForAnySource) {
   table.receive(0, std::span(memory).first(5), *arrival);
   end(ucx->last("receive arrival x"), kOk, 5);
   EXPECT_THAT(table.test(), ElementsAre(0));
-  ucx->busy = 2;
+  auto& busy = ucx->busy[static_cast<std::size_t>(Side::kControlIn)];
+  busy = 2;
   EXPECT_FALSE(carrier->probe(tag).has_value()) << "that of another generation is not ours";
-  EXPECT_EQ(ucx->busy, 0) << "UCX has fetched what there was";
+  EXPECT_EQ(busy, 0) << "UCX has fetched what there was";
 }
 
-TEST_F(UcxCarrierTest, TakesBackByClosingTheConnectionsOfThatPlane) {
+TEST_F(UcxCarrierTest, TakesBackWhatHasNotBegunAndTheJobGoesOn) {
+  ucx->peers_answer = false;
   RequestTable data(*carrier, Plane::kData);
-  RequestTable control(*carrier, Plane::kControl);
   data.reset(2);
-  control.reset(1);
-  control.send(0, memory, 2, kTag);
-  FakeUcx::Request& of_control = sending(2);
-  ucx->close_ends_sends = false;  // the fake does not tell the planes apart
   data.send(0, memory, 2, kTag);
   data.receive(1, memory, 0, kTag);
-  EXPECT_EQ(data.take_back(), TakenBack::kPending);
-  EXPECT_EQ(ucx->count("force 2"), 1);
-  EXPECT_EQ(ucx->count("force 0"), 1);
-  EXPECT_FALSE(ucx->connections[1].open);
-  EXPECT_TRUE(ucx->connections[0].open) << "control messages have to go on";
-  EXPECT_TRUE(ucx->last("receive").cancelled);
-  end(sending(2), -16);
   EXPECT_EQ(data.take_back(), TakenBack::kDone);
-  EXPECT_EQ(ucx->count("force 2"), 1) << "asked once";
-  EXPECT_EQ(data.in_flight(), 0);
-  EXPECT_FALSE(ucx->ended);
-  EXPECT_TRUE(carrier->active());
-
-  end(of_control, kOk);
-  EXPECT_THAT(control.test(), ElementsAre(0));
-  data.reset(1);
-  data.send(0, memory, 2, kTag);
-  EXPECT_EQ(ucx->connections.size(), 4U) << "a new one";
+  EXPECT_TRUE(ucx->last("receive").cancelled);
+  EXPECT_EQ(ucx->count("force 2"), 0) << "nothing is closed";
+  data.reset(2);
+  data.send(0, memory, 2, kTag + 1);
+  ucx->hear(Side::kDataOut, 2);
+  data.receive(1, memory, 0, kTag + 1);
+  EXPECT_THAT(data.test(), ElementsAre());
+  EXPECT_EQ(ucx->count("send to 2"), 1) << "the first is forgotten";
+  EXPECT_EQ(sending(2).tag, kTag + 1);
 }
 
-TEST_F(UcxCarrierTest, AbandonsTheWorkerWhenNothingElseGivesTheMemoryBack) {
-  ucx->cancel_ends_receives = false;
+TEST_F(UcxCarrierTest, TakesBackWhatIsUnderWayByLettingItsWorkerWorkNoMore) {
   RequestTable data(*carrier, Plane::kData);
+  RequestTable other(*carrier, Plane::kData);
   RequestTable control(*carrier, Plane::kControl);
   data.reset(1);
-  control.reset(1);
-  data.receive(0, memory, 2, kTag);
+  other.reset(1);
+  control.reset(2);
+  control.send(0, memory, 2, kTag);
+  connect();
+  FakeUcx::Request& of_control = sending(2);
+  data.send(0, memory, 2, kTag);
+  other.send(0, memory, 3, kTag);
+  connect();
+  EXPECT_EQ(data.take_back(), TakenBack::kDone);
+  const int progressed = ucx->progressed_by(Side::kDataOut);
+  EXPECT_TRUE(sending(2).freed);
+  EXPECT_TRUE(ucx->connections[1].open) << "a connection that is closed may end a process";
+  EXPECT_EQ(error_of([&] { other.test(); }), "ucx: sending to rank 3 failed: trouble 16");
+  data.reset(1);
+  EXPECT_THAT(error_of([&] { data.send(0, memory, 3, kTag); }), HasSubstr("have been closed"));
+
+  end(of_control, kOk);
+  EXPECT_THAT(control.test(), ElementsAre(0)) << "the control plane goes on";
   control.send(0, memory, 0, kTag);
-  EXPECT_EQ(data.take_back(), TakenBack::kPending);
-  EXPECT_FALSE(ucx->ended);
-  EXPECT_TRUE(message::wait_for_memory(data, std::chrono::steady_clock::now() + 60s));
-  EXPECT_FALSE(carrier->active());
-  EXPECT_EQ(ucx->count("force 0"), 1) << "that of the control plane too";
-  const int progressed = ucx->progressed;
-  for (const FakeUcx::Request& request : ucx->requests) EXPECT_TRUE(request.freed) << request.what;
-  EXPECT_EQ(control.take_back(), TakenBack::kDone);
-  EXPECT_THAT(error_of([&] { control.send(0, memory, 0, kTag); }), HasSubstr("have been closed"));
-  EXPECT_THAT(error_of([&] { carrier->probe(kTag); }), HasSubstr("have been closed"));
+  connect();
+  EXPECT_EQ(ucx->count("send to 0"), 1);
+  EXPECT_TRUE(carrier->active());
   carrier->farewell();
   carrier.reset();
-  EXPECT_EQ(ucx->progressed, progressed) << "UCX must not be let work any more";
-  EXPECT_FALSE(ucx->ended) << "Note [A worker that is not ended]";
+  EXPECT_EQ(ucx->progressed_by(Side::kDataOut), progressed) << "UCX must not be let work any more";
+  EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
+}
+
+TEST_F(UcxCarrierTest, TakesBackAReceiveThatHasBeenMatched) {
+  ucx->cancel_ends_receives = false;
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(2);
+  data.receive(0, memory, 2, kTag);
+  ucx->sends_complete_at_once = true;
+  data.send(1, memory, 2, kTag);
+  connect();
+  EXPECT_EQ(data.take_back(), TakenBack::kDone);
+  EXPECT_EQ(data.in_flight(), 0);
+  EXPECT_EQ(ucx->kept(), 0);
+  const int progressed = ucx->progressed_by(Side::kDataIn);
+  carrier->progress();
+  EXPECT_EQ(ucx->progressed_by(Side::kDataIn), progressed);
+  data.reset(1);
+  EXPECT_THAT(error_of([&] { data.receive(0, memory, 2, kTag); }), HasSubstr("have been closed"));
+}
+
+TEST_F(UcxCarrierTest, MemoryThatOthersTouchIsNeverGivenBack) {
+  auto workers = testing::fake_workers(std::make_shared<FakeUcx>(), 1);
+  workers.touch_nothing_by_themselves = false;
+  carrier = make_ucx_carrier(std::move(workers), members(1, 4));
+  RequestTable waits(*carrier, Plane::kControl);
+  waits.reset(1);
+  waits.receive(0, memory, 2, kTag);
+  EXPECT_EQ(waits.take_back(), TakenBack::kDone) << "nothing has matched it";
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.send(0, memory, 2, kTag);
+  connect();
+  EXPECT_EQ(data.take_back(), TakenBack::kNever);
+  EXPECT_EQ(data.take_back(), TakenBack::kNever);
+}
+
+TEST_F(UcxCarrierTest, WithoutAControlPlaneThereAreNoMessages) {
+  RequestTable control(*carrier, Plane::kControl);
+  control.reset(1);
+  control.send(0, memory, 2, kTag);
+  connect();
+  EXPECT_EQ(control.take_back(), TakenBack::kDone);
+  EXPECT_FALSE(carrier->active());
+  EXPECT_NO_THROW(carrier->progress());
 }
 
 TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
   RequestTable table(*carrier, Plane::kData);
-  table.reset(2);
+  table.reset(3);
   ucx->sends_complete_at_once = true;
   table.send(0, memory, 2, kTag);
   table.send(1, memory, 3, kTag);
+  table.receive(2, memory, 0, kTag);
+  ucx->hear(Side::kDataIn, 0);
+  connect();
   table.test();
-  ucx->break_connection(3, -25);
+  ucx->break_connections(3, -25);
   ucx->closes_complete = true;
   carrier->farewell();
   carrier.reset();
   EXPECT_EQ(ucx->count("flush 2"), 1);
   EXPECT_EQ(ucx->count("flush 3"), 0) << "nothing leaves through a broken connection";
   EXPECT_EQ(ucx->count("force 3"), 1);
-  for (const FakeUcx::Request& request : ucx->requests) EXPECT_TRUE(request.freed) << request.what;
-  EXPECT_TRUE(ucx->ended);
+  EXPECT_EQ(ucx->count("force 0"), 1) << "what comes is not awaited";
+  EXPECT_EQ(ucx->kept(), 0);
+  EXPECT_EQ(ucx->ended, static_cast<int>(kSides));
 }
 
 TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {
@@ -270,26 +421,40 @@ TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {
   table.reset(1);
   ucx->sends_complete_at_once = true;
   table.send(0, memory, 2, kTag);
+  connect();
   table.test();
   carrier->farewell();
   carrier.reset();
   EXPECT_EQ(ucx->count("flush 2"), 1);
   EXPECT_TRUE(ucx->last("flush 2").freed);
-  EXPECT_FALSE(ucx->ended) << "Note [A worker that is not ended]";
+  EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
 }
 
-TEST_F(UcxCarrierTest, WhereSomethingHasFailedNothingIsSentOff) {
+TEST_F(UcxCarrierTest, LeavingInOrderClosesNothingThatIsNotComplete) {
+  ucx->peers_answer = false;
+  ucx->closes_complete = true;
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
   carrier->farewell();
+  carrier.reset();
+  EXPECT_TRUE(ucx->connections[0].open);
+  EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
+}
+
+TEST_F(UcxCarrierTest, WhereSomethingHasFailedNothingIsClosed) {
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  table.send(0, memory, 2, kTag);
+  connect();
+  carrier->farewell();
   carrier->mark_failed();
   EXPECT_TRUE(carrier->failed());
   carrier.reset();
-  EXPECT_EQ(ucx->count("flush 2"), 0);
-  EXPECT_EQ(ucx->count("force 2"), 1) << "or the peer would learn of it when the process ends";
+  EXPECT_TRUE(ucx->connections[0].open);
   EXPECT_TRUE(sending(2).freed) << "requests that outlive the carrier hold nothing of the worker";
   EXPECT_EQ(table.take_back(), TakenBack::kDone);
+  EXPECT_EQ(ucx->ended, 0);
 }
 
 }  // namespace

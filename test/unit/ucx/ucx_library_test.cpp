@@ -39,7 +39,7 @@ std::string error_of(const auto& call) {
 /// Rank 1 of two; rank 0 is another process.
 class Pair {
  public:
-  Pair(const std::string& ending, std::size_t bytes, int looks) {
+  Pair(const std::string& ending, std::size_t bytes, int looks, Plane plane = Plane::kData) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
       throw std::runtime_error("socketpair");
@@ -47,16 +47,17 @@ class Pair {
     if (pid_ == 0) {
       ::dup2(ends[1], 0);
       ::execl(HVD_UCX_PEER_PROGRAM, HVD_UCX_PEER_PROGRAM, ending.c_str(),
-              std::to_string(bytes).c_str(), std::to_string(looks).c_str(), nullptr);
+              std::to_string(bytes).c_str(), std::to_string(looks).c_str(),
+              plane == Plane::kData ? "data" : "control", nullptr);
       ::_exit(127);
     }
     ::close(ends[1]);
     socket_ = ends[0];
-    auto worker = open_worker();
-    const auto own = worker->address();
+    auto workers = open_workers();
+    const auto own = workers.address();
     Membership members{.rank = 1, .addresses = {testing::swap_addresses(socket_, own), own}};
-    carrier_ = make_ucx_carrier(std::move(worker), std::move(members));
-    RequestTable table(*carrier_, Plane::kData);
+    carrier_ = make_ucx_carrier(std::move(workers), std::move(members));
+    RequestTable table(*carrier_, plane);
     testing::exchange(table, 0, greeting_);
   }
   Pair(const Pair&) = delete;
@@ -71,10 +72,10 @@ class Pair {
   }
 
   message::Carrier& carrier() { return *carrier_; }
-  /// The peer's exit code; waits for its end.
+  /// The peer's exit code; waits for its end, which is that of what it has sent too.
   int wait_for_end() {
     int status = 0;
-    ::waitpid(pid_, &status, 0);
+    while (::waitpid(pid_, &status, WNOHANG) == 0) carrier_->progress();
     pid_ = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
@@ -91,12 +92,12 @@ TEST(UcxLibrary, ThereIsOne) {
 }
 
 TEST(UcxLibrary, SaysWhatToInstallWhereThereIsNone) {
-  EXPECT_THAT(error_of([] { open_worker("/nowhere/libucp.so.0"); }),
+  EXPECT_THAT(error_of([] { open_workers("/nowhere/libucp.so.0"); }),
               ::testing::AllOf(HasSubstr("/nowhere/libucp.so.0"), HasSubstr("install UCX")));
 }
 
 TEST(UcxLibrary, RefusesWhatIsNotUcx) {
-  EXPECT_THAT(error_of([] { open_worker("libm.so.6"); }),
+  EXPECT_THAT(error_of([] { open_workers("libm.so.6"); }),
               HasSubstr("expected UCX 1.13.0 or newer, got one without ucp_get_version"));
   EXPECT_THAT(describe_library("libm.so.6"), HasSubstr("not usable"));
 }
@@ -104,7 +105,7 @@ TEST(UcxLibrary, RefusesWhatIsNotUcx) {
 TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
   ::setenv("UCX_MEM_EVENTS", "y", 1);
   ::unsetenv("UCX_TCP_CONN_NB");
-  EXPECT_THROW(open_worker("/nowhere/libucp.so.0"), Error);
+  EXPECT_THROW(open_workers("/nowhere/libucp.so.0"), Error);
   EXPECT_STREQ(::getenv("UCX_MEM_EVENTS"), "y");
   EXPECT_STREQ(::getenv("UCX_TCP_CONN_NB"), "y");
   EXPECT_STREQ(::getenv("UCX_ERROR_SIGNALS"), "");
@@ -131,7 +132,7 @@ TEST(UcxMessages, OfAnySizeArriveWhole) {
 
 TEST(UcxMessages, AreProbedForAndReceived) {
   constexpr std::size_t kBytes = 100000;
-  Pair pair("leave", kBytes, 0);
+  Pair pair("leave", kBytes, 0, Plane::kControl);
   RequestTable table(pair.carrier(), Plane::kControl);
   std::optional<message::Arrival> arrival;
   while (!arrival) arrival = pair.carrier().probe(kTag);

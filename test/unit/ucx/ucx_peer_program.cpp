@@ -1,7 +1,8 @@
-// The other rank of ucx_library_test: ucx_peer_program ENDING BYTES LOOKS
-// Rank 0 of two. Swaps addresses over stdin and a byte over UCX, sends one message to rank 1, lets
-// UCX work LOOKS times, and then: "kill" kills itself, "stop" does nothing more, "live" lets UCX
-// work until it is killed, "leave" sends off what is under way and ends.
+// The other rank of ucx_library_test: ucx_peer_program ENDING BYTES LOOKS PLANE
+// Rank 0 of two. Swaps addresses over stdin and a byte over UCX, sends one message to rank 1 in
+// the plane "data" or "control", lets UCX work LOOKS times, and then: "kill" kills itself, "stop"
+// does nothing more, "live" lets UCX work until it is killed, "leave" sends off what is under way
+// and ends.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -20,13 +21,13 @@
 
 namespace {
 
-int run(const std::string& ending, std::size_t bytes, int looks) {
+int run(const std::string& ending, std::size_t bytes, int looks, hvd::message::Plane plane) {
   using namespace hvd;
-  auto worker = ucx::open_worker();
-  const auto own = worker->address();
+  auto workers = ucx::open_workers();
+  const auto own = workers.address();
   auto members = ucx::Membership{.rank = 0, .addresses = {own, testing::swap_addresses(0, own)}};
-  const auto carrier = ucx::make_ucx_carrier(std::move(worker), std::move(members));
-  message::RequestTable table(*carrier, message::Plane::kData);
+  const auto carrier = ucx::make_ucx_carrier(std::move(workers), std::move(members));
+  message::RequestTable table(*carrier, plane);
   std::byte greeting{};
   testing::exchange(table, 1, greeting);
   const std::vector<std::byte> message(bytes, testing::kByte);
@@ -48,9 +49,11 @@ int run(const std::string& ending, std::size_t bytes, int looks) {
 
 int main(int count, char** arguments) {
   try {
-    if (count != 4) return 2;
+    if (count != 5) return 2;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that ends early leaves nobody behind
-    return run(arguments[1], std::strtoul(arguments[2], nullptr, 10), std::atoi(arguments[3]));
+    return run(arguments[1], std::strtoul(arguments[2], nullptr, 10), std::atoi(arguments[3]),
+               arguments[4] == std::string("data") ? hvd::message::Plane::kData
+                                                   : hvd::message::Plane::kControl);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "peer: %s\n", error.what());
     return 1;

@@ -1,0 +1,250 @@
+#include "fault/ucx_campaign_rank.h"
+
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <list>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "fault/ucx_campaign_frames.h"
+#include "hvd/error.h"
+#include "message/request_table.h"
+#include "ucx/ucx_carrier.h"
+#include "ucx/ucx_library.h"
+
+namespace hvd::ucx_campaign {
+namespace {
+
+using message::Plane;
+using message::RequestTable;
+using message::Tag;
+using Clock = std::chrono::steady_clock;
+using Memory = std::vector<std::byte>;
+
+constexpr std::size_t kSmall = 64;
+constexpr std::size_t kLarge = 4 << 20;
+constexpr std::byte kGivenBack{0xEE};
+constexpr std::byte kGoodbye{0xB1};
+constexpr auto kPatience = std::chrono::seconds(10);
+constexpr std::uint32_t kGeneration = 5;
+
+/// An ending that was found somewhere inside.
+struct Ended {
+  Ending ending;
+};
+
+class Rank {
+ public:
+  explicit Rank(const Orders&);
+  int live();
+
+ private:
+  /// A message of the control plane that goes out.
+  struct Parcel {
+    Parcel(message::Carrier& carrier, Memory content)
+        : bytes(std::move(content)), table(carrier, Plane::kControl) {
+      table.reset(1);
+    }
+    Memory bytes;
+    RequestTable table;
+  };
+
+  void exchange_until_told();
+  void begin_step();
+  void check_step();
+  bool hear_supervisor();
+  void take_back();
+  void greet_survivors();
+  void talk(int to, Memory);
+  void look_at_control();
+  void drop(RequestTable&);
+  std::byte value_of(int rank) const { return static_cast<std::byte>((rank * 37 + step_) & 0x7F); }
+  Tag data_tag(int source) const {
+    return message::make_tag({.generation = kGeneration, .source = source});
+  }
+  Tag control_tag(int source) const {
+    return message::make_tag(
+        {.generation = kGeneration, .source = source, .kind = message::kControlKind});
+  }
+
+  const Orders orders_;
+  std::mt19937_64 random_;
+  std::shared_ptr<message::Carrier> carrier_;
+  std::vector<int> others_;
+  std::size_t bytes_ = 0;
+  int step_ = 0;
+  Memory outgoing_;
+  std::vector<Memory> incoming_;  ///< by place in others_
+  std::unique_ptr<RequestTable> data_;
+  std::list<Parcel> parcels_;
+  std::unique_ptr<RequestTable> receiving_;
+  Memory received_;
+  int gone_ = -1;
+  bool told_ = false;
+  std::set<int> goodbyes_;
+};
+
+Rank::Rank(const Orders& orders) : orders_(orders), random_(orders.seed * 64 + 1) {
+  random_.discard(static_cast<unsigned>(orders.rank) * 16U);
+  auto workers = ucx::open_workers();
+  write_frame(orders_.socket, workers.address());
+  ucx::Membership members{.rank = orders_.rank, .generation = kGeneration, .addresses = {}};
+  for (int rank = 0; rank < orders_.size; ++rank) {
+    members.addresses.push_back(read_frame(orders_.socket));
+    if (rank != orders_.rank) others_.push_back(rank);
+  }
+  carrier_ = ucx::make_ucx_carrier(std::move(workers), std::move(members));
+  bytes_ = orders_.moment == Moment::kConnecting ? kSmall : kLarge;
+  outgoing_.resize(bytes_);
+  incoming_.assign(others_.size(), Memory(bytes_));
+  data_ = std::make_unique<RequestTable>(*carrier_, Plane::kData);
+  receiving_ = std::make_unique<RequestTable>(*carrier_, Plane::kControl);
+  receiving_->reset(1);
+}
+
+bool Rank::hear_supervisor() {
+  unsigned char word = 0;
+  const ssize_t got = ::recv(orders_.socket, &word, 1, MSG_DONTWAIT);
+  if (got == 0) throw Ended{kBroken};  // the supervisor has ended
+  if (got < 0) return false;
+  if (word < kFirstWord) gone_ = word;
+  return told_ = true;
+}
+
+/// The carrier's messages are cut off: what becomes of them is nobody's concern.
+void Rank::drop(RequestTable& table) {
+  if (!message::wait_for_memory(table, Clock::now() + std::chrono::seconds(2))) throw Ended{kKept};
+}
+
+void Rank::talk(int to, Memory content) {
+  Parcel& parcel = parcels_.emplace_back(*carrier_, std::move(content));
+  try {
+    parcel.table.send(0, parcel.bytes, to, control_tag(orders_.rank));
+  } catch (const Error&) {
+    parcels_.pop_back();
+  }
+}
+
+void Rank::look_at_control() {
+  for (auto parcel = parcels_.begin(); parcel != parcels_.end();) {
+    try {
+      parcel->table.test();
+    } catch (const Error&) {
+      drop(parcel->table);
+    }
+    parcel = parcel->table.in_flight() == 0 ? parcels_.erase(parcel) : std::next(parcel);
+  }
+  if (receiving_->in_flight() == 0) {
+    const auto arrival = carrier_->probe(control_tag(orders_.rank));
+    if (!arrival) return;
+    received_.resize(arrival->bytes);
+    receiving_->receive(0, received_, *arrival);
+  }
+  const int source = receiving_->peer(0);
+  try {
+    if (receiving_->test().empty()) return;
+  } catch (const Error&) {
+    return drop(*receiving_);
+  }
+  if (!received_.empty() && received_.front() == kGoodbye) goodbyes_.insert(source);
+}
+
+void Rank::begin_step() {
+  ++step_;
+  std::fill(outgoing_.begin(), outgoing_.end(), value_of(orders_.rank));
+  std::shuffle(others_.begin(), others_.end(), random_);
+  data_->reset(2 * others_.size());
+  for (std::size_t place = 0; place < others_.size(); ++place) {
+    data_->receive(2 * place, incoming_[place], others_[place], data_tag(others_[place]));
+    data_->send(2 * place + 1, outgoing_, others_[place], data_tag(orders_.rank));
+  }
+  const std::size_t size = random_() % 4 == 0 && bytes_ == kLarge ? 300000 : 24;
+  talk(others_[random_() % others_.size()], Memory(size));
+}
+
+void Rank::check_step() {
+  for (std::size_t place = 0; place < others_.size(); ++place) {
+    const auto good =
+        std::count(incoming_[place].begin(), incoming_[place].end(), value_of(others_[place]));
+    if (good != static_cast<long>(bytes_)) throw Ended{kWrongBytes};
+  }
+}
+
+void Rank::exchange_until_told() {
+  try {
+    while (!hear_supervisor()) {
+      if (data_->in_flight() == 0) {
+        if (step_ > 0) check_step();
+        begin_step();
+      }
+      if (data_->test().empty()) ::sched_yield();
+      look_at_control();
+    }
+  } catch (const Error&) {
+    // A peer has gone, or has cut off its messages.
+  }
+}
+
+void Rank::take_back() {
+  drop(*data_);
+  for (Memory& memory : incoming_) std::fill(memory.begin(), memory.end(), kGivenBack);
+}
+
+/// Whoever has lost a peer has to be able to tell all others, connected or not.
+void Rank::greet_survivors() {
+  const auto limit = Clock::now() + kPatience;
+  while (gone_ < 0) {
+    static_cast<void>(hear_supervisor());
+    look_at_control();
+    if (Clock::now() > limit) throw Ended{kBroken};
+    ::sched_yield();
+  }
+  for (const int other : others_)
+    if (other != gone_) talk(other, Memory(16, kGoodbye));
+  while (std::any_of(others_.begin(), others_.end(),
+                     [&](int other) { return other != gone_ && !goodbyes_.contains(other); })) {
+    look_at_control();
+    if (Clock::now() > limit) throw Ended{kSilence};
+    ::sched_yield();
+  }
+}
+
+int Rank::live() {
+  exchange_until_told();
+  take_back();
+  greet_survivors();
+  const unsigned char done = kDone;
+  if (::send(orders_.socket, &done, 1, MSG_NOSIGNAL) != 1) return kBroken;
+  for (unsigned char word = 0; word != kEnd;) {  // others may not have got what was said to them
+    look_at_control();
+    ::sched_yield();
+    if (::recv(orders_.socket, &word, 1, MSG_DONTWAIT) == 0) return kBroken;
+  }
+  for (const Memory& memory : incoming_)
+    if (std::count(memory.begin(), memory.end(), kGivenBack) != static_cast<long>(bytes_))
+      return kTouched;
+  carrier_->mark_failed();
+  return kWell;
+}
+
+}  // namespace
+
+int live(const Orders& orders) {
+  try {
+    return Rank(orders).live();
+  } catch (const Ended& ended) {
+    return ended.ending;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", orders.rank, error.what());
+    return kBroken;
+  }
+}
+
+}  // namespace hvd::ucx_campaign

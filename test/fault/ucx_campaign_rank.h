@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace hvd::ucx_campaign {
+
+/// What the ranks do when one of them is killed.
+enum class Moment : int { kConnecting, kLargeMessages, kTakingBack };
+inline constexpr std::string_view kMomentNames[] = {"connecting", "large messages", "taking back"};
+inline constexpr int kMoments = 3;
+
+// What the supervisor says to a rank, a byte each. Below kFirstWord: the rank of that number has
+// been killed.
+inline constexpr unsigned char kFirstWord = 200;
+inline constexpr unsigned char kStop = 200;  ///< take back what is under way
+inline constexpr unsigned char kEnd = 201;
+/// What a rank answers: all survivors have heard of each other.
+inline constexpr unsigned char kDone = 202;
+
+/// Exit codes of a rank.
+enum Ending : int {
+  kWell = 0,
+  kBroken = 1,      ///< an error where there must be none
+  kWrongBytes = 3,  ///< a message came with other bytes
+  kSilence = 4,     ///< survivors do not hear each other
+  kKept = 5,        ///< memory was not given back in time
+  kTouched = 6,     ///< memory was written to after it had been given back
+};
+inline constexpr std::string_view kEndingNames[] = {
+    "well", "broken", "", "wrong bytes", "silence", "memory kept", "memory touched"};
+
+struct Orders {
+  int rank = 0;
+  int size = 0;
+  Moment moment = Moment::kConnecting;
+  std::uint64_t seed = 0;
+  int socket = -1;  ///< to the supervisor
+};
+
+/// A rank's life, up to its exit code.
+int live(const Orders&);
+
+}  // namespace hvd::ucx_campaign
