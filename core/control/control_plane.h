@@ -52,6 +52,8 @@ class ControlPlane : public Peers {
   /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts
   /// cannot ring).
   virtual bool rung_by_all() const noexcept = 0;
+  /// A message may be on its way of which nobody will ring any more: poll() finds it in the end.
+  virtual bool needs_polling() const noexcept { return !rung_by_all(); }
   /// poll() would certainly find nothing, so the steady state makes no call to the transport.
   virtual bool quiet() const noexcept = 0;
   /// This rank's doorbell.

@@ -292,7 +292,7 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
   }
 }
 
-bool Engine::needs_polling() const noexcept { return transferring() || !control_->rung_by_all(); }
+bool Engine::needs_polling() const noexcept { return transferring() || control_->needs_polling(); }
 
 Duration Engine::time_to_deadline() const noexcept {
   if (front_.failed()) return time_.longest_sleep();  // nothing goes by the clock any more

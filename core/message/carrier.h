@@ -91,6 +91,9 @@ class Carrier {
   virtual std::optional<Arrival> probe(Tag) = 0;
   /// Lets the carrier work on what it has begun by itself, a connection for example.
   virtual void progress() = 0;
+  /// A message that has been announced is there at the first look. False: until it is, its sender
+  /// and its receiver have to go on looking, as nobody rings when there is more to be had.
+  virtual bool hands_over_at_once() const noexcept = 0;
 
   /// Messages are possible: false once the library below has ended.
   virtual bool active() const noexcept = 0;

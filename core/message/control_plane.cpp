@@ -59,12 +59,15 @@ class MessageControlPlane final : public control::ControlPlane {
     return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
   }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
+  bool needs_polling() const noexcept override {
+    return !rung_by_all() || (!carrier_->hands_over_at_once() && (busy() || !node_->inbox_empty()));
+  }
   bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->inbox_empty(); }
 
   ArrivalFlags* arrival_flags(int rank) noexcept override { return node_->arrival_flags(rank); }
   ArrivalFlags* remote_arrival_flags() noexcept override { return node_->remote_arrival_flags(); }
 
-  void heartbeat(TimePoint now) noexcept override { node_->control_segment().heartbeat(now); }
+  void heartbeat(TimePoint now) noexcept override;
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
   std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
   std::optional<control::PeerLoss> find_loss_behind_error() override;
@@ -163,6 +166,16 @@ void MessageControlPlane::retire_sends() {
   sends_.retire([&](std::span<const int> ranks) {
     for (const int other : ranks) ring(other);
   });
+}
+
+void MessageControlPlane::heartbeat(TimePoint now) noexcept {
+  node_->control_segment().heartbeat(now);
+  if (carrier_->hands_over_at_once() || !carrier_->active()) return;
+  try {
+    carrier_->progress();  // what a carrier calls sent may have waited for room
+  } catch (...) {
+    carrier_->mark_failed();
+  }
 }
 
 bool MessageControlPlane::start_receive() {

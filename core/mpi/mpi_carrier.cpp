@@ -170,6 +170,7 @@ class MpiCarrier final : public message::Carrier {
   std::optional<Arrival> probe(Tag tag) override;
   void progress() override;
 
+  bool hands_over_at_once() const noexcept override { return true; }  // on one host
   bool active() const noexcept override { return is_active(); }
   void farewell() noexcept override { world_->farewell(); }
   void mark_failed() noexcept override { world_->mark_failed(); }

@@ -233,6 +233,7 @@ class UcxCarrier final : public message::Carrier {
   }
   std::optional<Arrival> probe(Tag tag) override;
   void progress() override;
+  bool hands_over_at_once() const noexcept override { return false; }
 
   bool active() const noexcept override {
     return !connections_->ended(Side::kControlIn) && !connections_->ended(Side::kControlOut);

@@ -152,6 +152,7 @@ class FakeCarrier final : public message::Carrier {
     return arrival;
   }
   void progress() override { ++network_->progressed_; }
+  bool hands_over_at_once() const noexcept override { return network_->hands_over_at_once; }
   bool active() const noexcept override { return true; }
   void farewell() noexcept override { ++network_->farewells_; }
   void mark_failed() noexcept override {

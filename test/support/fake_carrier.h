@@ -38,6 +38,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   int pending_answers = 0;
   /// Every call that may throw does.
   bool broken = false;
+  bool hands_over_at_once = true;
   int most_process_sets = message::kMostProcessSets;
 
   // --- what has happened ---

@@ -82,6 +82,22 @@ TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
   EXPECT_NE(ticket(), rung) << "it may have gone to sleep before the message went out";
 }
 
+TEST(MessageControlPlane, PollsForWhatWasAnnouncedUntilItIsThere) {
+  Job job(2);
+  for (const bool at_once : {true, false}) {
+    job.network->hands_over_at_once = at_once;
+    EXPECT_FALSE(job[0].needs_polling());
+    const int progressed = job.network->progressed();
+    job[1].heartbeat(TimePoint());
+    EXPECT_EQ(job.network->progressed() - progressed, at_once ? 0 : 1);
+    job[1].report(numbered(1));
+    EXPECT_EQ(job[0].needs_polling(), !at_once) << "the doorbell may have been rung too early";
+    EXPECT_FALSE(job[1].needs_polling());
+    EXPECT_TRUE(job[0].poll().has_value());
+    EXPECT_FALSE(job[0].needs_polling());
+  }
+}
+
 TEST(MessageControlPlane, RefusesAMessageBeyondTheLimitOnBothSides) {
   Job job(2);
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(kLimit + 1);
