@@ -1,8 +1,8 @@
 // The fault campaign: many short jobs in which one rank goes wrong at a random moment, each of
 // which has to end on every rank with the right class of error or the right numbers, in time.
 //
-// campaign [--seeds N] [--first SEED] [--verbose] [--stacks]     --stacks: gdb's view of every rank
-// that hangs
+// campaign [--seeds N] [--first SEED] [--verbose] [--stacks] [--ucx]     --stacks: gdb's view of
+// every rank that hangs; --ucx: jobs without MPI, which meet in a file
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -53,20 +53,26 @@ struct Options {
   std::uint64_t seeds = 200;
   bool verbose = false;
   bool stacks = false;
+  bool ucx = false;
 };
 
-/// One job under an mpirun that does not end it by itself.
+/// One job under an mpirun, or under a process in its place, that does not end it by itself.
 class Job {
  public:
   Job(const Plan& plan, const Options& options) : plan_(plan), options_(options) { start(); }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-  ~Job() { ::close(output_); }
+  ~Job() {
+    ::close(output_);
+    if (options_.ucx) ::unlink(meeting_.c_str());
+  }
 
   Run watch();
 
  private:
   void start();
+  [[noreturn]] void become_mpirun() const;
+  [[noreturn]] void start_ranks_and_wait() const;
   bool read_some();
   bool survivors_spoke() const;
   bool survivors_live() const;
@@ -74,6 +80,7 @@ class Job {
 
   const Plan& plan_;
   const Options& options_;
+  const std::string meeting_ = "/tmp/hvd_campaign." + std::to_string(::getpid());
   pid_t mpirun_ = -1;
   int output_ = -1;
   std::string line_;
@@ -83,20 +90,39 @@ class Job {
 void Job::start() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) std::abort();
-  const std::string ranks = std::to_string(plan_.ranks);
-  const std::string seed = std::to_string(plan_.seed);
   mpirun_ = ::fork();
   if (mpirun_ == 0) {
     ::dup2(ends[1], STDOUT_FILENO);
     ::dup2(ends[1], STDERR_FILENO);
     if (!plan_.hosts.empty()) ::setenv("HVD_TEST_HOSTS", plan_.hosts.c_str(), 1);
-    ::execlp(HVD_MPIEXEC, HVD_MPIEXEC, "--enable-recovery", "--mca",
-             "orte_abort_on_non_zero_status", "0", "--oversubscribe", "--bind-to", "none", "-np",
-             ranks.c_str(), HVD_CAMPAIGN_PROGRAM, seed.c_str(), nullptr);
-    ::_exit(127);
+    options_.ucx ? start_ranks_and_wait() : become_mpirun();
   }
   ::close(ends[1]);
   output_ = ends[0];
+}
+
+void Job::become_mpirun() const {
+  const std::string ranks = std::to_string(plan_.ranks);
+  const std::string seed = std::to_string(plan_.seed);
+  ::execlp(HVD_MPIEXEC, HVD_MPIEXEC, "--enable-recovery", "--mca", "orte_abort_on_non_zero_status",
+           "0", "--oversubscribe", "--bind-to", "none", "-np", ranks.c_str(), HVD_CAMPAIGN_PROGRAM,
+           seed.c_str(), nullptr);
+  ::_exit(127);
+}
+
+void Job::start_ranks_and_wait() const {
+  ::setenv("HVD_INIT_METHOD", ("file://" + meeting_).c_str(), 1);
+  ::setenv("WORLD_SIZE", std::to_string(plan_.ranks).c_str(), 1);
+  for (int rank = 0; rank < plan_.ranks; ++rank) {
+    if (::fork() != 0) continue;
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    ::execl(HVD_CAMPAIGN_PROGRAM, HVD_CAMPAIGN_PROGRAM, std::to_string(plan_.seed).c_str(),
+            nullptr);
+    ::_exit(127);
+  }
+  while (::wait(nullptr) > 0) {
+  }
+  ::_exit(0);
 }
 
 /// False at the end of the output.
@@ -214,8 +240,9 @@ int run_campaign(const Options& options, const char* program) {
   }
   print_table(tallies);
   for (const auto seed : bad) {
-    std::printf("wrong: %s; to repeat it: %s --first %llu --seeds 1 --stacks\n",
-                describe(make_plan(seed)).c_str(), program, static_cast<unsigned long long>(seed));
+    std::printf("wrong: %s; to repeat it: %s --first %llu --seeds 1 --stacks%s\n",
+                describe(make_plan(seed)).c_str(), program, static_cast<unsigned long long>(seed),
+                options.ucx ? " --ucx" : "");
   }
   return bad.empty() ? 0 : 1;
 }
@@ -245,12 +272,14 @@ int main(int argc, char** argv) {
       options.verbose = true;
     } else if (name == "--stacks") {
       options.stacks = true;
+    } else if (name == "--ucx") {
+      options.ucx = true;
     } else if (name == "--first" && has_value) {
       options.first = std::strtoull(argv[++i], nullptr, 10);
     } else if (name == "--seeds" && has_value) {
       options.seeds = std::strtoull(argv[++i], nullptr, 10);
     } else {
-      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose] [--stacks]\n",
+      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose] [--stacks] [--ucx]\n",
                    argv[0]);
       return 2;
     }

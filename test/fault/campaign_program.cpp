@@ -37,8 +37,9 @@ double now() {
 }
 
 int rank_by_launcher() {
-  const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
-  return text != nullptr ? std::atoi(text) : 0;
+  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "RANK"})
+    if (const char* const text = std::getenv(name)) return std::atoi(text);
+  return 0;
 }
 
 /// One line in one write: the process may be killed right after it, and several threads speak.
