@@ -2,7 +2,8 @@
 // moment that is aimed at connecting, at large messages or at taking them back. The others have to
 // take back what is under way, and to hear each other after that.
 //
-// ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose]
+// ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]     --stacks:
+// gdb's view of a survivor that hangs
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -31,7 +32,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kHardLimit = std::chrono::seconds(30);
+constexpr auto kHardLimit = std::chrono::seconds(60);
+/// How long a survivor may take to end after its last word.
+constexpr auto kTimeToEnd = std::chrono::seconds(30);
 
 struct Process {
   pid_t pid = 0;
@@ -109,13 +112,21 @@ void wait_until_done(std::vector<Process>& processes, Clock::time_point limit) {
   }
 }
 
-std::string ending_of(const Process& process, Clock::time_point limit) {
+void print_stacks(pid_t pid) {
+  const std::string command =
+      "timeout 30 gdb -p " + std::to_string(pid) + " -batch -ex 'thread apply all bt 40' 2>&1";
+  std::fflush(stdout);
+  static_cast<void>(std::system(command.c_str()));
+}
+
+std::string ending_of(const Process& process, Clock::time_point limit, bool stacks) {
   int status = 0;
   while (::waitpid(process.pid, &status, WNOHANG) == 0) {
     if (Clock::now() < limit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
+    if (stacks) print_stacks(process.pid);
     ::kill(process.pid, SIGKILL);
     ::waitpid(process.pid, nullptr, 0);
     return "hung";
@@ -127,7 +138,7 @@ std::string ending_of(const Process& process, Clock::time_point limit) {
 }
 
 /// How the survivors ended.
-std::vector<std::string> play(const Plan& plan) {
+std::vector<std::string> play(const Plan& plan, bool stacks) {
   std::vector<Process> processes(static_cast<std::size_t>(plan.size));
   for (int rank = 0; rank < plan.size; ++rank) {
     start(processes[static_cast<std::size_t>(rank)],
@@ -150,10 +161,13 @@ std::vector<std::string> play(const Plan& plan) {
   for (const Process& process : processes) say(process, static_cast<unsigned char>(plan.victim));
   const auto limit = Clock::now() + kHardLimit;
   wait_until_done(processes, limit);
+  if (stacks && Clock::now() >= limit)
+    for (const Process& process : processes)
+      if (&process != &victim) print_stacks(process.pid);
   std::vector<std::string> endings;
   for (const Process& process : processes) say(process, kEnd);
   for (const Process& process : processes) {
-    const std::string ending = ending_of(process, limit);
+    const std::string ending = ending_of(process, limit + kTimeToEnd, stacks);
     if (&process != &victim) endings.push_back(ending);
     ::close(process.socket);
   }
@@ -165,6 +179,7 @@ struct Options {
   std::uint64_t rounds = 12;
   int moment = -1;
   bool verbose = false;
+  bool stacks = false;
 };
 
 bool read_options(int count, char** arguments, Options& options) {
@@ -172,6 +187,10 @@ bool read_options(int count, char** arguments, Options& options) {
     const std::string name = arguments[index];
     if (name == "--verbose") {
       options.verbose = true;
+      continue;
+    }
+    if (name == "--stacks") {
+      options.stacks = true;
       continue;
     }
     if (++index >= count) return false;
@@ -196,7 +215,7 @@ int run(const Options& options) {
   for (std::uint64_t seed = options.first; seed < options.first + options.rounds; ++seed) {
     const Plan plan = plan_of(seed, options.moment);
     ++kills[plan.moment];
-    for (const std::string& ending : play(plan)) {
+    for (const std::string& ending : play(plan, options.stacks)) {
       ++counts[plan.moment][ending];
       const bool well = ending == kEndingNames[kWell];
       bad = bad || !well;
@@ -223,7 +242,8 @@ int main(int count, char** arguments) {
   hvd::ucx_campaign::Options options;
   if (!hvd::ucx_campaign::read_options(count, arguments, options)) {
     std::fprintf(stderr,
-                 "usage: ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose]\n");
+                 "usage: ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] "
+                 "[--stacks]\n");
     return 2;
   }
   try {
