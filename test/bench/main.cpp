@@ -134,6 +134,10 @@ void declare(CLI::App& app, CommandLine& line) {
                "Have malloc keep freed memory, which spares MPI's buffers page faults");
   app.add_flag("--plain-mpi", line.session.plain_mpi,
                "Start MPI with its own defaults instead of hvd's settings");
+  app.add_option(
+         "--init-method", line.session.init_method,
+         "How hvd's ranks meet, for jobs over UCX beside MPI's: file:///path or tcp://host:port")
+      ->type_name("METHOD");
   app.footer("Start it under hvdrun or mpirun. test/bench/README.md says how to read the columns.");
   line.commands = {collectives_command(app), control_command(app), steady_command(app),
                    shapes_command(app)};

@@ -79,17 +79,37 @@ void start_mpi() {
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
 }
 
+/// As hvd does it, which then does not.
+void start_mpi_with_settings_of_hvd() {
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", /*overwrite=*/0);
+  start_mpi();
+}
+
+void join(const std::string& init_method) {
+  if (init_method.empty()) return hvd::init();
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  hvd::init({.init_method = init_method, .rank = rank, .world_size = size});
+}
+
 }  // namespace
 
 Session::Session(const SessionOptions& options) : options_(options) {
   if (options.retain_heap) retain_heap();
-  if (options.plain_mpi) start_mpi();
-  hvd::init();
+  if (options.plain_mpi) {
+    start_mpi();
+  } else if (!options.init_method.empty()) {
+    start_mpi_with_settings_of_hvd();
+  }
+  join(options.init_method);
   rank_ = hvd::rank();
   size_ = hvd::size();
   // A job of one rank needs no MPI, but its peers do.
   if (!mpi_is_active()) start_mpi();
-  started_mpi_ = options.plain_mpi || size_ == 1;
+  started_mpi_ = options.plain_mpi || !options.init_method.empty() || size_ == 1;
   if (size_ > 1 && !mpi_threads_supported()) {
     throw std::runtime_error(
         "this MPI does not provide MPI_THREAD_MULTIPLE, so its collectives cannot be measured "
@@ -153,6 +173,7 @@ Json Session::describe() const {
   description["ranks"] = size_;
   description["ranks_per_host"] = hvd::local_size();
   description["backend"] = backend != nullptr ? backend : "chosen by hvd";
+  description["controller"] = hvd::controller();
   description["mpi"] = library_version();
   description["mpi_threads"] =
       thread_level == MPI_THREAD_MULTIPLE ? "MPI_THREAD_MULTIPLE" : "less than MPI_THREAD_MULTIPLE";

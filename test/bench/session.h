@@ -18,6 +18,9 @@ struct SessionOptions {
   /// The bench starts MPI with MPI's own defaults. Otherwise hvd starts it, with the settings that
   /// hvd prefers.
   bool plain_mpi = false;
+  /// How hvd's ranks find each other (hvd::Options); empty: over MPI. The peers use MPI in any
+  /// case.
+  std::string init_method = {};
 };
 
 /// hvd and MPI, both started, with a communicator for the peers. One per process; not thread-safe.

@@ -109,6 +109,16 @@ TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) {
   expect_ratios_of_16_mib("", {{"mpi", 0.6 * 1.5}, {"raw-staged", 1.15 * 1.5}});
 }
 
+TEST(BenchSmoke, AJobOverUcxIsMeasuredBesideMpi) {
+  const std::string place = temporary_path("place");
+  const Outcome outcome = run_bench(2, "--init-method file://" + place +
+                                           " collectives --kinds allreduce --min 1024 --max 1024 "
+                                           "--budget 0.02 --least 3");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(outcome.document["environment"]["controller"], "ucx") << outcome.output;
+  EXPECT_FALSE(std::filesystem::exists(place));
+}
+
 // Nanoseconds are measured: what is too slow once may have been disturbed, and three times is slow.
 // The target of 1 % is a release's; the tests are lightly optimised, and looks cost twice as much.
 TEST(BenchSmoke, ADeviationCostsAFewSteps) {
