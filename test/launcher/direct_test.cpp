@@ -241,7 +241,8 @@ TEST(Agent, AHostThatSaysNothingEndsTheStart) {
       run_direct({"--start-timeout", "1", "-np", "2", rank_program(), "wait", marker},
                  "localhost:1,mute" + marker + ":1");
   EXPECT_EQ(result.code, 69) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("1 rank (1) did not start within 1.00 s"));
+  // A busy machine may not have started rank 0's supervisor by then either.
+  EXPECT_THAT(result.err, HasSubstr("1) did not start within 1.00 s"));
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
 }
 
