@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/broken_connection.h"
 #include "base/expect.h"
 #include "base/log.h"
 #include "control/validator.h"
@@ -17,7 +18,8 @@ Status status_of(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLostError*>(&error)) {
     return {StatusCode::kPeerLost, lost->what(), lost->rank()};
   }
-  return {StatusCode::kInternal, error.what(), -1};
+  const auto* const broken = dynamic_cast<const BrokenConnection*>(&error);
+  return {StatusCode::kInternal, error.what(), broken != nullptr ? broken->rank() : -1};
 }
 
 }  // namespace

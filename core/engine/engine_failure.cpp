@@ -1,9 +1,13 @@
 // What an engine does by the clock, and how it ends: losses and other causes of failure.
+#include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/log.h"
+#include "base/poll_until.h"
 #include "control/validator.h"
 #include "engine/engine.h"
 #include "hvd/error.h"
@@ -11,6 +15,9 @@
 
 namespace hvd::runtime {
 namespace {
+
+/// From one host to another, and perhaps to a third.
+constexpr auto kTimeToHear = std::chrono::milliseconds(300);
 
 // What the others call the loss of this rank: it ends, or they have given it up while it was
 // stopped or out of reach.
@@ -50,17 +57,39 @@ void Engine::lose(const control::PeerLoss& loss) {
   throw PeerLostError(text, loss.rank);
 }
 
-/// A broken connection is the consequence of a death more often than a fault of its own.
+/// A broken connection is the consequence of a death more often than a fault of its own: of one on
+/// this host, or of one that others have noticed. If nobody knows better, it is that of the peer.
 Status Engine::explained(const Status& cause) {
   if (cause.code == StatusCode::kPeerLost) return cause;
   try {
     const auto loss = control_->find_loss_behind_error();
     if (loss) lose(*loss);
+    if (cause.rank < 0) return cause;
+    if (const auto told = hear_of_failure()) return *told;
+    lose({.rank = cause.rank, .cause = cause.message});
   } catch (const PeerLostError& error) {
     return {StatusCode::kPeerLost, error.what(), error.rank()};
   } catch (const std::exception&) {  // what is known already is the cause, then
   }
   return cause;
+}
+
+/// A rank that ends because it has lost another one has told of that first.
+std::optional<Status> Engine::hear_of_failure() {
+  std::optional<Status> told;
+  const auto heard = [&] {
+    while (const auto message = control_->poll()) {
+      const auto decoded = wire::decode(message->bytes);
+      if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
+      if (told) return true;
+    }
+    return false;
+  };
+  try {
+    poll_until(std::chrono::steady_clock::now() + kTimeToHear, heard);
+  } catch (const std::exception&) {  // that connection has broken too
+  }
+  return told;
 }
 
 void Engine::take_in(const wire::Abort& abort) {

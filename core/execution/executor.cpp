@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/broken_connection.h"
 #include "base/expect.h"
 #include "hvd/error.h"
 
@@ -160,6 +161,8 @@ bool Executor::progress(ChannelQueue& queue) {
       complete(queue, execution);
     } catch (const PeerLostError& error) {
       throw PeerLostError(execution.batch().title() + ": " + error.what(), error.rank());
+    } catch (const BrokenConnection& error) {
+      throw BrokenConnection(execution.batch().title() + ": " + error.what(), error.rank());
     } catch (const std::exception& error) {
       throw Error(execution.batch().title() + ": " + error.what());
     }

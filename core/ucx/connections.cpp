@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/broken_connection.h"
 #include "base/expect.h"
 #include "base/kept_memory.h"
 #include "base/poll_until.h"
@@ -97,11 +98,13 @@ Worker& Connections::worker(Side side) {
 void Connections::raise(const char* what, int peer, Status status) const {
   for (const Side side : kEverySide) {
     if (ended(side)) continue;
-    throw Error(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
-                " failed: " + at(side).worker->describe(status));
+    throw BrokenConnection(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
+                               " failed: " + at(side).worker->describe(status),
+                           peer);
   }
-  throw Error(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
-              " failed: the connections to the other ranks have been closed");
+  throw BrokenConnection(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
+                             " failed: the connections to the other ranks have been closed",
+                         peer);
 }
 
 message::Tag Connections::hello_tag() const noexcept {

@@ -176,6 +176,14 @@ TEST_F(StartTest, ARankThatIsKilledIsNamed) {
   }
 }
 
+// Nobody is on its host who could see it end.
+TEST_F(StartTest, ARankThatIsKilledOnAHostOfItsOwnIsNamed) {
+  start_ranks("kill", at_port(), 3, {{"HVD_TEST_HOSTS", "a,b,c"}});
+  const auto ends = wait_for_all();
+  for (int rank = 0; rank < 2; ++rank)
+    EXPECT_THAT(ends[static_cast<std::size_t>(rank)].output, HasSubstr("PeerLostError 2 "));
+}
+
 TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveCome) {
   for (const std::string& method : {at_port(), in_file()}) {
     for (int rank = 0; rank < 2; ++rank)

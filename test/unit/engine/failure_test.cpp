@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/broken_connection.h"
 #include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
@@ -225,6 +226,70 @@ TEST_F(FailureTest, AnErrorWithADeathBehindItIsThatDeath) {
     EXPECT_EQ(status.rank, 2);
     EXPECT_THAT(status.message, HasSubstr("lost rank 2 (host localhost): it was killed"));
   }
+}
+
+/// What its channels do when they are opened is the test's.
+class OpeningBackend final : public Backend {
+ public:
+  using Open = std::function<void(const ChannelSpec&)>;
+  explicit OpeningBackend(Open open) : open_(std::move(open)) {}
+  std::string_view name() const noexcept override { return "opening"; }
+  int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override {
+    return 1;
+  }
+  std::unique_ptr<Channel> open(const ChannelSpec& spec, Peers& peers) override {
+    open_(spec);
+    throw Error("rank " + std::to_string(peers.rank()) + " goes on");
+  }
+
+ private:
+  const Open open_;
+};
+
+TEST_F(FailureTest, ABrokenConnectionToAnotherHostIsALostRank) {
+  start(2, std::make_shared<OpeningBackend>([](const ChannelSpec&) {
+          throw BrokenConnection("ucx: sending to rank 1 failed", 1);
+        }),
+        {"a", "b"});
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 2; ++rank) operations.push_back(allreduce(rank, "x"));
+  job_->rank(1).step();  // asks for it, and is not seen again
+  job_->run_until(clock_, seconds(1), [&] {
+    job_->rank(0).step();
+    return operations[0].done();
+  });
+  ASSERT_TRUE(operations[0].done());
+  const Status status = operations[0].status();
+  EXPECT_EQ(status.code, StatusCode::kPeerLost) << status.message;
+  EXPECT_EQ(status.rank, 1);
+  EXPECT_THAT(status.message, AllOf(HasSubstr("lost rank 1 (host b)"), HasSubstr("'x'"),
+                                    HasSubstr("ucx: sending to rank 1 failed")));
+}
+
+// Rank 1 ends because rank 2 has, and its connections break as it ends.
+TEST_F(FailureTest, WhoeverHasNoticedALossFirstKnowsBetterThanABrokenConnection) {
+  const auto broken = [](int rank) {
+    return BrokenConnection("the connection to rank " + std::to_string(rank) + " broke", rank);
+  };
+  start(3, std::make_shared<OpeningBackend>([&](const ChannelSpec& spec) {
+          if (spec.set_rank != 0) throw broken(2);
+          for (int round = 0; round < 5; ++round) {
+            job_->rank(1).step();  // fails, and tells of it
+            clock_.advance(milliseconds(2));
+          }
+          throw broken(1);
+        }),
+        {"a", "b", "c"});
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 3; ++rank) operations.push_back(allreduce(rank, "x"));
+  for (int round = 0; round < 20 && !operations[0].done(); ++round) {
+    if (round == 0) job_->rank(2).step();
+    for (int rank = 1; rank >= 0; --rank) job_->rank(rank).step();
+    clock_.advance(milliseconds(1));
+  }
+  ASSERT_TRUE(operations[0].done());
+  EXPECT_EQ(operations[0].status().rank, 2) << operations[0].status().message;
+  EXPECT_THAT(operations[0].status().message, HasSubstr("lost rank 2 (host c)"));
 }
 
 /// Lets a test act inside a step, as another thread could: wherever the runtime asks for the time.
