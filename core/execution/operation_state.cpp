@@ -67,11 +67,13 @@ bool asks_for_the_same(const Submission& what, const Submission& before,
            (a.count == 0 || (a.data == nullptr) == in_parts) && a.shape == b.shape;
   };
   return what.name == request.name && what.parameters == before.parameters &&
-         alike(what.input, before.input) && alike(what.output, before.output) &&
+         alike(what.input, before.input) &&
+         // Of what gathers, `before` has what was allocated for it since.
+         (wire::gathers(request.kind) ? what.allocate_output != nullptr
+                                      : alike(what.output, before.output)) &&
          what.process_set == 0 && before.process_set == 0 && what.group == before.group &&
          what.group_size == before.group_size && what.group_index == before.group_index &&
          what.alone == before.alone && !std::holds_alternative<Alltoall>(what.parameters) &&
-         (what.allocate_output != nullptr || !wire::gathers(request.kind)) &&
          !wire::only_agrees(request.kind) && !overlaps_otherwise(what, before) &&
          in_parts == (request.group_size != before.group_size) && parts_fit(what);
 }

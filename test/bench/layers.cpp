@@ -13,6 +13,7 @@
 #include "bench/stopwatch.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/sync_batch_norm.h"
+#include "layers/layer_exchange.h"
 
 namespace hvd::bench {
 namespace {
@@ -38,6 +39,7 @@ class Layer {
         size_(size),
         joined_(SyncBatchNorm2d(size.channels)),
         local_(torch::nn::BatchNorm2d(size.channels)),
+        exchange_("bench.layer" + std::to_string(size.channels), ProcessSet()),
         forward_row_(torch::zeros({1, forward_values(size) + 1})),
         backward_sums_(torch::zeros({2, size.channels})),
         peer_forward_(static_cast<std::size_t>(forward_values(size))),
@@ -51,10 +53,10 @@ class Layer {
   void run_joined() { run(joined_); }
   void run_local() { run(local_); }
 
-  /// What the layer exchanges, by the same operations.
+  /// What the layer exchanges, as the layer does.
   void run_exchange() {
-    allgather(forward_row_, {.name = "bench.forward"});
-    allreduce_(backward_sums_, {.name = "bench.backward", .op = ReduceOp::kSum});
+    exchange_.gathered(forward_row_);
+    exchange_.summed(backward_sums_);
   }
 
   void run_peer() {
@@ -106,6 +108,7 @@ class Layer {
   SyncBatchNorm2d joined_;
   torch::nn::BatchNorm2d local_;
   torch::Tensor input_, gradient_;
+  libtorch::LayerExchange exchange_;
   torch::Tensor forward_row_, backward_sums_;
   std::vector<float> peer_forward_, peer_backward_;
 };

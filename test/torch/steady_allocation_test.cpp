@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "layers/layer_exchange.h"
 #include "support/count_allocations.h"
 #include "torch/support/torch_test.h"
 
@@ -81,6 +82,21 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
     EXPECT_LE(with_hvd, own) << to_string(options.compression) << ", parameters compared "
                              << (options.check_every ? "in every step" : "now and then");
   }
+}
+
+TEST(SteadyAllocations, ALayersExchangeHasNone) {
+  libtorch::LayerExchange exchange("steady", {});
+  const torch::Tensor row = torch::ones({1, 130});
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t replayed = metrics().locked_operations;
+  for (int i = 0; i < 60; ++i) {
+    const std::uint64_t before = allocations();
+    exchange.gathered(row);
+    exchange.summed(row);
+    least = std::min(least, allocations() - before);
+  }
+  EXPECT_GT(metrics().locked_operations, replayed) << "the schedule has not been locked";
+  EXPECT_EQ(least, 0U);
 }
 
 }  // namespace

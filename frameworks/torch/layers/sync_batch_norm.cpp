@@ -1,12 +1,10 @@
 #include "hvd/torch/sync_batch_norm.h"
 
-#include <c10/util/Synchronized.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include <cstdint>
 #include <ios>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,9 +12,8 @@
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "hvd/torch/operations.h"
 #include "layers/batch_statistics.h"
-#include "operations/operation_tasks.h"
+#include "layers/layer_exchange.h"
 
 namespace hvd {
 namespace libtorch {
@@ -26,24 +23,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Starts it and waits. Alone: fused with gradients it would end when they do.
-torch::Tensor run(Task task) {
-  task.submission.alone = true;
-  return start(std::move(task), Progress::kCaller).wait();
-}
-
-/// The rows of all ranks that have not joined, in rank order.
-torch::Tensor gathered(const torch::Tensor& row, const std::string& name, const ProcessSet& set) {
-  const CollectiveOptions options{.name = name + ".forward", .process_set = set};
-  return run(allgather_task(row, options, options.name, std::make_shared<Gathered>()));
-}
-
-torch::Tensor summed(const torch::Tensor& sums, const std::string& name, const ProcessSet& set) {
-  const AllreduceOptions options{
-      .name = name + ".backward", .op = ReduceOp::kSum, .process_set = set};
-  return run(allreduce_task(sums, options, options.name, Place::kOut));
-}
-
 /// Autograd takes no undefined tensors among its arguments.
 std::optional<torch::Tensor> given(const torch::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
@@ -51,8 +30,7 @@ std::optional<torch::Tensor> given(const torch::Tensor& tensor) {
 
 /// What backward needs besides tensors.
 struct Layer : torch::CustomClassHolder {
-  std::string name;
-  ProcessSet process_set;
+  std::shared_ptr<LayerExchange> exchange;
   double eps = 0;
 };
 using LayerPtr = c10::intrusive_ptr<Layer>;
@@ -65,15 +43,13 @@ struct JoinedBackward : Function<JoinedBackward> {
                                const torch::Tensor& mean, const torch::Tensor& var,
                                const torch::Tensor& count, const LayerPtr& layer,
                                bool wants_input) {
-    context->saved_data["name"] = layer->name;
+    context->saved_data["name"] = layer->exchange->name();
     const Normalization by{
         .mean = mean, .var = var, .weight = weight.value_or(torch::Tensor()), .eps = layer->eps};
     const torch::Tensor own = gradient_sums(gradient, input, by);
     torch::Tensor of_input = torch::empty({0}, input.options());
-    if (wants_input) {
-      of_input =
-          input_gradient(gradient, input, by, summed(own, layer->name, layer->process_set), count);
-    }
+    if (wants_input)
+      of_input = input_gradient(gradient, input, by, layer->exchange->summed(own), count);
     return {of_input, own[0], own[1]};
   }
   static variable_list backward(AutogradContext* context, const variable_list&) {
@@ -115,32 +91,15 @@ struct JoinedForward : Function<JoinedForward> {
   }
 };
 
-/// How many layers of each set have been given a number: by number and members, as numbers of sets
-/// are used again after shutdown() and init(). Thread-safe.
-class LayerCount {
- public:
-  static LayerCount& instance() {
-    static LayerCount count;
-    return count;
-  }
-  std::uint64_t next(const ProcessSet& set) {
-    return named_.withLock([&](auto& named) { return named[{set.id(), set.ranks()}]++; });
-  }
-
- private:
-  c10::Synchronized<std::map<std::pair<int, std::vector<int>>, std::uint64_t>> named_;
-};
-
 }  // namespace
 
 std::string layer_type(std::size_t dimensions) {
   return "SyncBatchNorm" + std::to_string(dimensions) + "d";
 }
 
-const std::string& LayerName::of(const ProcessSet& process_set) {
-  if (name_.empty())
-    name_ = "sync_batch_norm" + std::to_string(LayerCount::instance().next(process_set));
-  return name_;
+const std::shared_ptr<LayerExchange>& LayerExchangeHolder::in(const ProcessSet& process_set) {
+  if (!exchange_) exchange_ = make_layer_exchange(process_set);
+  return exchange_;
 }
 
 void check_layer_set(const ProcessSet& process_set, const std::string& who) {
@@ -198,17 +157,16 @@ torch::Tensor SyncBatchNormImplBase<D, Derived>::forward_joined(const torch::Ten
                                                                 double factor) {
   const torch::Tensor dense = input.contiguous(input.suggest_memory_format());
   const auto layer = c10::make_intrusive<libtorch::Layer>();
-  layer->name = name_.of(process_set_);
-  layer->process_set = process_set_;
+  layer->exchange = exchange_.in(process_set_);
   layer->eps = this->options.eps();
   libtorch::JoinedMoments moments;
   {
     const torch::NoGradGuard no_grad;
-    moments = libtorch::join_moments(
-        libtorch::gathered(libtorch::batch_moments(dense.detach()), layer->name, process_set_));
+    moments =
+        libtorch::join_moments(layer->exchange->gathered(libtorch::batch_moments(dense.detach())));
     // Whoever has two values knows that there are two: on a GPU only the others wait for the count.
     if (dense.numel() < 2 * dense.size(1) && moments.count.template item<double>() < 2) {
-      throw UsageError(libtorch::layer_type(D) + " (" + layer->name +
+      throw UsageError(libtorch::layer_type(D) + " (" + layer->exchange->name() +
                        "): expected more than 1 value per channel on all ranks together when "
                        "training, got " +
                        std::to_string(moments.count.template item<std::int64_t>()));

@@ -304,6 +304,26 @@ TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
       << "the others submit it in parts";
 }
 
+// Where its result went the time before is no part of what is asked for.
+TEST_F(SubmissionCheckTest, AnAllgatherAsksForTheSameWhereverItsResultGoes) {
+  submission_.parameters = Allgather();
+  submission_.output = {};
+  submission_.allocate_output = [](const OutputSizes&) { return TensorView(); };
+  const wire::Request request = runtime::make_request(submission_, sets_, 1);
+  Submission before = submission_;
+  before.output = before.input;
+  before.output.shape = {24};
+  before.output.count = 24;
+  before.allocate_output = nullptr;  // it is called once
+  EXPECT_TRUE(runtime::asks_for_the_same(submission_, before, request));
+  Submission other = submission_;
+  other.input.shape = {2, 3};
+  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+  other = submission_;
+  other.allocate_output = nullptr;
+  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+}
+
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
   submission_.parameters = Allreduce{.postscale = std::nan("")};
   expect_refused("not finite");

@@ -22,20 +22,22 @@ std::string layer_type(std::size_t dimensions);
 /// @throws UsageError when this rank is not in the set
 void check_layer_set(const ProcessSet& process_set, const std::string& who);
 
-/// What a layer's exchanges are called, on every rank of its set. It gets a number when it is first
-/// needed, so that ranks may construct other layers besides. Not thread-safe.
-class LayerName {
- public:
-  LayerName() = default;
-  // A copy is another layer.
-  LayerName(const LayerName&) noexcept {}
-  LayerName& operator=(const LayerName&) noexcept { return *this; }
-  ~LayerName() = default;
+class LayerExchange;
 
-  const std::string& of(const ProcessSet& process_set);
+/// A layer's exchanges with the other ranks of its set. They get a number when they are first
+/// needed, so that ranks may construct other layers besides. Not thread-safe.
+class LayerExchangeHolder {
+ public:
+  LayerExchangeHolder() = default;
+  // A copy is another layer.
+  LayerExchangeHolder(const LayerExchangeHolder&) noexcept {}
+  LayerExchangeHolder& operator=(const LayerExchangeHolder&) noexcept { return *this; }
+  ~LayerExchangeHolder() = default;
+
+  const std::shared_ptr<LayerExchange>& in(const ProcessSet& process_set);
 
  private:
-  std::string name_;
+  std::shared_ptr<LayerExchange> exchange_;
 };
 
 }  // namespace libtorch
@@ -110,7 +112,7 @@ class SyncBatchNormImplBase
   torch::Tensor forward_joined(const torch::Tensor& input, double factor);
 
   ProcessSet process_set_;
-  libtorch::LayerName name_;
+  libtorch::LayerExchangeHolder exchange_;
 };
 
 class SyncBatchNorm1dImpl : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
