@@ -8,9 +8,11 @@
 namespace {
 
 std::atomic<std::uint64_t> allocated{0};
+std::atomic<std::uint64_t> allocated_in_bytes{0};
 
 void* counted(std::size_t bytes, std::size_t alignment) {
   allocated.fetch_add(1);
+  allocated_in_bytes.fetch_add(bytes);
   void* memory =
       alignment > alignof(std::max_align_t)
           ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
@@ -22,6 +24,7 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }  // namespace
 
 std::uint64_t hvd::testing::allocations() noexcept { return allocated.load(); }
+std::uint64_t hvd::testing::allocated_bytes() noexcept { return allocated_in_bytes.load(); }
 
 // In place of the library's: everything in this process goes through them.
 void* operator new(std::size_t bytes) { return counted(bytes, 0); }

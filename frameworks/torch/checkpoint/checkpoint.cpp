@@ -26,7 +26,9 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
   }
   libtorch::CheckpointWriter writer(folder, talk_in(options.process_set, who));
   const std::uint64_t step = writer.begin(state, options.step);
-  writer.write(writer.snapshot(state, step), options.keep);
+  libtorch::Snapshot snapshot;
+  writer.take(state, step, snapshot);
+  writer.write(snapshot, options.keep);
   return step;
 }
 

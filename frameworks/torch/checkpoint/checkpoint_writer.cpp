@@ -35,17 +35,18 @@ std::uint64_t CheckpointWriter::begin(const TrainingState& state,
   return decode_object<std::uint64_t>(said.front());
 }
 
-Snapshot CheckpointWriter::snapshot(const TrainingState& state, std::uint64_t step) const noexcept {
-  Snapshot snapshot{.step = step, .common = {}, .own = {}, .complaint = {}};
+void CheckpointWriter::take(const TrainingState& state, std::uint64_t step,
+                            Snapshot& snapshot) const noexcept {
+  snapshot.step = step;
+  snapshot.complaint.clear();
   try {
-    if (talk_.first()) snapshot.common = encode_items(state, Share::kCommon);
-    snapshot.own = encode_items(state, Share::kOfRank);
+    if (talk_.first()) encode_items(state, Share::kCommon, snapshot.common);
+    encode_items(state, Share::kOfRank, snapshot.own);
   } catch (const c10::Error& error) {
     snapshot.complaint = error.what_without_backtrace();
   } catch (const std::exception& error) {
     snapshot.complaint = error.what();
   }
-  return snapshot;
 }
 
 std::string CheckpointWriter::write_own(const Snapshot& snapshot) {

@@ -19,7 +19,7 @@ struct Snapshot {
   std::string complaint;  ///< why there is none
 };
 
-/// One rank's part in writing checkpoints. begin(), snapshot(), write(), in this order, on every
+/// One rank's part in writing checkpoints. begin(), take(), write(), in this order, on every
 /// rank; write() may be called by another thread. One checkpoint at a time.
 class CheckpointWriter {
  public:
@@ -28,8 +28,9 @@ class CheckpointWriter {
 
   /// Agrees on the step and makes its folder. Collective. @throws as save_checkpoint().
   std::uint64_t begin(const TrainingState& state, std::optional<std::uint64_t> step);
-  /// Local; never throws, since the other ranks are about to write.
-  Snapshot snapshot(const TrainingState& state, std::uint64_t step) const noexcept;
+  /// Local; never throws, since the other ranks are about to write. @param snapshot is filled, in
+  /// the memory that it has
+  void take(const TrainingState& state, std::uint64_t step, Snapshot& snapshot) const noexcept;
   /// Collective. @param keep how many stay; 0: all. @throws as save_checkpoint().
   void write(const Snapshot& snapshot, int keep);
 

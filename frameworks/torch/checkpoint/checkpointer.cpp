@@ -25,6 +25,7 @@ struct Checkpointer::Impl {
   CheckpointWriter writer;
   std::optional<libtorch::TerminationNotice> notice;
   std::optional<std::uint64_t> saved;  ///< the last step that was handed over
+  Snapshot snapshot;                   ///< in the background: its memory, from one to the next
   std::future<void> writing;           ///< last: it waits for the thread, which uses the others
 };
 
@@ -56,6 +57,7 @@ Checkpointer::Checkpointer(std::filesystem::path folder, TrainingState state,
                        .writer = std::move(writer),
                        .notice = {},
                        .saved = {},
+                       .snapshot = {},
                        .writing = {}});
   if (impl_->options.save_on_sigterm) impl_->notice.emplace();
 }
@@ -80,6 +82,7 @@ void Checkpointer::wait() {
 
 std::optional<std::uint64_t> Checkpointer::load(std::optional<std::uint64_t> step) {
   wait();
+  impl_->snapshot = {};  // what is read takes room, too
   libtorch::CheckpointReader reader(impl_->folder, impl_->talk);
   return reader.load(impl_->state, step, /*allow_unused=*/false);
 }
@@ -88,13 +91,15 @@ std::uint64_t Checkpointer::save(std::optional<std::uint64_t> step) {
   wait();
   Impl& impl = *impl_;
   const std::uint64_t agreed = impl.writer.begin(impl.state, step);
-  Snapshot snapshot = impl.writer.snapshot(impl.state, agreed);
-  const auto write = [&impl](const Snapshot& what) { impl.writer.write(what, impl.options.keep); };
   impl.saved.reset();
   if (impl.options.background) {
-    impl.writing = std::async(std::launch::async, write, std::move(snapshot));
+    impl.writer.take(impl.state, agreed, impl.snapshot);
+    impl.writing = std::async(std::launch::async,
+                              [&impl] { impl.writer.write(impl.snapshot, impl.options.keep); });
   } else {
-    write(snapshot);
+    Snapshot snapshot;
+    impl.writer.take(impl.state, agreed, snapshot);
+    impl.writer.write(snapshot, impl.options.keep);
   }
   impl.saved = agreed;
   return agreed;

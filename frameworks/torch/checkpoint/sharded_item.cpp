@@ -7,8 +7,8 @@
 #include "state/sharded_state.h"
 
 namespace hvd::libtorch {
-std::string ShardedOptimizerItem::encode() const {
-  return encode_shard(optimizer_.inner(), optimizer_.encode_part());
+void ShardedOptimizerItem::encode(ObjectWriter& writer) const {
+  encode_shard(writer, optimizer_.inner(), [&] { optimizer_.encode_part(writer); });
 }
 
 std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
@@ -16,7 +16,7 @@ std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
   const std::function<void()> change = item->decode(bytes);
   return [this, item, change] {
     change();
-    optimizer_.forget_part();
+    optimizer_.share_out_anew();
   };
 }
 
@@ -25,7 +25,7 @@ std::function<void()> ShardedOptimizerItem::decode_shards(
   const std::function<void()> change = decode_shards_into(optimizer_.inner(), shards);
   return [this, change] {
     change();
-    optimizer_.forget_part();
+    optimizer_.share_out_anew();
   };
 }
 

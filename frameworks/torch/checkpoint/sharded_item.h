@@ -14,14 +14,13 @@ namespace hvd::libtorch {
 inline constexpr const char* kWholeOptimizer = "optimizer";
 inline constexpr const char* kShardedOptimizer = "sharded optimizer";
 
-/// The part of an optimizer's state that a rank has. It is loaded as a whole, which the next step
-/// shares out.
+/// The part of an optimizer's state that a rank has. It is loaded as a whole, and then shared out.
 class ShardedOptimizerItem final : public StateItem {
  public:
   explicit ShardedOptimizerItem(ShardedOptimizer& optimizer) : optimizer_(optimizer) {}
   std::string kind() const override { return kShardedOptimizer; }
   bool per_rank() const override { return true; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   /// Takes what OptimizerItem has made.
   std::function<void()> decode(std::string_view bytes) override;
   bool takes_shards() const override { return true; }

@@ -21,16 +21,20 @@ std::string names_in(const std::vector<StoredItem>& stored) {
 
 }  // namespace
 
-std::vector<std::string> encode_items(const TrainingState& state, Share share) {
-  std::vector<std::string> parts(1);
+void encode_items(const TrainingState& state, Share share, std::vector<std::string>& parts) {
   Table table;
+  std::size_t next = 1;
   for (const auto& entry : state.entries()) {
     if (entry.item->per_rank() != (share == Share::kOfRank)) continue;
-    parts.push_back(entry.item->encode());
-    table.emplace_back(entry.name, entry.item->kind(), parts.back().size());
+    if (parts.size() <= next) parts.resize(next + 1);
+    ObjectWriter writer(std::move(parts[next]));
+    entry.item->encode(writer);
+    parts[next] = writer.take();
+    table.emplace_back(entry.name, entry.item->kind(), parts[next].size());
+    ++next;
   }
+  parts.resize(next);
   parts.front() = encode_object(table);
-  return parts;
 }
 
 std::vector<StoredItem> items_in(std::string_view file) {

@@ -13,8 +13,8 @@ namespace hvd::libtorch {
 enum class Share { kCommon, kOfRank };
 
 /// The items' bytes, behind a table of names and kinds: what a file consists of. The large parts
-/// are not copied together.
-std::vector<std::string> encode_items(const TrainingState& state, Share share);
+/// are not copied together. @param parts become that, in the memory that they have
+void encode_items(const TrainingState& state, Share share, std::vector<std::string>& parts);
 
 /// One item in the bytes of a file.
 struct StoredItem {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <unordered_map>
 #include <vector>
 
@@ -15,18 +14,13 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/parameters.h"
+#include "operations/archive.h"
 #include "state/optimizer_state.h"
 #include "state/sharded_state.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 namespace {
-
-std::string bytes_of(torch::serialize::OutputArchive& archive) {
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
-}
 
 std::shared_ptr<torch::serialize::InputArchive> archive_of(std::string_view bytes) {
   auto archive = std::make_shared<torch::serialize::InputArchive>();
@@ -98,15 +92,13 @@ torch::Tensor to_tensor(const StoredTensor& stored) {
 
 }  // namespace
 
-std::string ModuleItem::encode() const {
+void ModuleItem::encode(ObjectWriter& writer) const {
   const auto tensors = tensors_of(module_);
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) bytes += name.size() + tensor.nbytes() + 128;
-  ObjectWriter writer;
   writer.reserve(bytes);
   writer.count(tensors.size());
   for (const auto& [name, tensor] : tensors) write_stored(writer, name, tensor);
-  return writer.take();
 }
 
 std::function<void()> ModuleItem::decode(std::string_view bytes) {
@@ -136,8 +128,10 @@ std::function<void()> ModuleItem::decode(std::string_view bytes) {
   };
 }
 
-std::string OptimizerItem::encode() const {
-  return encode_object(std::pair(layout_of(optimizer_), save_optimizer(optimizer_)));
+void OptimizerItem::encode(ObjectWriter& writer) const {
+  writer.reserve(saved_bytes(optimizer_));
+  ObjectCodec<OptimizerLayout>::write(writer, layout_of(optimizer_));
+  writer.string([&] { save_optimizer(optimizer_, writer); });
 }
 
 std::function<void()> OptimizerItem::decode(std::string_view bytes) {
@@ -172,8 +166,9 @@ void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
 
 void StateItem::broadcast(int root_rank, const std::string& name) {
   const bool root = rank() == root_rank;
-  const std::string bytes =
-      broadcast_object(root ? encode() : std::string(), root_rank, {.name = name});
+  ObjectWriter own;
+  if (root) encode(own);
+  const std::string bytes = broadcast_object(own.take(), root_rank, {.name = name});
   std::string error;
   std::function<void()> change;
   try {
@@ -185,10 +180,10 @@ void StateItem::broadcast(int root_rank, const std::string& name) {
   if (change) change();
 }
 
-std::string ScalerItem::encode() const {
+void ScalerItem::encode(ObjectWriter& writer) const {
   torch::serialize::OutputArchive archive;
   scaler_.save(archive);
-  return bytes_of(archive);
+  append(writer, archive);
 }
 
 std::function<void()> ScalerItem::decode(std::string_view bytes) {
@@ -197,10 +192,16 @@ std::function<void()> ScalerItem::decode(std::string_view bytes) {
   return [this, loaded] { scaler_ = *loaded; };
 }
 
-std::string SamplerItem::encode() const {
+/// Not how many samples were drawn: a loader's workers draw ahead.
+std::string SamplerItem::in_common() const {
+  return "epoch " + std::to_string(sampler_.epoch()) + " with " + std::to_string(sampler_.size()) +
+         " samples on each rank";
+}
+
+void SamplerItem::encode(ObjectWriter& writer) const {
   torch::serialize::OutputArchive archive;
   sampler_.save(archive);
-  return bytes_of(archive);
+  append(writer, archive);
 }
 
 std::function<void()> SamplerItem::decode(std::string_view bytes) {
@@ -209,10 +210,10 @@ std::function<void()> SamplerItem::decode(std::string_view bytes) {
   return [this, archive] { sampler_.load(*archive); };
 }
 
-std::string LoaderItem::encode() const {
+void LoaderItem::encode(ObjectWriter& writer) const {
   torch::serialize::OutputArchive archive;
   progress_->save(archive);
-  return bytes_of(archive);
+  append(writer, archive);
 }
 
 std::function<void()> LoaderItem::decode(std::string_view bytes) {
@@ -221,11 +222,11 @@ std::function<void()> LoaderItem::decode(std::string_view bytes) {
   return [this, archive] { progress_->load(*archive); };
 }
 
-std::string GeneratorItem::encode() const {
+void GeneratorItem::encode(ObjectWriter& writer) const {
   at::Generator generator = generator_;
   const std::lock_guard lock(generator.mutex());
   const torch::Tensor state = generator.get_state().cpu().contiguous();
-  return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
+  writer.raw(state.const_data_ptr(), state.nbytes());
 }
 
 std::function<void()> GeneratorItem::decode(std::string_view bytes) {
@@ -255,6 +256,11 @@ std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes,
     const std::lock_guard lock(generator_.mutex());
     generator_.set_current_seed(seed);
   };
+}
+
+void StreamTableItem::encode(ObjectWriter& writer) const {
+  const std::string bytes = table_->encode();
+  writer.raw(bytes.data(), bytes.size());
 }
 
 }  // namespace hvd::libtorch

@@ -21,7 +21,7 @@ class ModuleItem final : public StateItem {
  public:
   explicit ModuleItem(torch::nn::Module& module) : module_(module) {}
   std::string kind() const override { return "model"; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
   void broadcast(int root_rank, const std::string& name) override;
 
@@ -34,7 +34,7 @@ class OptimizerItem final : public StateItem {
  public:
   explicit OptimizerItem(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
   std::string kind() const override { return "optimizer"; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   /// What it returns leaves the optimizer as it was when it throws.
   std::function<void()> decode(std::string_view bytes) override;
   bool takes_shards() const override { return true; }
@@ -49,7 +49,7 @@ class ScalerItem final : public StateItem {
  public:
   explicit ScalerItem(GradScaler& scaler) : scaler_(scaler) {}
   std::string kind() const override { return "scaler"; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
 
  private:
@@ -60,7 +60,8 @@ class SamplerItem final : public StateItem {
  public:
   explicit SamplerItem(DistributedSampler sampler) : sampler_(std::move(sampler)) {}
   std::string kind() const override { return "sampler"; }
-  std::string encode() const override;
+  std::string in_common() const override;
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
 
  private:
@@ -71,7 +72,7 @@ class LoaderItem final : public StateItem {
  public:
   explicit LoaderItem(std::shared_ptr<LoaderProgress> progress) : progress_(std::move(progress)) {}
   std::string kind() const override { return "data loader"; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
 
  private:
@@ -84,7 +85,7 @@ class GeneratorItem final : public StateItem {
   explicit GeneratorItem(at::Generator generator) : generator_(std::move(generator)) {}
   std::string kind() const override { return "random stream"; }
   bool per_rank() const override { return true; }
-  std::string encode() const override;
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
   std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) override;
 
@@ -101,7 +102,7 @@ class StreamTableItem final : public StateItem {
   explicit StreamTableItem(std::shared_ptr<StreamTable> table) : table_(std::move(table)) {}
   std::string kind() const override { return "random streams"; }
   bool per_rank() const override { return true; }
-  std::string encode() const override { return table_->encode(); }
+  void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override {
     return table_->decode(bytes, /*as_new_rank=*/false);
   }

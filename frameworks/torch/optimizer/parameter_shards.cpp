@@ -382,7 +382,7 @@ void ParameterShards::step() {
   if (error) std::rethrow_exception(error);
 }
 
-std::string ParameterShards::encode() {
+void ParameterShards::encode(ObjectWriter& writer) {
   // Before the first step nothing is shared out, and what the optimizer has is the same everywhere.
   const bool whole = shards_.empty();
   if (!whole) absorb_state();
@@ -395,12 +395,12 @@ std::string ParameterShards::encode() {
       for (const Piece& piece : shard.pieces) by_group[piece.group].push_back(piece.plan.parameter);
     }
     States all;
-    if (!whole) return encode_owned(optimizer_, by_group, states_);
+    if (!whole) return encode_owned(writer, optimizer_, by_group, states_);
     if (own) all.swap(optimizer_.state());
     const auto give_back = c10::make_scope_exit([&] {
       if (own) all.swap(optimizer_.state());
     });
-    return encode_owned(optimizer_, by_group, all);
+    return encode_owned(writer, optimizer_, by_group, all);
   }
   std::vector<SavedPiece> saved;
   const auto add = [&](std::size_t p, ElementRange elements, bool cut, const ElementState& state) {
@@ -424,7 +424,7 @@ std::string ParameterShards::encode() {
             element_state_of(*found->second));
     }
   }
-  return encode_pieces(saved);
+  encode_pieces(writer, saved);
 }
 
 void ParameterShards::forget_state() { states_.clear(); }

@@ -12,6 +12,7 @@
 
 #include "hvd/collectives.h"
 #include "hvd/process_set.h"
+#include "hvd/torch/object.h"
 #include "optimizer/element_state.h"
 #include "optimizer/shard_plan.h"
 
@@ -56,8 +57,8 @@ class ParameterShards {
 
   /// What this rank's state takes, in bytes; of types that are not elementwise as they save it.
   std::size_t state_bytes() const;
-  /// This rank's part of the state, for join_parts().
-  std::string encode();
+  /// Appends this rank's part of the state, for join_parts().
+  void encode(ObjectWriter& writer);
   /// Drops it: the optimizer has been given another.
   void forget_state();
 

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <utility>
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
+#include "operations/archive.h"
 #include "optimizer/flat_tensor.h"
 #include "optimizer/substitution.h"
 
@@ -35,6 +35,18 @@ torch::Tensor read_row(ObjectReader& reader, std::int64_t elements) {
                           std::to_string(row.nbytes()));
   reader.raw(row.mutable_data_ptr(), bytes);
   return row;
+}
+
+/// About as many as encode_pieces() appends.
+std::size_t bytes_of(const std::vector<SavedPiece>& pieces) {
+  constexpr std::size_t kBesides = 128;
+  std::size_t bytes = kBesides;
+  for (const SavedPiece& piece : pieces) {
+    bytes += kBesides;
+    for (const torch::Tensor& tensor : piece.state.tensors)
+      bytes += kBesides + (tensor.defined() ? tensor.nbytes() : 0);
+  }
+  return bytes;
 }
 
 using PiecesOfOne = std::vector<const SavedPiece*>;
@@ -119,12 +131,6 @@ std::vector<std::vector<torch::Tensor>> tensors_at(
   return tensors;
 }
 
-void save_to(std::ostringstream& stream, const torch::optim::Optimizer& optimizer) {
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  archive.save_to(stream);
-}
-
 void require_places(const std::vector<std::vector<std::size_t>>& by_group,
                     const torch::optim::Optimizer& optimizer, std::size_t parameters) {
   const bool fits = by_group.size() == optimizer.param_groups().size() &&
@@ -137,8 +143,8 @@ void require_places(const std::vector<std::vector<std::size_t>>& by_group,
 
 }  // namespace
 
-std::string encode_pieces(const std::vector<SavedPiece>& pieces) {
-  ObjectWriter writer;
+void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces) {
+  writer.reserve(bytes_of(pieces));
   writer.count(pieces.size());
   for (const SavedPiece& piece : pieces) {
     writer.count(piece.parameter);
@@ -148,7 +154,6 @@ std::string encode_pieces(const std::vector<SavedPiece>& pieces) {
     writer.count(piece.state.tensors.size());
     for (const torch::Tensor& tensor : piece.state.tensors) write_row(writer, tensor);
   }
-  return writer.take();
 }
 
 std::vector<SavedPiece> decode_pieces(std::string_view bytes) {
@@ -167,24 +172,24 @@ std::vector<SavedPiece> decode_pieces(std::string_view bytes) {
   return pieces;
 }
 
-std::string encode_owned(torch::optim::Optimizer& optimizer,
-                         const std::vector<std::vector<std::size_t>>& by_group,
-                         OptimizerStates& states) {
+void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
+                  const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states) {
+  ObjectCodec<Owned::first_type>::write(writer, by_group);
   std::vector<std::vector<torch::Tensor>> owned = tensors_at(by_group, parameters_of(optimizer));
-  std::ostringstream stream;
-  {
+  writer.string([&] {
     const Substitution substitution(optimizer, owned, states);
-    save_to(stream, optimizer);
-  }
-  return encode_object(Owned(by_group, std::move(stream).str()));
+    torch::serialize::OutputArchive archive;
+    optimizer.save(archive);
+    append(writer, archive);
+  });
 }
 
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
-                                            const std::vector<std::string>& parts) {
+                                            const std::vector<std::string_view>& parts) {
   const std::vector<torch::Tensor> parameters = parameters_of(optimizer);
   if (is_elementwise(optimizer)) {
     std::vector<SavedPiece> pieces;
-    for (const std::string& part : parts) {
+    for (const std::string_view part : parts) {
       for (SavedPiece& piece : decode_pieces(part)) pieces.push_back(std::move(piece));
     }
     const auto states =
@@ -192,7 +197,7 @@ std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
     return [states] { return std::move(*states); };
   }
   const auto owned = std::make_shared<std::vector<Owned>>();
-  for (const std::string& part : parts) {
+  for (const std::string_view part : parts) {
     owned->push_back(decode_object<Owned>(part));
     require_places(owned->back().first, optimizer, parameters.size());
   }

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hvd/torch/object.h"
 #include "optimizer/element_state.h"
 #include "optimizer/shard_plan.h"
 
@@ -26,7 +27,7 @@ struct SavedPiece {
   ElementState state;  ///< of one row each, on the CPU
 };
 
-std::string encode_pieces(const std::vector<SavedPiece>& pieces);
+void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces);
 /// @throws Error for bytes that encode_pieces() has not made
 std::vector<SavedPiece> decode_pieces(std::string_view bytes);
 
@@ -36,15 +37,14 @@ using OptimizerStates =
 /// What a rank has of the state of an optimizer that is not elementwise: of whole parameters, as
 /// the optimizer itself saves them. @param by_group the rank's parameters, by their places
 /// @param states of them, which stay as they are
-std::string encode_owned(torch::optim::Optimizer& optimizer,
-                         const std::vector<std::vector<std::size_t>>& by_group,
-                         OptimizerStates& states);
+void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
+                  const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states);
 
 /// Puts the parts of all ranks together, each from encode_pieces() or encode_owned(), as is the
 /// optimizer's kind. What it returns gives the state by parameter. That of an elementwise optimizer
 /// is complete by then; another is loaded only when it is called, and may throw.
 /// @throws CheckpointError when elements of a parameter are missing, or are there twice
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
-                                            const std::vector<std::string>& parts);
+                                            const std::vector<std::string_view>& parts);
 
 }  // namespace hvd::libtorch

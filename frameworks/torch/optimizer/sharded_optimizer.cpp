@@ -180,6 +180,10 @@ void ShardedOptimizer::refuse_new_parameters() const {
 
 void ShardedOptimizer::prepare() {
   locked(*reducer_, &GradientReducer::synchronize);
+  lay_out();
+}
+
+void ShardedOptimizer::lay_out() {
   shards_->lay_out(locked(*reducer_, units_of, libtorch::is_elementwise(optimizer_),
                           options_.process_set.size()));
 }
@@ -290,9 +294,14 @@ void ShardedOptimizer::set_backward_passes_per_step(int passes) {
   locked(*reducer_, &GradientReducer::set_passes_per_step, passes);
 }
 
-std::string ShardedOptimizer::encode_part() const { return shards_->encode(); }
+void ShardedOptimizer::encode_part(libtorch::ObjectWriter& writer) const {
+  shards_->encode(writer);
+}
 
-void ShardedOptimizer::forget_part() { shards_->forget_state(); }
+void ShardedOptimizer::share_out_anew() {
+  shards_->forget_state();
+  lay_out();
+}
 
 std::size_t ShardedOptimizer::state_bytes() const { return shards_->state_bytes(); }
 

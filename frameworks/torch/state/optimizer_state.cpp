@@ -5,11 +5,12 @@
 #include <torch/serialize.h>
 
 #include <optional>
-#include <sstream>
 #include <typeinfo>
 
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "operations/archive.h"
+#include "optimizer/element_state.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -51,7 +52,14 @@ Optimizer& unwrapped(Optimizer& optimizer) {
   return wrapper == nullptr ? optimizer : wrapper->inner();
 }
 
-std::string save_optimizer(Optimizer& any) {
+std::string save_optimizer(Optimizer& optimizer) {
+  ObjectWriter writer;
+  writer.reserve(saved_bytes(optimizer));
+  save_optimizer(optimizer, writer);
+  return writer.take();
+}
+
+void save_optimizer(Optimizer& any, ObjectWriter& writer) {
   Optimizer& optimizer = unwrapped(any);
   drop_scratch(optimizer);
   torch::serialize::OutputArchive archive;
@@ -59,9 +67,20 @@ std::string save_optimizer(Optimizer& any) {
   torch::serialize::OutputArchive defaults(archive.compilation_unit());
   optimizer.defaults().serialize(defaults);
   archive.write(kDefaultsKey, defaults);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
+  append(writer, archive);
+}
+
+std::size_t saved_bytes(Optimizer& any) {
+  Optimizer& optimizer = unwrapped(any);
+  if (!is_elementwise(optimizer)) return 0;
+  constexpr std::size_t kBesides = 1024;  // of each tensor and parameter: names, shapes, alignment
+  std::size_t bytes = 64 * kBesides;
+  for (const auto& item : optimizer.state()) {
+    bytes += kBesides;
+    for (const torch::Tensor& tensor : element_state_of(*item.second).tensors)
+      bytes += kBesides + (tensor.defined() ? tensor.nbytes() : 0);
+  }
+  return bytes;
 }
 
 void load_optimizer(Optimizer& any, std::string_view bytes) {

@@ -2,11 +2,14 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "hvd/torch/object.h"
 
 namespace hvd::libtorch {
 
@@ -27,6 +30,10 @@ std::string difference(const OptimizerLayout& expected, const OptimizerLayout& g
 
 /// State, options of each group and defaults.
 std::string save_optimizer(torch::optim::Optimizer& optimizer);
+/// Appends the same.
+void save_optimizer(torch::optim::Optimizer& optimizer, ObjectWriter& writer);
+/// About as many bytes, of types whose state is known to hvd; 0 of others.
+std::size_t saved_bytes(torch::optim::Optimizer& optimizer);
 
 /// @throws UsageError when the optimizer's parameters are on several devices; c10::Error when the
 /// bytes are of an optimizer with another layout, which may then have changed.

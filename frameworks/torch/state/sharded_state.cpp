@@ -16,7 +16,7 @@ namespace {
 struct SavedShard {
   OptimizerLayout layout;
   std::string options;
-  std::string part;
+  std::string_view part;
 };
 
 SavedShard read_shard(std::string_view bytes) {
@@ -24,7 +24,9 @@ SavedShard read_shard(std::string_view bytes) {
   SavedShard shard;
   shard.layout = ObjectCodec<OptimizerLayout>::read(reader);
   shard.options = ObjectCodec<std::string>::read(reader);
-  shard.part = ObjectCodec<std::string>::read(reader);
+  const std::size_t size = reader.count(1);
+  shard.part = bytes.substr(bytes.size() - reader.remaining(), size);
+  reader.skip(size);
   finish_reading(reader);
   return shard;
 }
@@ -35,13 +37,13 @@ std::function<void()> decode_shards_into(torch::optim::Optimizer& any,
                                          const std::vector<std::string_view>& shards) {
   torch::optim::Optimizer& optimizer = unwrapped(any);
   const OptimizerLayout own = layout_of(optimizer);
-  std::vector<std::string> parts;
+  std::vector<std::string_view> parts;
   std::string options;
   for (const std::string_view bytes : shards) {
     SavedShard shard = read_shard(bytes);
     const std::string differs = difference(shard.layout, own, "the checkpoint's");
     if (!differs.empty()) throw CheckpointError(differs);
-    parts.push_back(std::move(shard.part));
+    parts.push_back(shard.part);
     if (options.empty()) options = std::move(shard.options);
   }
   return [&any, &optimizer, options, join = join_parts(optimizer, parts)] {
@@ -57,15 +59,16 @@ std::function<void()> decode_shards_into(torch::optim::Optimizer& any,
   };
 }
 
-std::string encode_shard(torch::optim::Optimizer& optimizer, const std::string& part) {
-  OptimizerStates whole;  // loaded, and not shared out yet
-  optimizer.state().swap(whole);
-  const auto give_back = c10::make_scope_exit([&] { optimizer.state().swap(whole); });
-  ObjectWriter writer;
+void encode_shard(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
+                  const std::function<void()>& part) {
   ObjectCodec<OptimizerLayout>::write(writer, layout_of(optimizer));
-  ObjectCodec<std::string>::write(writer, save_optimizer(optimizer));
-  ObjectCodec<std::string>::write(writer, part);
-  return writer.take();
+  writer.string([&] {
+    OptimizerStates whole;  // loaded, and not shared out yet
+    optimizer.state().swap(whole);
+    const auto give_back = c10::make_scope_exit([&] { optimizer.state().swap(whole); });
+    save_optimizer(optimizer, writer);
+  });
+  writer.string(part);
 }
 
 }  // namespace hvd::libtorch

@@ -7,11 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "hvd/torch/object.h"
+
 namespace hvd::libtorch {
 
-/// What one rank saves of a sharded optimizer: type and shapes, options, its part of the state.
-/// @param part from ParameterShards::encode()
-std::string encode_shard(torch::optim::Optimizer& optimizer, const std::string& part);
+/// Appends what one rank saves of a sharded optimizer: type and shapes, options, its part of the
+/// state. @param part appends that, as ParameterShards::encode()
+void encode_shard(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
+                  const std::function<void()>& part);
 
 /// What all ranks have saved, into an optimizer that then has its whole state. Checks it and
 /// changes nothing: that does the function which it returns, which leaves the optimizer as it was

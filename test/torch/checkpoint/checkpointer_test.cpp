@@ -33,6 +33,42 @@ TEST(Checkpointer, WritesInTheBackgroundWhatWasThereWhenItWasTold) {
                        "no complete checkpoint of step 1"));
 }
 
+// The copy of the state is kept from one checkpoint to the next.
+TEST(Checkpointer, TheStateMayGrowAndShrinkBetweenCheckpoints) {
+  const SharedFolder folder;
+  torch::nn::ParameterList model(torch::zeros({8}));
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  std::vector<double> history;
+  torch::Tensor table;
+  TrainingState state;
+  state.model(*model).optimizer(sgd).value("history", history).value("table", table).random();
+  Checkpointer checkpointer(folder.path(), state, {.background = true});
+  const std::vector<std::int64_t> sizes = {1000, 10, 0, 5000, 5000, 7};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    history.assign(static_cast<std::size_t>(sizes[i]), static_cast<double>(i));
+    table = torch::full({sizes[i], 2}, static_cast<double>(i));
+    model[0].set_data(torch::full({sizes[i] + 1}, static_cast<float>(i)));
+    sgd.state().clear();
+    if (i % 2 == 1) {  // there is no state before the first step
+      model[0].mutable_grad() = torch::ones_like(model[0]);
+      sgd.step();
+    }
+    checkpointer.save(i);
+    model[0].set_data(torch::zeros({3}));
+    history.clear();
+  }
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    model[0].set_data(torch::zeros({sizes[i] + 1}));
+    EXPECT_EQ(checkpointer.load(i), i);
+    EXPECT_EQ(history, std::vector<double>(static_cast<std::size_t>(sizes[i]), i));
+    EXPECT_TRUE(torch::equal(table, torch::full({sizes[i], 2}, static_cast<double>(i))));
+    const float stepped = i % 2 == 1 ? 0.1F : 0.0F;
+    EXPECT_TRUE(near(model[0].detach(),
+                     torch::full({sizes[i] + 1}, static_cast<float>(i) - stepped), 1e-6));
+    EXPECT_EQ(sgd.state().size(), i % 2);
+  }
+}
+
 // Reductions and the writing thread's own operations pass each other.
 TEST(Checkpointer, TrainingGoesOnBesideIt) {
   const SharedFolder folder;

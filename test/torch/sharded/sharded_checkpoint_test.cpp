@@ -102,6 +102,27 @@ TEST(ShardedCheckpoint, LoadsAtAnotherNumberOfRanks) {
   remove_process_set(few);
 }
 
+/// By a wrapper that has never stepped, and by one that has: no rank keeps the whole.
+TEST(ShardedCheckpoint, WhatWasLoadedIsSharedOutAtOnce) {
+  const auto make = elementwise_optimizers().at("Adam");
+  const SharedFolder folder;
+  Sharded first(make);
+  first.train(0, 3);
+  save_checkpoint(folder.path(), first.state());
+  std::size_t saved = 0;
+  for (const std::size_t bytes : allgather_object(first.wrapper.state_bytes())) saved += bytes;
+  for (const int steps : {0, 3}) {
+    Sharded second(make);
+    second.train(0, steps);
+    load_checkpoint(folder.path(), second.state());
+    EXPECT_TRUE(second.inner->state().empty()) << steps;
+    std::size_t all = 0;
+    for (const std::size_t bytes : allgather_object(second.wrapper.state_bytes())) all += bytes;
+    EXPECT_EQ(all, saved) << steps;
+    second.train(3, 6);
+  }
+}
+
 /// What was loaded, and what nobody has stepped, can be saved at once.
 TEST(ShardedCheckpoint, IsSavedBeforeTheFirstStep) {
   for (const auto& [name, make] : elementwise_optimizers()) {

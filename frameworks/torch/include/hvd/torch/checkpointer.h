@@ -38,8 +38,10 @@ class Checkpointer {
   /// As load_checkpoint(), after wait(). @return the step, nullopt if there is none
   std::optional<std::uint64_t> load(std::optional<std::uint64_t> step = std::nullopt);
 
-  /// As save_checkpoint(). In the background: waits for the one before, copies the state (which
-  /// takes as much memory again, in the host's) and returns; training may go on at once.
+  /// As save_checkpoint(). In the background: waits for the one before, copies the state and
+  /// returns; training may go on at once. The copy takes as much of the host's memory as this rank
+  /// writes (of a model its first rank only), which stays for the next one until load() or the
+  /// destructor, since memory that is new costs more than the copy itself.
   /// @return the step
   /// @throws as save_checkpoint(), also what went wrong in the background since the last call:
   /// nothing is saved then

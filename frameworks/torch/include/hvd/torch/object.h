@@ -31,6 +31,10 @@ namespace libtorch {
 /// Appends an object's bytes.
 class ObjectWriter {
  public:
+  ObjectWriter() = default;
+  /// Into the memory of `used`, whose contents are dropped.
+  explicit ObjectWriter(std::string used) : bytes_(std::move(used)) { bytes_.clear(); }
+
   void raw(const void* data, std::size_t bytes) {
     bytes_.append(static_cast<const char*>(data), bytes);
   }
@@ -38,7 +42,21 @@ class ObjectWriter {
     const auto wide = static_cast<std::uint64_t>(n);
     raw(&wide, sizeof(wide));
   }
-  void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
+  /// Room for so many more.
+  void reserve(std::size_t bytes) {
+    // Memory that is too small goes before the new comes, since it may be as large as a model.
+    if (bytes_.empty() && bytes_.capacity() < bytes) std::string().swap(bytes_);
+    bytes_.reserve(bytes_.size() + bytes);
+  }
+  /// What `write` appends, as a string: behind its length, which need not be known before.
+  template <class Write>
+  void string(const Write& write) {
+    const std::size_t begin = bytes_.size();
+    count(0);
+    write();
+    const auto length = static_cast<std::uint64_t>(bytes_.size() - begin - sizeof(std::uint64_t));
+    std::memcpy(bytes_.data() + begin, &length, sizeof(length));
+  }
   std::string take() { return std::move(bytes_); }
 
  private:

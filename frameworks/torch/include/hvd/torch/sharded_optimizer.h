@@ -23,6 +23,7 @@
 namespace hvd {
 
 namespace libtorch {
+class ObjectWriter;
 class ParameterShards;
 class ShardedOptimizerItem;
 }  // namespace libtorch
@@ -124,6 +125,8 @@ class ShardedOptimizer {
   void refuse_new_parameters() const;
   /// Reduces, and shares out what is to be updated, if that is not as it was.
   void prepare();
+  /// The second half of it.
+  void lay_out();
   torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
   /// What step() does besides the update.
   void end_step();
@@ -133,10 +136,10 @@ class ShardedOptimizer {
   bool all_finite(const torch::Tensor& unscaled) const;
   /// Changes whenever the gradients change.
   std::uint64_t gradients_version() const;
-  /// This rank's part of the state, to be saved.
-  std::string encode_part() const;
-  /// The optimizer has been given another state, all of it.
-  void forget_part();
+  /// Appends this rank's part of the state, to be saved.
+  void encode_part(libtorch::ObjectWriter& writer) const;
+  /// The optimizer has been given another state, all of it, on every rank.
+  void share_out_anew();
 
   torch::optim::Optimizer& optimizer_;
   const DistributedOptimizerOptions options_;

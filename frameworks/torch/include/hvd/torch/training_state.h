@@ -37,7 +37,10 @@ class StateItem {
   virtual std::string kind() const = 0;
   /// Each rank has its own; otherwise the first rank's is everybody's.
   virtual bool per_rank() const { return false; }
-  virtual std::string encode() const = 0;
+  /// What ranks that save it together must have in common, for people; empty: nothing is compared.
+  virtual std::string in_common() const { return {}; }
+  /// Appends its bytes.
+  virtual void encode(ObjectWriter& writer) const = 0;
   /// Takes what encode() has made. Checks it and changes nothing: that does the function which it
   /// returns, which must not fail for what decode() could have noticed. @throws what a user should
   /// read.
@@ -64,7 +67,7 @@ class ValueItem final : public StateItem {
  public:
   explicit ValueItem(T& value) : value_(value) {}
   std::string kind() const override { return std::string("value ") + typeid(T).name(); }
-  std::string encode() const override { return encode_object<T>(value_); }
+  void encode(ObjectWriter& writer) const override { ObjectCodec<T>::write(writer, value_); }
   std::function<void()> decode(std::string_view bytes) override {
     auto decoded = std::make_shared<T>(decode_object<T>(bytes));
     return [this, decoded] { value_ = std::move(*decoded); };
@@ -100,7 +103,7 @@ class TrainingState {
   /// That of the wrapped optimizer.
   TrainingState& optimizer(DistributedOptimizer& optimizer, const std::string& name = "optimizer");
   /// Each rank saves its part of the state. Loads what was saved of any optimizer of the same type,
-  /// sharded or not, at any number of ranks; until the next step() each rank then has all of it.
+  /// sharded or not, at any number of ranks; while it loads each rank has all of it.
   TrainingState& optimizer(ShardedOptimizer& optimizer, const std::string& name = "optimizer");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
   /// Epoch, and how many samples of it all ranks have drawn; goes on at any number of ranks.
