@@ -63,7 +63,7 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
   groups_ = std::make_unique<libtorch::GroupMirror>(optimizer, *this);
   const bool averaging = options_.op == ReduceOp::kAverage;
   LiveOptimizers& live = LiveOptimizers::instance();
-  live.add(optimizer, named, averaging);
+  live.add(optimizer, named, averaging, kWho);
   try {
     reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
         std::move(named), libtorch::reduction_of(options_, live.next_scope(options_.process_set)),
@@ -247,7 +247,7 @@ void DistributedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
     optimizer_.add_param_group(group);
     named = names_with(names);
     all = libtorch::name_parameters(optimizer_, named, options_.groups, kWho);
-    LiveOptimizers::instance().extend(optimizer_, all);
+    LiveOptimizers::instance().extend(optimizer_, all, kWho);
   } catch (const c10::Error& error) {
     complaint =
         std::string("DistributedOptimizer::add_param_group: ") + error.what_without_backtrace();

@@ -162,10 +162,10 @@ void GradientExchange::raise_if_error() {
     if (parameters_[i].release() && written == nullptr) written = &parameters_[i].name();
   }
   if (written == nullptr) return;
-  throw UsageError("DistributedOptimizer: the gradient of '" + *written +
+  throw UsageError(std::string(how_.who) + ": the gradient of '" + *written +
                    "' was written to or replaced between backward() and step(), while it was being "
                    "reduced over the ranks; " +
-                   right_order() +
+                   right_order(how_.who) +
                    "; what is to be changed before it is reduced, change after a backward() under "
                    "no_sync()");
 }

@@ -29,23 +29,23 @@ c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
 }
 
 void GuardedGradient::refuse_while_guarded() const {
-  const std::string* const parameter = guarded_for_.load();
+  const GuardedParameter* const parameter = guarded_for_.load();
   if (parameter == nullptr) return;
   // An operator's copy, such as detach()'s in Module::zero_grad(), below autograd. What is done
   // with that is seen in the version.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError(
-      "DistributedOptimizer: the gradient of '" + *parameter +
+      std::string(parameter->wrapper) + ": the gradient of '" + parameter->name +
       "' was asked for its data() between backward() and step(), while it is being reduced over "
       "the ranks "
       "(clip_grad_norm_() and clip_grad_value_() do so, and the step() of a wrapped optimizer); " +
-      right_order());
+      right_order(parameter->wrapper));
 }
 
-std::string right_order() {
+std::string right_order(const std::string& wrapper) {
   return "expected backward(); then synchronize(), or the clip_grad_norm_() or clip_grad_value_() "
-         "of the DistributedOptimizer, after which "
-         "gradients are final; then the step() of the DistributedOptimizer";
+         "of the " +
+         wrapper + ", after which gradients are final; then the step() of the " + wrapper;
 }
 
 }  // namespace hvd::libtorch

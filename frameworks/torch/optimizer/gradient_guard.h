@@ -8,6 +8,12 @@
 
 namespace hvd::libtorch {
 
+/// Whose gradient is guarded, for messages.
+struct GuardedParameter {
+  std::string name = {};
+  const char* wrapper = "DistributedOptimizer";  ///< the class that reduces it
+};
+
 /// A dense gradient that does not let `data()` take it while guarded. That is how LibTorch's
 /// clip_grad_norm_() and clip_grad_value_() and the step() of some optimizers reach it, and what
 /// they write there no version counter shows; an ordinary operation counts up `_version()`.
@@ -26,8 +32,8 @@ class GuardedGradient final : public c10::TensorImpl {
     return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl());
   }
 
-  /// @param parameter its name, which must live until release()
-  void guard(const std::string& parameter) noexcept { guarded_for_.store(&parameter); }
+  /// @param parameter must live until release()
+  void guard(const GuardedParameter& parameter) noexcept { guarded_for_.store(&parameter); }
   void release() noexcept { guarded_for_.store(nullptr); }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -38,11 +44,11 @@ class GuardedGradient final : public c10::TensorImpl {
  private:
   void refuse_while_guarded() const;
 
-  std::atomic<const std::string*> guarded_for_ = nullptr;
+  std::atomic<const GuardedParameter*> guarded_for_ = nullptr;
 };
 
 /// What to do instead of touching a gradient between backward() and step(): the end of an error
-/// message.
-std::string right_order();
+/// message. @param wrapper the class that reduces gradients
+std::string right_order(const std::string& wrapper);
 
 }  // namespace hvd::libtorch

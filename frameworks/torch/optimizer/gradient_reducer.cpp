@@ -14,8 +14,8 @@ namespace {
 using torch::autograd::variable_list;
 using Parameters = std::vector<ReducedParameter>;
 
-Parameters in_scope(Parameters parameters, const std::string& scope) {
-  for (ReducedParameter& parameter : parameters) parameter.set_scope(scope);
+Parameters in_scope_of(Parameters parameters, const GradientReduction& how) {
+  for (ReducedParameter& parameter : parameters) parameter.set_scope(how);
   return parameters;
 }
 
@@ -55,7 +55,7 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
     : how_(std::move(how)),
       no_sync_depth_(std::move(no_sync_depth)),
       known_(identities_of(parameters)),
-      parameters_(in_scope(std::move(parameters), how_.scope)),
+      parameters_(in_scope_of(std::move(parameters), how_)),
       hooks_(tensors_of(parameters_)),
       readiness_(parameters_.size(), passes_per_step,
                  [this](std::size_t i) { return parameters_[i].active(); }),
@@ -115,7 +115,8 @@ void GradientReducer::remove_hooks() noexcept {
 void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
   throw UsageError(
-      "DistributedOptimizer: backward(create_graph = true) reached parameter '" + parameter.name() +
+      std::string(how_.who) + ": backward(create_graph = true) reached parameter '" +
+      parameter.name() +
       "', whose gradient would be reduced and lose its graph; expected a backward() without "
       "create_graph; compute what needs the graph with "
       "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
@@ -130,7 +131,7 @@ void GradientReducer::before_accumulate(std::size_t index) {
   if (!parameter.has_gradient()) readiness_.forget_passes(index);
   if (!readiness_.handed_over(index)) return;
   // Nothing has been added yet: the gradient that is being reduced stays intact.
-  throw UsageError("DistributedOptimizer: backward() reached parameter '" + parameter.name() +
+  throw UsageError(std::string(how_.who) + ": backward() reached parameter '" + parameter.name() +
                    "' again after its gradient was handed over for this step (expected " +
                    std::to_string(readiness_.passes_per_step()) +
                    " backward pass(es) per step); call step() or zero_grad() first, raise "
@@ -236,13 +237,11 @@ void GradientReducer::abandon() {
 void GradientReducer::warn_of_dropped() {
   constexpr int kSuspicious = 5;
   if (++dropped_in_a_row_ != kSuspicious) return;
-  TORCH_WARN("DistributedOptimizer: gradients were reduced over the ranks and then dropped ",
-             kSuspicious,
-             " times in a row, without a step() or synchronize() of this DistributedOptimizer. If "
-             "parameters are updated all the same, every rank updates "
-             "its own with gradients of its own: call step() of the DistributedOptimizer, not of "
-             "the optimizer that it wraps. (",
-             how_.scope, ")");
+  TORCH_WARN(how_.who, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
+             " times in a row, without a step() or synchronize() of this ", how_.who,
+             ". If parameters are updated all the same, every rank updates "
+             "its own with gradients of its own: call step() of the ",
+             how_.who, ", not of the optimizer that it wraps. (", how_.scope, ")");
 }
 
 void GradientReducer::discard() {

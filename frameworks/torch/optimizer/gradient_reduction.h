@@ -20,7 +20,8 @@ enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
 
 /// How gradients are reduced. The same for all of one optimizer.
 struct GradientReduction {
-  std::string scope = {};  ///< goes before every name that ranks agree on
+  const char* who = "DistributedOptimizer";  ///< the user's class, which begins messages
+  std::string scope = {};                    ///< goes before every name that ranks agree on
   ReduceOp op = ReduceOp::kAverage;
   double prescale = 1;
   double postscale = 1;

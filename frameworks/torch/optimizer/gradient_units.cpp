@@ -148,7 +148,7 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   }
   if (!agreement_.on_all_ranks(complete, "buckets")) {
     if (!complete)
-      TORCH_WARN("DistributedOptimizer (", how_.scope,
+      TORCH_WARN(how_.who, " (", how_.scope,
                  "): no memory for buckets; all ranks go on without them");
     state_ = State::kRefused;
     return false;

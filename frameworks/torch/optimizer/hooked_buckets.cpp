@@ -48,7 +48,7 @@ void HookedBuckets::start(std::size_t index, GradientUnit& unit,
   bucket.process_set = how_.process_set;
   started.finish = how_.hook(bucket);
   if (!started.finish) {
-    throw UsageError("DistributedOptimizer: gradient_hook returned nothing for " + bucket.name +
+    throw UsageError(std::string(how_.who) + ": gradient_hook returned nothing for " + bucket.name +
                      "; expected a function that returns the reduced gradients");
   }
   started_.push_back(std::move(started));
@@ -78,7 +78,7 @@ void HookedBuckets::drop() { finish_all(false); }
 void HookedBuckets::take_over(const Started& started, const torch::Tensor& result) const {
   const BucketGradients& bucket = started.bucket;
   if (!result.defined() || result.numel() != bucket.values.numel()) {
-    throw UsageError("DistributedOptimizer: gradient_hook: expected " +
+    throw UsageError(std::string(how_.who) + ": gradient_hook: expected " +
                      std::to_string(bucket.values.numel()) + " reduced gradients of " +
                      bucket.name + ", got " +
                      (result.defined() ? std::to_string(result.numel()) : "an undefined tensor"));

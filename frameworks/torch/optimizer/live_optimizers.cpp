@@ -12,37 +12,40 @@ LiveOptimizers& LiveOptimizers::instance() {
 }
 
 void LiveOptimizers::State::own(const Optimizer& optimizer,
-                                std::span<const ReducedParameter> parameters) {
+                                std::span<const ReducedParameter> parameters,
+                                const std::string& who) {
   for (const auto& parameter : parameters) {
     const auto owner = owners.find(parameter.tensor().unsafeGetTensorImpl());
     if (owner == owners.end() || owner->second == &optimizer) continue;
-    throw UsageError("DistributedOptimizer: parameter '" + parameter.name() +
-                     "' belongs to another DistributedOptimizer, of another optimizer, so its "
-                     "gradient would be reduced twice; expected each parameter in one "
-                     "DistributedOptimizer at a time; destroy the first one before, or give each "
-                     "its own parameters");
+    throw UsageError(
+        who + ": parameter '" + parameter.name() +
+        "' belongs to another DistributedOptimizer or ShardedOptimizer, of another "
+        "optimizer, so its gradient would be reduced twice; expected each parameter in "
+        "one of them at a time; destroy the first one before, or give each its own "
+        "parameters");
   }
   for (const auto& parameter : parameters)
     owners.emplace(parameter.tensor().unsafeGetTensorImpl(), &optimizer);
 }
 
 void LiveOptimizers::add(const Optimizer& optimizer, std::span<const ReducedParameter> parameters,
-                         bool averaging) {
+                         bool averaging, const std::string& who) {
   state_.withLock([&](State& state) {
     if (state.wrapped.contains(&optimizer)) {
       throw UsageError(
-          "DistributedOptimizer: this optimizer is wrapped by another DistributedOptimizer "
+          who +
+          ": this optimizer is wrapped by another DistributedOptimizer or ShardedOptimizer "
           "already, so every gradient would be reduced twice; destroy the first one before");
     }
-    state.own(optimizer, parameters);
+    state.own(optimizer, parameters, who);
     state.wrapped.insert(&optimizer);
     state.averaging += averaging ? 1 : 0;
   });
 }
 
 void LiveOptimizers::extend(const Optimizer& optimizer,
-                            std::span<const ReducedParameter> parameters) {
-  state_.withLock([&](State& state) { state.own(optimizer, parameters); });
+                            std::span<const ReducedParameter> parameters, const std::string& who) {
+  state_.withLock([&](State& state) { state.own(optimizer, parameters, who); });
 }
 
 void LiveOptimizers::shrink(const Optimizer& optimizer, std::span<const torch::Tensor> parameters) {

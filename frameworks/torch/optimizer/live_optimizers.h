@@ -18,21 +18,22 @@
 
 namespace hvd::libtorch {
 
-/// What the DistributedOptimizers of a process must know of each other. Thread-safe.
+/// What the DistributedOptimizers and ShardedOptimizers of a process must know of each other.
+/// Thread-safe.
 class LiveOptimizers {
  public:
   /// Of this process.
   static LiveOptimizers& instance();
 
-  /// @param averaging whether gradients are averaged, not summed
+  /// @param averaging whether gradients are averaged, not summed  @param who begins messages
   /// @throws UsageError when the optimizer or one of its parameters is here already; nothing is
   /// changed then.
   void add(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
-           bool averaging);
+           bool averaging, const std::string& who);
   /// One that is here gets more parameters; those that it has do not matter. @throws UsageError
   /// when one belongs to another; nothing is changed then.
   void extend(const torch::optim::Optimizer& optimizer,
-              std::span<const ReducedParameter> parameters);
+              std::span<const ReducedParameter> parameters, const std::string& who);
   /// Its parameters are these and no more.
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// With the same `averaging`.
@@ -53,8 +54,8 @@ class LiveOptimizers {
     std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed;
     int averaging = 0;
 
-    void own(const torch::optim::Optimizer& optimizer,
-             std::span<const ReducedParameter> parameters);
+    void own(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
+             const std::string& who);
   };
 
   c10::Synchronized<State> state_;

@@ -208,7 +208,8 @@ std::string who_differs(const std::vector<std::int64_t>& values, const std::vect
 
 ParameterCheck::ParameterCheck(const GradientReduction& how, std::vector<std::string> names,
                                std::vector<torch::Tensor> parameters)
-    : scope_(how.scope),
+    : who_(how.who),
+      scope_(how.scope),
       every_(how.check_every),
       set_(how.process_set),
       average_(how.op == ReduceOp::kAverage),
@@ -349,17 +350,18 @@ void ParameterCheck::compare(std::span<const float> reduced) {
                                 ? "before the first update"
                                 : "after " + std::to_string(cycle) + " reductions of gradients";
   throw DivergedError(
-      "DistributedOptimizer (" + scope_ + "): " + after +
-      " the parameters of the ranks are not the same: " + difference +
-      "; expected equal parameters on every rank. What is usually forgotten: " +
+      who_ + " (" + scope_ + "): " + after + " the parameters of the ranks are not the same: " +
+      difference + "; expected equal parameters on every rank. What is usually forgotten: " +
       (cycle == 0 ? "broadcast_parameters() before training, or after a checkpoint was loaded on "
-                    "one rank; step() of the DistributedOptimizer, instead of that "
-                    "of the optimizer it wraps"
+                    "one rank; step() of the " +
+                        who_ + ", instead of that of the optimizer it wraps"
                   : "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() "
-                    "of the DistributedOptimizer, instead of that "
-                    "of the optimizer it wraps; a step() or a change of the learning rate that one "
-                    "rank skips; broadcast_parameters() and "
-                    "broadcast_optimizer_state() from the rank that join() returns, after it") +
+                    "of the " +
+                        who_ +
+                        ", instead of that of the optimizer it wraps; a step() or a change of the "
+                        "learning rate that one "
+                        "rank skips; broadcast_parameters() and "
+                        "broadcast_optimizer_state() from the rank that join() returns, after it") +
       ". (check_every, HVD_CHECK_EVERY)");
 }
 

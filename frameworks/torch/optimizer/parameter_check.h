@@ -61,6 +61,7 @@ class ParameterCheck {
   bool codes_differ(std::span<const float> reduced) const;
   std::string first_difference() const;
 
+  const std::string who_;
   const std::string scope_;
   const int every_;
   const ProcessSet set_;

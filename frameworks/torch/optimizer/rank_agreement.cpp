@@ -70,6 +70,7 @@ void RankAgreement::compare_parameters() {
 }
 
 void RankAgreement::throw_first_difference() const {
+  const std::string who = how_.who;
   std::vector<Description> own;
   for (const ReducedParameter& parameter : parameters_) {
     if (parameter.active())
@@ -83,12 +84,11 @@ void RankAgreement::throw_first_difference() const {
     for (const auto& [name, value] : options) {
       const std::int64_t first = all_options.front().second.at(name);
       if (value == first) continue;
-      throw MismatchError("DistributedOptimizer (" + how_.scope + "): the option " + name +
-                          " differs: rank " + std::to_string(all_options.front().first) + " has " +
+      throw MismatchError(who + " (" + how_.scope + "): the option " + name + " differs: rank " +
+                          std::to_string(all_options.front().first) + " has " +
                           std::to_string(first) + ", rank " + std::to_string(rank) + " has " +
-                          std::to_string(value) +
-                          "; expected the same DistributedOptimizerOptions and the same HVD_ "
-                          "variables on every rank");
+                          std::to_string(value) + "; expected the same " + who +
+                          "Options and the same HVD_ variables on every rank");
     }
   }
   const auto all =
@@ -98,16 +98,15 @@ void RankAgreement::throw_first_difference() const {
   for (const auto& [other_rank, other] : all) {
     for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
       if (i < first.size() && i < other.size() && first[i] == other[i]) continue;
-      throw MismatchError("DistributedOptimizer (" + how_.scope + "): parameter " +
-                          std::to_string(i) + " differs: rank " + std::to_string(first_rank) + " " +
-                          text_of(first, i) + ", rank " + std::to_string(other_rank) + " " +
-                          text_of(other, i) +
+      throw MismatchError(who + " (" + how_.scope + "): parameter " + std::to_string(i) +
+                          " differs: rank " + std::to_string(first_rank) + " " + text_of(first, i) +
+                          ", rank " + std::to_string(other_rank) + " " + text_of(other, i) +
                           "; expected the same parameters that require grad, in the same order, on "
                           "every rank; build the same model and freeze the "
                           "same layers everywhere");
     }
   }
-  throw MismatchError("DistributedOptimizer (" + how_.scope +
+  throw MismatchError(who + " (" + how_.scope +
                       "): the ranks' parameters differ; expected the same on every rank");
 }
 

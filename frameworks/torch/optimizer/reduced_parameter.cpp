@@ -49,7 +49,7 @@ torch::Tensor sample_of(const torch::Tensor& coo) {
 void ReducedParameter::guard() {
   torch::Tensor& gradient = parameter_.mutable_grad();
   if (!gradient.defined()) return;
-  refuse_graph(gradient, name_);
+  refuse_graph(gradient, name());
   if (gradient.layout() == torch::kSparse) {
     sample_ = sample_of(gradient);
   } else if (gradient.layout() == torch::kStrided) {
@@ -57,7 +57,7 @@ void ReducedParameter::guard() {
       unguarded_ = gradient;
       gradient = GuardedGradient::of(gradient);
     }
-    GuardedGradient::find(gradient)->guard(name_);
+    GuardedGradient::find(gradient)->guard(self_);
     version_ = gradient._version();
   } else {
     return;

@@ -11,6 +11,7 @@
 
 #include "hvd/collectives.h"
 #include "operations/sparse.h"
+#include "optimizer/gradient_guard.h"
 #include "optimizer/gradient_reduction.h"
 
 namespace hvd::libtorch {
@@ -25,11 +26,15 @@ class ReducedParameter {
  public:
   /// @param name as the user calls it  @param group index of the user's group, or -1
   ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
-      : name_(std::move(name)), group_(group), parameter_(std::move(parameter)) {}
+      : self_{.name = std::move(name)}, group_(group), parameter_(std::move(parameter)) {}
 
-  /// What goes before the name that the ranks agree on. To be set before anything is sent.
-  void set_scope(const std::string& scope) { label_ = scope + "." + name_; }
-  const std::string& name() const noexcept { return name_; }
+  /// What goes before the name that the ranks agree on, and before messages. To be set before
+  /// anything is sent.
+  void set_scope(const GradientReduction& how) {
+    label_ = how.scope + "." + name();
+    self_.wrapper = how.who;
+  }
+  const std::string& name() const noexcept { return self_.name; }
   /// As ranks agree on it.
   const std::string& label() const noexcept { return label_; }
   int group() const noexcept { return group_; }
@@ -93,7 +98,7 @@ class ReducedParameter {
   Submission prepare_dense(const GradientReduction& how);
   std::vector<Submission> prepare_sparse(const GradientReduction& how);
 
-  std::string name_;
+  GuardedParameter self_;
   std::string label_;
   int group_;
   torch::Tensor parameter_;

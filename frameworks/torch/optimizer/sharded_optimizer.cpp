@@ -132,7 +132,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
       throw UsageError("ShardedOptimizer: op: expected average or sum, got adasum");
     refuse_unshardable(optimizer);
     named = libtorch::name_parameters(optimizer, parameters, {}, kSharded);
-    live.add(optimizer, named, averaging);
+    live.add(optimizer, named, averaging, kSharded);
     added = true;
   } catch (const std::exception& error) {
     complaint = error.what();
@@ -144,6 +144,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
     shards_ = std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope,
                                                 options_.process_set);
     libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
+    how.who = kSharded;
     how.sharded = libtorch::is_elementwise(optimizer);
     reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
         std::move(named), std::move(how), options_.backward_passes_per_step));

@@ -113,7 +113,7 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
     refuse_result(parameter, i);
     if (!parameter.requires_grad() && !parameter.grad().defined()) continue;
     reduced.emplace_back(std::to_string(reduced.size()), parameter);
-    reduced.back().set_scope(how.scope);
+    reduced.back().set_scope(how);
     std::vector<Submission> own = reduced.back().prepare(how);
     std::move(own.begin(), own.end(), std::back_inserter(submissions));
   }

@@ -22,47 +22,49 @@ class LiveOptimizersTest : public ::testing::Test {
 };
 
 TEST_F(LiveOptimizersTest, AnOptimizerIsWrappedOnceAtATime) {
-  live.add(first, only_a, false);
-  const std::string wrapped = message_of<UsageError>([&] { live.add(first, only_b, false); });
+  live.add(first, only_a, false, "Wrapper");
+  const std::string wrapped =
+      message_of<UsageError>([&] { live.add(first, only_b, false, "Wrapper"); });
   EXPECT_TRUE(contains(wrapped, "wrapped by another DistributedOptimizer")) << wrapped;
   live.remove(first, false);
-  EXPECT_NO_THROW(live.add(first, only_b, false));
+  EXPECT_NO_THROW(live.add(first, only_b, false, "Wrapper"));
 }
 
 TEST_F(LiveOptimizersTest, AParameterIsInOneAtATime) {
-  live.add(first, only_a, false);
-  const std::string owned = message_of<UsageError>([&] { live.add(second, both, false); });
+  live.add(first, only_a, false, "Wrapper");
+  const std::string owned =
+      message_of<UsageError>([&] { live.add(second, both, false, "Wrapper"); });
   EXPECT_TRUE(contains(owned, "parameter 'a' belongs to another")) << owned;
-  EXPECT_NO_THROW(live.add(second, only_b, false)) << "a refused optimizer owns nothing";
+  EXPECT_NO_THROW(live.add(second, only_b, false, "Wrapper")) << "a refused optimizer owns nothing";
   live.remove(second, false);
   live.remove(first, false);
-  EXPECT_NO_THROW(live.add(second, both, false));
+  EXPECT_NO_THROW(live.add(second, both, false, "Wrapper"));
 }
 
 TEST_F(LiveOptimizersTest, OnlyTheParametersOfTheOptimizerThatGoesAreFree) {
-  live.add(first, only_a, false);
-  live.add(second, only_b, false);
+  live.add(first, only_a, false, "Wrapper");
+  live.add(second, only_b, false, "Wrapper");
   live.remove(second, false);
   SGD third{{a}, 0.1};
-  EXPECT_THROW(live.add(third, only_a, false), UsageError);
-  EXPECT_NO_THROW(live.add(third, only_b, false));
+  EXPECT_THROW(live.add(third, only_a, false, "Wrapper"), UsageError);
+  EXPECT_NO_THROW(live.add(third, only_b, false, "Wrapper"));
 }
 
 TEST_F(LiveOptimizersTest, OneThatIsHereMayGetMoreAndGiveThemBack) {
-  live.add(first, only_a, false);
-  live.extend(first, both);
-  EXPECT_THROW(live.add(second, only_b, false), UsageError);
+  live.add(first, only_a, false, "Wrapper");
+  live.extend(first, both, "Wrapper");
+  EXPECT_THROW(live.add(second, only_b, false, "Wrapper"), UsageError);
   live.shrink(first, std::vector<torch::Tensor>{a});
-  live.add(second, only_b, false);
-  EXPECT_THROW(live.extend(first, both), UsageError);
-  EXPECT_THROW(live.extend(second, only_a), UsageError) << "it is still the first one's";
+  live.add(second, only_b, false, "Wrapper");
+  EXPECT_THROW(live.extend(first, both, "Wrapper"), UsageError);
+  EXPECT_THROW(live.extend(second, only_a, "Wrapper"), UsageError) << "it is still the first one's";
 }
 
 TEST_F(LiveOptimizersTest, CountsThoseThatAverage) {
-  live.add(first, only_a, true);
-  live.add(second, only_b, false);
+  live.add(first, only_a, true, "Wrapper");
+  live.add(second, only_b, false, "Wrapper");
   EXPECT_EQ(live.averaging(), 1);
-  EXPECT_THROW(live.add(second, only_b, true), UsageError);
+  EXPECT_THROW(live.add(second, only_b, true, "Wrapper"), UsageError);
   EXPECT_EQ(live.averaging(), 1);
   live.remove(second, false);
   EXPECT_EQ(live.averaging(), 1);

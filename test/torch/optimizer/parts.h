@@ -17,7 +17,7 @@ inline libtorch::GradientReduction sums(const std::string& scope) {
 inline libtorch::ReducedParameter reduced(const std::string& name, const torch::Tensor& tensor,
                                           const libtorch::GradientReduction& how, int group = -1) {
   libtorch::ReducedParameter parameter(name, tensor, group);
-  parameter.set_scope(how.scope);
+  parameter.set_scope(how);
   return parameter;
 }
 

@@ -171,6 +171,52 @@ TEST(ShardedErrors, WrongUseIsRefused) {
   EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(); }), "add_param_group"));
 }
 
+/// What it has in common with a DistributedOptimizer speaks of it by its own name.
+TEST(ShardedErrors, SpeakOfAShardedOptimizer) {
+  const auto speaks = [](const std::string& message) {
+    EXPECT_TRUE(message.starts_with("ShardedOptimizer")) << message;
+    EXPECT_FALSE(contains(message, "DistributedOptimizer")) << message;
+  };
+  for (const bool whole : {false, true}) {
+    Net net = same_net();
+    const auto inner = whole ? normalized_sgd()(net->parameters())
+                             : elementwise_optimizers().at("SGD")(net->parameters());
+    ShardedOptimizer optimizer(*inner, net);
+    for (int step = 0; step < 3; ++step) {  // one by one, and in buckets
+      optimizer.zero_grad();
+      backward(net, step);
+      speaks(message_of<UsageError>([&] { backward(net, step); }));
+      speaks(message_of<UsageError>([&] { net->fc1->weight.grad().data(); }));
+      optimizer.step();
+    }
+    backward(net, 3);
+    net->fc1->weight.mutable_grad().add_(1);
+    speaks(message_of<UsageError>([&] { optimizer.step(); }));
+    optimizer.zero_grad();
+    speaks(message_of<UsageError>([&] {
+      loss_of(net, Batch::of_rank(rank(), 4))
+          .backward({}, /*retain_graph=*/std::nullopt, /*create_graph=*/true);
+    }));
+    optimizer.zero_grad();
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { const ShardedOptimizer o(*inner, net); }),
+                         "ShardedOptimizer: this optimizer is wrapped"));
+    torch::optim::SGD other(net->parameters(), torch::optim::SGDOptions(0.1));
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { const ShardedOptimizer o(other, net); }),
+                         "ShardedOptimizer: parameter 'fc1.weight' belongs to another"));
+  }
+  if (size() == 1) return;
+  Net net = same_net();
+  const torch::NoGradGuard no_grad;
+  net->fc1->weight.add_(rank() == 1 ? 1 : 0);
+  torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
+  ShardedOptimizer optimizer(inner, net);
+  {
+    const torch::AutoGradMode with_grad(true);
+    backward(net);
+  }
+  speaks(message_of<DivergedError>([&] { optimizer.step(); }));
+}
+
 /// A rank that has joined has a part of the parameters that nobody updates.
 TEST(ShardedErrors, JoinIsNoticed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
