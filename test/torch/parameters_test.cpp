@@ -127,6 +127,15 @@ TEST(BroadcastInAProcessSet, ReachesItsMembersOnly) {
   });
 }
 
+// As when nothing was registered: every rank would go on with a model of its own.
+TEST(BroadcastParameters, AModuleThatHasNoneIsRefused) {
+  const torch::nn::Sequential empty{torch::nn::ReLU()};
+  const std::string message = message_of<UsageError>([&] { broadcast_parameters(empty); });
+  EXPECT_TRUE(contains(message, "SequentialImpl has no parameters and no buffers")) << message;
+  EXPECT_NO_THROW(broadcast_buffers(empty));
+  EXPECT_NO_THROW(broadcast_parameters(NamedParameters())) << "none of them was asked for";
+}
+
 TEST(BroadcastParameters, ADifferentModelIsNamed) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   const auto net = std::make_shared<NetImpl>(rank() == 0 ? 8 : 9);

@@ -20,7 +20,7 @@ using Written = std::vector<std::pair<std::uint64_t, std::uint32_t>>;
 std::uint64_t CheckpointWriter::begin(const TrainingState& state,
                                       std::optional<std::uint64_t> step) {
   // A state that cannot be saved together leaves no folder behind.
-  const std::string own = description_of(state) + " for " +
+  const std::string own = description_of(state, /*with_contents=*/true) + " for " +
                           (step ? "step " + std::to_string(*step) : "the step after the newest");
   require_equal(talk_.after("state", [&] { return own; }), talk_.process_set(), "save_checkpoint");
   const auto said = talk_.after("begin", [&] {

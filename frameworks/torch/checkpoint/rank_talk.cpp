@@ -40,7 +40,7 @@ std::vector<std::string> RankTalk::after(const std::string& phase,
   }
   if (!complaint.empty()) {
     throw CheckpointError(label_ + ": " + complaint +
-                          (others > 0 ? " (and " + std::to_string(others) + " more ranks)" : ""));
+                          (others > 0 ? " (and " + std::to_string(others) + " more)" : ""));
   }
   return said;
 }
@@ -60,10 +60,13 @@ void RankTalk::broadcast_bytes(const std::string& phase, std::string& bytes) con
   }
 }
 
-std::string description_of(const TrainingState& state) {
+std::string description_of(const TrainingState& state, bool with_contents) {
   std::string text;
-  for (const auto& entry : state.entries())
-    text += (text.empty() ? "" : ", ") + entry.name + " (" + entry.item->kind() + ')';
+  for (const auto& entry : state.entries()) {
+    text += (text.empty() ? "" : ", ") + entry.name + " (" + entry.item->kind();
+    const std::string in_common = with_contents ? entry.item->in_common() : "";
+    text += (in_common.empty() ? "" : ", " + in_common) + ')';
+  }
   return text.empty() ? "nothing" : text;
 }
 

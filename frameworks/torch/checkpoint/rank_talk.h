@@ -37,8 +37,9 @@ class RankTalk {
   std::string label_;
 };
 
-/// What a state names, for a comparison between ranks.
-std::string description_of(const TrainingState& state);
+/// What a state names, for a comparison between ranks. @param with_contents also what ranks that
+/// save it must have in common
+std::string description_of(const TrainingState& state, bool with_contents = false);
 
 /// @param descriptions one per rank of the set
 /// @throws MismatchError when a rank's is not that of the first

@@ -94,6 +94,11 @@ torch::Tensor to_tensor(const StoredTensor& stored) {
 
 void ModuleItem::encode(ObjectWriter& writer) const {
   const auto tensors = tensors_of(module_);
+  if (tensors.empty()) {
+    throw UsageError("the module " + module_.name() +
+                     " has no parameters and no buffers; expected one whose layers are registered "
+                     "(register_module)");
+  }
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) bytes += name.size() + tensor.nbytes() + 128;
   writer.reserve(bytes);

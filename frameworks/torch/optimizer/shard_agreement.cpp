@@ -47,7 +47,8 @@ std::vector<std::string> lines_of(const torch::optim::Optimizer& optimizer,
       const ReducedParameter& parameter = parameters[next++];
       lines.push_back("'" + parameter.name() + "' " +
                       shape_to_string(parameter.tensor().sizes().vec()) + ' ' +
-                      c10::toString(parameter.tensor().scalar_type()) +
+                      c10::toString(parameter.tensor().scalar_type()) + " on " +
+                      c10::DeviceTypeName(parameter.tensor().device().type(), /*lower_case=*/true) +
                       (parameter.active() ? "" : " (frozen)") + " in " + name);
     }
     lines.push_back(name + " with " + (group.has_options() ? text_of(group.options()) : "nothing"));

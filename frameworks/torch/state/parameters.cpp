@@ -148,6 +148,11 @@ void broadcast_parameters(const torch::nn::Module& module, int root_rank,
     tensors.insert("parameters." + item.key(), item.value());
   for (const auto& item : module.named_buffers())
     tensors.insert("buffers." + item.key(), item.value());
+  if (tensors.is_empty()) {
+    throw UsageError("broadcast_parameters: the module " + module.name() +
+                     " has no parameters and no buffers; expected one whose layers are registered "
+                     "(register_module)");
+  }
   broadcast_tensors("broadcast_parameters", tensors, root_rank, process_set);
 }
 

@@ -203,6 +203,34 @@ TEST(CheckpointErrors, RanksThatAskForDifferentThings) {
   EXPECT_EQ(load_checkpoint(folder.path(), state), 0U);
 }
 
+TEST(CheckpointErrors, AModuleWithoutParameters) {
+  const SharedFolder folder;
+  torch::nn::Sequential empty{torch::nn::ReLU()};
+  const TrainingState state = TrainingState().model(empty);
+  const std::string error = error_on_all([&] { save_checkpoint(folder.path(), state); });
+  EXPECT_TRUE(contains(error, "rank 0: the module torch::nn::SequentialImpl has no parameters"))
+      << error;
+  EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt);
+}
+
+TEST(CheckpointErrors, SamplersWhoseEpochDiffersByRank) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const SharedFolder folder;
+  DistributedSampler sampler(64);
+  sampler.set_epoch(rank() == 1 ? 5 : 4);
+  const TrainingState state = TrainingState().sampler(sampler);
+  const std::string error =
+      message_of<MismatchError>([&] { save_checkpoint(folder.path(), state); });
+  EXPECT_TRUE(contains(error, "rank 0 has sampler (sampler, epoch 4 with ")) << error;
+  EXPECT_TRUE(contains(error, "rank 1 has sampler (sampler, epoch 5 with ")) << error;
+  EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt) << "nothing was written";
+  sampler.set_epoch(4);
+  save_checkpoint(folder.path(), state);
+  sampler.set_epoch(static_cast<std::size_t>(rank()));
+  EXPECT_TRUE(load_checkpoint(folder.path(), state).has_value());
+  EXPECT_EQ(sampler.epoch(), 4U);
+}
+
 TEST(CheckpointErrors, WrongCalls) {
   int epoch = 0;
   EXPECT_THROW(TrainingState().value("", epoch), UsageError);

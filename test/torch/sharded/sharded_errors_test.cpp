@@ -116,6 +116,16 @@ TEST(ShardedErrors, ParametersOnTwoDevicesAreRefused) {
   EXPECT_EQ(contains(message, "rank " + std::to_string(last)), rank() != last) << message;
 }
 
+TEST(ShardedErrors, ADeviceThatDiffersByRankIsNamed) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const torch::Tensor parameter = torch::ones({3}, rank() == 1 ? torch::kMeta : torch::kCPU);
+  torch::optim::SGD inner({parameter.clone().requires_grad_()}, torch::optim::SGDOptions(0.1));
+  const std::string message =
+      message_of<MismatchError>([&] { const ShardedOptimizer optimizer(inner); });
+  EXPECT_TRUE(contains(message, "rank 0 has 'param0' [3] Float on cpu")) << message;
+  EXPECT_TRUE(contains(message, "rank 1 has 'param0' [3] Float on meta")) << message;
+}
+
 TEST(ShardedErrors, RanksThatDifferAreNamed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const bool other = rank() == 1;

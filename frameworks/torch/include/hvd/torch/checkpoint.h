@@ -34,8 +34,9 @@ struct LoadCheckpointOptions {
 /// of the set must see the same folder, which belongs to one job at a time. Collective over the
 /// set; blocks. Not thread-safe with respect to what the state refers to.
 /// @return the step
-/// @throws CheckpointError on every rank, when any rank cannot do its part; MismatchError when the
-/// ranks' states name different things or the steps differ; and as every collective.
+/// @throws CheckpointError on every rank, when any rank cannot do its part, or a module has nothing
+/// to save; MismatchError when the ranks' states name different things, their samplers' epochs
+/// differ or the steps do; and as every collective.
 std::uint64_t save_checkpoint(const std::filesystem::path& folder, const TrainingState& state,
                               const SaveCheckpointOptions& options = {});
 

@@ -39,7 +39,8 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op = Redu
 
 /// Overwrites the parameters and buffers of every rank of the set with the root's, all in one
 /// group, whatever their dtype. Collective over the set, blocks. `root_rank` is a world rank.
-/// @throws MismatchError naming the tensor when the models differ; and as every collective.
+/// @throws UsageError for a module that has none; MismatchError naming the tensor when the models
+/// differ; and as every collective.
 void broadcast_parameters(const torch::nn::Module& module, int root_rank = 0);
 void broadcast_parameters(const torch::nn::Module& module, int root_rank,
                           const ProcessSet& process_set);
