@@ -1,3 +1,5 @@
+#include <chrono>
+#include <string>
 #include <vector>
 
 #include "torch/support/torch_test.h"
@@ -41,6 +43,38 @@ TEST(Lifecycle, AnOptimizerLivesThroughARestart) {
     init();
   }
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
+}
+
+// One rank drops its very first cycle and goes on to something else.
+TEST(Lifecycle, ARankThatDoesNotComeToTheFirstStepIsNamedAndToldWhatToDo) {
+  if (size() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  shutdown();
+  init({.deadlock_timeout = std::chrono::milliseconds(300)});
+  {
+    Net net = same_net();
+    torch::optim::SGD inner(net->parameters(), 0.1);
+    DistributedOptimizer optimizer(inner, net);
+    const torch::Tensor before = net->fc1->weight.detach().clone();
+    backward(net);
+    const bool drops = rank() == size() - 1;
+    const std::string message = message_of<StalledError>([&] {
+      if (drops) {
+        optimizer.zero_grad();
+        allreduce(torch::ones({1}), {.name = "accuracy"});
+      } else {
+        optimizer.step();
+      }
+    });
+    EXPECT_TRUE(contains(message, "rank " + std::to_string(size() - 1))) << message;
+    EXPECT_TRUE(contains(message, "waits for allreduce 'accuracy'")) << message;
+    if (!drops) {
+      EXPECT_TRUE(message.starts_with("DistributedOptimizer (opt")) << message;
+      EXPECT_TRUE(contains(message, "expected it of each rank in every step")) << message;
+    }
+    EXPECT_TRUE(torch::equal(before, net->fc1->weight));
+  }
+  shutdown();
+  init();
 }
 
 TEST(Lifecycle, AProcessSetOfAnotherJobIsAnotherThoughItHasTheSameNumber) {

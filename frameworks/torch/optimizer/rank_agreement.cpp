@@ -42,6 +42,20 @@ void mix_hash(std::size_t& hash, std::size_t value) {
 
 }  // namespace
 
+torch::Tensor RankAgreement::reduced(const torch::Tensor& own, const std::string& name,
+                                     ReduceOp op) const {
+  try {
+    return allreduce(own,
+                     {.name = how_.scope + "." + name, .op = op, .process_set = how_.process_set});
+  } catch (const StalledError& error) {
+    throw StalledError(
+        std::string(how_.who) + " (" + how_.scope +
+        "): the ranks did not all come to the same step() or synchronize(); expected "
+        "it of each rank in every step, also of one that has no batch or drops it: " +
+        error.what());
+  }
+}
+
 void RankAgreement::compare_parameters() {
   std::size_t hash = parameters_.size();
   for (const auto& [name, value] : options_of(how_))
@@ -60,9 +74,7 @@ void RankAgreement::compare_parameters() {
   values[0] = static_cast<std::int64_t>(hash >> 2U);
   values[1] = -values[0];
   values[2 + how_.process_set.rank()] = 1;
-  const torch::Tensor all = allreduce(
-      own,
-      {.name = how_.scope + ".parameters", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const torch::Tensor all = reduced(own, "parameters", ReduceOp::kMax);
   const auto* const common = all.const_data_ptr<std::int64_t>();
   if (common[0] != -common[1]) throw_first_difference();
   same_parameters_ =
@@ -139,9 +151,7 @@ void RankAgreement::agree_on_layouts() {
     codes[0][i] = layout == 0 ? 1 : 0;
     codes[1][i] = layout.value_or(0);
   }
-  const torch::Tensor reply = allreduce(
-      message,
-      {.name = how_.scope + ".layouts", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const torch::Tensor reply = reduced(message, "layouts", ReduceOp::kMax);
   const bool everybody = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
   const torch::Tensor all = reply.narrow(0, 0, 2 * count).view({2, count});
   const auto common = all.accessor<std::int64_t, 2>();
@@ -190,8 +200,7 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
       });
   values[count + 2 + how_.process_set.rank()] = born_here ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(order.begin(), order.end(), values);
-  const torch::Tensor all = allreduce(
-      own, {.name = how_.scope + ".order", .op = ReduceOp::kMax, .process_set = how_.process_set});
+  const torch::Tensor all = reduced(own, "order", ReduceOp::kMax);
   const auto* const common = all.const_data_ptr<std::int64_t>();
   if (std::any_of(common + count + 2, common + all.numel(),
                   [](std::int64_t entry) { return entry < 0; }))
@@ -203,9 +212,8 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
 }
 
 bool RankAgreement::on_all_ranks(bool own, const std::string& name) const {
-  const torch::Tensor least = allreduce(
-      torch::full({1}, own ? 1 : 0, torch::kInt64),
-      {.name = how_.scope + "." + name, .op = ReduceOp::kMin, .process_set = how_.process_set});
+  const torch::Tensor least =
+      reduced(torch::full({1}, own ? 1 : 0, torch::kInt64), name, ReduceOp::kMin);
   return least.item<std::int64_t>() == 1;
 }
 

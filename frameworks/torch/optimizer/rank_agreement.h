@@ -45,6 +45,8 @@ class RankAgreement {
 
  private:
   [[noreturn]] void throw_first_difference() const;
+  /// Of all ranks. @throws StalledError that says what they have to do, and as every collective
+  torch::Tensor reduced(const torch::Tensor& own, const std::string& name, ReduceOp op) const;
 
   const GradientReduction& how_;
   const std::span<ReducedParameter> parameters_;
