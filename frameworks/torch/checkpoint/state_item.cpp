@@ -90,6 +90,14 @@ torch::Tensor to_tensor(const StoredTensor& stored) {
   return tensor;
 }
 
+/// LibTorch can neither save a scheduler nor tell where it is; whoever derives from it knows.
+class StepCount : public torch::optim::LRScheduler {
+ public:
+  static unsigned& of(torch::optim::LRScheduler& scheduler) {
+    return scheduler.*&StepCount::step_count_;
+  }
+};
+
 }  // namespace
 
 void ModuleItem::encode(ObjectWriter& writer) const {
@@ -183,6 +191,18 @@ void StateItem::broadcast(int root_rank, const std::string& name) {
   }
   require_agreement(name + ".decoded", {.error = error, .description = {}}, ProcessSet());
   if (change) change();
+}
+
+std::string SchedulerItem::in_common() const {
+  return std::to_string(StepCount::of(scheduler_)) + " steps";
+}
+
+void SchedulerItem::encode(ObjectWriter& writer) const {
+  ObjectCodec<unsigned>::write(writer, StepCount::of(scheduler_));
+}
+
+std::function<void()> SchedulerItem::decode(std::string_view bytes) {
+  return [this, steps = decode_object<unsigned>(bytes)] { StepCount::of(scheduler_) = steps; };
 }
 
 void ScalerItem::encode(ObjectWriter& writer) const {

@@ -45,6 +45,19 @@ class OptimizerItem final : public StateItem {
   torch::optim::Optimizer& optimizer_;
 };
 
+/// How many steps a scheduler has made.
+class SchedulerItem final : public StateItem {
+ public:
+  explicit SchedulerItem(torch::optim::LRScheduler& scheduler) : scheduler_(scheduler) {}
+  std::string kind() const override { return "scheduler"; }
+  std::string in_common() const override;
+  void encode(ObjectWriter& writer) const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  torch::optim::LRScheduler& scheduler_;
+};
+
 class ScalerItem final : public StateItem {
  public:
   explicit ScalerItem(GradScaler& scaler) : scaler_(scaler) {}

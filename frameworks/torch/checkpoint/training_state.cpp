@@ -43,6 +43,11 @@ TrainingState& TrainingState::optimizer(ShardedOptimizer& optimizer, const std::
   return add(name, std::make_shared<libtorch::ShardedOptimizerItem>(optimizer));
 }
 
+TrainingState& TrainingState::scheduler(torch::optim::LRScheduler& scheduler,
+                                        const std::string& name) {
+  return add(name, std::make_shared<libtorch::SchedulerItem>(scheduler));
+}
+
 TrainingState& TrainingState::scaler(GradScaler& scaler, const std::string& name) {
   return add(name, std::make_shared<libtorch::ScalerItem>(scaler));
 }

@@ -115,6 +115,44 @@ TEST(Checkpoint, LargeTensorsAndAwkwardOnes) {
   expect_equal(loaded.named_buffers(), saved.named_buffers());
 }
 
+/// The learning rate that each of `steps` steps leaves.
+template <class Scheduler>
+std::vector<double> rates_of(Scheduler& scheduler, torch::optim::Optimizer& optimizer, int steps) {
+  std::vector<double> rates;
+  for (int i = 0; i < steps; ++i) {
+    scheduler.step();
+    rates.push_back(optimizer.param_groups()[0].options().get_lr());
+  }
+  return rates;
+}
+
+TEST(Checkpoint, ASchedulerGoesOnWhereItWas) {
+  const SharedFolder folder;
+  const torch::nn::Linear net(2, 2);
+  torch::optim::SGD sgd(net->parameters(), 1.0), other(net->parameters(), 5.0);
+  torch::optim::StepLR scheduler(sgd, 3, 0.5);
+  rates_of(scheduler, sgd, 4);
+  save_checkpoint(folder.path(), TrainingState().optimizer(sgd).scheduler(scheduler));
+  torch::optim::StepLR resumed(other, 3, 0.5);
+  rates_of(resumed, other, 2);  // whatever it counts is replaced
+  load_checkpoint(folder.path(), TrainingState().optimizer(other).scheduler(resumed));
+  EXPECT_EQ(rates_of(resumed, other, 7), rates_of(scheduler, sgd, 7));
+  EXPECT_EQ(rates_of(scheduler, sgd, 3).back(), 0.0625);
+}
+
+TEST(Checkpoint, SchedulersThatHaveMadeOtherStepsAreNamed) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const SharedFolder folder;
+  const torch::nn::Linear net(2, 2);
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  torch::optim::StepLR scheduler(sgd, 3, 0.5);
+  rates_of(scheduler, sgd, rank() == 1 ? 3 : 2);
+  const std::string error = message_of<MismatchError>(
+      [&] { save_checkpoint(folder.path(), TrainingState().scheduler(scheduler)); });
+  EXPECT_TRUE(contains(error, "scheduler (scheduler, 2 steps)")) << error;
+  EXPECT_TRUE(contains(error, "scheduler (scheduler, 3 steps)")) << error;
+}
+
 TEST(Checkpoint, WithoutOneNothingChanges) {
   const SharedFolder folder;
   int epoch = 5;

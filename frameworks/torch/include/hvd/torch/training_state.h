@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <functional>
 #include <memory>
@@ -105,6 +106,11 @@ class TrainingState {
   /// Each rank saves its part of the state. Loads what was saved of any optimizer of the same type,
   /// sharded or not, at any number of ranks; while it loads each rank has all of it.
   TrainingState& optimizer(ShardedOptimizer& optimizer, const std::string& name = "optimizer");
+  /// How many steps a scheduler (StepLR, or one of the program's own) has made; the learning rate
+  /// is the optimizer's. LibTorch's ReduceLROnPlateauScheduler is none of these, and shows nothing
+  /// of what it remembers.
+  TrainingState& scheduler(torch::optim::LRScheduler& scheduler,
+                           const std::string& name = "scheduler");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
   /// Epoch, and how many samples of it all ranks have drawn; goes on at any number of ranks.
   TrainingState& sampler(DistributedSampler& sampler, const std::string& name = "sampler");
