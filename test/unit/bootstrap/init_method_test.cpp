@@ -167,6 +167,30 @@ TEST_F(InitMethodTest, AnotherMethodIsRefusedWithThoseThereAre) {
   }
 }
 
+TEST_F(InitMethodTest, AStoreOfTheProgramGoesBeforeEverything) {
+  set(kTorchrun);
+  const InitMethod method = method_of_store({}, "store://a", 2, 3);
+  EXPECT_EQ(method.controller, Controller::kUcx);
+  EXPECT_EQ(method.place, "store://a");
+  EXPECT_EQ(method.rank, 2);
+  EXPECT_EQ(method.size, 3);
+  EXPECT_FALSE(method.agent_store);
+  EXPECT_EQ(method_of_store({}, "store://a", 0, 1).controller, Controller::kLocal);
+  EXPECT_THROW(method_of_store({}, "store://a", 3, 3), UsageError);
+  EXPECT_THROW(method_of_store({}, "store://a", -1, 3), UsageError);
+  RuntimeOptions options;
+  options.rank = 1;
+  EXPECT_THROW(method_of_store(options, "store://a", 2, 3), UsageError);
+}
+
+TEST_F(InitMethodTest, APortOfTorchrunsIsANumber) {
+  set(kTorchrun);
+  for (const char* const port : {"http", "0", "65536"}) {
+    ::setenv("MASTER_PORT", port, 1);
+    EXPECT_THAT(refusal(), AllOf(HasSubstr("MASTER_PORT"), HasSubstr(port)));
+  }
+}
+
 TEST_F(InitMethodTest, MpiHasTheLastWordAndIsComparedWithWhatOthersSay) {
   EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
   set({{"HVD_SIZE", "2"}, {"HVD_RANK", "0"}});
