@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -22,17 +23,19 @@ using ::testing::Not;
 
 constexpr auto kPatience = std::chrono::seconds(60);
 
-/// A port that nobody has at this moment.
+/// A port that nobody has at this moment, nor is given by the system when anything is to do.
 int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ::bind(socket, reinterpret_cast<sockaddr*>(&address), size);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(socket);
-  return ntohs(address.sin_port);
+  static std::mt19937 random(std::random_device{}());
+  for (;;) {
+    const int port = std::uniform_int_distribution(15'000, 32'000)(random);
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    const bool free = ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    ::close(socket);
+    if (free) return port;
+  }
 }
 
 std::string at_port() { return "tcp://127.0.0.1:" + std::to_string(free_port()); }
