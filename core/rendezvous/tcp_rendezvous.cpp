@@ -83,7 +83,9 @@ std::string Client::connect(const std::string& host, std::uint16_t port, Deadlin
   if (trouble) return "host name '" + host + "' does not resolve: " + trouble.message();
   ErrorCode error;
   socket_ = tcp::socket(io_);
-  error = run(deadline, [&](auto handler) { asio::async_connect(socket_, endpoints, handler); });
+  error = run(deadline, [&, &found = endpoints](auto handler) {
+    asio::async_connect(socket_, found, handler);  // Clang 14 captures no binding by itself
+  });
   if (error) return error.message();
   socket_.set_option(tcp::no_delay(true), error);
   return {};
