@@ -19,7 +19,9 @@ using rendezvous::Bytes;
 using rendezvous::Rendezvous;
 
 /// How long rank 0 stays for others to hear why the job does not begin, or that it has begun.
-constexpr auto kTimeToBeTold = std::chrono::seconds(2);
+constexpr auto kTimeToBeTold = std::chrono::milliseconds(2000);
+/// The same once the time to begin is over, which is over for the others too.
+constexpr auto kTimeToBeToldLate = std::chrono::milliseconds(500);
 constexpr auto kTimeToLeave = std::chrono::seconds(10);
 
 /// Differs from job to job of one process. Rank 0's is everybody's.
@@ -46,11 +48,11 @@ class JobOverUcx final : public World {
   void abandon(std::string_view reason) noexcept override {
     if (!meeting_) return;
     meeting_->fail(reason);
-    leave(kTimeToBeTold);
+    leave(std::chrono::steady_clock::now() < deadline_ ? kTimeToBeTold : kTimeToBeToldLate);
   }
 
  private:
-  void leave(std::chrono::seconds limit) noexcept {
+  void leave(std::chrono::milliseconds limit) noexcept {
     if (meeting_) meeting_->leave(std::chrono::steady_clock::now() + limit);
     meeting_.reset();
   }
