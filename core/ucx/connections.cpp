@@ -42,7 +42,7 @@ namespace hvd::ucx {
 namespace {
 
 /// How long leaving in order waits for what is still to go out.
-constexpr auto kFlushTime = std::chrono::seconds(1);
+constexpr auto kFlushTime = std::chrono::milliseconds(500);
 /// How long the end of connections that were closed by force is waited for: usually microseconds.
 constexpr auto kForceTime = std::chrono::milliseconds(100);
 

@@ -23,8 +23,8 @@ struct Membership {
 ///
 /// Memory is given back at once: Note [How a message is taken back]; where a peer or hardware may
 /// touch it, which the user has to ask UCX for, it is kept. The end of the carrier sends off what
-/// is under way, for at most a second, if this rank has said farewell and nothing has failed; else
-/// no connection is closed before the process ends.
+/// is under way, for half a second at most, if this rank has said farewell and nothing has failed;
+/// else no connection is closed before the process ends.
 /// @throws hvd::Error when a tag has no room for the number of ranks, or for the generation, or an
 /// address is none
 std::shared_ptr<message::Carrier> make_ucx_carrier(Workers, Membership);
