@@ -20,6 +20,10 @@ constexpr int kCoordinator = 0;
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
 /// How long leaving waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
+/// The same where the carrier may still have to connect and this rank leaves in order: the other
+/// one, which has to look for that, may be without a core for a while, and nothing else tells it
+/// what the message says.
+constexpr auto kConnectTime = std::chrono::seconds(10);
 /// A process that is killed closes its connections first; the end of a large one takes the kernel
 /// 0.2 s per GiB more.
 constexpr auto kTimeToDie = std::chrono::seconds(1);
@@ -76,6 +80,7 @@ class MessageControlPlane final : public control::ControlPlane {
     node_->control_segment().accuse(rank, cause);
   }
   void farewell() noexcept override {
+    said_farewell_ = true;
     node_->control_segment().farewell();
     carrier_->farewell();
   }
@@ -96,6 +101,7 @@ class MessageControlPlane final : public control::ControlPlane {
   RequestTable incoming_;
   control::Message receiving_;
   bool accused_ = false;
+  bool said_farewell_ = false;
 };
 
 void require_within_limit(std::size_t bytes, const char* what, int peer) {
@@ -111,7 +117,9 @@ MessageControlPlane::~MessageControlPlane() {
     // (MPI, for one) calls it sent before the connection is there, which needs both sides.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
-      poll_until(std::chrono::steady_clock::now() + kFlushTime, [&] {
+      const bool waits_for_others = said_farewell_ && !lingers && !carrier_->hands_over_at_once();
+      const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
+      poll_until(std::chrono::steady_clock::now() + limit, [&] {
         retire_sends();
         if (!lingers) return sends_.empty();
         carrier_->progress();

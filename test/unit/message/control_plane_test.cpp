@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hvd/error.h"
@@ -144,6 +145,22 @@ TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
   EXPECT_EQ(job.network->asked_back(), 4);
   EXPECT_FALSE(job[0].poll().has_value()) << "it was taken back";
   EXPECT_EQ(job.network->failures(), 0);
+}
+
+// As when a connection has to be made first, and the other rank has no core for a while.
+TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job.network->hands_over_at_once = false;
+  job[1].report(numbered(1));
+  job[1].farewell();
+  std::thread leaving([&] { job.planes[1].reset(); });
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(job.network->asked_back(), 0);
+  const auto message = job[0].poll();
+  leaving.join();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(1));
 }
 
 TEST(MessageControlPlane, SaysThatTheCarrierHasFailedWhenItCannotEvenLeave) {
