@@ -120,9 +120,11 @@ TEST(BenchSmoke, AJobOverUcxIsMeasuredBesideMpi) {
 }
 
 // Nanoseconds are measured: what is too slow once may have been disturbed, and three times is slow.
-// The target of 1 % is a release's; the tests are lightly optimised, and looks cost twice as much.
+// The target of 1 % is a release's, where it is 0.1 %; the tests are lightly optimised, with
+// checks, and a look takes 10 ns and more. Reading a clock, or a lock, at each look would be above
+// 5 %.
 TEST(BenchSmoke, ADeviationCostsAFewSteps) {
-  constexpr double kMostOfDisabled = 0.01 * 2;
+  constexpr double kMostOfDisabled = 0.05;
   const auto run = [] {
     return run_bench(2, "steady --steps 200 --rounds 2 --tensors 5 --pause 1");
   };
