@@ -390,7 +390,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   try {
     begin(job, *world, options, std::move(arena));
   } catch (const std::exception& error) {
-    world->abandon(error.what());
+    world->abandon(error);
     throw;
   }
   return job;

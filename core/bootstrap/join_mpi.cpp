@@ -23,7 +23,7 @@ class JobOverMpi final : public World {
     world_->allgather(mine, all, static_cast<int>(bytes), timeout_);
   }
   void begun() override {}
-  void abandon(std::string_view) noexcept override {}  // they wait until their deadline
+  void abandon(const std::exception&) noexcept override {}  // they wait until their deadline
 
  private:
   const std::string init_method_ = "mpi://";

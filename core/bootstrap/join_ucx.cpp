@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -29,13 +31,18 @@ std::uint32_t draw_generation() {
   return std::random_device()() & ((std::uint32_t{1} << message::kGenerationBits) - 1);
 }
 
+std::optional<int> lost_in(const std::exception& cause) {
+  const auto* const loss = dynamic_cast<const PeerLostError*>(&cause);
+  return loss != nullptr && loss->rank() >= 0 ? std::optional(loss->rank()) : std::nullopt;
+}
+
 class JobOverUcx final : public World {
  public:
   JobOverUcx(std::unique_ptr<Rendezvous> meeting, Deadline deadline)
       : init_method_(meeting->place()), deadline_(deadline), meeting_(std::move(meeting)) {}
   JobOverUcx(const JobOverUcx&) = delete;
   JobOverUcx& operator=(const JobOverUcx&) = delete;
-  ~JobOverUcx() override { abandon("hvd::init: a rank has given up"); }
+  ~JobOverUcx() override { abandon(Error("hvd::init: a rank has given up")); }
 
   void connect();
 
@@ -45,9 +52,9 @@ class JobOverUcx final : public World {
   bool cuda_aware() const noexcept override { return false; }
   void allgather(const void* mine, void* all, std::size_t bytes) override;
   void begun() override { leave(kTimeToLeave); }
-  void abandon(std::string_view reason) noexcept override {
+  void abandon(const std::exception& cause) noexcept override {
     if (!meeting_) return;
-    meeting_->fail(reason);
+    meeting_->fail({cause.what(), lost_in(cause)});
     leave(std::chrono::steady_clock::now() < deadline_ ? kTimeToBeTold : kTimeToBeToldLate);
   }
 
@@ -112,7 +119,9 @@ std::shared_ptr<World> join_over_ucx(std::unique_ptr<Rendezvous> meeting, Deadli
   try {
     job->connect();
   } catch (const std::exception& error) {
-    job->abandon("hvd::init: " + own + " could not begin: " + error.what());
+    const std::string text = "hvd::init: " + own + " could not begin: " + error.what();
+    const auto lost = lost_in(error);
+    lost ? job->abandon(PeerLostError(text, *lost)) : job->abandon(Error(text));
     throw;
   }
   return job;

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "host/node.h"
 #include "message/carrier.h"
@@ -32,7 +32,7 @@ class World {
   /// The ranks have agreed on all there is: what only joining needs is given back. Collective.
   virtual void begun() = 0;
   /// This rank cannot begin: the others hear why, as far as they can be told.
-  virtual void abandon(std::string_view reason) noexcept = 0;
+  virtual void abandon(const std::exception& cause) noexcept = 0;
 };
 
 }  // namespace hvd::runtime

@@ -59,6 +59,18 @@ std::optional<std::vector<std::string>> split_fields(std::span<const std::byte> 
   return fields;
 }
 
+Bytes encode(const Failure& failure) {
+  if (failure.lost)
+    return encode(Refusal{.usage = false, .rank = *failure.lost, .text = failure.reason});
+  const auto bytes = bytes_of(failure.reason);
+  return {bytes.begin(), bytes.end()};
+}
+
+void raise_failure(std::span<const std::byte> bytes) {
+  if (const auto lost = decode_refusal(bytes)) lost->raise();
+  throw Error(text_of(bytes));
+}
+
 Bytes encode(const Refusal& refusal) {
   return join_fields(
       {refusal.usage ? "usage" : "lost", std::to_string(refusal.rank), refusal.text});

@@ -45,6 +45,10 @@ std::optional<Arrival> decode_arrival(std::span<const std::byte>);
 /// Of this process, new with each call.
 std::string make_identity();
 
+/// As it travels, and as whoever waits gets it.
+Bytes encode(const Failure&);
+[[noreturn]] void raise_failure(std::span<const std::byte>);
+
 /// What rank 0 has against one that has come; nothing: it is welcome.
 std::optional<Refusal> object_to(const Arrival&, const Introduction& of_rank_0,
                                  const std::string& place);

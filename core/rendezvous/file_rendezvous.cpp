@@ -117,7 +117,7 @@ class FileRendezvous final : public Rendezvous {
   }
   std::optional<Bytes> get(std::string_view key) override { return read("key." + in_hex(key)); }
   std::optional<Bytes> wait(std::string_view key, Deadline) override;
-  void fail(std::string_view reason) noexcept override;
+  void fail(const Failure&) noexcept override;
   void leave(Deadline) noexcept override;
 
  private:
@@ -279,15 +279,15 @@ std::optional<Bytes> FileRendezvous::wait(std::string_view key, Deadline deadlin
     const auto reason = read("failed");
     if (!reason) return false;
     value = get(key);  // as it may have come before the failure
-    if (!value) throw Error(text_of(*reason));
+    if (!value) raise_failure(*reason);
     return true;
   });
   return value;
 }
 
-void FileRendezvous::fail(std::string_view reason) noexcept {
+void FileRendezvous::fail(const Failure& failure) noexcept {
   try {
-    create("failed", bytes_of(std::string(reason)));
+    create("failed", encode(failure));
   } catch (const std::exception&) {
     // The others wait until their deadline.
   }

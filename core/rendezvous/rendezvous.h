@@ -30,6 +30,12 @@ struct Introduction {
 /// @throws UsageError for a rank that is not below the size
 void check(const Introduction&);
 
+/// Why a job does not begin.
+struct Failure {
+  std::string reason = {};
+  std::optional<int> lost = {};  ///< the rank: the others get a PeerLostError; else an Error
+};
+
 /// A place where each rank of a job puts what the others need, and finds what they have put. All
 /// ranks are there once the object has been made.
 ///
@@ -53,7 +59,7 @@ class Rendezvous {
   virtual std::optional<Bytes> wait(std::string_view key, Deadline) = 0;
 
   /// Whoever waits, or will, gets this reason. Only the first is kept.
-  virtual void fail(std::string_view reason) noexcept = 0;
+  virtual void fail(const Failure&) noexcept = 0;
   /// This rank has found all it needs. Rank 0 waits for the others and tidies up.
   virtual void leave(Deadline) noexcept = 0;
 };

@@ -54,7 +54,7 @@ class StoreRendezvous final : public Rendezvous {
     return read("key." + std::string(key));
   }
   std::optional<Bytes> wait(std::string_view key, Deadline) override;
-  void fail(std::string_view reason) noexcept override;
+  void fail(const Failure&) noexcept override;
   void leave(Deadline) noexcept override;
 
  private:
@@ -214,15 +214,15 @@ std::optional<Bytes> StoreRendezvous::wait(std::string_view key, Deadline deadli
   ask_until(deadline, [&] {
     value = get(key);
     if (value) return true;
-    if (const auto reason = read("failed")) throw Error(text_of(*reason));
+    if (const auto reason = read("failed")) raise_failure(*reason);
     return false;
   });
   return value;
 }
 
-void StoreRendezvous::fail(std::string_view reason) noexcept {
+void StoreRendezvous::fail(const Failure& failure) noexcept {
   try {
-    if (add("failures", 1) == 1) set("failed", bytes_of(std::string(reason)));
+    if (add("failures", 1) == 1) set("failed", encode(failure));
   } catch (const std::exception&) {
     // The others wait until their deadline.
   }

@@ -146,16 +146,13 @@ class TcpRendezvous final : public Rendezvous {
     return value_of(client_->ask({"get", std::string(key), ""}, in_time()));
   }
   std::optional<Bytes> wait(std::string_view key, Deadline deadline) override;
-  void fail(std::string_view reason) noexcept override;
+  void fail(const Failure&) noexcept override;
   void leave(Deadline) noexcept override;
 
  private:
   static Deadline in_time() { return std::chrono::steady_clock::now() + kTimeToAnswer; }
   static std::optional<Bytes> value_of(const Answer& answer) {
-    if (answer.verdict == "failed") {
-      if (const auto lost = decode_refusal(bytes_of(answer.value))) lost->raise();
-      throw Error(answer.value);
-    }
+    if (answer.verdict == "failed") raise_failure(bytes_of(answer.value));
     if (answer.verdict != "value") return std::nullopt;
     const auto bytes = bytes_of(answer.value);
     return Bytes(bytes.begin(), bytes.end());
@@ -211,9 +208,9 @@ std::optional<Bytes> TcpRendezvous::wait(std::string_view key, Deadline deadline
       std::max(deadline, std::chrono::steady_clock::now()) + kTimeToAnswer));
 }
 
-void TcpRendezvous::fail(std::string_view reason) noexcept {
+void TcpRendezvous::fail(const Failure& failure) noexcept {
   try {
-    client_->ask({"fail", "", std::string(reason)}, in_time());
+    client_->ask({"fail", "", text_of(encode(failure))}, in_time());
   } catch (const std::exception&) {
     // The others notice that this rank has ended.
   }

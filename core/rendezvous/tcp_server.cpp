@@ -246,10 +246,9 @@ void TcpServer::drop(const SessionPtr& session) {
     const bool lost = begun_ && !session->left && !closing_;
     come_.erase(rank);
     if (lost) {
-      const Refusal ended = {.usage = false,
-                             .rank = rank,
-                             .text = "hvd::init: rank " + std::to_string(rank) + " (" +
-                                     session->arrival->who() + ") has ended while the job began"};
+      const Failure ended = {.reason = "hvd::init: rank " + std::to_string(rank) + " (" +
+                                       session->arrival->who() + ") has ended while the job began",
+                             .lost = rank};
       fail(text_of(encode(ended)));
       if (rank != 0) count_as_left();
     }

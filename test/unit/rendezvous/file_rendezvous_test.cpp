@@ -206,8 +206,14 @@ TEST_F(FileRendezvousTest, AnotherVersionOfTheFilesIsNamed) {
 
 TEST_F(FileRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
   std::vector<std::string> outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
-                                              [&] { meet_as(1, 2)->fail("rank 1 has no GPU"); }});
+                                              [&] { meet_as(1, 2)->fail({"rank 1 has no GPU"}); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
+}
+
+TEST_F(FileRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
+  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+                                [&] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
+  EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 TEST_F(FileRendezvousTest, ARankThatSaysNothingIsNamed) {

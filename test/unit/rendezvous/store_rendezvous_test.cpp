@@ -164,8 +164,14 @@ TEST_F(StoreRendezvousTest, AReasonToFailIsHeardByWhoWaits) {
                                   const auto place = meet_as(0, 2);
                                   place->wait("k", soon());
                                 },
-                                [this] { meet_as(1, 2)->fail("no UCX here"); }});
+                                [this] { meet_as(1, 2)->fail({"no UCX here"}); }});
   EXPECT_EQ(outcomes[0], "error: no UCX here");
+}
+
+TEST_F(StoreRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
+  const auto outcomes = all_of({[this] { meet_as(0, 2)->wait("never", soon()); },
+                                [this] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
+  EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 TEST_F(StoreRendezvousTest, WhatTheStoreThrowsIsAnError) {

@@ -216,8 +216,14 @@ TEST_F(TcpRendezvousTest, ARankThatIsStartedTwiceIsToldAndTheFirstGoesOn) {
 
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
   const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
-                                [&] { meet_as(1, 2)->fail("rank 1 has no GPU"); }});
+                                [&] { meet_as(1, 2)->fail({"rank 1 has no GPU"}); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
+}
+
+TEST_F(TcpRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
+  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+                                [&] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
+  EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 // Rank 0 serves until the others have left, however late they look.
@@ -226,7 +232,7 @@ TEST_F(TcpRendezvousTest, WhoeverComesToAskLaterHearsWhyRank0HasFailed) {
   const auto outcomes = all_of({[&] {
                                   const auto meeting = meet_as(0, 2);
                                   meeting->put("before", bytes_of("it"));
-                                  meeting->fail("rank 0 has no GPU");
+                                  meeting->fail({"rank 0 has no GPU"});
                                   failed.set_value();
                                   meeting->leave(soon());
                                 },
