@@ -79,6 +79,7 @@ class Match {
         {"step_ms", json_number(percentile(without_, 0.5) / steps * 1e3)},
         {"foreground_ms", json_number(percentile(in_foreground_, 0.5) * 1e3)},
         {"background_ms", json_number(percentile(in_background_, 0.5) * 1e3)},
+        {"save_ms", json_number(percentile(save_, 0.5) * 1e3)},
         {"background_over_foreground", json_number(median_ratio(in_background_, in_foreground_))}};
   }
 
@@ -105,7 +106,9 @@ class Match {
                              without);
     in_background_.push_back(seconds([&] {
                                saved_ = training_.value();
+                               const auto begin = std::chrono::steady_clock::now();
                                background_->save();
+                               save_.push_back(seconds_since(begin));
                                train();
                                background_->wait();
                              }) -
@@ -131,6 +134,7 @@ class Match {
   Training training_;
   std::unique_ptr<Checkpointer> foreground_, background_;
   std::vector<double> without_, in_foreground_, in_background_;
+  std::vector<double> save_;  ///< what save() itself takes in the background
   float saved_ = 0;
 };
 
@@ -148,9 +152,10 @@ Json run_checkpoint(const Session& session, const CheckpointOptions& options, st
     const auto number = [&](const char* key) {
       return number_text(result[key].is_null() ? 0 : result[key].get<double>());
     };
-    Table table({"state MB", "step ms", "foreground ms", "background ms", "ratio", "result"});
+    Table table({"state MB", "step ms", "foreground ms", "background ms", "of it save() ms",
+                 "ratio", "result"});
     table.add({std::to_string(options.megabytes), number("step_ms"), number("foreground_ms"),
-               number("background_ms"), number("background_over_foreground"),
+               number("background_ms"), number("save_ms"), number("background_over_foreground"),
                result["correct"].get<bool>() ? "ok" : "WRONG"});
     out << "a checkpoint: what it takes from the steps\n";
     table.print(out);
