@@ -65,41 +65,33 @@ std::shared_ptr<nccl::Library>& simulated_nccl() {
   return library;
 }
 
-struct FrameworksMemory {
-  Mutex mutex;
-  DeviceMemory memory HVD_GUARDED_BY(mutex);
+/// What a framework has given to the process. Thread-safe.
+template <typename Value>
+class Given {
+ public:
+  Value get() {
+    const MutexLock lock(mutex_);
+    return value_;
+  }
+  void set(Value other) {
+    const MutexLock lock(mutex_);
+    value_ = std::move(other);
+  }
 
-  static FrameworksMemory& instance() {
-    static FrameworksMemory instance;
-    return instance;
-  }
-  DeviceMemory get() {
-    const MutexLock lock(mutex);
-    return memory;
-  }
-  void set(DeviceMemory other) {
-    const MutexLock lock(mutex);
-    memory = std::move(other);
-  }
+ private:
+  Mutex mutex_;
+  Value value_ HVD_GUARDED_BY(mutex_);
 };
 
-struct AgentStore {
-  Mutex mutex;
-  OpenAgentStore open HVD_GUARDED_BY(mutex);
+Given<DeviceMemory>& frameworks_memory() {
+  static Given<DeviceMemory> memory;
+  return memory;
+}
 
-  static AgentStore& instance() {
-    static AgentStore instance;
-    return instance;
-  }
-  OpenAgentStore get() {
-    const MutexLock lock(mutex);
-    return open;
-  }
-  void set(OpenAgentStore other) {
-    const MutexLock lock(mutex);
-    open = std::move(other);
-  }
-};
+Given<OpenAgentStore>& agent_store() {
+  static Given<OpenAgentStore> open;
+  return open;
+}
 
 /// The process's GPUs; null in a build without them.
 std::shared_ptr<device::Api> device_api() {
@@ -130,7 +122,7 @@ std::shared_ptr<device::Context> find_gpu(const RuntimeOptions& options, int loc
   const auto helper = std::make_shared<device::HelperThread>(kHelperPatience);
   return std::make_shared<device::Context>(
       api, options.device.value_or(local_rank % count),
-      device::Surroundings{.memory = FrameworksMemory::instance().get(),
+      device::Surroundings{.memory = frameworks_memory().get(),
                            .run_aside = [helper](std::function<void()> function) {
                              helper->run(std::move(function));
                            }});
@@ -302,7 +294,7 @@ std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMe
 
 /// The port is the agent's, so rank 0 cannot serve it.
 KeyValueStore agent_store(const InitMethod& method, std::chrono::milliseconds timeout) {
-  const OpenAgentStore open = AgentStore::instance().get();
+  const OpenAgentStore open = agent_store().get();
   if (open) return open(method.host, method.port, timeout);
   throw UsageError("hvd::init: torchrun's agent serves " + method.host + ":" +
                    std::to_string(method.port) +
@@ -405,8 +397,8 @@ void forget_job_peers() noexcept {
   if (MpiModule* const mpi = mpi_module_in_use()) mpi->forget_peers();
 }
 
-void open_agent_store_by(OpenAgentStore open) { AgentStore::instance().set(std::move(open)); }
-void use_device_memory(DeviceMemory memory) { FrameworksMemory::instance().set(std::move(memory)); }
+void open_agent_store_by(OpenAgentStore open) { agent_store().set(std::move(open)); }
+void use_device_memory(DeviceMemory memory) { frameworks_memory().set(std::move(memory)); }
 void use_device_api(std::shared_ptr<device::Api> api) { simulated_api() = std::move(api); }
 void use_nccl_library(std::shared_ptr<nccl::Library> library) {
   simulated_nccl() = std::move(library);

@@ -71,6 +71,16 @@ void raise_failure(std::span<const std::byte> bytes) {
   throw Error(text_of(bytes));
 }
 
+std::optional<Bytes> look_for(const std::function<std::optional<Bytes>()>& value,
+                              const std::function<std::optional<Bytes>()>& failure) {
+  if (auto found = value()) return found;
+  const auto reason = failure();
+  if (!reason) return std::nullopt;
+  auto found = value();  // as it may have come before the failure
+  if (!found) raise_failure(*reason);
+  return found;
+}
+
 Bytes encode(const Refusal& refusal) {
   return join_fields(
       {refusal.usage ? "usage" : "lost", std::to_string(refusal.rank), refusal.text});

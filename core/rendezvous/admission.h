@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -48,6 +49,9 @@ std::string make_identity();
 /// As it travels, and as whoever waits gets it.
 Bytes encode(const Failure&);
 [[noreturn]] void raise_failure(std::span<const std::byte>);
+/// One look of whoever waits: the value, or nothing yet; else raises the failure that has come.
+std::optional<Bytes> look_for(const std::function<std::optional<Bytes>()>& value,
+                              const std::function<std::optional<Bytes>()>& failure);
 
 /// What rank 0 has against one that has come; nothing: it is welcome.
 std::optional<Refusal> object_to(const Arrival&, const Introduction& of_rank_0,

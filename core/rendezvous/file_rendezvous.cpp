@@ -274,13 +274,8 @@ void FileRendezvous::come(Deadline deadline) {
 std::optional<Bytes> FileRendezvous::wait(std::string_view key, Deadline deadline) {
   std::optional<Bytes> value;
   poll_until(deadline, [&] {
-    value = get(key);
-    if (value) return true;
-    const auto reason = read("failed");
-    if (!reason) return false;
-    value = get(key);  // as it may have come before the failure
-    if (!value) raise_failure(*reason);
-    return true;
+    value = look_for([&] { return get(key); }, [this] { return read("failed"); });
+    return value.has_value();
   });
   return value;
 }

@@ -212,10 +212,8 @@ void StoreRendezvous::come(Deadline deadline) {
 std::optional<Bytes> StoreRendezvous::wait(std::string_view key, Deadline deadline) {
   std::optional<Bytes> value;
   ask_until(deadline, [&] {
-    value = get(key);
-    if (value) return true;
-    if (const auto reason = read("failed")) raise_failure(*reason);
-    return false;
+    value = look_for([&] { return get(key); }, [this] { return read("failed"); });
+    return value.has_value();
   });
   return value;
 }

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hvd/error.h"
+#include "unit/rendezvous/ranks.h"
 
 namespace hvd::rendezvous {
 namespace {
@@ -89,6 +91,21 @@ TEST(Admission, Rank0GivesUpBeforeTheOthers) {
   EXPECT_LT(time_to_refuse(now + 1s), now + 1s);
   EXPECT_GT(time_to_refuse(now + 1s), now + 899ms);
   EXPECT_GE(time_to_refuse(now - 1s), now - 1s) << "it is too late for everybody";
+}
+
+// A rank puts what others need, and then fails: whoever looks between the two finds the value.
+TEST(Admission, WhatCameBeforeAFailureIsFound) {
+  std::optional<Bytes> value;
+  const auto get = [&] { return value; };
+  const auto nothing = [] { return std::optional<Bytes>(); };
+  EXPECT_FALSE(look_for(get, nothing).has_value());
+  const auto put_and_fail = [&] {
+    value = copy_of("it");
+    return std::optional(encode(Failure{"rank 1 has no GPU"}));
+  };
+  EXPECT_EQ(shown(look_for(get, put_and_fail)), "it");
+  const auto fail = [] { return std::optional(encode(Failure{"rank 1 has ended", 1})); };
+  EXPECT_EQ(outcome_of([&] { look_for(nothing, fail); }), "lost 1: rank 1 has ended");
 }
 
 TEST(Admission, NoProcessIsTakenForAnother) { EXPECT_NE(make_identity(), make_identity()); }
