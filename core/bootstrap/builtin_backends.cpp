@@ -11,14 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/local/local_backend.h"
-#include "backend/mpi/mpi_backend.h"
 #include "backend/shm/shm_backend.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "bootstrap/build_identity.h"
+#include "bootstrap/data_neighbours.h"
 #include "bootstrap/gpu_agreement.h"
 #include "bootstrap/init_method.h"
 #include "bootstrap/join_ucx.h"
@@ -262,7 +263,9 @@ void check_backend_name(const RuntimeOptions& options, const InitMethod& method)
   if (carriers && method.controller != Controller::kLocal && *options.backend != own) {
     throw UsageError("hvd::init: backend (HVD_BACKEND): '" + *options.backend +
                      "' in a job whose messages travel over " + own + " (init method " +
-                     method.place + "); ask for '" + own + "', or leave it unset");
+                     method.place + "); ask for '" + own +
+                     "', leave it unset, or start the ranks with 'hvdrun --controller " +
+                     *options.backend + "'");
   }
   std::string known;
   for (const std::string_view name : backend_names()) {
@@ -353,7 +356,7 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
   world.allgather(&gpu.report, reports.data(), sizeof gpu.report);
   const GpuAgreement agreement = agree_on_gpus(reports, topology);
   job.backends.push_back(
-      std::make_shared<mpi::MpiBackend>(carrier, mpi::MpiTuning{}, agreement.cuda_aware_mpi));
+      std::make_shared<flat::FlatBackend>(carrier, flat::FlatTuning{}, agreement.cuda_aware_mpi));
   if (node->control_segment_shared() && room_for_shm(*node))
     job.backends.push_back(std::make_shared<ShmBackend>(node->name_prefix(), std::move(arena)));
   if (room_for_hierarchical(*node))
@@ -361,6 +364,7 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
   // For process sets of one rank, whatever the size of the job.
   job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
   add_device_backends(job, gpu, agreement, options);
+  for (const int rank : data_neighbours(topology)) carrier->connect(message::Plane::kData, rank);
   world.begun();
 }
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/mpi/mpi_backend.h"
 #include "hvd/error.h"
 #include "mpi/mpi_carrier.h"
 #include "mpi/mpi_control_plane.h"
@@ -64,6 +64,7 @@ class Job {
   control::ControlPlane& plane() { return *plane_; }
   const HierarchicalBackend& backend() const { return backend_; }
   const Topology& topology() const { return world_->topology(); }
+  const std::string& name_prefix() const { return world_->node()->name_prefix(); }
 
  private:
   std::unique_ptr<Channel> open_with(Backend& backend, int process_set,
@@ -77,7 +78,7 @@ class Job {
   std::shared_ptr<mpi::MpiWorld> world_;
   std::unique_ptr<control::ControlPlane> plane_;
   HierarchicalBackend backend_;
-  mpi::MpiBackend flat_;
+  flat::FlatBackend flat_;
 };
 
 /// `order`: ranks in the order in which their inputs are added.
@@ -276,7 +277,7 @@ TEST(HierarchicalBackend, LeavesNoNameBehind) {
   const auto channel = job.open(0, testing::all_ranks());
   testing::complete(*channel->launch(sum_of(0), {}, {}));
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_left_behind().empty());
+  EXPECT_TRUE(testing::shared_memory_left_behind(job.name_prefix()).empty());
   testing::mpi_barrier();
 }
 

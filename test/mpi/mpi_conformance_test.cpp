@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/mpi/mpi_backend.h"
+#include "backend/flat/flat_backend.h"
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_harness.h"
 
@@ -15,12 +15,12 @@ namespace {
 
 struct Setting {
   const char* name = "";
-  mpi::MpiTuning tuning = {};
+  flat::FlatTuning tuning = {};
   bool without_rank_0 = false;
   int every = 1;  ///< one in so many cases; all in a long run
 };
 
-constexpr mpi::MpiTuning kSmallChunks = {
+constexpr flat::FlatTuning kSmallChunks = {
     .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
 constexpr Setting kSettings[] = {{"Default", {}, false, 2},
                                  {"SmallChunks", kSmallChunks, false, 2},
@@ -29,7 +29,7 @@ constexpr Setting kSettings[] = {{"Default", {}, false, 2},
 
 MpiHarness make_harness(const Setting& setting) {
   const auto make_backend = [&](mpi::MpiWorld&, std::shared_ptr<message::Carrier> carrier) {
-    return std::make_unique<mpi::MpiBackend>(std::move(carrier), setting.tuning);
+    return std::make_unique<flat::FlatBackend>(std::move(carrier), setting.tuning);
   };
   return {make_backend, setting.without_rank_0};
 }

@@ -22,7 +22,7 @@ LIBRARIES = (
     (r"mpi(-ext)?\.h$", ("core/mpi/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
-    (r"(ucp|uct|ucs|ucm)/", ("core/ucx/",), "UCX"),
+    (r"(ucp|uct|ucs|ucm)/", ("core/ucx/", "test/support/count_ucx_calls.cpp", "test/bench/ucx_stream.cpp"), "UCX"),
     (r"asio\b", ("core/rendezvous/tcp_", "test/unit/rendezvous/"), "Asio"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
     (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
@@ -96,13 +96,13 @@ MAY_INCLUDE = {
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},
     "launcher/reports": {"launcher/system", "base", "public"},
-    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "base", "public"},
+    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "rendezvous/meeting.h", "base", "public"},
     "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
     "examples": {"public", "torch's interface"},
 }
 # The folder of one library may also use what wraps that library, and one file knows every implementation.
 ALSO = {
-    "core/backend/mpi/": {"message"},
+    "core/backend/flat/": {"message"},
     "core/backend/shm/": {"backend/segment"},
     "core/backend/hierarchical/": {"backend/segment", "message", "host"},
     "core/backend/nccl/": {"device"},
@@ -217,7 +217,7 @@ def may_include(path, target):
         if path.startswith(prefix):
             allowed |= more
     folder, target_folder = (str(pathlib.PurePosixPath(name).parent) for name in (path, target))
-    # One implementation must not lean on another: backend/mpi on backend/shm.
+    # One implementation must not lean on another: backend/flat on backend/shm.
     if layer == wanted and (layer != "backend" or folder == target_folder or target_folder == "core/backend"):
         return True
     return wanted in allowed or any(target == "core/" + name or target_folder == "core/" + name for name in allowed)

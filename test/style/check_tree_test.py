@@ -13,8 +13,8 @@ class CheckTree(WrittenTreeTest):
     def test_libraries_stay_in_their_folders(self):
         for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/engine/a.h", "ATen/ATen.h"),
                               ("core/engine/a.cpp", "mpi.h"), ("core/message/a.cpp", "mpi.h"),
-                              ("core/backend/mpi/a.cpp", "mpi.h"), ("frameworks/torch/state/a.cpp", "mpi.h"),
-                              ("core/execution/a.cpp", "cuda_runtime.h"), ("core/backend/mpi/a.cpp", "nccl.h"),
+                              ("core/backend/flat/a.cpp", "mpi.h"), ("frameworks/torch/state/a.cpp", "mpi.h"),
+                              ("core/execution/a.cpp", "cuda_runtime.h"), ("core/backend/flat/a.cpp", "nccl.h"),
                               ("core/base/other.cpp", "spdlog/spdlog.h"), ("core/base/a.cpp", "gtest/gtest.h")):
             self.assert_one({path: f"#include <{include}>\n"}, f"{path}:1: includes <{include}>")
         self.assert_clean({"frameworks/torch/state/a.cpp": "#include <torch/torch.h>\n",
@@ -26,7 +26,7 @@ class CheckTree(WrittenTreeTest):
         wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/message/carrier.h": "", "core/host/node.h": "",
                 "core/engine/engine.h": "",
                 "core/control/control_plane.h": "", "core/control/coordinator.h": "", "core/include/hvd/error.h": "",
-                "core/backend/mpi/mpi_channel_context.h": "", "core/backend/composite/a.h": "", "core/execution/batch_execution.h": "", "core/backend/shm/ring.h": ""}
+                "core/backend/flat/flat_channel_context.h": "", "core/backend/composite/a.h": "", "core/execution/batch_execution.h": "", "core/backend/shm/ring.h": ""}
         self.assert_one(wire | {"core/base/a.cpp": '#include "wire/codec.h"\n'}, "base must not depend on wire")
         self.assert_one(wire | {"core/control/a.cpp": '#include "engine/engine.h"\n'}, "control must not depend on engine")
         self.assert_one(wire | {"core/mpi/a.cpp": '#include "control/coordinator.h"\n'}, "mpi must not depend on control")
@@ -34,9 +34,9 @@ class CheckTree(WrittenTreeTest):
         self.assert_one(wire | {"core/message/a.cpp": '#include "control/coordinator.h"\n'}, "message must not depend on control")
         self.assert_one(wire | {"core/host/a.cpp": '#include "message/carrier.h"\n'}, "host must not depend on message")
         self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "message/carrier.h"\n'}, "backend must not depend on message")
-        self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
-        self.assert_one(wire | {"core/backend/mpi/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
-        self.assert_one(wire | {"core/engine/a.cpp": '#include "backend/mpi/mpi_channel_context.h"\n'}, "engine must not depend on backend")
+        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
+        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
+        self.assert_one(wire | {"core/engine/a.cpp": '#include "backend/flat/flat_channel_context.h"\n'}, "engine must not depend on backend")
         self.assert_one(wire | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
         self.assert_one(wire | {"core/capi/a.cpp": '#include "engine/engine.h"\n'}, "capi must not depend on engine")
         self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
@@ -48,9 +48,9 @@ class CheckTree(WrittenTreeTest):
                                   "core/mpi/a.cpp": '#include "control/control_plane.h"\n',
                                   "core/mpi/b.cpp": '#include "message/carrier.h"\n#include "host/node.h"\n',
                                   "core/message/a.cpp": '#include "control/control_plane.h"\n#include "host/node.h"\n',
-                                  "core/backend/mpi/a.cpp": '#include "message/carrier.h"\n#include "backend/mpi/mpi_channel_context.h"\n',
+                                  "core/backend/flat/a.cpp": '#include "message/carrier.h"\n#include "backend/flat/flat_channel_context.h"\n',
                                   "core/backend/hierarchical/a.cpp": '#include "message/carrier.h"\n#include "host/node.h"\n',
-                                  "core/bootstrap/builtin_backends.cpp": '#include "backend/mpi/mpi_channel_context.h"\n',
+                                  "core/bootstrap/builtin_backends.cpp": '#include "backend/flat/flat_channel_context.h"\n',
                                   "core/backend/staged/a.cpp": '#include "backend/composite/a.h"\n',
                                   "core/engine/b.cpp": '#include "execution/batch_execution.h"\n',
                                   "test/unit/a.cpp": '#include "engine/engine.h"\n'})

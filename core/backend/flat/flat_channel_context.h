@@ -5,15 +5,15 @@
 #include <utility>
 #include <vector>
 
-#include "backend/mpi/tuning.h"
+#include "backend/flat/tuning.h"
 #include "message/channel_messages.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 // The kinds of a channel's messages, of those that message/tag.h has for this backend.
 inline constexpr int kMaxWindows = 4;
 inline constexpr int kScatterKind =
-    message::kMpiBackendKinds;  ///< + window modulo MpiTuning::windows
+    message::kFlatBackendKinds;  ///< + window modulo FlatTuning::windows
 inline constexpr int kGatherKind = kScatterKind + kMaxWindows;  ///< likewise
 inline constexpr int kDirectKind = kGatherKind + kMaxWindows;
 inline constexpr int kFlowKind = kDirectKind + 1;
@@ -25,23 +25,23 @@ static_assert(kFlowKind < message::kHierarchicalBackendKind);
 class ChannelContext final : public message::ChannelMessages {
  public:
   ChannelContext(std::shared_ptr<message::Carrier> carrier, const ChannelSpec& spec, Peers& peers,
-                 const MpiTuning& tuning)
+                 const FlatTuning& tuning)
       : ChannelMessages(std::move(carrier), spec, peers),
         sources(spec.ranks.size()),
         tuning_(tuning) {}
 
-  const MpiTuning& tuning() const noexcept { return tuning_; }
+  const FlatTuning& tuning() const noexcept { return tuning_; }
 
   std::vector<const std::byte*> sources;  ///< one per rank, for hvd::reduce()
 
  private:
-  const MpiTuning tuning_;
+  const FlatTuning tuning_;
 };
 
 /// Base of the Works.
-class MpiWork : public message::MessageWork {
+class FlatWork : public message::MessageWork {
  public:
-  explicit MpiWork(std::shared_ptr<ChannelContext> context)
+  explicit FlatWork(std::shared_ptr<ChannelContext> context)
       : MessageWork(context), context_(*context) {}
 
  protected:
@@ -51,4 +51,4 @@ class MpiWork : public message::MessageWork {
   ChannelContext& context_;  // MessageWork keeps it alive
 };
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

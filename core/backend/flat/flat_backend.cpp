@@ -1,17 +1,17 @@
-#include "backend/mpi/mpi_backend.h"
+#include "backend/flat/flat_backend.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "backend/mpi/allreduce_work.h"
-#include "backend/mpi/chunked_works.h"
-#include "backend/mpi/mpi_channel_context.h"
+#include "backend/flat/allreduce_work.h"
+#include "backend/flat/chunked_works.h"
+#include "backend/flat/flat_channel_context.h"
 #include "base/cache_line.h"
 #include "hvd/error.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 namespace {
 
 constexpr int kScore = 10;
@@ -32,18 +32,18 @@ class EmptyWork final : public Work {
   bool progress() override { return true; }
 };
 
-class MpiChannel final : public Channel {
+class FlatChannel final : public Channel {
  public:
-  explicit MpiChannel(std::shared_ptr<ChannelContext> context) : context_(std::move(context)) {}
+  explicit FlatChannel(std::shared_ptr<ChannelContext> context) : context_(std::move(context)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
     if (context_->abandoned())
-      throw Error("mpi: " + std::string(to_string(collective.kind)) +
+      throw Error("flat: " + std::string(to_string(collective.kind)) +
                   " launched on a channel that has failed");
     if (context_->on_device() &&
         (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
-      throw Error("mpi: " + std::string(to_string(collective.kind)) +
+      throw Error("flat: " + std::string(to_string(collective.kind)) +
                   " of a device's memory, which the CPU cannot reduce");
     }
     const Sizes sizes = sizes_of(collective);
@@ -75,7 +75,7 @@ class MpiChannel final : public Channel {
   static void require(const Collective& collective, const char* what, std::int64_t expected,
                       std::size_t got) {
     if (expected >= 0 && static_cast<std::size_t>(expected) == got) return;
-    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected an " + what +
+    throw Error("flat: " + std::string(to_string(collective.kind)) + ": expected an " + what +
                 " of " + std::to_string(expected) + " bytes, got " + std::to_string(got));
   }
 
@@ -85,7 +85,7 @@ class MpiChannel final : public Channel {
         counts.size() == ranks &&
         std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
     if (valid) return;
-    throw Error("mpi: " + std::string(to_string(collective.kind)) + ": expected " +
+    throw Error("flat: " + std::string(to_string(collective.kind)) + ": expected " +
                 std::to_string(ranks) + " counts, none negative, got " +
                 std::to_string(counts.size()) + " counts");
   }
@@ -98,7 +98,7 @@ class MpiChannel final : public Channel {
         return {count, count, count > 0};
       case OpKind::kBroadcast: {
         if (collective.root < 0 || collective.root >= context_->size()) {
-          throw Error("mpi: broadcast: root " + std::to_string(collective.root) + " of " +
+          throw Error("flat: broadcast: root " + std::to_string(collective.root) + " of " +
                       std::to_string(context_->size()) + " ranks");
         }
         return {count, count, count > 0};
@@ -118,7 +118,7 @@ class MpiChannel final : public Channel {
         require_counts(collective, collective.send_counts);
         return {total(collective.send_counts), total(collective.counts), true};
       default:
-        throw Error("mpi: this backend has no " + std::string(to_string(collective.kind)));
+        throw Error("flat: this backend has no " + std::string(to_string(collective.kind)));
     }
   }
 
@@ -127,8 +127,8 @@ class MpiChannel final : public Channel {
 
 }  // namespace
 
-MpiBackend::MpiBackend(std::shared_ptr<message::Carrier> carrier, const MpiTuning& tuning,
-                       bool cuda_aware)
+FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTuning& tuning,
+                         bool cuda_aware)
     : carrier_(std::move(carrier)),
       name_(carrier_->name()),
       tuning_(tuning),
@@ -140,12 +140,13 @@ MpiBackend::MpiBackend(std::shared_ptr<message::Carrier> carrier, const MpiTunin
                      tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
-        "MpiTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and at "
+        "FlatTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and "
+        "at "
         "least 1 outstanding chunk");
 }
 
-int MpiBackend::score(const Topology&, const ChannelSpec& spec,
-                      const Collective& collective) const noexcept {
+int FlatBackend::score(const Topology&, const ChannelSpec& spec,
+                       const Collective& collective) const noexcept {
   if (spec.device.type != DeviceType::kCpu || spec.ranks.size() < 2) return 0;
   if (collective.kind == OpKind::kBarrier || collective.kind == OpKind::kJoin ||
       collective.op == ReduceOp::kAdasum)
@@ -153,13 +154,13 @@ int MpiBackend::score(const Topology&, const ChannelSpec& spec,
   return kScore;
 }
 
-std::unique_ptr<Channel> MpiBackend::open(const ChannelSpec& spec, Peers& peers) {
+std::unique_ptr<Channel> FlatBackend::open(const ChannelSpec& spec, Peers& peers) {
   if (spec.device.type != DeviceType::kCpu && !carries_memory_of(spec.device.type)) {
-    throw Error("mpi: this MPI has not said that it takes memory of a " +
+    throw Error("flat: MPI has not said that it takes memory of a " +
                 std::string(to_string(spec.device.type)) + " device");
   }
-  return std::make_unique<MpiChannel>(
+  return std::make_unique<FlatChannel>(
       std::make_shared<ChannelContext>(carrier_, spec, peers, tuning_));
 }
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

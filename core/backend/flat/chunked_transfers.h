@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "backend/mpi/mpi_channel_context.h"
+#include "backend/flat/flat_channel_context.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 /// Transfers of any size with any peers, cut into chunks, of which a few are in flight with each
 /// peer.
@@ -72,4 +72,4 @@ class ChunkedTransfers {
   std::vector<Transfer> transfers_;
 };
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

@@ -1,8 +1,8 @@
-#include "backend/mpi/chunked_transfers.h"
+#include "backend/flat/chunked_transfers.h"
 
 #include <algorithm>
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 int ChunkedTransfers::add_send(int peer, std::span<const std::byte> bytes) {
   transfers_.push_back({.kind = Kind::kSend,
@@ -95,4 +95,4 @@ bool ChunkedTransfers::step() {
   return advance();
 }
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

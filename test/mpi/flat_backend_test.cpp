@@ -4,7 +4,7 @@
 #include <numeric>
 #include <thread>
 
-#include "backend/mpi/mpi_backend.h"
+#include "backend/flat/flat_backend.h"
 #include "hvd/error.h"
 #include "mpi/mpi_carrier.h"
 #include "mpi/mpi_control_plane.h"
@@ -14,31 +14,33 @@
 // What the conformance suite does not reach: cutting into chunks and windows, several sets at once,
 // sequences of different collectives, failures.
 
-namespace hvd::mpi {
+namespace hvd::flat {
 namespace {
 
 using namespace std::chrono_literals;
+using mpi::make_mpi_carrier;
+using mpi::MpiWorld;
 using testing::Bytes;
 using testing::make_input;
 using testing::mpi_rank;
 using testing::mpi_size;
 
-constexpr MpiTuning kTiny = {
+constexpr FlatTuning kTiny = {
     .chunk_bytes = 64, .windows = 3, .direct_bytes = 0, .outstanding_chunks = 2};
-constexpr MpiTuning kOneAtATime = {
+constexpr FlatTuning kOneAtATime = {
     .chunk_bytes = 4096, .windows = 1, .direct_bytes = 0, .outstanding_chunks = 1};
-constexpr MpiTuning kAllDirect = {
+constexpr FlatTuning kAllDirect = {
     .chunk_bytes = 4096, .windows = 4, .direct_bytes = 1 << 20, .outstanding_chunks = 3};
 
-class MpiBackendTest : public ::testing::TestWithParam<MpiTuning> {
+class FlatBackendTest : public ::testing::TestWithParam<FlatTuning> {
  protected:
-  MpiBackendTest()
+  FlatBackendTest()
       : world_(MpiWorld::join({.start_timeout = 30s})),
         plane_(make_mpi_control_plane(world_)),
         backend_(make_mpi_carrier(world_), GetParam()) {
     channel_ = open(0, testing::all_ranks());
   }
-  ~MpiBackendTest() override {
+  ~FlatBackendTest() override {
     testing::mpi_barrier();
     plane_->farewell();
   }
@@ -73,12 +75,12 @@ class MpiBackendTest : public ::testing::TestWithParam<MpiTuning> {
 
   std::shared_ptr<MpiWorld> world_;
   std::unique_ptr<control::ControlPlane> plane_;
-  MpiBackend backend_;
+  FlatBackend backend_;
   std::unique_ptr<Channel> channel_;
   std::uint64_t seed_ = 0;
 };
 
-TEST_P(MpiBackendTest, AllreducesEverySizeAroundTheBoundaries) {
+TEST_P(FlatBackendTest, AllreducesEverySizeAroundTheBoundaries) {
   for (const std::int64_t count : {0,  1,  2,   3,   7,   15,  16,  17,   31,   33,   63,  64,
                                    65, 97, 127, 128, 129, 191, 193, 1023, 1024, 1025, 5000}) {
     allreduce(*channel_, testing::all_ranks(), count, DataType::kFloat32, ReduceOp::kSum,
@@ -86,7 +88,7 @@ TEST_P(MpiBackendTest, AllreducesEverySizeAroundTheBoundaries) {
   }
 }
 
-TEST_P(MpiBackendTest, AllreducesEveryType) {
+TEST_P(FlatBackendTest, AllreducesEveryType) {
   for (int dtype = 0; dtype < kDataTypeCount; ++dtype) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       for (const bool in_place : {false, true})
@@ -96,7 +98,7 @@ TEST_P(MpiBackendTest, AllreducesEveryType) {
   }
 }
 
-TEST_P(MpiBackendTest, ScalesInTheSamePass) {
+TEST_P(FlatBackendTest, ScalesInTheSamePass) {
   const ReduceScale average{.prescale = 0.5, .postscale = 3.0, .divisor = mpi_size()};
   allreduce(*channel_, testing::all_ranks(), 3001, DataType::kFloat32, ReduceOp::kSum, true,
             average);
@@ -104,7 +106,7 @@ TEST_P(MpiBackendTest, ScalesInTheSamePass) {
             average);
 }
 
-TEST_P(MpiBackendTest, ReducescattersRaggedBlocks) {
+TEST_P(FlatBackendTest, ReducescattersRaggedBlocks) {
   for (const std::int64_t base : {0, 1, 40, 3000}) {
     const std::uint64_t seed = ++seed_;
     std::vector<std::int64_t> counts;
@@ -126,7 +128,7 @@ TEST_P(MpiBackendTest, ReducescattersRaggedBlocks) {
   }
 }
 
-TEST_P(MpiBackendTest, AllgathersRaggedBlocks) {
+TEST_P(FlatBackendTest, AllgathersRaggedBlocks) {
   for (const std::int64_t base : {0, 1, 5000}) {
     const std::uint64_t seed = ++seed_;
     std::vector<std::int64_t> counts;
@@ -145,7 +147,7 @@ TEST_P(MpiBackendTest, AllgathersRaggedBlocks) {
   }
 }
 
-TEST_P(MpiBackendTest, BroadcastsFromEveryRoot) {
+TEST_P(FlatBackendTest, BroadcastsFromEveryRoot) {
   for (int root = 0; root < mpi_size(); ++root) {
     for (const std::int64_t count : {1, 63, 64, 65, 30'001}) {
       const Bytes expected = make_input(count, DataType::kUInt8, ReduceOp::kSum, root, ++seed_);
@@ -163,7 +165,7 @@ TEST_P(MpiBackendTest, BroadcastsFromEveryRoot) {
   }
 }
 
-TEST_P(MpiBackendTest, ExchangesAlltoall) {
+TEST_P(FlatBackendTest, ExchangesAlltoall) {
   const int size = mpi_size();
   // Rank s sends this many elements to rank d.
   const auto amount = [](int s, int d) {
@@ -192,7 +194,7 @@ TEST_P(MpiBackendTest, ExchangesAlltoall) {
   EXPECT_TRUE(out == expected);
 }
 
-TEST_P(MpiBackendTest, RunsDifferentCollectivesOneAfterAnotherWithoutBarriers) {
+TEST_P(FlatBackendTest, RunsDifferentCollectivesOneAfterAnotherWithoutBarriers) {
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(mpi_size()), 257);
   for (int round = 0; round < 30; ++round) {
     allreduce(*channel_, testing::all_ranks(), 1 + round * 37, DataType::kFloat16, ReduceOp::kSum,
@@ -214,7 +216,7 @@ TEST_P(MpiBackendTest, RunsDifferentCollectivesOneAfterAnotherWithoutBarriers) {
   }
 }
 
-TEST_P(MpiBackendTest, KeepsProcessSetsApart) {
+TEST_P(FlatBackendTest, KeepsProcessSetsApart) {
   if (mpi_size() < 3) GTEST_SKIP() << "needs three ranks";
   // Set 1 leaves out rank 0, set 2 leaves out the last; both work at the same time as the set of
   // all.
@@ -253,7 +255,7 @@ TEST_P(MpiBackendTest, KeepsProcessSetsApart) {
   }
 }
 
-TEST_P(MpiBackendTest, WakesAPeerThatSleeps) {
+TEST_P(FlatBackendTest, WakesAPeerThatSleeps) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
   // Every rank sleeps on its doorbell whenever progress() has nothing to do; a missed ring would
   // cost ten seconds.
@@ -279,7 +281,7 @@ TEST_P(MpiBackendTest, WakesAPeerThatSleeps) {
   EXPECT_LT(clock.now() - start, 9s);
 }
 
-TEST_P(MpiBackendTest, RefusesWrongSizes) {
+TEST_P(FlatBackendTest, RefusesWrongSizes) {
   Bytes four(4);
   Bytes eight(8);
   EXPECT_THROW(channel_->launch({.kind = OpKind::kAllreduce, .count = 1}, four, eight), Error);
@@ -292,7 +294,7 @@ TEST_P(MpiBackendTest, RefusesWrongSizes) {
   EXPECT_THROW(backend_.open({1 << 30, testing::all_ranks(), mpi_rank(), {}}, *plane_), Error);
 }
 
-TEST_P(MpiBackendTest, EmptyCollectivesEndAtOnce) {
+TEST_P(FlatBackendTest, EmptyCollectivesEndAtOnce) {
   EXPECT_TRUE(channel_->launch({.kind = OpKind::kAllreduce}, {}, {})->progress());
   EXPECT_TRUE(channel_->launch({.kind = OpKind::kBroadcast}, {}, {})->progress());
   const std::vector<std::int64_t> none(static_cast<std::size_t>(mpi_size()), 0);
@@ -304,7 +306,7 @@ TEST_P(MpiBackendTest, EmptyCollectivesEndAtOnce) {
           ->progress());
 }
 
-TEST_P(MpiBackendTest, ADroppedWorkEndsItsChannelOnly) {
+TEST_P(FlatBackendTest, ADroppedWorkEndsItsChannelOnly) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
   const auto doomed = open(20, testing::all_ranks());
   // Static, because MPI may write to it until the process ends.
@@ -320,25 +322,25 @@ TEST_P(MpiBackendTest, ADroppedWorkEndsItsChannelOnly) {
   allreduce(*channel_, testing::all_ranks(), 1000, DataType::kFloat32, ReduceOp::kSum, true);
 }
 
-std::string tuning_name(const ::testing::TestParamInfo<MpiTuning>& parameter) {
+std::string tuning_name(const ::testing::TestParamInfo<FlatTuning>& parameter) {
   constexpr const char* kNames[] = {"Default", "Tiny", "OneAtATime", "AllDirect"};
   return kNames[parameter.index];
 }
-INSTANTIATE_TEST_SUITE_P(Tuning, MpiBackendTest,
-                         ::testing::Values(MpiTuning{}, kTiny, kOneAtATime, kAllDirect),
+INSTANTIATE_TEST_SUITE_P(Tuning, FlatBackendTest,
+                         ::testing::Values(FlatTuning{}, kTiny, kOneAtATime, kAllDirect),
                          tuning_name);
 
-TEST(MpiBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
+TEST(FlatBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
   const auto world = MpiWorld::join({.start_timeout = 30s});
   const auto plane = make_mpi_control_plane(world);
   const ChannelSpec spec{.ranks = testing::all_ranks(),
                          .set_rank = mpi_rank(),
                          .device = {DeviceType::kCuda, 0},
                          .instance = 3};
-  MpiBackend plain(make_mpi_carrier(world));
+  FlatBackend plain(make_mpi_carrier(world));
   EXPECT_FALSE(plain.carries_memory_of(DeviceType::kCuda));
   EXPECT_THROW(plain.open(spec, *plane), Error);
-  MpiBackend backend(make_mpi_carrier(world), {}, true);
+  FlatBackend backend(make_mpi_carrier(world), {}, true);
   EXPECT_TRUE(backend.carries_memory_of(DeviceType::kCuda));
   EXPECT_FALSE(backend.carries_memory_of(DeviceType::kCpu));
   {
@@ -363,9 +365,9 @@ TEST(MpiBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
   plane->farewell();
 }
 
-TEST(MpiBackend, ScoresWhatItCanDo) {
+TEST(FlatBackend, ScoresWhatItCanDo) {
   const auto world = MpiWorld::join({.start_timeout = 30s});
-  const MpiBackend backend(make_mpi_carrier(world));
+  const FlatBackend backend(make_mpi_carrier(world));
   const ChannelSpec pair{.ranks = {0, 1}};
   const Topology& topology = world->topology();
   EXPECT_EQ(backend.name(), "mpi");
@@ -379,9 +381,9 @@ TEST(MpiBackend, ScoresWhatItCanDo) {
   EXPECT_EQ(backend.score(topology, {.ranks = {0, 1}, .device = {DeviceType::kCuda, 0}},
                           {.kind = OpKind::kAllreduce}),
             0);
-  EXPECT_THROW(MpiBackend(make_mpi_carrier(world), {.chunk_bytes = 100}), UsageError);
+  EXPECT_THROW(FlatBackend(make_mpi_carrier(world), {.chunk_bytes = 100}), UsageError);
   world->farewell();
 }
 
 }  // namespace
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

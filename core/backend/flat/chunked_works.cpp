@@ -1,13 +1,13 @@
-#include "backend/mpi/chunked_works.h"
+#include "backend/flat/chunked_works.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "backend/mpi/chunked_transfers.h"
+#include "backend/flat/chunked_transfers.h"
 #include "base/kernels.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 namespace {
 
 /// A copy within this process, done in pieces beside the messages.
@@ -61,11 +61,11 @@ class Blocks {
 };
 
 /// Allgather and alltoall: a block to each peer, a block from each, and one's own.
-class ExchangeWork final : public MpiWork {
+class ExchangeWork final : public FlatWork {
  public:
-  using MpiWork::context;
+  using FlatWork::context;
   explicit ExchangeWork(std::shared_ptr<ChannelContext> shared)
-      : MpiWork(std::move(shared)), transfers_(context()) {}
+      : FlatWork(std::move(shared)), transfers_(context()) {}
 
   void add(int peer, std::span<const std::byte> to_peer, std::span<std::byte> from_peer) {
     if (peer == context().rank()) {
@@ -90,11 +90,11 @@ class ExchangeWork final : public MpiWork {
 };
 
 /// A binomial tree, in which every rank passes on what has arrived so far.
-class BroadcastWork final : public MpiWork {
+class BroadcastWork final : public FlatWork {
  public:
   BroadcastWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out)
-      : MpiWork(std::move(shared)), transfers_(context()) {
+      : FlatWork(std::move(shared)), transfers_(context()) {
     const int ranks = context().size();
     // Ranks as seen from the root.
     const int own = (context().rank() - collective.root + ranks) % ranks;
@@ -134,11 +134,11 @@ class BroadcastWork final : public MpiWork {
 
 /// Every rank sends block j to rank j, and reduces the blocks it gets, chunk by chunk and in rank
 /// order.
-class ReducescatterWork final : public MpiWork {
+class ReducescatterWork final : public FlatWork {
  public:
   ReducescatterWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out)
-      : MpiWork(std::move(shared)),
+      : FlatWork(std::move(shared)),
         collective_(collective),
         own_(Blocks(collective.counts, size_of(collective.dtype)).of(in, context().rank())),
         out_(out),
@@ -241,4 +241,4 @@ std::unique_ptr<Work> make_reducescatter_work(std::shared_ptr<ChannelContext> co
   return std::make_unique<ReducescatterWork>(std::move(context), collective, in, out);
 }
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

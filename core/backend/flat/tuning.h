@@ -2,10 +2,10 @@
 
 #include <cstddef>
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 /// How messages are cut. Must be the same on every rank.
-struct MpiTuning {
+struct FlatTuning {
   /// Largest message. Small enough that what was received is still in the L2 cache when it is
   /// reduced.
   std::size_t chunk_bytes = 128 * 1024;
@@ -18,4 +18,4 @@ struct MpiTuning {
   int outstanding_chunks = 2;
 };
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

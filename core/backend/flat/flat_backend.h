@@ -3,23 +3,23 @@
 #include <memory>
 #include <string_view>
 
-#include "backend/mpi/tuning.h"
+#include "backend/flat/tuning.h"
 #include "hvd/backend.h"
 #include "message/carrier.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
-/// Collectives on CPU memory over messages from rank to rank. It is called after their carrier,
-/// "mpi" or "ucx".
+/// Collectives on CPU memory over messages from rank to rank, whatever hosts they are on. It is
+/// called after their carrier, "mpi" or "ucx".
 ///
 /// Not MPI_Allreduce and its kin: the order in which those add depends on offset and size, they
 /// block, and one call for a large tensor is slower than pieces that stay in the cache. Here every
 /// element is reduced once, by one rank, in rank order. Threading: as hvd::Backend says.
-class MpiBackend final : public Backend {
+class FlatBackend final : public Backend {
  public:
   /// @param cuda_aware every rank's carrier takes pointers to GPU memory
-  explicit MpiBackend(std::shared_ptr<message::Carrier>, const MpiTuning& tuning = {},
-                      bool cuda_aware = false);
+  explicit FlatBackend(std::shared_ptr<message::Carrier>, const FlatTuning& tuning = {},
+                       bool cuda_aware = false);
 
   std::string_view name() const noexcept override { return name_; }
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
@@ -31,8 +31,8 @@ class MpiBackend final : public Backend {
  private:
   std::shared_ptr<message::Carrier> carrier_;
   std::string_view name_;  ///< the carrier's
-  MpiTuning tuning_;
+  FlatTuning tuning_;
   bool cuda_aware_;
 };
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

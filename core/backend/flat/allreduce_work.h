@@ -3,12 +3,12 @@
 #include <memory>
 #include <span>
 
-#include "backend/mpi/mpi_channel_context.h"
+#include "backend/flat/flat_channel_context.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 /// `in` and `out` hold `collective.count` elements and are the same memory or disjoint.
 std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<ChannelContext>, const Collective&,
                                           std::span<const std::byte> in, std::span<std::byte> out);
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

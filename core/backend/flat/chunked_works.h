@@ -3,9 +3,9 @@
 #include <memory>
 #include <span>
 
-#include "backend/mpi/mpi_channel_context.h"
+#include "backend/flat/flat_channel_context.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 
 /// hvd::Collective says what `in` and `out` hold for each kind.
 std::unique_ptr<Work> make_broadcast_work(std::shared_ptr<ChannelContext>, const Collective&,
@@ -18,4 +18,4 @@ std::unique_ptr<Work> make_reducescatter_work(std::shared_ptr<ChannelContext>, c
                                               std::span<const std::byte> in,
                                               std::span<std::byte> out);
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat

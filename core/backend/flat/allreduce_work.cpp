@@ -1,4 +1,4 @@
-#include "backend/mpi/allreduce_work.h"
+#include "backend/flat/allreduce_work.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include "base/cache_line.h"
 #include "base/kernels.h"
 
-namespace hvd::mpi {
+namespace hvd::flat {
 namespace {
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
@@ -17,11 +17,11 @@ std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by
 
 /// Small tensors: every rank sends its tensor to every other and reduces all of them, in rank
 /// order. One message's latency.
-class DirectAllreduce final : public MpiWork {
+class DirectAllreduce final : public FlatWork {
  public:
   DirectAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                   std::span<const std::byte> in, std::span<std::byte> out)
-      : MpiWork(std::move(shared)), collective_(collective), in_(in), out_(out) {}
+      : FlatWork(std::move(shared)), collective_(collective), in_(in), out_(out) {}
 
  protected:
   bool step() override {
@@ -77,7 +77,7 @@ class DirectAllreduce final : public MpiWork {
 /// Slice j is received into `out` only after it was sent from `in`, as they may be the same memory.
 /// A few windows are under way at a time, each with tags of its own, since their messages may
 /// overtake one another.
-class WindowedAllreduce final : public MpiWork {
+class WindowedAllreduce final : public FlatWork {
  public:
   WindowedAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out);
@@ -138,7 +138,7 @@ class WindowedAllreduce final : public MpiWork {
 WindowedAllreduce::WindowedAllreduce(std::shared_ptr<ChannelContext> shared,
                                      const Collective& collective, std::span<const std::byte> in,
                                      std::span<std::byte> out)
-    : MpiWork(std::move(shared)),
+    : FlatWork(std::move(shared)),
       collective_(collective),
       in_(in),
       out_(out),
@@ -258,4 +258,4 @@ std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<ChannelContext> contex
   return std::make_unique<WindowedAllreduce>(std::move(context), collective, in, out);
 }
 
-}  // namespace hvd::mpi
+}  // namespace hvd::flat
