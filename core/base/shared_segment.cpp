@@ -1,6 +1,7 @@
 #include "base/shared_segment.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,6 +36,7 @@ class File {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   int get() const noexcept { return descriptor_; }
+  int release() noexcept { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_;
@@ -69,6 +71,49 @@ File open_nameless(const std::string& name) {
   return file;
 }
 
+constexpr std::string_view kOwner = ".owner";
+
+/// A file of this name, empty, locked by this process. Its name may be yet to come: see
+/// give_name(). Nothing when the name is taken, or there can be none; errno says why.
+File make_locked(const std::string& name) {
+  const bool can_name_it = ::access("/proc/self/fd", F_OK) == 0;
+  File file(can_name_it ? ::open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1);
+  if (file.get() < 0)
+    file = File(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  // Nobody else knows the file, but for one who looks for abandoned ones, and lets it go.
+  while (file.get() >= 0 && ::flock(file.get(), LOCK_SH) != 0 && errno == EINTR) {
+  }
+  return file;
+}
+
+bool has_name(int file) {
+  struct stat info = {};
+  return ::fstat(file, &info) == 0 && info.st_nlink > 0;
+}
+
+/// False: errno says why.
+bool give_name(int file, const std::string& name) {
+  if (has_name(file)) return true;
+  const std::string self = "/proc/self/fd/" + std::to_string(file);
+  return ::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_of(name).c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
+void remove_if_abandoned(const std::filesystem::path& path) {
+  // NONBLOCK: of a pipe of this name.
+  const File file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info = {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      info.st_uid != ::geteuid() || info.st_size == 0 ||
+      ::flock(file.get(), LOCK_EX | LOCK_NB) != 0)
+    return;
+  std::string link = path;
+  if (link.ends_with(kOwner)) {
+    link.resize(link.size() - kOwner.size());
+    ::unlink(link.c_str());
+  }
+  ::unlink(path.c_str());
+}
+
 }  // namespace
 
 // Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so
@@ -86,22 +131,52 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept 
   return 0;
 }
 
+// Note [Who has made it]
+// A maker that is killed cannot remove the name. So it holds a lock (flock) on the file for as long
+// as the file has a name: the kernel gives the lock free when the process ends, and whoever then
+// gets it knows that nobody is left who could need the name. No numbers of processes are asked for,
+// which mean nothing in another pid namespace.
+//
+// The name appears when the lock is held and the pages are there: the file is made without one, and
+// linked. Where that cannot be (a /dev/shm that is no tmpfs, no /proc) it has its name first, and
+// is locked before it is more than empty; so what is empty stays.
+//
+// A symbolic link cannot be locked. Its maker locks a file of one byte beside it, which comes
+// before it and goes after it, and takes no room either.
+
+void SharedSegment::remove_abandoned(const std::filesystem::path& folder) noexcept {
+  try {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      if (entry.path().filename().string().starts_with(kPrefix.substr(1)))
+        remove_if_abandoned(entry.path());
+    }
+  } catch (const std::exception&) {
+    // The next one finds it.
+  }
+}
+
 std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, std::size_t bytes) {
-  const File file(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  if (file.get() < 0) fail("shm_open", name, errno);
+  File file = make_locked(name);
+  if (file.get() < 0) fail("making it", name, errno);
+  const bool named = has_name(file.get());
   const int reserved = reserve_pages(file.get(), 0, bytes);
-  if (reserved != 0) ::shm_unlink(name.c_str());
   if (reserved == ENOSPC) {
+    if (named) ::shm_unlink(name.c_str());
     if (auto segment = create_without_room(name, bytes)) return segment;
   }
-  if (reserved != 0) fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
+  std::unique_ptr<SharedSegment> segment;
   try {
-    return std::unique_ptr<SharedSegment>(
-        new SharedSegment(name, map(file.get(), bytes, name), bytes));
+    if (reserved != 0) fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
+    segment.reset(new SharedSegment({}, map(file.get(), bytes, name), bytes));
+    if (!give_name(file.get(), name)) fail("naming it", name, errno);
   } catch (...) {
-    ::shm_unlink(name.c_str());
+    if (named) ::shm_unlink(name.c_str());
     throw;
   }
+  segment->name_ = name;
+  segment->lock_ = file.release();
+  return segment;
 }
 
 // Note [No room in /dev/shm]
@@ -120,23 +195,19 @@ bool SharedSegment::needs_no_room() noexcept {
 /// Null when there is no memory that way either.
 std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name,
                                                                   std::size_t bytes) {
-  const int descriptor = ::memfd_create(name.c_str(), MFD_CLOEXEC);
-  if (descriptor < 0) return nullptr;
-  std::unique_ptr<SharedSegment> segment;
-  try {
-    if (reserve_pages(descriptor, 0, bytes) == 0)
-      segment.reset(new SharedSegment(name, map(descriptor, bytes, name), bytes));
-  } catch (...) {
-    ::close(descriptor);
-    throw;
-  }
-  if (!segment) {
-    ::close(descriptor);
-    return nullptr;
-  }
-  segment->nameless_ = descriptor;
+  File memory(::memfd_create(name.c_str(), MFD_CLOEXEC));
+  if (memory.get() < 0 || reserve_pages(memory.get(), 0, bytes) != 0) return nullptr;
+  std::unique_ptr<SharedSegment> segment(
+      new SharedSegment({}, map(memory.get(), bytes, name), bytes));
+  const std::string beside = name + std::string(kOwner);
+  File owner = make_locked(beside);
+  if (owner.get() < 0 || ::ftruncate(owner.get(), 1) != 0 || !give_name(owner.get(), beside))
+    fail("naming its maker", name, errno);
+  segment->name_ = name;
+  segment->lock_ = owner.release();
+  segment->nameless_ = memory.release();
   const std::string target =
-      "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(descriptor);
+      "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(segment->nameless_);
   if (::symlink(target.c_str(), path_of(name).c_str()) != 0) fail("symlink", name, errno);
   return segment;
 }
@@ -169,7 +240,9 @@ void SharedSegment::unlink() noexcept {
   // ENOENT is expected: every process tries, so that the name goes even when its maker has been
   // killed.
   ::shm_unlink(name_.c_str());
+  ::shm_unlink((name_ + std::string(kOwner)).c_str());
   name_.clear();
+  if (lock_ >= 0) ::close(std::exchange(lock_, -1));
 }
 
 }  // namespace hvd

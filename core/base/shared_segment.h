@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace hvd {
 
@@ -16,9 +18,14 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept;
 /// /dev/shm].
 ///
 /// The name is there only until unlink(): afterwards nothing is left behind, however the processes
-/// end.
+/// end. What its maker leaves that ends before, remove_abandoned() finds: Note [Who has made it].
 class SharedSegment {
  public:
+  /// Names that remove_abandoned() looks at begin with this.
+  static constexpr std::string_view kPrefix = "/hvd-segment-";
+  /// Removes the names of segments whose maker has ended. Those of other users stay.
+  static void remove_abandoned(const std::filesystem::path& folder = "/dev/shm") noexcept;
+
   /// @throws hvd::Error when the name exists, or the system has no memory for it (the pages are
   /// reserved at once: they would be missing later,
   ///         as SIGBUS).
@@ -49,6 +56,7 @@ class SharedSegment {
   std::byte* const data_;
   const std::size_t bytes_;
   int nameless_ = -1;  ///< the file behind it, open for as long as others may look for it
+  int lock_ = -1;      ///< of its maker, while it has a name
 };
 
 }  // namespace hvd

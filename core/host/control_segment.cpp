@@ -169,6 +169,15 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
   return std::nullopt;
 }
 
+std::vector<ControlSegment::Departure> ControlSegment::departures() {
+  std::vector<Departure> found;
+  for (Watched& watched : watched_) {
+    if (slot(watched.slot).life.left.load(std::memory_order_seq_cst) != 0)
+      found.push_back({watched.slot, watched.process.ended()});
+  }
+  return found;
+}
+
 std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcept {
   try {
     for (int index = 0; index < slots_; ++index) {

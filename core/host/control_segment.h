@@ -12,9 +12,9 @@
 #include "base/arrival_flags.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/process_watch.h"
 #include "base/shared_segment.h"
 #include "host/life_lock.h"
-#include "host/process_watch.h"
 
 namespace hvd::host {
 
@@ -78,8 +78,14 @@ class ControlSegment {
   /// The first slot whose process accuses another rank, or has ended or not beaten for `timeout`
   /// without having said farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
-  /// The same in one look, from a thread that does not drive the engine: without heartbeats, which
-  /// take time to judge. Accusations of `own_rank` tell it nothing.
+  struct Departure {
+    int slot = 0;
+    bool ended = false;  ///< its process
+  };
+  /// The other slots that have said farewell.
+  std::vector<Departure> departures();
+  /// The first loss in one look, from a thread that does not drive the engine: without heartbeats,
+  /// which take time to judge. Accusations of `own_rank` tell it nothing.
   std::optional<Loss> glance(int own_rank) noexcept;
 
  private:

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "host/process_watch.h"
+#include "base/process_watch.h"
 
 namespace hvd::host {
 

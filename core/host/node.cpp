@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <random>
 #include <sstream>
@@ -15,6 +14,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/process_watch.h"
 #include "hvd/error.h"
 
 namespace hvd::host {
@@ -51,9 +51,7 @@ void copy_text(const std::string& text, char (&to)[kSize]) {
 Introduction introduce() {
   Introduction own = {};
   if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  if (std::getline(file, boot)) copy_text(boot, own.boot);
+  copy_text(boot_id(), own.boot);
   // Containers of one machine may share its name and not its memory.
   struct stat info = {};
   if (stat("/dev/shm", &info) == 0) own.shm_device = static_cast<std::uint64_t>(info.st_dev);
@@ -139,7 +137,7 @@ void Node::find_topology(int rank, int size, const Exchange& exchange) {
   // drawn the token.
   const Introduction& first = all[static_cast<std::size_t>(local_ranks_.front())];
   std::ostringstream name;
-  name << "/hvd-" << first.pid << '-' << std::hex << first.token;
+  name << SharedSegment::kPrefix << first.pid << '-' << std::hex << first.token;
   name_prefix_ = name.str();
 }
 
@@ -164,7 +162,10 @@ void Node::set_up_control_segment(const Exchange& exchange, bool share_memory) {
   std::vector<ControlSegmentReport> all(static_cast<std::size_t>(topology_.size));
   const auto exchange_reports = [&] { exchange(&own, all.data(), sizeof own); };
   const bool wanted = slots > 1 && share_memory;
-  if (wanted && slot == 0) try_control_segment(ControlSegment::create);
+  if (wanted && slot == 0) {
+    SharedSegment::remove_abandoned();
+    try_control_segment(ControlSegment::create);
+  }
   exchange_reports();
   const ControlSegmentReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
   if (wanted && slot != 0 && makers.failure[0] == '\0') try_control_segment(ControlSegment::attach);

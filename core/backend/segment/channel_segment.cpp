@@ -50,7 +50,9 @@ bool ChannelSegment::ready() {
     adopt(std::move(found));
     ring_others();
   }
-  return ready_ = header_->attached.load() == size();
+  ready_ = header_->attached.load() == size();
+  if (ready_) segment_->unlink();  // which the last to arrive has done; this ends its maker's lock
+  return ready_;
 }
 
 bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const noexcept {

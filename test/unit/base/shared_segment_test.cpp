@@ -2,29 +2,34 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "base/shared_arena.h"
 #include "hvd/error.h"
 
 namespace {
 
-/// What happens to reservations of this program: see posix_fallocate() below.
+/// What happens to reservations and files of this program: see below.
 struct Reservations {
   int interrupted = 0;      ///< so many of the next ones are
   off_t room = 1L << 40;    ///< bytes after which there is none in /dev/shm
   off_t memory = 1L << 40;  ///< ... and none anywhere
   off_t largest = 0;        ///< asked for at once
+  bool no_tmpfile = false;  ///< no file without a name in /dev/shm
 };
 Reservations reservations;
 
@@ -47,6 +52,19 @@ extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
   return ::syscall(SYS_fallocate, descriptor, 0, begin, size) == 0 ? 0 : errno;
 }
 
+extern "C" int open(const char* path, int flags, ...) {
+  if (reservations.no_tmpfile && (flags & O_TMPFILE) == O_TMPFILE) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  va_list rest;
+  va_start(rest, flags);
+  const int mode =
+      (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(rest, int) : 0;
+  va_end(rest);
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+
 namespace hvd {
 namespace {
 
@@ -54,7 +72,8 @@ constexpr std::size_t kMebibyte = std::size_t{1} << 20;
 
 std::string unique_name() {
   static int number = 0;
-  return "/hvd-test-segment-" + std::to_string(getpid()) + "-" + std::to_string(number++);
+  return std::string(SharedSegment::kPrefix) + "test-" + std::to_string(getpid()) + "-" +
+         std::to_string(number++);
 }
 
 class SharedSegmentTest : public ::testing::Test {
@@ -120,7 +139,7 @@ TEST_F(SharedSegmentTest, LeavesNoOpenFileWhereItDoesWithoutRoom) {
   const std::ptrdiff_t before = open_files();
   reservations.room = 0;
   auto segment = SharedSegment::create(unique_name(), kMebibyte);
-  EXPECT_EQ(open_files(), before + 1);
+  EXPECT_EQ(open_files(), before + 2);  // the memory, and its maker's lock
   segment.reset();
   EXPECT_EQ(open_files(), before);
   reservations.memory = 0;
@@ -135,6 +154,80 @@ TEST_F(SharedSegmentTest, RefusesANameThatLeadsElsewhere) {
     ASSERT_EQ(::symlink(target, ("/dev/shm" + name).c_str()), 0);
     EXPECT_THROW(SharedSegment::attach(name, kMebibyte), Error) << target;
     ASSERT_EQ(::unlink(("/dev/shm" + name).c_str()), 0);
+  }
+}
+
+/// A process that has made a segment, and stays until it is killed.
+class Maker {
+ public:
+  explicit Maker(const std::string& name) {
+    int told[2];
+    EXPECT_EQ(::pipe(told), 0);
+    process_ = ::fork();
+    if (process_ == 0) {
+      const auto segment = SharedSegment::create(name, kMebibyte);
+      if (::write(told[1], "x", 1) == 1) ::pause();
+      ::_exit(1);
+    }
+    char word = 0;
+    ::close(told[1]);
+    EXPECT_EQ(::read(told[0], &word, 1), 1);
+    ::close(told[0]);
+  }
+  Maker(const Maker&) = delete;
+  Maker& operator=(const Maker&) = delete;
+  ~Maker() { kill(); }
+  void kill() {
+    if (process_ <= 0) return;
+    ::kill(process_, SIGKILL);
+    ::waitpid(std::exchange(process_, 0), nullptr, 0);
+  }
+
+ private:
+  pid_t process_ = 0;
+};
+
+TEST_F(SharedSegmentTest, WhatAKilledMakerLeavesIsRemovedAndNothingElse) {
+  for (const bool no_tmpfile : {false, true}) {
+    for (const off_t room : {off_t{1} << 40, off_t{0}}) {
+      SCOPED_TRACE(std::to_string(room) + (no_tmpfile ? " with a name from the start" : ""));
+      reservations.no_tmpfile = no_tmpfile;
+      reservations.room = room;
+      const std::string left = unique_name(), kept = unique_name();
+      Maker killed(left), living(kept);
+      EXPECT_TRUE(name_exists(left));
+      SharedSegment::remove_abandoned();
+      EXPECT_TRUE(name_exists(left)) << "its maker lives";
+      killed.kill();
+      SharedSegment::remove_abandoned();
+      EXPECT_FALSE(name_exists(left));
+      EXPECT_FALSE(name_exists(left + ".owner"));
+      EXPECT_NE(SharedSegment::attach(kept, kMebibyte), nullptr);  // and removes its name
+      EXPECT_FALSE(name_exists(kept) || name_exists(kept + ".owner"));
+    }
+  }
+}
+
+// Its maker has not locked it yet, where files have a name from the start.
+TEST_F(SharedSegmentTest, AnEmptyFileStaysAndSoDoOtherNames) {
+  const std::string empty = unique_name();
+  std::ofstream("/dev/shm" + empty).close();
+  const std::string other = "/hvd-test-other-" + std::to_string(::getpid());
+  std::ofstream("/dev/shm" + other) << "x";
+  SharedSegment::remove_abandoned();
+  EXPECT_TRUE(name_exists(empty));
+  EXPECT_TRUE(name_exists(other));
+  std::filesystem::remove("/dev/shm" + empty);
+  std::filesystem::remove("/dev/shm" + other);
+}
+
+TEST_F(SharedSegmentTest, ANameThatIsTakenIsAnErrorAndStays) {
+  for (const bool no_tmpfile : {false, true}) {
+    reservations.no_tmpfile = no_tmpfile;
+    const std::string name = unique_name();
+    const auto first = SharedSegment::create(name, kMebibyte);
+    EXPECT_THROW(SharedSegment::create(name, kMebibyte), Error);
+    EXPECT_NE(SharedSegment::attach(name, kMebibyte), nullptr);
   }
 }
 

@@ -213,6 +213,30 @@ TEST(ControlSegment, SeesAStoppedProcessByItsSilence) {
 TEST(ControlSegment, DoesNotMissWhoSaidFarewell) {
   Pair pair([](ControlSegment& control_segment) { control_segment.farewell(); });
   EXPECT_FALSE(pair.wait_for_loss(100ms, 500ms).has_value());
+  const TimePoint end = now() + 10s;
+  while ((pair.control_segment().departures().empty() ||
+          !pair.control_segment().departures().front().ended) &&
+         now() < end)
+    std::this_thread::sleep_for(1ms);
+  const auto left = pair.control_segment().departures();
+  ASSERT_EQ(left.size(), 1U);
+  EXPECT_EQ(left.front().slot, 1);
+  EXPECT_TRUE(left.front().ended);
+}
+
+TEST(ControlSegment, KnowsWhoHasLeftAndLivesOn) {
+  Pair pair([](ControlSegment& control_segment) {
+    control_segment.farewell();
+    for (;;) ::pause();
+  });
+  const TimePoint end = now() + 10s;
+  while (pair.control_segment().departures().empty() && now() < end)
+    std::this_thread::sleep_for(1ms);
+  const auto left = pair.control_segment().departures();
+  ASSERT_EQ(left.size(), 1U);
+  EXPECT_FALSE(left.front().ended);
+  Pair staying(live);
+  EXPECT_TRUE(staying.control_segment().departures().empty());
 }
 
 TEST(ProcessWatch, KnowsAReusedPidByItsStartTime) {

@@ -1,4 +1,4 @@
-#include "host/process_watch.h"
+#include "base/process_watch.h"
 
 #include <poll.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace hvd::host {
+namespace hvd {
 namespace {
 
 /// Field 22 of /proc/PID/stat; 0 when it cannot be read.
@@ -50,6 +50,12 @@ int open_process(std::int64_t pid) noexcept {
 }
 
 }  // namespace
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  return std::getline(file, boot) ? boot : std::string();
+}
 
 ProcessIdentity current_process() noexcept {
   const auto pid = static_cast<std::int64_t>(getpid());
@@ -98,4 +104,4 @@ bool ProcessWatch::ended() noexcept {
   return ended_;
 }
 
-}  // namespace hvd::host
+}  // namespace hvd

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
-namespace hvd::host {
+namespace hvd {
 
 /// Names one process of a host for good: a pid alone may be given to another process.
 struct ProcessIdentity {
@@ -13,6 +14,8 @@ struct ProcessIdentity {
   std::uint64_t pid_namespace = 0;
 };
 
+/// Tells this run of this host's kernel from all others. Empty: could not be read.
+std::string boot_id();
 ProcessIdentity current_process() noexcept;
 /// Its pid means here what it means there.
 bool same_pid_namespace(const ProcessIdentity&) noexcept;
@@ -41,4 +44,4 @@ class ProcessWatch {
   bool ended_ = false;
 };
 
-}  // namespace hvd::host
+}  // namespace hvd
