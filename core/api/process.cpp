@@ -163,6 +163,18 @@ void note_exit(int status, void*) {
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
+// Whoever ends because it was told of a loss is not the rank that failed first, also if hvdrun sees
+// its end first.
+JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
+  try {
+    return join_job(options, process_arena(), std::move(store));
+  } catch (const PeerLostError& loss) {
+    observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
+                               observe::without_backtrace(loss.what()));
+    throw;
+  }
+}
+
 // One rank speaks for its host, whose ranks were mostly started with the same environment.
 void report_settings(Context& process, const Options& options, const Topology& topology)
     HVD_REQUIRES(process.lifecycle) {
@@ -204,8 +216,7 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
-  runtime::JobConnection job =
-      runtime::join_job(resolved, runtime::process_arena(), std::move(store));
+  runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   runtime::report_settings(process, options, topology);

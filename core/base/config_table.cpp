@@ -177,7 +177,9 @@ constexpr Variable kVariables[] = {
 
     {.name = "MPIRUN",
      .use = VariableUse::kLauncher,
-     .meaning = "the `mpirun` to use instead of the first on `PATH`"},
+     .meaning =
+         "the `mpirun` to use instead of the first on `PATH`; where it is set, `hvdrun` uses "
+         "one unless told otherwise"},
     {.name = "RANK", .use = VariableUse::kLauncher, .meaning = "the rank"},
     {.name = "SIZE", .use = VariableUse::kLauncher, .meaning = "the number of ranks"},
     {.name = "LOCAL_RANK",

@@ -61,13 +61,18 @@ class JobOverUcx final : public World {
  private:
   void leave(std::chrono::milliseconds limit) noexcept {
     if (meeting_) meeting_->leave(std::chrono::steady_clock::now() + limit);
-    meeting_.reset();
+    if (meeting_ && meeting_->stays()) {
+      presence_ = std::move(meeting_);
+    } else {
+      meeting_.reset();
+    }
   }
   void share_addresses(ucx::Workers);
 
   const std::string init_method_;
   const Deadline deadline_;
-  std::unique_ptr<Rendezvous> meeting_;  ///< until the job has begun
+  std::unique_ptr<Rendezvous> meeting_;   ///< until the job has begun
+  std::unique_ptr<Rendezvous> presence_;  ///< from then on, where somebody minds
   int exchanges_ = 0;
   std::shared_ptr<message::Carrier> carrier_;
   std::shared_ptr<host::Node> node_;
@@ -76,8 +81,8 @@ class JobOverUcx final : public World {
 void JobOverUcx::allgather(const void* mine, void* all, std::size_t bytes) {
   // What it is, in a message to the user of a rank that has not come.
   const std::string what = "part " + std::to_string(++exchanges_);
-  const auto parts = rendezvous::exchange(*meeting_, what,
-                                          {static_cast<const std::byte*>(mine), bytes}, deadline_);
+  const auto parts =
+      meeting_->exchange(what, {static_cast<const std::byte*>(mine), bytes}, deadline_);
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank].size() != bytes) {
       throw Error("hvd::init: rank " + std::to_string(rank) + " has said " +
@@ -95,7 +100,7 @@ void JobOverUcx::share_addresses(ucx::Workers workers) {
   const auto address = workers.address();
   own.insert(own.end(), address.begin(), address.end());
   ucx::Membership members{.rank = meeting_->rank()};
-  for (const Bytes& part : rendezvous::exchange(*meeting_, "address", own, deadline_)) {
+  for (const Bytes& part : meeting_->exchange("address", own, deadline_)) {
     if (part.size() <= sizeof drawn) throw Error("hvd::init: a rank has sent no address");
     if (members.addresses.empty())
       std::memcpy(&members.generation, part.data(), sizeof members.generation);

@@ -46,6 +46,14 @@ class ControlPlane : public Peers {
   virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
   /// The next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
+  /// To be asked when poll() finds nothing: see message::Carrier::check_connections().
+  /// @throws BrokenConnection
+  virtual void check_connections() {}
+
+  /// Once, when the job begins: this rank will exchange messages with these, who say the same of
+  /// it. Waits, for a bounded time, until they are connected, so that the first negotiation need
+  /// not.
+  virtual void expect_messages(std::span<const int> /*ranks*/) {}
 
   /// A transfer is in flight that advances only in poll(): do not sleep for long.
   virtual bool busy() const noexcept = 0;
@@ -54,6 +62,8 @@ class ControlPlane : public Peers {
   virtual bool rung_by_all() const noexcept = 0;
   /// A message may be on its way of which nobody will ring any more: poll() finds it in the end.
   virtual bool needs_polling() const noexcept { return !rung_by_all(); }
+  /// A message to a rank whose process may have ended does no harm.
+  virtual bool may_send_to_lost() const noexcept { return true; }
   /// poll() would certainly find nothing, so the steady state makes no call to the transport.
   virtual bool quiet() const noexcept = 0;
   /// This rank's doorbell.
@@ -74,9 +84,17 @@ class ControlPlane : public Peers {
   /// How many processes of this host have been seen to end, by whichever rank: when it changes,
   /// this one has been rung, and check_peers() has something to say.
   virtual std::uint32_t endings() const noexcept { return 0; }
-  /// The transport has failed: the death of a rank of this host that may be the reason, which shows
-  /// a little later than its broken connections. May wait up to a second; the job is at its end.
-  virtual std::optional<PeerLoss> find_loss_behind_error() { return std::nullopt; }
+  /// A rank of this host that has said farewell: it sends nothing new.
+  struct Departure {
+    int rank = 0;
+    bool ended = false;  ///< its process, so that all it has ever sent is on this host, or lost
+  };
+  virtual std::vector<Departure> departures() { return {}; }
+  /// The transport has failed: the death of a rank of this host that may be the reason, which may
+  /// show a little later. Waits for that, up to `patience`; the job is at its end.
+  virtual std::optional<PeerLoss> find_loss_behind_error(Duration /*patience*/) {
+    return std::nullopt;
+  }
   /// This rank fails because it has lost `rank`: the ranks on this host learn that from
   /// check_peers(), rather than take the end of this process for the loss, with what it says of it.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;

@@ -77,6 +77,8 @@ class Coordinator {
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
   /// Somebody waits for somebody.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
+  /// The rank has left, whether or not it has reported so.
+  void note_departed(int rank) { departures_.add(RankSet(rank)); }
   bool all_shut_down() const noexcept { return departures_.all(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.

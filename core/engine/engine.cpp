@@ -192,8 +192,9 @@ bool Engine::receive() {
     if (const auto* news = std::get_if<wire::ReplayUpdate>(&received->asks))
       steady_.accept(received->source, *news);
     moved = moved || front_.failed() || received->moves;
-    if (front_.failed()) break;
+    if (front_.failed()) return true;
   }
+  control_->check_connections();
   return moved;
 }
 

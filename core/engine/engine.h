@@ -119,8 +119,9 @@ class Engine {
   bool do_housekeeping() HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || route_.waiting(); }
   Status explained(const Status& cause) HVD_REQUIRES(progress_);
-  std::optional<Status> hear_of_failure() HVD_REQUIRES(progress_);
+  std::optional<Status> hear_of_loss() HVD_REQUIRES(progress_);
   void fail(const Status&, bool tell_others) noexcept HVD_REQUIRES(progress_);
+  void note_departed(int rank) HVD_REQUIRES(progress_);
   [[noreturn]] void lose(const control::PeerLoss&) HVD_REQUIRES(progress_);
   void finish(const OperationPtr&, const Status&, const EventPtr&, bool in_flight)
       HVD_REQUIRES(progress_);

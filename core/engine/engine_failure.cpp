@@ -16,8 +16,9 @@
 namespace hvd::runtime {
 namespace {
 
-/// From one host to another, and perhaps to a third.
-constexpr auto kTimeToHear = std::chrono::milliseconds(300);
+/// How long whoever knows better than this rank has to say so: a process of this host whose end
+/// shows, or a rank of another host, perhaps by way of a third one, all of them on busy machines.
+constexpr auto kTimeToHear = std::chrono::seconds(1);
 
 // What the others call the loss of this rank: it ends, or they have given it up while it was
 // stopped or out of reach.
@@ -38,10 +39,22 @@ bool Engine::do_housekeeping() {
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;
   if (const auto loss = watch_.look(is_waiting)) lose(*loss);
+  if (is_waiting)
+    for (const int rank : watch_.departed()) note_departed(rank);
   if (steady_.repeating()) blocked_.note_plan();
   if (blocked_.due(time_.step())) route_.tell_blocked();
   route_.tell_of_stalls();
   return leaves;
+}
+
+/// What that rank had to say last has not come: it would have left when all had agreed on it, or
+/// told rank 0 that it ends.
+void Engine::note_departed(int rank) {
+  if (route_.coordinates()) return route_.note_departed(rank);
+  if (rank != 0) return;  // which is told by rank 0 of it
+  if (!front_.shutdown_requested() || waits_for_others() || executor_.active())
+    lose({.rank = rank, .cause = "it has left the job", .known = false});
+  shutdown_agreed_ = true;
 }
 
 void Engine::lose(const control::PeerLoss& loss) {
@@ -62,10 +75,13 @@ void Engine::lose(const control::PeerLoss& loss) {
 Status Engine::explained(const Status& cause) {
   if (cause.code == StatusCode::kPeerLost) return cause;
   try {
-    const auto loss = control_->find_loss_behind_error();
-    if (loss) lose(*loss);
-    if (cause.rank < 0) return cause;
-    if (const auto told = hear_of_failure()) return *told;
+    if (cause.rank < 0) {
+      if (const auto loss = control_->find_loss_behind_error(kTimeToHear)) lose(*loss);
+      return cause;
+    }
+    const Topology& topology = control_->topology();
+    const bool others_may_know = topology.size > 2 || topology.same_host(cause.rank, topology.rank);
+    if (const auto told = others_may_know ? hear_of_loss() : std::nullopt) return *told;
     lose({.rank = cause.rank, .cause = cause.message});
   } catch (const PeerLostError& error) {
     return {StatusCode::kPeerLost, error.what(), error.rank()};
@@ -74,21 +90,29 @@ Status Engine::explained(const Status& cause) {
   return cause;
 }
 
-/// A rank that ends because it has lost another one has told of that first.
-std::optional<Status> Engine::hear_of_failure() {
+/// Looks for a rank of this host that has ended, and for what others tell: one that ends because it
+/// has lost another one has told of that first.
+/// @throws PeerLostError for one of this host
+std::optional<Status> Engine::hear_of_loss() {
+  std::optional<control::PeerLoss> loss;
   std::optional<Status> told;
-  const auto heard = [&] {
-    while (const auto message = control_->poll()) {
-      const auto decoded = wire::decode(message->bytes);
-      if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
-      if (told) return true;
+  bool listens = true;
+  poll_until(std::chrono::steady_clock::now() + kTimeToHear, [&] {
+    loss = control_->find_loss_behind_error({});
+    if (loss) return true;
+    try {
+      while (!told && listens) {
+        const auto message = control_->poll();
+        if (!message) break;
+        const auto decoded = wire::decode(message->bytes);
+        if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
+      }
+    } catch (const std::exception&) {
+      listens = false;  // that connection has broken too
     }
-    return false;
-  };
-  try {
-    poll_until(std::chrono::steady_clock::now() + kTimeToHear, heard);
-  } catch (const std::exception&) {  // that connection has broken too
-  }
+    return told.has_value();
+  });
+  if (loss) lose(*loss);
   return told;
 }
 
@@ -96,6 +120,12 @@ void Engine::take_in(const wire::Abort& abort) {
   if (abort.cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                abort.cause.message);
+  }
+  if (abort.cause.code == StatusCode::kPeerLost && !front_.failed()) {
+    try {
+      route_.tell_the_lost(abort);
+    } catch (const std::exception&) {  // it is lost indeed
+    }
   }
   fail(abort.cause, route_.coordinates());
 }

@@ -10,6 +10,10 @@ namespace hvd::runtime {
 namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
+/// From the end of a rank's process: what it had sent is here by then, and is taken in before.
+constexpr Duration kTimeToArrive = std::chrono::seconds(1);
+/// From a rank's farewell: it has sent by then what was still to go out.
+constexpr Duration kTimeToSend = std::chrono::seconds(15);
 
 // Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator
 // asks all, the others ask it.
@@ -57,6 +61,18 @@ std::optional<control::PeerLoss> PeerWatch::look(bool waiting) {
   const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
   return control::PeerLoss{
       *actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms", false};
+}
+
+std::vector<int> PeerWatch::departed() {
+  const TimePoint now = time_.awake(time_.step());
+  std::vector<int> ranks;
+  for (const auto& [rank, ended] : control_.departures()) {
+    Departed& seen = departed_.try_emplace(rank, Departed{.farewell = now}).first->second;
+    if (ended && !seen.end) seen.end = now;
+    if (now - seen.farewell >= kTimeToSend || (seen.end && now - *seen.end >= kTimeToArrive))
+      ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 bool BlockedNotice::due(TimePoint now) noexcept {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
@@ -35,6 +37,9 @@ class PeerWatch {
   TimePoint next() const noexcept { return next_; }
   /// @param waiting whether anything depends on the others now  @return one that is lost
   std::optional<control::PeerLoss> look(bool waiting);
+  /// Ranks of this host that have said farewell so long ago that nothing of theirs is still to
+  /// come. To be asked with look(), while this rank waits.
+  std::vector<int> departed();
 
  private:
   const RuntimeOptions options_;
@@ -45,6 +50,11 @@ class PeerWatch {
   TimePoint next_{};
   std::uint32_t endings_ = 0;  // that have been looked after
   TimePoint asked_until_{};
+  struct Departed {
+    TimePoint farewell{};  // as it was seen here
+    std::optional<TimePoint> end = {};
+  };
+  std::map<int, Departed> departed_;
 };
 
 /// When a rank tells the coordinator that it waits and has nothing to go on with: again and again,

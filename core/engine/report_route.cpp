@@ -1,6 +1,7 @@
 #include "engine/report_route.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -80,6 +81,13 @@ ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool
       coordinator_(make_coordinator(options, parts.control.topology(), may_repeat)) {
   if (!place_.children.empty())
     aggregator_.emplace(place_.subtree, negotiator_, longest_hold(options));
+  control_.expect_messages(neighbours());
+}
+
+std::vector<int> ReportRoute::neighbours() const {
+  std::vector<int> ranks = receivers_;
+  if (!coordinator_) ranks.push_back(std::max(place_.parent, 0));
+  return ranks;
 }
 
 void ReportRoute::report(const wire::Report& report) {
@@ -210,8 +218,21 @@ void ReportRoute::refuse(int source, const std::string& what, const std::string&
 void ReportRoute::tell_failure(const wire::Abort& abort) {
   const wire::Bytes bytes = wire::encode(abort);
   if (coordinator_) return control_.publish(bytes);
-  control_.report(bytes);
+  std::exception_ptr failure;
+  try {
+    control_.report(bytes);
+  } catch (const std::exception&) {  // it may be the one that is lost
+    failure = std::current_exception();
+  }
   control_.send(speakers_besides_coordinator(control_.topology()), bytes);
+  if (failure) std::rethrow_exception(failure);
+}
+
+void ReportRoute::tell_the_lost(const wire::Abort& abort) {
+  const int lost = abort.cause.rank;
+  const int deputy = lost == 1 ? 2 : 1;
+  if (lost < 0 || control_.rank() != deputy || !control_.may_send_to_lost()) return;
+  control_.send(lost, wire::encode(abort));
 }
 
 void ReportRoute::tell_of_stalls() {

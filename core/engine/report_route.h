@@ -57,6 +57,8 @@ class ReportRoute {
   ReportRoute(const RuntimeOptions&, const Parts&, bool may_repeat);
 
   bool coordinates() const noexcept { return coordinator_ != nullptr; }
+  /// Whom reports and plans go to from here, each of whom has this rank among its own.
+  std::vector<int> neighbours() const;
 
   // --- upwards ---
   /// What is new on this rank.
@@ -95,6 +97,12 @@ class ReportRoute {
   /// Tells of the first cause: rank 0 all ranks, others rank 0 and some ranks besides, as rank 0
   /// may hang on the same cause.
   void tell_failure(const wire::Abort&);
+  /// Called by each rank that hears of a loss; one of them, which is not rank 0, tells the rank
+  /// that is said to be lost: should it live, whoever told the others is whom it cannot hear.
+  void tell_the_lost(const wire::Abort&);
+
+  /// Rank 0: that rank is gone, and has said so or not.
+  void note_departed(int rank) { coordinator_->note_departed(rank); }
 
   // --- by the clock ---
   /// Rank 0: who is waited for for long, into the log.

@@ -81,7 +81,16 @@ class LocalControlPlane final : public control::ControlPlane {
     return std::nullopt;
   }
 
-  std::optional<control::PeerLoss> find_loss_behind_error() override {
+  std::vector<Departure> departures() override {
+    std::vector<Departure> found;
+    for (int peer = 0; peer < size(); ++peer) {
+      const LocalNetwork::Mailbox& other = mailbox(peer);
+      if (peer != rank() && other.left.load()) found.push_back({peer, other.dead.load()});
+    }
+    return found;
+  }
+
+  std::optional<control::PeerLoss> find_loss_behind_error(Duration /*patience*/) override {
     return check_peers({}, Duration::max());
   }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -89,11 +90,25 @@ class Carrier {
   /// Takes the next whole message of the control plane with that tag from any source: the tag's is
   /// not looked at. As with Requests::test(), none means that none is here.
   virtual std::optional<Arrival> probe(Tag) = 0;
+  /// Messages to and from that rank are to come, and it says the same of this one: begins to
+  /// connect, where that takes something.
+  virtual void connect(Plane, int /*rank*/) {}
+  /// Something that connect() has begun is neither complete nor broken: progress() goes on with it.
+  virtual bool connecting() const noexcept { return false; }
+  /// A rank with which the control plane is connected has ended, or is out of reach, without a
+  /// farewell. To be asked when probe() finds nothing, as what a rank has said comes first. A
+  /// carrier that cannot see it says nothing.
+  /// @param concerns asked of each such rank: whether it counts  @throws BrokenConnection
+  virtual void check_connections(const std::function<bool(int)>& /*concerns*/) {}
   /// Lets the carrier work on what it has begun by itself, a connection for example.
   virtual void progress() = 0;
   /// A message that has been announced is there at the first look. False: until it is, its sender
   /// and its receiver have to go on looking, as nobody rings when there is more to be had.
   virtual bool hands_over_at_once() const noexcept = 0;
+
+  /// A message to a rank whose process has ended does no harm, also where there has been no
+  /// connection.
+  virtual bool may_send_to_lost() const noexcept = 0;
 
   /// Messages are possible: false once the library below has ended.
   virtual bool active() const noexcept = 0;

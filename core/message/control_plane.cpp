@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,15 +25,14 @@ constexpr auto kFlushTime = std::chrono::milliseconds(200);
 /// one, which has to look for that, may be without a core for a while, and nothing else tells it
 /// what the message says.
 constexpr auto kConnectTime = std::chrono::seconds(10);
-/// A process that is killed closes its connections first; the end of a large one takes the kernel
-/// 0.2 s per GiB more.
-constexpr auto kTimeToDie = std::chrono::seconds(1);
 
 class MessageControlPlane final : public control::ControlPlane {
  public:
-  MessageControlPlane(std::shared_ptr<Carrier> carrier, std::shared_ptr<host::Node> node)
+  MessageControlPlane(std::shared_ptr<Carrier> carrier, std::shared_ptr<host::Node> node,
+                      Duration time_to_connect)
       : carrier_(std::move(carrier)),
         node_(std::move(node)),
+        time_to_connect_(time_to_connect),
         tag_(make_tag({.generation = carrier_->generation(),
                        .source = carrier_->rank(),
                        .kind = kControlKind})),
@@ -58,11 +58,21 @@ class MessageControlPlane final : public control::ControlPlane {
   void send(int rank, std::span<const std::byte> message) override;
   void send(std::span<const int> ranks, std::span<const std::byte> message) override;
   std::optional<control::Message> poll() override;
+  void expect_messages(std::span<const int> ranks) override;
+  void check_connections() override {
+    // Nothing is fetched behind a message that is still coming in, of whoever it is.
+    if (incoming_.in_flight() > 0) return;
+    // The control segment knows better of this host's ranks, their farewells too.
+    carrier_->check_connections([this](int rank) {
+      return !node_->control_segment_shared() || !topology().same_host(rank, this->rank());
+    });
+  }
 
   bool busy() const noexcept override {
     return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
   }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
+  bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool needs_polling() const noexcept override {
     return !rung_by_all() || (!carrier_->hands_over_at_once() && (busy() || !node_->inbox_empty()));
   }
@@ -74,7 +84,8 @@ class MessageControlPlane final : public control::ControlPlane {
   void heartbeat(TimePoint now) noexcept override;
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
   std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
-  std::optional<control::PeerLoss> find_loss_behind_error() override;
+  std::vector<Departure> departures() override;
+  std::optional<control::PeerLoss> find_loss_behind_error(Duration patience) override;
   void accuse(int rank, std::string_view cause) noexcept override {
     accused_ = true;
     node_->control_segment().accuse(rank, cause);
@@ -89,9 +100,11 @@ class MessageControlPlane final : public control::ControlPlane {
   void deliver(int rank, std::span<const std::byte> message);
   void retire_sends();
   bool start_receive();
+  std::optional<control::Message> next_message();
 
   const std::shared_ptr<Carrier> carrier_;
   const std::shared_ptr<host::Node> node_;
+  const Duration time_to_connect_;
   const Tag tag_;
   std::vector<int> others_;
   SendPool sends_;
@@ -120,9 +133,11 @@ MessageControlPlane::~MessageControlPlane() {
       const bool waits_for_others = said_farewell_ && !lingers && !carrier_->hands_over_at_once();
       const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
       poll_until(std::chrono::steady_clock::now() + limit, [&] {
-        retire_sends();
-        if (!lingers) return sends_.empty();
-        carrier_->progress();
+        if (!lingers) {
+          retire_sends();
+          return sends_.empty();
+        }
+        carrier_->progress();  // of what goes to the lost rank nothing is to be heard
         return false;
       });
     }
@@ -154,11 +169,17 @@ void MessageControlPlane::publish(std::span<const std::byte> message) {
 
 void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
   require_within_limit(message.size(), "sending from", rank());
-  sends_.send(message, ranks, tag_);
+  std::exception_ptr failure;
+  try {
+    sends_.send(message, ranks, tag_);
+  } catch (const std::exception&) {  // one of them is gone, and the others have to hear it
+    failure = std::current_exception();
+  }
   for (const int to : ranks) {
     node_->announce(to);
     ring(to);
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void MessageControlPlane::send(int to, std::span<const std::byte> message) {
@@ -197,7 +218,18 @@ bool MessageControlPlane::start_receive() {
 }
 
 std::optional<control::Message> MessageControlPlane::poll() {
-  if (!sends_.empty()) retire_sends();
+  std::exception_ptr failure;
+  try {
+    if (!sends_.empty()) retire_sends();
+  } catch (const std::exception&) {  // what has come may say why, and is given out first
+    failure = std::current_exception();
+  }
+  std::optional<control::Message> message = next_message();
+  if (!message && failure) std::rethrow_exception(failure);
+  return message;
+}
+
+std::optional<control::Message> MessageControlPlane::next_message() {
   if (!loopback_.empty()) {
     control::Message message = std::move(loopback_.front());
     loopback_.pop_front();
@@ -209,14 +241,31 @@ std::optional<control::Message> MessageControlPlane::poll() {
   return std::exchange(receiving_, {});
 }
 
-std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error() {
+void MessageControlPlane::expect_messages(std::span<const int> ranks) {
+  // On one host it would take as long here as in the first step, and all ranks connect to rank 0.
+  if (rung_by_all()) return;
+  for (const int rank : ranks) carrier_->connect(Plane::kControl, rank);
+  poll_until(std::chrono::steady_clock::now() + time_to_connect_, [&] {
+    carrier_->progress();
+    return !carrier_->connecting();
+  });
+}
+
+std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error(Duration patience) {
   std::optional<control::PeerLoss> loss;
-  poll_until(std::chrono::steady_clock::now() + kTimeToDie, [&] {
+  poll_until(std::chrono::steady_clock::now() + patience, [&] {
     loss =
         check_peers(SteadyClock().now(), std::chrono::hours(24));  // not by beats, which take time
     return loss.has_value();
   });
   return loss;
+}
+
+std::vector<control::ControlPlane::Departure> MessageControlPlane::departures() {
+  std::vector<Departure> found;
+  for (const auto& [slot, ended] : node_->control_segment().departures())
+    found.push_back({node_->rank_of_slot(slot), ended});
+  return found;
 }
 
 std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
@@ -232,8 +281,10 @@ std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now,
 }  // namespace
 
 std::unique_ptr<control::ControlPlane> make_control_plane(std::shared_ptr<Carrier> carrier,
-                                                          std::shared_ptr<host::Node> node) {
-  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node));
+                                                          std::shared_ptr<host::Node> node,
+                                                          Duration time_to_connect) {
+  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node),
+                                               time_to_connect);
 }
 
 }  // namespace hvd::message

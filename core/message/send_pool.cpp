@@ -1,5 +1,6 @@
 #include "message/send_pool.h"
 
+#include <exception>
 #include <utility>
 
 #include "base/kept_memory.h"
@@ -40,8 +41,15 @@ void SendPool::send(std::span<const std::byte> message, std::span<const int> ran
   // care of it.
   active_.push_back(std::move(parcel));
   Parcel& started = *active_.back();
-  for (std::size_t index = 0; index < ranks.size(); ++index)
-    started.requests.send(index, started.bytes, ranks[index], tag);
+  std::exception_ptr failure;
+  for (std::size_t index = 0; index < ranks.size(); ++index) {
+    try {
+      started.requests.send(index, started.bytes, ranks[index], tag);
+    } catch (const std::exception&) {  // the others are to have it all the same
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
   if (finished(started)) recycle(active_.size() - 1);
 }
 

@@ -21,7 +21,8 @@ class SendPool {
   SendPool& operator=(const SendPool&) = delete;
   ~SendPool();
 
-  /// Starts to send a copy of `message` to each of `ranks`.
+  /// Starts to send a copy of `message` to each of `ranks`. @throws hvd::Error when it cannot be
+  /// sent to one of them; the others get it
   void send(std::span<const std::byte> message, std::span<const int> ranks, Tag tag);
   /// Recycles what has been sent; `ranks_done(ranks)` is called for each message that completed
   /// here and not at once: its receivers may have gone to sleep meanwhile.

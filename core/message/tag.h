@@ -73,8 +73,8 @@ constexpr Tag with_source(Tag tag, int source) noexcept {
 // may overtake one another have kinds of their own. The channels that two backends have open for
 // one set work side by side, so no two backends share one.
 
-inline constexpr int kMpiBackendKinds =
-    0;  ///< the first of 10: core/backend/mpi/mpi_channel_context.h
+inline constexpr int kFlatBackendKinds =
+    0;  ///< the first of 10: core/backend/flat/flat_channel_context.h
 inline constexpr int kHierarchicalBackendKind = 10;
 inline constexpr int kHelloKind = 14;  ///< of a carrier itself: of set 0, instance 0
 inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< of set 0, instance 0

@@ -171,6 +171,8 @@ class MpiCarrier final : public message::Carrier {
   void progress() override;
 
   bool hands_over_at_once() const noexcept override { return true; }  // on one host
+  /// Open MPI may end a process whose new connection is refused.
+  bool may_send_to_lost() const noexcept override { return false; }
   bool active() const noexcept override { return is_active(); }
   void farewell() noexcept override { world_->farewell(); }
   void mark_failed() noexcept override { world_->mark_failed(); }

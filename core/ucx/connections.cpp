@@ -23,10 +23,17 @@
 //   for which UCX takes the connection that is there. It needs it to learn of the sender's end, and
 //   to answer. When the answer has come, both ends are complete, and what has waited is sent.
 // - UCX tells the connections between two workers apart by counting them, so there is one only:
-// what
-//   is broken stays so, until a new generation has new workers.
+//   what is broken stays so, until a new generation has new workers.
 //
 // A worker that has nothing to receive is not let work: where a step is repeated, nothing is.
+
+// Note [Who has ended]
+// UCX tells of the end of a process at once, on its connections: the kernel closes them. What a
+// rank receives in the control plane is from anybody, so nobody waits for that very connection, and
+// it is looked at by itself. A rank that leaves in order says so on the connections that it has
+// made before it closes anything, and the order of messages is kept: whose connection breaks
+// without that has not left in order. The connection the other way may break first, since it is
+// another one; it counts only until the other rank has answered.
 
 // Note [A worker that is not ended]
 // UCX 1.13 checks itself with assertions that are always on, and closing connections by force while
@@ -45,6 +52,9 @@ namespace {
 constexpr auto kFlushTime = std::chrono::milliseconds(500);
 /// How long the end of connections that were closed by force is waited for: usually microseconds.
 constexpr auto kForceTime = std::chrono::milliseconds(100);
+
+/// A worker that always has something to do is let work for so often at a time.
+constexpr int kMostRounds = 100;
 
 /// Where nothing is being sent, the worker that sends is let work at one of so many looks.
 constexpr unsigned kLooksPerLook = 8;
@@ -81,6 +91,7 @@ std::span<const std::byte> bytes_of(const Value& value) {
 Connections::Connections(Workers workers, Membership members)
     : members_(checked(std::move(members))),
       hello_{members_.rank},
+      farewell_{members_.rank, 1},
       memory_is_ours_(workers.touch_nothing_by_themselves),
       links_{std::vector<Link>(members_.addresses.size()),
              std::vector<Link>(members_.addresses.size())} {
@@ -137,7 +148,9 @@ void Connections::hear(Side side) {
     const bool known = said.rank >= 0 && index(said.rank) < members_.addresses.size();
     if (status != kOk || bytes != sizeof said || !known) continue;
     const message::Plane plane = plane_of(side);
-    if (side == out_of(plane)) {
+    if (said.leaves != 0) {
+      links_of(plane)[index(said.rank)].left = true;
+    } else if (side == out_of(plane)) {
       be_answered(plane, said.rank);
     } else {
       answer(plane, said.rank);
@@ -153,34 +166,71 @@ void Connections::be_answered(message::Plane plane, int peer) {
 }
 
 void Connections::answer(message::Plane plane, int peer) {
-  Link& link = links_of(plane)[index(peer)];
-  if (link.in.endpoint.handle != nullptr || link.in.failure != kOk) return;
-  Worker& in = worker(in_of(plane));
-  const Status status = in.connect(part_of(members_.addresses[index(peer)], out_of(plane)),
-                                   &link.in.failure, link.in.endpoint);
-  if (status != kOk) {
-    link.in.failure = status;
-    return;
-  }
-  const Started said = in.send(link.in.endpoint, bytes_of(hello_), hello_tag());
-  if (said.request != nullptr) in.free(said.request);
+  End& in = links_of(plane)[index(peer)].in;
+  if (in.endpoint.handle == nullptr && in.failure == kOk)
+    connect(in_of(plane), out_of(plane), peer, in);
 }
 
-void Connections::begin_to_connect(message::Plane plane, int peer) {
-  Link& link = links_of(plane)[index(peer)];
-  Worker& out = worker(out_of(plane));
-  const Status status = out.connect(part_of(members_.addresses[index(peer)], in_of(plane)),
-                                    &link.out.failure, link.out.endpoint);
+void Connections::require_all_there(const std::function<bool(int)>& concerns) {
+  for (const int peer : known_) {
+    const Link& link = links_of(message::Plane::kControl)[index(peer)];
+    if (!lost(link) || !concerns(peer)) continue;
+    // A farewell may have come by now, on the one connection, that was not looked at before the
+    // other one.
+    for (int round = 0; round < kMostRounds && run(Side::kControlIn); ++round) {
+    }
+    if (lost(link)) {
+      raise("the connection with", peer,
+            link.in.failure != kOk ? link.in.failure : link.out.failure);
+    }
+  }
+}
+
+/// Also on a connection that is not complete: the other rank may be about to answer.
+void Connections::say_farewell() noexcept {
+  if (ended(Side::kControlOut)) return;
+  Worker& out = *at(Side::kControlOut).worker;
+  for (const Link& link : links_of(message::Plane::kControl)) {
+    if (link.out.endpoint.handle == nullptr || link.out.failure != kOk) continue;
+    const Started said = out.send(link.out.endpoint, bytes_of(farewell_), hello_tag());
+    if (said.request != nullptr) out.free(said.request);
+  }
+}
+
+/// Makes an end of this rank's worker, to that of the peer, and says hello. What goes wrong becomes
+/// the end's failure.
+void Connections::connect(Side own, Side of_peer, int peer, End& end) {
+  if (plane_of(own) == message::Plane::kControl &&
+      std::find(known_.begin(), known_.end(), peer) == known_.end())
+    known_.push_back(peer);
+  Worker& from = worker(own);
+  const Status status =
+      from.connect(part_of(members_.addresses[index(peer)], of_peer), &end.failure, end.endpoint);
   if (status != kOk) {
-    link.out.failure = status;
+    end.failure = status;
     return;
   }
-  const Started said = out.send(link.out.endpoint, bytes_of(hello_), hello_tag());
+  const Started said = from.send(end.endpoint, bytes_of(hello_), hello_tag());
   if (said.request != nullptr) {
-    out.free(said.request);
+    from.free(said.request);
   } else if (said.status != kOk) {
-    link.out.failure = said.status;
+    end.failure = said.status;
   }
+}
+
+void Connections::connect_ahead(message::Plane plane, int peer) {
+  End& out = links_of(plane)[index(peer)].out;
+  if (out.failure == kOk && out.endpoint.handle == nullptr)
+    connect(out_of(plane), in_of(plane), peer, out);
+  ahead_.emplace_back(plane, peer);
+}
+
+bool Connections::connecting() const noexcept {
+  return std::any_of(ahead_.begin(), ahead_.end(), [this](const auto& begun) {
+    const Link& link = links_of(begun.first)[index(begun.second)];
+    const bool complete = link.answered && link.in.endpoint.handle != nullptr;
+    return !complete && link.out.failure == kOk && link.in.failure == kOk;
+  });
 }
 
 void Connections::send(message::Plane plane, int peer, Outgoing& message) {
@@ -191,7 +241,8 @@ void Connections::send(message::Plane plane, int peer, Outgoing& message) {
   message.request = nullptr;
   message.status = kOk;
   ++sending_[static_cast<std::size_t>(plane)];
-  if (link.out.failure == kOk && link.out.endpoint.handle == nullptr) begin_to_connect(plane, peer);
+  if (link.out.failure == kOk && link.out.endpoint.handle == nullptr)
+    connect(out_of(plane), in_of(plane), peer, link.out);
   if (link.out.failure != kOk) {
     end(plane, message, link.out.failure);
   } else if (link.answered) {
@@ -302,6 +353,7 @@ void Connections::forget_side(Side side) noexcept {
 }
 
 void Connections::leave() noexcept {
+  say_farewell();
   if (std::any_of(std::begin(kEverySide), std::end(kEverySide),
                   [this](Side s) { return ended(s); }))
     return silence();

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "message/carrier.h"
@@ -66,6 +68,11 @@ class Connections {
   /// Sends, at once or when there is a connection; begins to connect. An error is in the message,
   /// which is over then. @throws hvd::Error when messages have ended
   void send(message::Plane, int peer, Outgoing&);
+  /// Makes both connections of two ranks that do the same at about this time, before they need
+  /// them.
+  void connect_ahead(message::Plane, int peer);
+  /// One of them is neither complete nor broken.
+  bool connecting() const noexcept;
   /// Goes on with what is not over.
   void advance(message::Plane, int peer, Outgoing&);
   /// Whatever its stage: it is over, and nothing here remembers it.
@@ -76,6 +83,9 @@ class Connections {
   Status failure_of_receives(message::Plane plane, int peer) const noexcept {
     return links_of(plane)[index(peer)].in.failure;
   }
+  /// @throws BrokenConnection if a rank that has connected to this one in the control plane, or
+  /// that this one connects to, has ended without a farewell, and `concerns` says yes of it
+  void require_all_there(const std::function<bool(int)>& concerns);
   /// "ucx: sending to rank 3 failed: Connection reset by remote peer"
   [[noreturn]] void raise(const char* what, int peer, Status) const;
 
@@ -99,9 +109,11 @@ class Connections {
   void remove(Pending& table) noexcept;
 
  private:
-  /// What two ranks say first to each other on a connection.
+  /// What two ranks say first to each other on a connection, and whoever has connected once more
+  /// when it leaves in order.
   struct Hello {
     std::int32_t rank = -1;
+    std::int32_t leaves = 0;
   };
   struct End {
     Endpoint endpoint = {};
@@ -112,8 +124,13 @@ class Connections {
     End in;                 ///< of this rank's worker that receives, to the other's that sends
     End out;                ///< the other way round
     bool answered = false;  ///< `out` may be used
+    bool left = false;      ///< the other one says so: that `in` breaks is no loss
     std::vector<Outgoing*> waiting{};  ///< for that, in order
   };
+  static bool lost(const Link& link) noexcept {
+    const bool unanswered = !link.answered && link.out.failure != kOk;
+    return !link.left && (link.in.failure != kOk || unanswered);
+  }
   struct Place {
     std::unique_ptr<Worker> worker = {};
     std::vector<void*> closing = {};  ///< requests
@@ -136,7 +153,8 @@ class Connections {
   void hear(Side);
   void be_answered(message::Plane, int peer);
   void answer(message::Plane, int peer);
-  void begin_to_connect(message::Plane, int peer);
+  void connect(Side own, Side of_peer, int peer, End&);
+  void say_farewell() noexcept;
   void start(message::Plane, Link&, Outgoing&);
   void end(message::Plane, Outgoing&, Status) noexcept;
   void close(Side, End&, CloseMode) noexcept;
@@ -147,13 +165,16 @@ class Connections {
   void forget_side(Side) noexcept;
 
   const Membership members_;
-  const Hello hello_;  ///< lives as long as what is sent
+  const Hello hello_;     ///< lives as long as what is sent
+  const Hello farewell_;  ///< too
   const bool memory_is_ours_;
   std::vector<Link> links_[2];  ///< by plane and rank; before the workers, which write to them
   Place places_[kSides];        ///< by Side
+  std::vector<int> known_;      ///< ranks with a connection in the control plane, either way
   int sending_[2] = {};         ///< messages that are not over, by plane
   unsigned looks_[2] = {};      ///< while there were none
   std::vector<Pending*> tables_;
+  std::vector<std::pair<message::Plane, int>> ahead_;  ///< given to connect_ahead()
 };
 
 }  // namespace hvd::ucx

@@ -24,7 +24,7 @@ using message::Tag;
 using message::TakenBack;
 
 /// One look lets UCX work for so often at most: others want their turn.
-constexpr int kMostRounds = 100;
+constexpr int kMostRoundsOfLook = 100;
 
 class UcxRequests final : public message::Requests, private Pending {
  public:
@@ -161,7 +161,7 @@ void UcxRequests::collect() {
 std::span<const Completion> UcxRequests::test() {
   HVD_EXPECT(under_way_ > 0, "something is under way");
   completions_.clear();
-  for (int round = 0; round < kMostRounds; ++round) {
+  for (int round = 0; round < kMostRoundsOfLook; ++round) {
     const bool moved = connections_->progress(plane_, receiving_ > 0);
     collect();
     if (!completions_.empty() || !moved) break;
@@ -232,8 +232,14 @@ class UcxCarrier final : public message::Carrier {
     return std::make_unique<UcxRequests>(connections_, plane);
   }
   std::optional<Arrival> probe(Tag tag) override;
+  void connect(Plane plane, int rank) override { connections_->connect_ahead(plane, rank); }
+  bool connecting() const noexcept override { return connections_->connecting(); }
+  void check_connections(const std::function<bool(int)>& concerns) override {
+    connections_->require_all_there(concerns);
+  }
   void progress() override;
   bool hands_over_at_once() const noexcept override { return false; }
+  bool may_send_to_lost() const noexcept override { return true; }
 
   bool active() const noexcept override {
     return !connections_->ended(Side::kControlIn) && !connections_->ended(Side::kControlOut);
@@ -259,7 +265,7 @@ void UcxCarrier::require_tags_of(int process_set) const {
 
 std::optional<Arrival> UcxCarrier::probe(Tag tag) {
   Worker& worker = connections_->worker(Side::kControlIn);
-  for (int round = 0; round < kMostRounds; ++round) {
+  for (int round = 0; round < kMostRoundsOfLook; ++round) {
     if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
       return Arrival{.source = message::parts_of(found->tag).source,
                      .bytes = found->bytes,

@@ -17,7 +17,7 @@ using message::TakenBack;
 void FakeNetwork::hand_over(Sent& from, const Posted& to) {
   const std::size_t bytes = std::min(from.bytes.size(), to.room.size());
   if (bytes > 0) std::memcpy(to.room.data(), from.bytes.data(), bytes);
-  *to.receiver = {true, from.bytes.size()};
+  *to.receiver = {.done = true, .bytes = from.bytes.size()};
   from.sender->done = true;
 }
 
@@ -32,9 +32,11 @@ class FakeRequests final : public message::Requests {
 
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override {
     const std::lock_guard lock = enter();
+    require_reachable(peer);
     ++network_->sent_;
     FakeNetwork::Mailbox& there = network_->mailbox(peer);
     FakeNetwork::Sent message{.tag = tag, .bytes = bytes, .sender = begin(slot)};
+    message.sender->receiver = peer;
     const auto waiting = std::find_if(there.posted.begin(), there.posted.end(),
                                       [tag](const auto& posted) { return posted.tag == tag; });
     if (waiting != there.posted.end()) {
@@ -77,7 +79,11 @@ class FakeRequests final : public message::Requests {
     const std::lock_guard lock = enter();
     completions_.clear();
     for (std::size_t slot = 0; slot < ends_.size(); ++slot) {
-      if (ends_[slot] == nullptr || !ends_[slot]->done) continue;
+      if (ends_[slot] == nullptr) continue;
+      if (!ends_[slot]->done) {
+        require_reachable(ends_[slot]->receiver);
+        continue;
+      }
       completions_.push_back({static_cast<int>(slot), ends_[slot]->bytes});
       ends_[slot] = nullptr;
     }
@@ -99,6 +105,10 @@ class FakeRequests final : public message::Requests {
   std::lock_guard<std::mutex> enter() {
     if (network_->broken) throw Error("fake: the wire is cut");
     return std::lock_guard(network_->mutex_);
+  }
+  void require_reachable(int peer) const {
+    if (peer < 0 || peer != network_->unreachable) return;
+    throw Error("fake: sending to rank " + std::to_string(peer) + " failed");
   }
   std::shared_ptr<FakeNetwork::End> begin(std::size_t slot) {
     if (ends_[slot] != nullptr) throw Error("fake: slot " + std::to_string(slot) + " is not idle");
@@ -153,6 +163,7 @@ class FakeCarrier final : public message::Carrier {
   }
   void progress() override { ++network_->progressed_; }
   bool hands_over_at_once() const noexcept override { return network_->hands_over_at_once; }
+  bool may_send_to_lost() const noexcept override { return network_->may_send_to_lost; }
   bool active() const noexcept override { return true; }
   void farewell() noexcept override { ++network_->farewells_; }
   void mark_failed() noexcept override {

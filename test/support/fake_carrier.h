@@ -38,7 +38,11 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   int pending_answers = 0;
   /// Every call that may throw does.
   bool broken = false;
+  /// The rank to which nothing can be sent, as its connections have broken; what is under way to it
+  /// fails. -1: none.
+  int unreachable = -1;
   bool hands_over_at_once = true;
+  bool may_send_to_lost = true;
   int most_process_sets = message::kMostProcessSets;
 
   // --- what has happened ---
@@ -60,6 +64,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   struct End {
     bool done = false;
     std::size_t bytes = 0;
+    int receiver = -1;  ///< of a sender's
   };
   struct Sent {
     message::Tag tag = 0;

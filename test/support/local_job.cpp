@@ -18,12 +18,14 @@ LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
                                            clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
-    std::vector<std::shared_ptr<Backend>> backends{
-        options.backend ? options.backend : std::make_shared<LocalBackend>(world)};
+    RankWorld own = options.world ? options.world(rank) : RankWorld{network_->plane(rank)};
+    auto& backends = own.backends;
+    if (backends.empty())
+      backends.push_back(options.backend ? options.backend : std::make_shared<LocalBackend>(world));
     const auto device = options.device ? options.device(rank) : nullptr;
     if (options.device_backend)
       backends.push_back(options.device_backend(rank, device, backends.front()));
-    ranks_.push_back(runtime::Runtime::create(options.runtime, network_->plane(rank),
+    ranks_.push_back(runtime::Runtime::create(options.runtime, std::move(own.plane),
                                               std::move(backends), clock, nullptr, device));
   }
 }

@@ -20,6 +20,12 @@ class VirtualClock final : public Clock {
   std::atomic<TimePoint::rep> now_{std::chrono::nanoseconds(std::chrono::hours(1)).count()};
 };
 
+/// What a rank's messages travel over, and its data.
+struct RankWorld {
+  std::unique_ptr<control::ControlPlane> plane = {};
+  std::vector<std::shared_ptr<Backend>> backends = {};
+};
+
 struct LocalJobOptions {
   int size = 2;
   runtime::RuntimeOptions runtime = {};
@@ -30,6 +36,8 @@ struct LocalJobOptions {
   bool rings_across_hosts = true;
   /// Instead of the local backend.
   std::shared_ptr<Backend> backend = {};
+  /// Called for each rank: instead of the local network and backend.
+  std::function<RankWorld(int rank)> world = {};
   /// Called for each rank: its GPU, and backends besides the local one.
   std::function<std::shared_ptr<device::Context>(int rank)> device = {};
   std::function<std::shared_ptr<Backend>(int rank, std::shared_ptr<device::Context>,
@@ -37,7 +45,7 @@ struct LocalJobOptions {
       device_backend = {};
 };
 
-/// The ranks of a job inside this process, on the local network and backend. With
+/// The ranks of a job inside this process, on the local network and backend or others. With
 /// `runtime.background_thread` off, step_all() or run_until() drives them all from the calling
 /// thread, in an order drawn from the seed.
 class LocalJob {
@@ -50,6 +58,13 @@ class LocalJob {
   local::LocalNetwork& network() { return *network_; }
   /// The rank's process "dies".
   void kill(int rank);
+
+  /// The rank shuts down, and its runtime ends with that, as that of a process does. By a thread of
+  /// its own for each rank.
+  void leave(int rank) {
+    this->rank(rank).shutdown();
+    ranks_[static_cast<std::size_t>(rank)].reset();
+  }
 
   /// One round of every living rank. True when something moved.
   bool step_all();

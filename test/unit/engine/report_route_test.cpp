@@ -5,7 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "hvd/error.h"
+#include "message/control_plane.h"
+#include "mpi/support/hosts.h"
+#include "support/fake_carrier.h"
 #include "support/local_job.h"
+#include "support/meet_nodes.h"
 
 namespace hvd::testing {
 namespace {
@@ -118,6 +122,19 @@ class ReportRouteTest : public ::testing::Test {
   std::shared_ptr<local::LocalNetwork> network_;
   std::vector<std::unique_ptr<Node>> nodes_;
 };
+
+TEST_F(ReportRouteTest, NeighboursAreThoseOfTheTreeOrAllAndRankZero) {
+  make_tree();
+  EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
+  EXPECT_THAT(route(1).neighbours(), ElementsAre(3, 4, 0));
+  EXPECT_THAT(route(7).neighbours(), ElementsAre(3));
+}
+
+TEST_F(ReportRouteTest, NeighboursWithoutATreeAreAllOfRankZero) {
+  make({"a", "a", "b"});
+  EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
+  EXPECT_THAT(route(2).neighbours(), ElementsAre(0));
+}
 
 TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
   make({"a", "a", "a"});
@@ -326,6 +343,47 @@ TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
   EXPECT_THAT(told, ElementsAre(1, 0, 1, 1, 0));
   route(0).tell_failure(lost);
   for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
+}
+
+TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
+  make({"a", "b", "c", "d"});
+  for (const int lost : {0, 1, 3, -1}) {
+    const wire::Abort abort{1, {StatusCode::kPeerLost, "lost", lost}};
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      if (static_cast<int>(rank) != lost) route(rank).tell_the_lost(abort);
+    }
+    for (std::size_t rank = 0; rank < 4; ++rank)
+      EXPECT_EQ(mail(rank).size(), static_cast<int>(rank) == lost ? 1U : 0U) << rank << lost;
+  }
+}
+
+/// Over a carrier that knows of broken connections, which MPI does not.
+class CarriedReportRoute : public ReportRouteTest {
+ protected:
+  CarriedReportRoute() {
+    const PretendHosts pretend("abc");
+    const auto shared = meet_nodes(3);
+    for (int rank = 0; rank < 3; ++rank) {
+      auto plane = message::make_control_plane(carried_->carrier(rank),
+                                               shared[static_cast<std::size_t>(rank)]);
+      nodes_.push_back(std::make_unique<Node>(options_, std::move(plane), clock_));
+    }
+  }
+  const std::shared_ptr<FakeNetwork> carried_ = FakeNetwork::create(3);
+};
+
+TEST_F(CarriedReportRoute, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
+  carried_->unreachable = 0;
+  EXPECT_THROW(route(1).tell_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
+  EXPECT_EQ(mail(2).size(), 1U);
+}
+
+TEST_F(CarriedReportRoute, WhoIsSaidToBeLostIsToldOnlyWhereThatDoesNoHarm) {
+  for (const bool harmless : {false, true}) {
+    carried_->may_send_to_lost = harmless;
+    route(1).tell_the_lost({0, {StatusCode::kPeerLost, "lost", 2}});
+    EXPECT_EQ(mail(2).size(), harmless ? 1U : 0U);
+  }
 }
 
 TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {

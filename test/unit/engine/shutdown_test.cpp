@@ -83,6 +83,46 @@ TEST(Shutdown, WithoutTheOthersEndsAfterThePatienceIsOver) {
   EXPECT_FALSE(job.rank(0).shutdown(std::chrono::milliseconds(100)));
 }
 
+/// Two ranks, of which one has left while what it had to say last was under way, and is lost.
+class LostFarewell : public ::testing::TestWithParam<int> {
+ protected:
+  LostFarewell()
+      : job_({.size = 2, .longest_delay = std::chrono::hours(1000), .seed = 1}, clock_) {}
+  int gone() const { return GetParam(); }
+  runtime::Runtime& other() { return job_.rank(1 - gone()); }
+  void leave() {
+    EXPECT_FALSE(job_.rank(gone()).shutdown(std::chrono::milliseconds(50)));
+    job_.network().kill(gone());
+  }
+
+  const SteadyClock clock_;
+  LocalJob job_;
+};
+
+constexpr Duration kLongPatience = std::chrono::minutes(10);
+
+TEST_P(LostFarewell, DoesNotHoldUpShutdown) {
+  leave();
+  EXPECT_TRUE(other().shutdown(kLongPatience));
+}
+
+TEST_P(LostFarewell, EndsWhatIsAskedOfThatRank) {
+  std::vector<float> data(4, 1.0F);
+  const Operation operation = submit_one(other(), float_operation(data, "w"));
+  leave();
+  operation.wait();
+  if (gone() == 0) {
+    EXPECT_EQ(operation.status().code, StatusCode::kPeerLost);
+    EXPECT_THAT(operation.status().message, HasSubstr("lost rank 0"));
+  } else {
+    EXPECT_EQ(operation.status().code, StatusCode::kShutdown);
+    EXPECT_THAT(operation.status().message, HasSubstr("rank 1 (localhost)"));
+  }
+  other().shutdown(kLongPatience);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gone, LostFarewell, ::testing::Values(0, 1));
+
 TEST(Shutdown, AHandleOutlivesItsRuntime) {
   const SteadyClock clock;
   Operation operation;

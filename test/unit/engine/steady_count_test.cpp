@@ -1,5 +1,5 @@
 // What a step costs in the steady state, in things that can be counted: nothing is allocated, the
-// kernel is not called, and the log is not asked.
+// kernel is not called, the log is not asked, and nothing is sent.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,8 +12,14 @@
 #include "backend/shm/shm_backend.h"
 #include "base/log.h"
 #include "local/local_network.h"
+#include "message/control_plane.h"
 #include "support/count_allocations.h"
+#include "support/count_ucx_calls.h"
 #include "support/job_helpers.h"
+#include "support/local_job.h"
+#include "support/meet_nodes.h"
+#include "ucx/ucx_carrier.h"
+#include "ucx/ucx_library.h"
 
 namespace {
 
@@ -103,17 +109,21 @@ struct Rank {
 class SteadyCount : public ::testing::Test {
  protected:
   void SetUp() override {
-    network_ = local::LocalNetwork::create({.size = kRanks}, clock_);
+    make_planes();
     runtime::RuntimeOptions options;
     options.background_thread = false;
     const std::string name = "/hvd-steady-count-" + std::to_string(getpid());
     for (int number = 0; number < kRanks; ++number) {
       Rank& rank = ranks_[number];
-      rank.runtime = runtime::Runtime::create(options, network_->plane(number),
+      rank.runtime = runtime::Runtime::create(options, std::move(planes_[number]),
                                               {std::make_shared<ShmBackend>(name, rank.arena)},
                                               clock_, rank.arena);
       rank.make_submissions();
     }
+  }
+  virtual void make_planes() {
+    const auto network = local::LocalNetwork::create({.size = kRanks}, clock_);
+    for (int rank = 0; rank < kRanks; ++rank) planes_[rank] = network->plane(rank);
   }
 
   /// Every rank submits all, and the ranks' engines take turns until all is done.
@@ -122,6 +132,7 @@ class SteadyCount : public ::testing::Test {
       rank.runtime->submit(rank.submissions, rank.handles, Progress::kCaller);
     for (bool done = false; !done;) {
       done = true;
+      if (!time_stands_still_) clock_.advance(std::chrono::microseconds(1));
       for (Rank& rank : ranks_) {
         rank.runtime->step();
         for (const Operation& handle : rank.handles) done = done && handle.done();
@@ -138,26 +149,61 @@ class SteadyCount : public ::testing::Test {
     }
   }
 
-  const SteadyClock clock_{};
-  std::shared_ptr<local::LocalNetwork> network_;
+  void count_what_steps_cost();
+
+  VirtualClock clock_;
+  bool time_stands_still_ = false;  // or a sign of life might be due
+  std::unique_ptr<control::ControlPlane> planes_[kRanks];
   Rank ranks_[kRanks];
 };
 
-TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) {
+void SteadyCount::count_what_steps_cost() {
   for (int i = 0; i < 12; ++i) set_and_step();
   const std::uint64_t locked = ranks_[0].runtime->metrics().locked_operations;
   ASSERT_GT(locked, 0U) << "the schedule has not been locked";
+  time_stands_still_ = true;
   const std::uint64_t allocated = allocations();
   const std::uint64_t called = system_calls.load();
   const std::uint64_t asked = log_checks.load();
+  const std::uint64_t carried = ucx_calls().all;
   constexpr int kSteps = 20;
   for (int i = 0; i < kSteps; ++i) set_and_step();
+  EXPECT_EQ(ucx_calls().all - carried, 0U);
   EXPECT_EQ(allocations() - allocated, 0U);
   EXPECT_EQ(system_calls.load() - called, 0U);
   EXPECT_EQ(log_checks.load() - asked, 0U) << "log statements on the way";
   EXPECT_EQ(ranks_[0].runtime->metrics().locked_operations - locked,
             kSteps * ranks_[0].submissions.size());
 }
+
+TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) { count_what_steps_cost(); }
+
+#if HVD_HAVE_UCX
+/// What the ranks tell each other travels over the real UCX.
+class SteadyCountOverUcx : public SteadyCount {
+ protected:
+  void make_planes() override {
+    const auto nodes = meet_nodes(kRanks);
+    std::vector<ucx::Workers> workers;
+    ucx::Membership members{.generation = 3};
+    for (int rank = 0; rank < kRanks; ++rank) {
+      workers.push_back(ucx::open_workers());
+      members.addresses.push_back(workers.back().address());
+    }
+    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+      members.rank = static_cast<int>(rank);
+      planes_[rank] = message::make_control_plane(
+          ucx::make_ucx_carrier(std::move(workers[rank]), members), nodes[rank]);
+    }
+  }
+};
+
+TEST_F(SteadyCountOverUcx, AStepDoesNotCallUcxEither) {
+  const std::uint64_t before = ucx_calls().control_messages;
+  count_what_steps_cost();
+  EXPECT_GT(ucx_calls().control_messages, before) << "the first steps were negotiated";
+}
+#endif
 
 TEST_F(SteadyCount, TheCountersCount) {
   const std::uint64_t allocated = allocations();

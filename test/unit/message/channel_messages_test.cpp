@@ -83,7 +83,7 @@ TEST_F(ChannelMessagesTest, KeepsChannelsAndKindsApart) {
   receive(*other_set);
   receive(*other_instance);
   receive(*one, kHierarchicalBackendKind);
-  send_to_one(kMpiBackendKinds);
+  send_to_one(kFlatBackendKinds);
   EXPECT_TRUE(other_set->test().empty());
   EXPECT_TRUE(other_instance->test().empty());
   EXPECT_TRUE(one->test().empty());

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hvd/error.h"
@@ -184,6 +189,41 @@ TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
   EXPECT_GT(job.network->progressed(), 0);
 }
 
+TEST(MessageControlPlane, LingersAlsoWhereWhatIsUnderWayToTheLostRankFails) {
+  const testing::PretendHosts pretend("abc");
+  Job job(3);
+  job.network->eager_bytes = 0;
+  job[0].send(1, numbered(1));
+  job.network->unreachable = 1;
+  job[0].accuse(1, "lost rank 1");
+  job.planes[0].reset();
+  EXPECT_GT(job.network->progressed(), 1);
+}
+
+TEST(MessageControlPlane, TellsAndRingsTheOthersWhereOneIsLost) {
+  Job job(3);
+  job.network->unreachable = 1;
+  const auto ticket = job[2].doorbell().ticket();
+  EXPECT_THROW(job[0].publish(numbered(1)), Error);
+  EXPECT_NE(job[2].doorbell().ticket(), ticket);
+  const auto message = job[2].poll();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(1));
+}
+
+// It may say of which rank the loss is the cause.
+TEST(MessageControlPlane, WhatHasComeIsGivenOutBeforeASendFails) {
+  Job job(3);
+  job.network->eager_bytes = 0;
+  job[1].send(2, numbered(1));
+  job[0].send(1, numbered(2));
+  job.network->unreachable = 2;
+  const auto message = job[1].poll();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(2));
+  EXPECT_THROW(job[1].poll(), Error);
+}
+
 TEST(MessageControlPlane, ALossEndsAllWaiting) {
   Job job(2);
   job[1].accuse(1, "lost itself");
@@ -193,6 +233,63 @@ TEST(MessageControlPlane, ALossEndsAllWaiting) {
   EXPECT_EQ(loss->rank, 1);
   EXPECT_TRUE(loss->known);
   EXPECT_EQ(job.network->failures(), 1);
+}
+
+/// Connects by itself, and takes some looks for it.
+class ConnectingCarrier final : public Carrier {
+ public:
+  explicit ConnectingCarrier(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
+
+  std::string_view name() const noexcept override { return carrier_->name(); }
+  int rank() const noexcept override { return carrier_->rank(); }
+  std::uint32_t generation() const noexcept override { return carrier_->generation(); }
+  void require_tags_of(int process_set) const override { carrier_->require_tags_of(process_set); }
+  std::unique_ptr<Requests> make_requests(Plane plane) override {
+    return carrier_->make_requests(plane);
+  }
+  std::optional<Arrival> probe(Tag tag) override { return carrier_->probe(tag); }
+  void connect(Plane plane, int rank) override {
+    EXPECT_EQ(plane, Plane::kControl);
+    connected.push_back(rank);
+  }
+  bool connecting() const noexcept override { return looks < looks_needed; }
+  void progress() override { ++looks; }
+  bool hands_over_at_once() const noexcept override { return carrier_->hands_over_at_once(); }
+  bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
+  bool active() const noexcept override { return carrier_->active(); }
+  void farewell() noexcept override { carrier_->farewell(); }
+  void mark_failed() noexcept override { carrier_->mark_failed(); }
+  bool failed() const noexcept override { return carrier_->failed(); }
+
+  std::vector<int> connected;
+  int looks = 0;
+  int looks_needed = 5;
+
+ private:
+  const std::shared_ptr<Carrier> carrier_;
+};
+
+TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
+  const testing::PretendHosts pretend("abc");
+  const auto network = FakeNetwork::create(3, 7);
+  const auto nodes = testing::meet_nodes(3);
+  const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
+  const auto plane = make_control_plane(carrier, nodes[1]);
+  const std::vector<int> ranks = {0, 2};
+  plane->expect_messages(ranks);
+  EXPECT_EQ(carrier->connected, ranks);
+  EXPECT_EQ(carrier->looks, 5);
+  carrier->looks_needed = std::numeric_limits<int>::max();
+  plane->expect_messages(ranks);
+}
+
+TEST(MessageControlPlane, OnOneHostNobodyConnectsAhead) {
+  const auto network = FakeNetwork::create(2, 7);
+  const auto nodes = testing::meet_nodes(2);
+  const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
+  const std::vector<int> ranks = {0};
+  make_control_plane(carrier, nodes[1])->expect_messages(ranks);
+  EXPECT_TRUE(carrier->connected.empty());
 }
 
 }  // namespace

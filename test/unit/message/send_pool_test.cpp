@@ -60,6 +60,12 @@ TEST_F(SendPoolTest, SendsNothingToNobody) {
   EXPECT_EQ(network->requests_made(), 0);
 }
 
+TEST_F(SendPoolTest, WhoCannotBeReachedKeepsNoOtherFromIt) {
+  network->unreachable = 1;
+  EXPECT_THROW(pool->send(message, others, kTag), Error);
+  EXPECT_EQ(receive(2), message);
+}
+
 TEST_F(SendPoolTest, SaysWhomASlowMessageHasReached) {
   network->eager_bytes = 10;
   pool->send(message, others, kTag);

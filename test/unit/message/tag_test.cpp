@@ -43,7 +43,7 @@ TEST(Tag, ChangesItsSourceAlone) {
 TEST(Tag, OfTheControlPlaneIsNoChannels) {
   static_assert(kControlKind < 1 << kKindBits);
   static_assert(kHierarchicalBackendKind < kControlKind);
-  static_assert(kMpiBackendKinds < kHierarchicalBackendKind);
+  static_assert(kFlatBackendKinds < kHierarchicalBackendKind);
 }
 
 }  // namespace

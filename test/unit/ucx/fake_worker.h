@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -18,7 +20,8 @@ namespace hvd::testing {
 /// until the test ends them, but what two ranks say when they connect goes through at once.
 struct FakeUcx {
   struct Request {
-    std::string what = {};  ///< "send to 2", "hello to 2", "receive", "listen", "flush 2"
+    std::string what =
+        {};  ///< "send to 2", "hello to 2", "farewell to 2", "receive", "listen", "flush 2"
     ucx::Side side = {};
     ucx::Status status = ucx::kInProgress;
     std::size_t bytes = 0;
@@ -58,14 +61,16 @@ struct FakeUcx {
     for (Connection& connection : connections)
       if (connection.peer == peer && connection.open) *connection.failure = status;
   }
-  /// A peer says who it is: it connects, or answers.
-  void hear(ucx::Side side, int peer) { hellos[static_cast<std::size_t>(side)].push_back(peer); }
+  /// A peer says who it is: it connects, or answers; or that it leaves.
+  void hear(ucx::Side side, int peer, bool leaves = false) {
+    hellos[static_cast<std::size_t>(side)].push_back({peer, leaves ? 1 : 0});
+  }
   int progressed_by(ucx::Side side) const { return progressed[static_cast<std::size_t>(side)]; }
 
   std::deque<Request> requests = {};  // addresses stay
   std::deque<Connection> connections = {};
   std::deque<ucx::Matched> arrivals = {};  ///< for probe()
-  std::deque<std::int32_t> hellos[ucx::kSides] = {};
+  std::deque<std::array<std::int32_t, 2>> hellos[ucx::kSides] = {};
   message::Tag probed_mask = 0;
   int ended = 0;  ///< workers
   int progressed[ucx::kSides] = {};
@@ -74,6 +79,7 @@ struct FakeUcx {
   bool peers_answer = true;
   bool sends_complete_at_once = false;
   ucx::Status connect_answer = ucx::kOk;
+  ucx::Status hello_answer = ucx::kOk;
   ucx::Status receive_answer = ucx::kOk;
   /// What becomes of receives that are cancelled.
   bool cancel_ends_receives = true;
@@ -111,10 +117,15 @@ class FakeWorker final : public ucx::Worker {
     return started;
   }
 
-  ucx::Started send(ucx::Endpoint endpoint, std::span<const std::byte>, message::Tag tag) override {
+  ucx::Started send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
+                    message::Tag tag) override {
     const FakeUcx::Connection& connection = of(endpoint);
     if (!connection.open) throw Error("a send to a closed endpoint");
     if (says_hello(tag)) {
+      if (ucx_->hello_answer != ucx::kOk) return {nullptr, ucx_->hello_answer};
+      std::array<std::int32_t, 2> said{};
+      std::memcpy(said.data(), bytes.data(), std::min(bytes.size(), sizeof said));
+      if (said[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
       const ucx::Started started = start("hello to " + std::to_string(connection.peer), tag);
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
       if (connects && ucx_->peers_answer) ucx_->hear(side_, connection.peer);
@@ -189,7 +200,7 @@ class FakeWorker final : public ucx::Worker {
     for (FakeUcx::Request& request : ucx_->requests) {
       if (request.what != "listen" || request.side != side_ || request.status != ucx::kInProgress)
         continue;
-      std::memcpy(request.room.data(), &waiting.front(), sizeof waiting.front());
+      std::memcpy(request.room.data(), waiting.front().data(), sizeof waiting.front());
       request.bytes = sizeof waiting.front();
       request.status = ucx::kOk;
       waiting.pop_front();

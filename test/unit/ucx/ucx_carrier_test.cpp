@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/broken_connection.h"
 #include "hvd/error.h"
 #include "message/request_table.h"
 #include "unit/ucx/fake_worker.h"
@@ -52,6 +54,9 @@ class UcxCarrierTest : public ::testing::Test {
     request.status = status;
     request.bytes = bytes;
   }
+  void check() {
+    carrier->check_connections([this](int rank) { return rank != nobodys; });
+  }
   /// What waits for connections is on its way.
   void connect() {
     for (int answer = 0; answer < 8; ++answer) carrier->progress();
@@ -61,6 +66,7 @@ class UcxCarrierTest : public ::testing::Test {
   const std::shared_ptr<FakeUcx> ucx = std::make_shared<FakeUcx>();
   std::shared_ptr<message::Carrier> carrier =
       make_ucx_carrier(testing::fake_workers(ucx, 1), members(1, 4));
+  int nobodys = -1;  ///< a rank whose end is no concern of the control plane's
   std::vector<std::byte> memory = std::vector<std::byte>(64);
 };
 
@@ -155,6 +161,50 @@ TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
   ucx->hear(Side::kControlIn, 3);
   EXPECT_FALSE(carrier->probe(kTag).has_value());
   EXPECT_EQ(ucx->count("hello to 3"), 1) << "a rank that probes answers";
+}
+
+// Or it would be waited for, by a receive and by the rank that has connected.
+TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
+  ucx->hello_answer = -25;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  table.receive(0, memory, 2, kTag);
+  ucx->hear(Side::kDataIn, 2);
+  EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 2 failed: trouble 25");
+}
+
+TEST_F(UcxCarrierTest, NorCanOneConnectToWhoHearsNothing) {
+  ucx->hello_answer = -25;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
+            "ucx: sending to rank 2 failed: trouble 25");
+}
+
+TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {
+  EXPECT_FALSE(carrier->connecting());
+  carrier->connect(Plane::kData, 2);
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  connect();  // it has answered, and has not connected itself yet
+  EXPECT_TRUE(carrier->connecting());
+  ucx->hear(Side::kDataIn, 2);
+  connect();
+  EXPECT_FALSE(carrier->connecting());
+  EXPECT_EQ(ucx->connections.size(), 2U);
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.send(0, memory, 2, kTag);
+  EXPECT_EQ(ucx->count("send to 2"), 1) << "waits for nothing";
+  EXPECT_EQ(ucx->connections.size(), 2U);
+}
+
+TEST_F(UcxCarrierTest, ABrokenConnectionIsNotWaitedFor) {
+  ucx->peers_answer = false;
+  carrier->connect(Plane::kControl, 3);
+  connect();
+  EXPECT_TRUE(carrier->connecting());
+  ucx->break_connections(3, -25);
+  EXPECT_FALSE(carrier->connecting());
 }
 
 TEST_F(UcxCarrierTest, OnlyWhatHasSomethingToDoIsLetWork) {
@@ -414,6 +464,77 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
   EXPECT_EQ(ucx->count("force 0"), 1) << "what comes is not awaited";
   EXPECT_EQ(ucx->kept(), 0);
   EXPECT_EQ(ucx->ended, static_cast<int>(kSides));
+}
+
+TEST_F(UcxCarrierTest, WhoseConnectionBreaksWithoutAFarewellIsLost) {
+  const auto look = [&] {
+    EXPECT_FALSE(carrier->probe(kTag).has_value());
+    return error_of([&] { check(); });
+  };
+  for (const int peer : {0, 2, 3}) ucx->hear(Side::kControlIn, peer);
+  ucx->hear(Side::kDataIn, 2);
+  EXPECT_EQ(look(), "no error");
+  ucx->hear(Side::kControlIn, 0, true);
+  EXPECT_EQ(look(), "no error");
+  ucx->break_connections(0, -80);
+  EXPECT_EQ(look(), "no error") << "it has left in order";
+  ucx->break_connections(3, -80);
+  ucx->hear(Side::kControlIn, 3, true);
+  EXPECT_EQ(error_of([&] { check(); }), "no error") << "it said so before its connection broke";
+  ucx->break_connections(2, -80);
+  EXPECT_EQ(look(), "ucx: the connection with rank 2 failed: trouble 80");
+  nobodys = 2;
+  EXPECT_EQ(look(), "no error");
+  nobodys = -1;
+  try {
+    check();
+  } catch (const BrokenConnection& error) {
+    EXPECT_EQ(error.rank(), 2);
+  }
+}
+
+TEST_F(UcxCarrierTest, ConnectsForWhatWillBeSentAndSeesWhoIsNotThere) {
+  ucx->peers_answer = false;
+  carrier->connect(Plane::kControl, 2);
+  carrier->connect(Plane::kControl, 2);
+  carrier->connect(Plane::kControl, 3);
+  ASSERT_EQ(ucx->connections.size(), 2U);
+  EXPECT_EQ(ucx->connections[0].from, Side::kControlOut);
+  EXPECT_EQ(ucx->connections[0].to, Side::kControlIn);
+  RequestTable control(*carrier, Plane::kControl);
+  control.reset(1);
+  control.send(0, memory, 2, kTag);
+  EXPECT_EQ(ucx->connections.size(), 2U);
+  ucx->hear(Side::kControlOut, 2);
+  connect();
+  EXPECT_EQ(ucx->count("send to 2"), 1);
+  ucx->break_connections(2, -80);
+  EXPECT_EQ(error_of([&] { check(); }), "no error")
+      << "it may be leaving, and says so on a connection of its own";
+  ucx->break_connections(3, -80);
+  EXPECT_EQ(error_of([&] { check(); }), "ucx: the connection with rank 3 failed: trouble 80");
+}
+
+TEST_F(UcxCarrierTest, LeavingInOrderSaysSoOnEachConnectionThatItHasMade) {
+  ucx->sends_complete_at_once = true;
+  ucx->closes_complete = true;
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.send(0, memory, 3, kTag);
+  carrier->connect(Plane::kControl, 2);
+  ucx->hear(Side::kControlIn, 0);
+  connect();
+  data.test();
+  carrier->farewell();
+  carrier.reset();
+  EXPECT_EQ(ucx->count("farewell to 2"), 1);
+  EXPECT_EQ(ucx->count("farewell to 3"), 0) << "who waits for data learns of it by itself";
+  EXPECT_EQ(ucx->count("farewell to 0"), 0);
+  const auto place = [&](const std::string& what) {
+    return std::find_if(ucx->requests.begin(), ucx->requests.end(),
+                        [&](const FakeUcx::Request& request) { return request.what == what; });
+  };
+  EXPECT_LT(place("farewell to 2"), place("flush 2"));
 }
 
 TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {

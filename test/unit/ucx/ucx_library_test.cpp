@@ -112,6 +112,8 @@ TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
   EXPECT_STREQ(::getenv("UCX_MM_ERROR_HANDLING"), "y");
   EXPECT_STRNE(::getenv("UCX_TLS"), nullptr);
   EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
+  const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // where there is TCP alone
+  EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
   ::setenv("UCX_MEM_EVENTS", "n", 1);
 }
 
