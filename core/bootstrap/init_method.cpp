@@ -146,15 +146,31 @@ InitMethod master(const std::string& source, const Claim& claim) {
   return with_numbers(method, claim.rank, claim.size);
 }
 
+/// Where hvdrun has started several ranks itself, MPI would make as many jobs of one.
+void refuse_mpi_that_nothing_has_started(const std::string& source) {
+  const Claim mpi = of_mpi_launcher();
+  const std::optional<Number> several = of_hvdrun().size;
+  if (mpi.rank || mpi.size || !several || several->value <= 1) return;
+  throw UsageError("hvd::init: init_method mpi:// (" + source + ") with " + several->text +
+                   ", but nothing of MPI has started this process, which would be a job of its "
+                   "own; start the ranks with 'hvdrun --controller mpi', mpirun or srun "
+                   "--mpi=pmix, or leave init_method empty (one rank alone: unset HVD_SIZE)");
+}
+
 InitMethod explicit_method(const RuntimeOptions& options) {
   const std::string& text = *options.init_method;
   const std::string source =
       options.init_method_is_program ? "Options::init_method" : "HVD_INIT_METHOD";
-  if (text == kMpiMethod)
+  if (text == kMpiMethod) {
+    refuse_mpi_that_nothing_has_started(source);
     return {.controller = Controller::kMpi, .place = kMpiMethod, .source = source};
+  }
   if (text == "env://")
     return master(source, first_of(of_program(options), of_torchrun(), of_hvdrun()));
-  if (!text.starts_with("tcp://") && !text.starts_with("file://")) {
+  if (text.starts_with(kHvdrunMethod)) {
+    // Whose rank this process is, is not for it to say.
+    require_agreement(of_program(options), kProgram, of_hvdrun(), kHvdrun);
+  } else if (!text.starts_with("tcp://") && !text.starts_with("file://")) {
     throw UsageError("hvd::init: init_method (" + source +
                      "): expected tcp://HOST:PORT, which rank 0 serves, file:///path of a file "
                      "that all ranks share, env:// or mpi://, got '" +

@@ -14,6 +14,8 @@ enum class Controller : std::uint8_t { kLocal, kMpi, kUcx };
 const char* name_of(Controller) noexcept;
 
 inline constexpr const char* kMpiMethod = "mpi://";
+/// What hvdrun sets is followed by the name of a socket.
+inline constexpr const char* kHvdrunMethod = "hvdrun://";
 inline constexpr const char* kLocalMethod = "local://";
 
 /// How this process finds the others.

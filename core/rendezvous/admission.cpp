@@ -15,13 +15,32 @@ namespace hvd::rendezvous {
 namespace {
 
 /// Of what ranks say when they come. A rank of another hvd is told so, not misunderstood.
-constexpr const char* kFormat = "hvd rendezvous 1";
+constexpr const char* kFormat = "hvd rendezvous 4";
 
-std::optional<int> number_in(const std::string& text) {
-  int number = 0;
+template <typename Number = int>
+std::optional<Number> number_in(const std::string& text) {
+  Number number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
+}
+
+/// "rank 3", "ranks 1, 3".
+std::string list_of(const std::vector<int>& ranks) {
+  std::string list;
+  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + list;
+}
+
+/// Of one process, and new with each call.
+std::string make_identity() {
+  char host[256] = "unknown";
+  ::gethostname(host, sizeof host - 1);
+  std::random_device random;
+  const std::uint64_t own = std::uint64_t{random()} << 32 | random();
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, own, 16).ptr;
+  return std::string(host) + " " + std::to_string(::getpid()) + " " + std::string(text, end);
 }
 
 }  // namespace
@@ -105,72 +124,115 @@ std::string Arrival::who() const {
 Bytes encode(const Arrival& arrival) {
   const Introduction& own = arrival.introduction;
   return join_fields({kFormat, own.job, own.token, own.build, std::to_string(own.rank),
-                      std::to_string(own.size), arrival.identity});
+                      std::to_string(own.size), arrival.identity, arrival.boot,
+                      std::to_string(arrival.pid_namespace), std::to_string(arrival.pid),
+                      std::to_string(arrival.left.count())});
 }
 
 std::optional<Arrival> decode_arrival(std::span<const std::byte> bytes) {
-  const auto fields = split_fields(bytes, 7);
+  const auto fields = split_fields(bytes, 11);
   if (!fields || (*fields)[0] != kFormat) return std::nullopt;
   const auto rank = number_in((*fields)[4]);
   const auto size = number_in((*fields)[5]);
-  if (!rank || !size) return std::nullopt;
+  const auto pid_namespace = number_in<std::int64_t>((*fields)[8]);
+  const auto pid = number_in<std::int64_t>((*fields)[9]);
+  const auto left = number_in<std::int64_t>((*fields)[10]);
+  if (!rank || !size || !pid_namespace || !pid || !left) return std::nullopt;
   return Arrival{.introduction = {.job = (*fields)[1],
                                   .token = (*fields)[2],
                                   .build = (*fields)[3],
                                   .rank = *rank,
                                   .size = *size},
-                 .identity = (*fields)[6]};
+                 .identity = (*fields)[6],
+                 .boot = (*fields)[7],
+                 .pid_namespace = *pid_namespace,
+                 .pid = *pid,
+                 .left = std::chrono::milliseconds(*left)};
 }
 
-std::string make_identity() {
-  char host[256] = "unknown";
-  ::gethostname(host, sizeof host - 1);
-  std::random_device random;
-  const std::uint64_t own = std::uint64_t{random()} << 32 | random();
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, own, 16).ptr;
-  return std::string(host) + " " + std::to_string(::getpid()) + " " + std::string(text, end);
+Bytes encode(Arrival arrival, Deadline deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+      deadline - std::chrono::steady_clock::now());
+  arrival.left = std::max(left, std::chrono::milliseconds(1));
+  return encode(arrival);
+}
+
+Arrival arrival_of(const Introduction& own) {
+  const ProcessIdentity process = current_process();
+  return {.introduction = own,
+          .identity = make_identity(),
+          .boot = boot_id(),
+          .pid_namespace = static_cast<std::int64_t>(process.pid_namespace),
+          .pid = process.pid};
+}
+
+// The start time of a process is left out: /proc may be that of another pid namespace, and shows
+// other processes then. Without it a number that has been given to another process hides an end;
+// nothing makes one up.
+ProcessWatch watch(const Arrival& arrival) {
+  if (arrival.boot.empty() || arrival.boot != boot_id()) return {};
+  return ProcessWatch({.pid = arrival.pid,
+                       .start_time = 0,
+                       .pid_namespace = static_cast<std::uint64_t>(arrival.pid_namespace)});
 }
 
 std::optional<Refusal> object_to(const Arrival& arrival, const Introduction& own,
                                  const std::string& place) {
   const Introduction& other = arrival.introduction;
   const std::string rank = "rank " + std::to_string(other.rank) + " (" + arrival.who() + ")";
+  const std::string first = "rank " + std::to_string(own.rank);
   const auto usage = [](std::string text) {
     return Refusal{.usage = true, .rank = -1, .text = "hvd::init: " + std::move(text)};
   };
   if (other.job != own.job || other.token != own.token) {
     return usage(rank + " has come to " + place + " for " +
                  (other.job != own.job
-                      ? "job '" + other.job + "', where rank 0 begins job '" + own.job + "'"
-                      : "job '" + own.job + "' with another token than rank 0's") +
+                      ? "job '" + other.job + "', where " + first + " begins job '" + own.job + "'"
+                      : "job '" + own.job + "' with another token than " + first + "'s") +
                  "; give each job a place of its own");
   }
   if (other.build != own.build) {
-    return usage(rank + " has hvd " + other.build + ", rank 0 has " + own.build +
+    return usage(rank + " has hvd " + other.build + ", " + first + " has " + own.build +
                  "; start the same program everywhere");
   }
   if (other.size != own.size) {
-    return usage(rank + " expects " + std::to_string(other.size) + " ranks, rank 0 " +
+    return usage(rank + " expects " + std::to_string(other.size) + " ranks, " + first + " " +
                  std::to_string(own.size) + "; give all ranks the same world size");
   }
   return std::nullopt;
 }
 
-Deadline time_to_refuse(Deadline deadline) {
-  const auto left = deadline - std::chrono::steady_clock::now();
+Deadline time_to_refuse(Deadline deadline, Deadline now) {
+  const auto left = deadline - now;
   return deadline - std::min<Deadline::duration>(left / 10, std::chrono::seconds(1));
 }
 
-Refusal missing(const std::vector<int>& ranks, const std::string& place) {
-  std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+Deadline sooner(Deadline time, const Arrival& arrival) {
+  if (arrival.left <= arrival.left.zero()) return time;
+  const auto now = std::chrono::steady_clock::now();
+  return std::min(time, time_to_refuse(now + arrival.left, now));
+}
+
+Deadline time_to_tell_late_comers(Deadline deadline) {
+  return std::min<Deadline>(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(2));
+}
+
+Refusal ended(const Arrival& arrival, const std::string& place, const std::vector<int>& absent) {
+  const int rank = arrival.introduction.rank;
+  return {.usage = false,
+          .rank = rank,
+          .text = "hvd::init: rank " + std::to_string(rank) + " (" + arrival.who() + ") came to " +
+                  place + " and has ended before the job has begun" +
+                  (absent.empty() ? "" : ", while " + list_of(absent) + " had not come") +
+                  "; see what it last wrote"};
+}
+
+Refusal missing(const std::vector<int>& ranks, const std::string& place,
+                const std::string& advice) {
   return {.usage = false,
           .rank = ranks.size() == 1 ? ranks.front() : -1,
-          .text = "hvd::init: rank" + std::string(ranks.size() == 1 ? " " : "s ") + list +
-                  (ranks.size() == 1 ? " has" : " have") + " not come to " + place +
-                  " in time; start as many ranks as the world size says, with the same place, and "
-                  "see whether one has ended early"};
+          .text = "hvd::init: " + list_of(ranks) + (ranks.size() == 1 ? " has" : " have") +
+                  " not come to " + place + " in time; " + advice};
 }
 
 }  // namespace hvd::rendezvous

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/process_watch.h"
 #include "rendezvous/rendezvous.h"
 
 namespace hvd::rendezvous {
@@ -38,13 +41,22 @@ std::optional<Refusal> decode_refusal(std::span<const std::byte>);
 struct Arrival {
   Introduction introduction = {};
   std::string identity = {};  ///< one process, and no other: "host 1234 5f0c..."
+  std::string boot = {};      ///< of its host; empty: unknown
+  std::int64_t pid_namespace = 0;
+  std::int64_t pid = 0;
+  /// From when it came: then it gives up. Zero: it has not said so.
+  std::chrono::milliseconds left{0};
   /// "host host, process 1234"
   std::string who() const;
 };
 Bytes encode(const Arrival&);
+/// Of one that gives up then.
+Bytes encode(Arrival, Deadline);
 std::optional<Arrival> decode_arrival(std::span<const std::byte>);
-/// Of this process, new with each call.
-std::string make_identity();
+/// Of this process, with an identity that is new with each call.
+Arrival arrival_of(const Introduction&);
+/// Sees the end of that process, if it is one of this host and this pid namespace; else nothing.
+ProcessWatch watch(const Arrival&);
 
 /// As it travels, and as whoever waits gets it.
 Bytes encode(const Failure&);
@@ -53,13 +65,29 @@ Bytes encode(const Failure&);
 std::optional<Bytes> look_for(const std::function<std::optional<Bytes>()>& value,
                               const std::function<std::optional<Bytes>()>& failure);
 
-/// What rank 0 has against one that has come; nothing: it is welcome.
-std::optional<Refusal> object_to(const Arrival&, const Introduction& of_rank_0,
+/// What is against one that has come; nothing: it is welcome.
+/// @param reference a rank whom it may not contradict, as a rule rank 0
+std::optional<Refusal> object_to(const Arrival&, const Introduction& reference,
                                  const std::string& place);
-/// When rank 0 has to give up, so that the others hear why before their own deadline, which is
+/// When who serves has to give up, so that the others hear why before their own deadline, which is
 /// likely to be the same.
-Deadline time_to_refuse(Deadline deadline);
+Deadline time_to_refuse(Deadline deadline, Deadline now = std::chrono::steady_clock::now());
+/// As it is after a rank has come: before that rank gives up, too.
+Deadline sooner(Deadline time_to_refuse, const Arrival&);
+/// Until when rank 0 stays for those that have not come when it has refused all: they hear why too,
+/// and do not wait for nobody.
+Deadline time_to_tell_late_comers(Deadline deadline);
+/// Of one whose process has ended before the job has begun.
+/// @param absent the ranks that had not come by then
+Refusal ended(const Arrival&, const std::string& place, const std::vector<int>& absent);
+/// What to do where ranks were started one by one.
+inline constexpr const char* kStartAsManyRanks =
+    "start as many ranks as the world size says, with the same place, and see whether one has "
+    "ended "
+    "early";
 /// Of ranks that have not come in time.
-Refusal missing(const std::vector<int>& ranks, const std::string& place);
+/// @param advice what to do
+Refusal missing(const std::vector<int>& ranks, const std::string& place,
+                const std::string& advice = kStartAsManyRanks);
 
 }  // namespace hvd::rendezvous

@@ -5,15 +5,18 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "hvd/error.h"
 #include "rendezvous/admission.h"
+#include "rendezvous/rank_processes.h"
 
 // Note [A file that is left over]
 // PATH says where the job is: in the folder PATH.IDENTITY, whose name rank 0 makes anew each time.
@@ -23,7 +26,7 @@
 // at PATH again and again, and goes where it says.
 //
 //   PATH                 the name of the folder
-//   PATH.ID/come.R       rank R has come: Arrival
+//   PATH.ID/come.R       rank R has come: Arrival. Rank 0's comes with the welcome
 //   PATH.ID/welcome.R    the identity of the rank that is welcome
 //   PATH.ID/refused.R    the identity, and why (Refusal)
 //   PATH.ID/failed       why nobody should go on waiting
@@ -102,7 +105,8 @@ class FileRendezvous final : public Rendezvous {
   FileRendezvous(std::string path, const Introduction& own)
       : path_(std::move(path)),
         place_("file://" + path_),
-        own_{.introduction = own, .identity = make_identity()} {}
+        own_(arrival_of(own)),
+        processes_(place_) {}
 
   void begin(Deadline);  // rank 0
   void come(Deadline);   // another rank
@@ -116,7 +120,7 @@ class FileRendezvous final : public Rendezvous {
       throw Error("hvd::init: '" + std::string(key) + "' was put into " + place_ + " twice");
   }
   std::optional<Bytes> get(std::string_view key) override { return read("key." + in_hex(key)); }
-  std::optional<Bytes> wait(std::string_view key, Deadline) override;
+  std::optional<Bytes> wait(std::string_view key, int from, Deadline) override;
   void fail(const Failure&) noexcept override;
   void leave(Deadline) noexcept override;
 
@@ -139,8 +143,11 @@ class FileRendezvous final : public Rendezvous {
   const std::string path_;
   const std::string place_;
   const Arrival own_;
+  Deadline deadline_ = {};
+  Deadline give_up_ = {};  ///< of rank 0
   std::string folder_;
   std::optional<Arrival> rival_;  ///< has come to this folder as the same rank
+  RankProcesses processes_;
 };
 
 /// False: there is one.
@@ -162,6 +169,7 @@ std::string FileRendezvous::folder_in_force() const {
 }
 
 void FileRendezvous::begin(Deadline deadline) {
+  deadline_ = deadline;
   folder_ = path_ + "." + file_name_of(own_.identity);
   if (::mkdir(folder_.c_str(), 0700) != 0) fail_with("make", folder_, errno);
   const std::string draft = file("draft");
@@ -169,8 +177,12 @@ void FileRendezvous::begin(Deadline deadline) {
   if (::rename(draft.c_str(), path_.c_str()) != 0) fail_with("write", path_, errno);
   std::vector<int> missing_ranks;
   for (int other = 1; other < size(); ++other) missing_ranks.push_back(other);
-  if (!poll_until(time_to_refuse(deadline), [&] { return look_for_ranks(missing_ranks); }))
-    refuse(missing(missing_ranks, place_));
+  give_up_ = time_to_refuse(deadline);
+  poll_until(deadline, [&] {
+    return look_for_ranks(missing_ranks) || std::chrono::steady_clock::now() >= give_up_;
+  });
+  if (!missing_ranks.empty()) refuse(missing(missing_ranks, place_));
+  create(with_rank("come", 0), encode(own_));
   for (int other = 1; other < size(); ++other) {
     const auto arrival = decode_arrival(read(with_rank("come", other)).value_or(Bytes()));
     if (!arrival) throw Error("hvd::init: " + folder_ + " was changed by somebody else");
@@ -205,26 +217,34 @@ bool FileRendezvous::look_for_ranks(std::vector<int>& missing_ranks) {
                       " with another version of hvd; start the same program everywhere"});
     }
     if (const auto objection = object_to(*arrival, own_.introduction, place_)) refuse(*objection);
-    std::erase(missing_ranks, other);
+    if (std::erase(missing_ranks, other) > 0) give_up_ = sooner(give_up_, *arrival);
+    processes_.add(*arrival);
   }
+  if (const Arrival* const lost = processes_.any_ended())
+    refuse(ended(*lost, place_, missing_ranks));
   return missing_ranks.empty();
 }
 
-/// Tells all that have come.
+/// Tells all that have come, and those that come soon.
 void FileRendezvous::refuse(const Refusal& refusal) {
-  for (const auto& [other, bytes] : those_that_have_come()) {
-    if (const auto arrival = decode_arrival(bytes)) {
-      create(with_rank("refused", other),
-             join_fields({arrival->identity, text_of(encode(refusal))}));
+  std::set<int> told;
+  poll_until(time_to_tell_late_comers(deadline_), [&] {
+    for (const auto& [other, bytes] : those_that_have_come()) {
+      const auto arrival = decode_arrival(bytes);
+      if (told.insert(other).second && arrival)
+        create(with_rank("refused", other),
+               join_fields({arrival->identity, text_of(encode(refusal))}));
     }
-  }
+    // Who comes after another rank 0 does not come here.
+    return static_cast<int>(told.size()) >= size() - 1 || folder_in_force() != folder_;
+  });
   refusal.raise();
 }
 
 /// False where the folder has gone, as after the end of an earlier job.
 bool FileRendezvous::come_to_folder() {
   try {
-    if (!create(with_rank("come", rank()), encode(own_)))
+    if (!create(with_rank("come", rank()), encode(own_, deadline_)))
       rival_ =
           decode_arrival(read(with_rank("come", rank())).value_or(Bytes())).value_or(Arrival{});
     return true;
@@ -258,6 +278,7 @@ bool FileRendezvous::welcomed() {
 }
 
 void FileRendezvous::come(Deadline deadline) {
+  deadline_ = deadline;
   if (poll_until(deadline, [&] { return follow() && welcomed(); })) return;
   if (rival_) {
     throw UsageError("hvd::init: rank " + std::to_string(rank()) + " has come to " + place_ +
@@ -271,13 +292,12 @@ void FileRendezvous::come(Deadline deadline) {
                       0);
 }
 
-std::optional<Bytes> FileRendezvous::wait(std::string_view key, Deadline deadline) {
-  std::optional<Bytes> value;
-  poll_until(deadline, [&] {
-    value = look_for([&] { return get(key); }, [this] { return read("failed"); });
-    return value.has_value();
-  });
-  return value;
+std::optional<Bytes> FileRendezvous::wait(std::string_view key, int from, Deadline deadline) {
+  return processes_.wait(from,
+                         {.value = [&] { return get(key); },
+                          .failure = [this] { return read("failed"); },
+                          .arrival = [&] { return read(with_rank("come", from)); }},
+                         [deadline](const auto& done) { poll_until(deadline, done); });
 }
 
 void FileRendezvous::fail(const Failure& failure) noexcept {
@@ -296,7 +316,7 @@ void FileRendezvous::leave(Deadline deadline) noexcept {
     }
     poll_until(deadline, [&] {
       for (int other = 1; other < size(); ++other)
-        if (!read(with_rank("left", other))) return false;
+        if (!read(with_rank("left", other)) && !processes_.has_ended(other)) return false;
       return true;
     });
     if (folder_in_force() == folder_) ::unlink(path_.c_str());

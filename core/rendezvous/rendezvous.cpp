@@ -5,6 +5,7 @@
 
 #include "hvd/error.h"
 #include "rendezvous/file_rendezvous.h"
+#include "rendezvous/hvdrun_rendezvous.h"
 #include "rendezvous/tcp_rendezvous.h"
 
 namespace hvd::rendezvous {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::string_view kFile = "file://";
 constexpr std::string_view kTcp = "tcp://";
+constexpr std::string_view kHvdrun = "hvdrun://";
 
 std::optional<std::uint16_t> port_in(const std::string& text) {
   std::uint16_t port = 0;
@@ -49,24 +51,28 @@ std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduct
     throw UsageError("hvd::init: init_method '" + init_method +
                      "': expected tcp://HOST:PORT with a port from 1 to 65535, or file:///path");
   }
+  if (init_method.starts_with(kHvdrun))
+    return meet_through_hvdrun(init_method.substr(kHvdrun.size()), own, deadline);
   throw UsageError("hvd::init: init_method '" + init_method +
                    "': expected tcp://HOST:PORT, which rank 0 serves, or file:///path of a file "
                    "that all ranks share");
 }
 
-std::vector<Bytes> exchange(Rendezvous& rendezvous, std::string_view what,
-                            std::span<const std::byte> mine, Deadline deadline) {
+void Rendezvous::throw_absent(std::string_view what, int rank) const {
+  throw PeerLostError("hvd::init: rank " + std::to_string(rank) + " came to " + place() +
+                          " and has said nothing of its " + std::string(what) +
+                          " in time; see whether it has ended",
+                      rank);
+}
+
+std::vector<Bytes> Rendezvous::exchange(std::string_view what, std::span<const std::byte> mine,
+                                        Deadline deadline) {
   const auto key = [what](int rank) { return std::string(what) + "/" + std::to_string(rank); };
-  rendezvous.put(key(rendezvous.rank()), mine);
+  put(key(rank()), mine);
   std::vector<Bytes> all;
-  for (int rank = 0; rank < rendezvous.size(); ++rank) {
-    auto value = rendezvous.wait(key(rank), deadline);
-    if (!value) {
-      throw PeerLostError("hvd::init: rank " + std::to_string(rank) + " came to " +
-                              rendezvous.place() + " and has said nothing of its " +
-                              std::string(what) + " in time; see whether it has ended",
-                          rank);
-    }
+  for (int other = 0; other < size(); ++other) {
+    auto value = wait(key(other), other, deadline);
+    if (!value) throw_absent(what, other);
     all.push_back(std::move(*value));
   }
   return all;

@@ -56,25 +56,33 @@ class Rendezvous {
   virtual std::optional<Bytes> get(std::string_view key) = 0;
   /// Waits for what is put under that key; nothing when the deadline has passed. @throws hvd::Error
   /// with the reason when a rank has failed
-  virtual std::optional<Bytes> wait(std::string_view key, Deadline) = 0;
+  /// @param from the rank that puts it. @throws PeerLostError where its end is seen first
+  virtual std::optional<Bytes> wait(std::string_view key, int from, Deadline) = 0;
+
+  /// Every rank contributes `mine`, and gets what all have, in rank order. Collective.
+  /// @param what names the exchange: another one each time
+  /// @throws PeerLostError when a rank's part has not come by the deadline; as wait()
+  virtual std::vector<Bytes> exchange(std::string_view what, std::span<const std::byte> mine,
+                                      Deadline);
 
   /// Whoever waits, or will, gets this reason. Only the first is kept.
   virtual void fail(const Failure&) noexcept = 0;
   /// This rank has found all it needs. Rank 0 waits for the others and tidies up.
   virtual void leave(Deadline) noexcept = 0;
+  /// After leave(): whether this object has to stay for as long as the rank is in the job. Where it
+  /// does, another process that begins as the same rank meanwhile is refused.
+  virtual bool stays() const noexcept { return false; }
+
+ protected:
+  /// Of a rank that has come, and has not said its part of an exchange.
+  [[noreturn]] void throw_absent(std::string_view what, int rank) const;
 };
 
 /// Meets the other ranks.
-/// @param init_method "tcp://HOST:PORT", which rank 0 serves, or "file:///path": a file that all
-/// ranks can write to
+/// @param init_method "tcp://HOST:PORT", which rank 0 serves, "file:///path": a file that all ranks
+/// can write to, or "hvdrun://NAME", which hvdrun sets
 /// @throws UsageError when it is none of these, and when ranks contradict each other
 /// @throws PeerLostError which names ranks that have not come by the deadline
 std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduction&, Deadline);
-
-/// Every rank contributes `mine`, and gets what all have, in rank order. Collective.
-/// @param what names the exchange: another one each time
-/// @throws PeerLostError when a rank's part has not come by the deadline
-std::vector<Bytes> exchange(Rendezvous&, std::string_view what, std::span<const std::byte> mine,
-                            Deadline);
 
 }  // namespace hvd::rendezvous

@@ -7,6 +7,7 @@
 
 #include "hvd/error.h"
 #include "rendezvous/admission.h"
+#include "rendezvous/rank_processes.h"
 
 // Note [What is in the store]
 // As in a shared file (Note [A file that is left over]): rank 0 makes up a place with a new name
@@ -16,6 +17,7 @@
 //   hvd/JOB/now              PLACE, where the job is
 //   PLACE/count              how many have come there
 //   PLACE/come.N             the N-th that has come: Arrival
+//   PLACE/rank.R             who rank R is, when all have come: Arrival
 //   PLACE/welcome.N          it may begin
 //   PLACE/refused.N          it may not, and why (Refusal)
 //   PLACE/failed             why nobody should go on waiting
@@ -36,7 +38,8 @@ class StoreRendezvous final : public Rendezvous {
   StoreRendezvous(KeyValueStore store, const Introduction& own)
       : store_(std::move(store)),
         now_("hvd/" + own.job + "/now"),
-        own_{.introduction = own, .identity = make_identity()} {}
+        own_(arrival_of(own)),
+        processes_(store_.name) {}
 
   void begin(Deadline);  // rank 0
   void come(Deadline);   // another rank
@@ -53,7 +56,7 @@ class StoreRendezvous final : public Rendezvous {
   std::optional<Bytes> get(std::string_view key) override {
     return read("key." + std::string(key));
   }
-  std::optional<Bytes> wait(std::string_view key, Deadline) override;
+  std::optional<Bytes> wait(std::string_view key, int from, Deadline) override;
   void fail(const Failure&) noexcept override;
   void leave(Deadline) noexcept override;
 
@@ -85,7 +88,13 @@ class StoreRendezvous final : public Rendezvous {
   static bool ask_until(Deadline deadline, Done&& done);
 
   bool look_for_ranks();
+  std::vector<int> absent() const;
   void look_at(std::int64_t number, const Arrival&);
+  void note(std::int64_t number, const Arrival&);
+  bool is_of_this_job(const Arrival& arrival) const {
+    const Introduction& other = arrival.introduction;
+    return other.job == own_.introduction.job && other.token == own_.introduction.token;
+  }
   void refuse(std::int64_t number, const Refusal& refusal) {
     set("refused." + std::to_string(number), encode(refusal));
   }
@@ -97,7 +106,10 @@ class StoreRendezvous final : public Rendezvous {
   const std::string now_;
   const Arrival own_;
   std::string place_;
+  RankProcesses processes_;
+  Deadline deadline_ = {};
   // Of rank 0.
+  Deadline give_up_ = {};
   std::int64_t looked_at_ = 0;
   std::vector<std::int64_t> number_of_;  ///< by rank; 0: it has not come
   std::vector<Arrival> come_;
@@ -116,18 +128,27 @@ bool StoreRendezvous::ask_until(Deadline deadline, Done&& done) {
 }
 
 void StoreRendezvous::begin(Deadline deadline) {
+  deadline_ = deadline;
   place_ = "hvd/" + own_.introduction.job + "/" + own_.identity;
   number_of_.assign(static_cast<std::size_t>(size()), 0);
   come_.resize(number_of_.size());
   ask([&] { store_.set(now_, bytes_of(place_)); });
-  if (!ask_until(time_to_refuse(deadline), [this] { return look_for_ranks(); })) {
-    std::vector<int> absent;
-    for (int other = 1; other < size(); ++other)
-      if (number_of_[static_cast<std::size_t>(other)] == 0) absent.push_back(other);
-    refuse_all(missing(absent, place()));
-  }
+  give_up_ = time_to_refuse(deadline);
+  ask_until(deadline,
+            [this] { return look_for_ranks() || std::chrono::steady_clock::now() >= give_up_; });
+  if (!absent().empty()) refuse_all(missing(absent(), place()));
+  come_.front() = own_;
+  for (int other = 0; other < size(); ++other)
+    set("rank." + std::to_string(other), encode(come_[static_cast<std::size_t>(other)]));
   for (int other = 1; other < size(); ++other)
     set("welcome." + std::to_string(number_of_[static_cast<std::size_t>(other)]), {});
+}
+
+std::vector<int> StoreRendezvous::absent() const {
+  std::vector<int> ranks;
+  for (int other = 1; other < size(); ++other)
+    if (number_of_[static_cast<std::size_t>(other)] == 0) ranks.push_back(other);
+  return ranks;
 }
 
 /// True when all are there.
@@ -149,7 +170,9 @@ bool StoreRendezvous::look_for_ranks() {
     }
     look_at(number, *arrival);
   }
-  return std::count(number_of_.begin(), number_of_.end(), 0) == 1;  // rank 0 itself
+  if (const Arrival* const lost = processes_.any_ended())
+    refuse_all(ended(*lost, place(), absent()));
+  return absent().empty();
 }
 
 /// Who comes with another token or as a rank that is there is refused alone.
@@ -157,9 +180,9 @@ void StoreRendezvous::look_at(std::int64_t number, const Arrival& arrival) {
   const Introduction& other = arrival.introduction;
   if (const auto objection = object_to(arrival, own_.introduction, place())) {
     refuse(number, *objection);
-    if (other.job == own_.introduction.job && other.token == own_.introduction.token)
-      refuse_all(*objection);
-    return;
+    if (!is_of_this_job(arrival)) return;
+    note(number, arrival);
+    refuse_all(*objection);
   }
   const auto at = static_cast<std::size_t>(std::clamp(other.rank, 0, size() - 1));
   if (at == 0 || number_of_[at] != 0) {
@@ -168,13 +191,31 @@ void StoreRendezvous::look_at(std::int64_t number, const Arrival& arrival) {
                                    " has come to " + place() + " twice, first from " +
                                    (at == 0 ? own_ : come_[at]).who() + "; start each rank once"});
   }
-  number_of_[at] = number;
-  come_[at] = arrival;
+  note(number, arrival);
+  give_up_ = sooner(give_up_, arrival);
+  processes_.add(arrival);
 }
 
+/// It has come, if it is one of those that are awaited.
+void StoreRendezvous::note(std::int64_t number, const Arrival& arrival) {
+  const int rank = arrival.introduction.rank;
+  if (!is_of_this_job(arrival) || rank < 1 || rank >= size()) return;
+  number_of_[static_cast<std::size_t>(rank)] = number;
+  come_[static_cast<std::size_t>(rank)] = arrival;
+}
+
+/// Tells all that have come, and those that come soon.
 void StoreRendezvous::refuse_all(const Refusal& refusal) {
   for (const std::int64_t number : number_of_)
     if (number != 0) refuse(number, refusal);
+  ask_until(time_to_tell_late_comers(deadline_), [&] {
+    while (const auto bytes = read("come." + std::to_string(looked_at_ + 1))) {
+      refuse(++looked_at_, refusal);
+      if (const auto arrival = decode_arrival(*bytes)) note(looked_at_, *arrival);
+    }
+    // Who comes after another rank 0 does not come here.
+    return absent().empty() || place_in_force() != place_;
+  });
   refusal.raise();
 }
 
@@ -184,7 +225,7 @@ void StoreRendezvous::follow() {
   if (now.empty() || now == place_) return;
   place_ = now;
   number_ = add("count", 1);
-  set("come." + std::to_string(number_), encode(own_));
+  set("come." + std::to_string(number_), encode(own_, deadline_));
 }
 
 bool StoreRendezvous::welcomed() {
@@ -197,6 +238,7 @@ bool StoreRendezvous::welcomed() {
 }
 
 void StoreRendezvous::come(Deadline deadline) {
+  deadline_ = deadline;
   const bool begun = ask_until(deadline, [this] {
     follow();
     return welcomed();
@@ -209,13 +251,12 @@ void StoreRendezvous::come(Deadline deadline) {
                       0);
 }
 
-std::optional<Bytes> StoreRendezvous::wait(std::string_view key, Deadline deadline) {
-  std::optional<Bytes> value;
-  ask_until(deadline, [&] {
-    value = look_for([&] { return get(key); }, [this] { return read("failed"); });
-    return value.has_value();
-  });
-  return value;
+std::optional<Bytes> StoreRendezvous::wait(std::string_view key, int from, Deadline deadline) {
+  return processes_.wait(from,
+                         {.value = [&] { return get(key); },
+                          .failure = [this] { return read("failed"); },
+                          .arrival = [&] { return read("rank." + std::to_string(from)); }},
+                         [deadline](const auto& done) { ask_until(deadline, done); });
 }
 
 void StoreRendezvous::fail(const Failure& failure) noexcept {

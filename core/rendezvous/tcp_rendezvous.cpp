@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/poll_until.h"
 #include "hvd/error.h"
+#include "rendezvous/served_rendezvous.h"
 #include "rendezvous/tcp_server.h"
 
 namespace hvd::rendezvous {
@@ -18,13 +20,6 @@ using asio::ip::tcp;
 using ErrorCode = asio::error_code;
 
 constexpr auto kPauseBetweenAttempts = std::chrono::milliseconds(50);
-/// The answer of rank 0 to a wait may come so much after the wait's end.
-constexpr auto kTimeToAnswer = std::chrono::seconds(5);
-
-struct Answer {
-  std::string verdict = {};
-  std::string value = {};
-};
 
 /// A connection to rank 0, on which each call waits until a deadline.
 class Client {
@@ -32,7 +27,7 @@ class Client {
   /// Empty: connected; else what has gone wrong.
   std::string connect(const std::string& host, std::uint16_t port, Deadline);
   /// @throws hvd::Error when the connection breaks or the deadline passes
-  Answer ask(const std::vector<std::string>& request, Deadline);
+  Answer ask(const Bytes& request, Deadline);
 
  private:
   /// Starts with a handler, and runs until that has been called.
@@ -91,15 +86,13 @@ std::string Client::connect(const std::string& host, std::uint16_t port, Deadlin
   return {};
 }
 
-Answer Client::ask(const std::vector<std::string>& request, Deadline deadline) {
-  const Bytes body = join_fields(request);
-  auto size = static_cast<std::uint32_t>(body.size());
+Answer Client::ask(const Bytes& request, Deadline deadline) {
+  auto size = static_cast<std::uint32_t>(request.size());
   const auto check = [](ErrorCode error) {
     if (error) throw PeerLostError("hvd::init: rank 0 no longer answers: " + error.message(), 0);
   };
-  if (size > kMostFrameBytes) throw Error("hvd::init: a value is larger than 64 MiB");
   const std::vector<asio::const_buffer> frame = {asio::buffer(&size, sizeof size),
-                                                 asio::buffer(body)};
+                                                 asio::buffer(request)};
   check(run(deadline, [&](auto handler) { asio::async_write(socket_, frame, handler); }));
   std::uint32_t coming = 0;
   check(run(deadline, [&](auto handler) {
@@ -108,9 +101,9 @@ Answer Client::ask(const std::vector<std::string>& request, Deadline deadline) {
   Bytes answer(std::min(coming, kMostFrameBytes));
   check(run(deadline,
             [&](auto handler) { asio::async_read(socket_, asio::buffer(answer), handler); }));
-  const auto fields = split_fields(answer, kAnswerFields);
-  if (!fields) throw Error("hvd::init: what answers there is no rank 0 of hvd");
-  return {(*fields)[0], (*fields)[1]};
+  auto decoded = decode_answer(answer);
+  if (!decoded) throw Error("hvd::init: what answers there is no rank 0 of hvd");
+  return std::move(*decoded);
 }
 
 /// "::1" of "[::1]", as an address of IPv6 is written before a port.
@@ -119,110 +112,76 @@ std::string without_brackets(const std::string& host) {
   return has ? host.substr(1, host.size() - 2) : host;
 }
 
-class TcpRendezvous final : public Rendezvous {
+class TcpRendezvous final : public ServedRendezvous {
  public:
   TcpRendezvous(const std::string& host, std::uint16_t port, const Introduction& own)
-      : host_(without_brackets(host)),
-        port_(port),
-        place_("tcp://" + host + ":" + std::to_string(port)),
-        own_{.introduction = own, .identity = make_identity()} {}
+      : ServedRendezvous("tcp://" + host + ":" + std::to_string(port), own),
+        host_(without_brackets(host)),
+        port_(port) {}
 
-  void begin(Deadline deadline) {
-    if (rank() == 0)
-      server_ = std::make_unique<TcpServer>(port_, place_, own_.introduction, deadline);
-    come(rank() == 0 ? "localhost" : host_, deadline);
+  void begin(const Introduction& own, Deadline deadline) {
+    if (rank() != 0) return meet(host_, deadline);
+    server_ = std::make_unique<TcpServer>(port_, place(), own, deadline);
+    try {
+      meet("localhost", deadline);
+    } catch (const Error&) {
+      poll_until(time_to_tell_late_comers(deadline), [this] { return server_->everybody_knows(); });
+      throw;
+    }
   }
-
-  int rank() const noexcept override { return own_.introduction.rank; }
-  int size() const noexcept override { return own_.introduction.size; }
-  const std::string& place() const noexcept override { return place_; }
-
-  void put(std::string_view key, std::span<const std::byte> value) override {
-    const Answer answer = client_->ask({"put", std::string(key), text_of(value)}, in_time());
-    if (answer.verdict != "done")
-      throw Error("hvd::init: '" + std::string(key) + "' was put into " + place_ + " twice");
+  /// Rank 0 stays until the others have left.
+  void leave(Deadline deadline) noexcept override {
+    ServedRendezvous::leave(deadline);
+    if (rank() != 0) return;
+    try {
+      static_cast<void>(wait(kAllLeft, 0, deadline));
+    } catch (const std::exception&) {
+      // There is nobody left to tell.
+    }
   }
-  std::optional<Bytes> get(std::string_view key) override {
-    return value_of(client_->ask({"get", std::string(key), ""}, in_time()));
-  }
-  std::optional<Bytes> wait(std::string_view key, Deadline deadline) override;
-  void fail(const Failure&) noexcept override;
-  void leave(Deadline) noexcept override;
 
  private:
-  static Deadline in_time() { return std::chrono::steady_clock::now() + kTimeToAnswer; }
-  static std::optional<Bytes> value_of(const Answer& answer) {
-    if (answer.verdict == "failed") raise_failure(bytes_of(answer.value));
-    if (answer.verdict != "value") return std::nullopt;
-    const auto bytes = bytes_of(answer.value);
-    return Bytes(bytes.begin(), bytes.end());
+  Answer ask(const Request& request, Deadline deadline) override {
+    const Bytes body = encode(request);
+    check_size(body);
+    return client_->ask(body, deadline);
   }
-  void come(const std::string& host, Deadline);
-  std::string try_to_come(const std::string& host, Deadline);
+  void meet(const std::string& host, Deadline);
+  std::string try_to_meet(const std::string& host, Deadline);
 
   const std::string host_;
   const std::uint16_t port_;
-  const std::string place_;
-  const Arrival own_;
   std::unique_ptr<TcpServer> server_;  ///< of rank 0
   std::unique_ptr<Client> client_;     // before the server ends
 };
 
 /// Empty: welcome; else why it has to be tried again.
-std::string TcpRendezvous::try_to_come(const std::string& host, Deadline deadline) {
+std::string TcpRendezvous::try_to_meet(const std::string& host, Deadline deadline) {
   client_ = std::make_unique<Client>();
   std::string trouble = client_->connect(host, port_, deadline);
   if (!trouble.empty()) return trouble;
   Answer answer;
   try {
-    answer = client_->ask({"come", "", text_of(encode(own_))}, deadline);
+    answer = ask_to_come(deadline);
   } catch (const Error& error) {
     return error.what();
   }
-  if (answer.verdict == "welcome") return {};
-  const auto refusal = decode_refusal(bytes_of(answer.value));
-  if (refusal) refusal->raise();
-  return "what answers there is no rank 0 of hvd";
+  return is_welcome(answer) ? "" : "what answers there is no rank 0 of hvd";
 }
 
-void TcpRendezvous::come(const std::string& host, Deadline deadline) {
+void TcpRendezvous::meet(const std::string& host, Deadline deadline) {
   std::string trouble;
   for (;;) {
-    std::string latest = try_to_come(host, deadline);
+    std::string latest = try_to_meet(host, deadline);
     if (latest.empty()) return;
     // An attempt that the deadline has cut off says less than the one before.
     if (trouble.empty() || std::chrono::steady_clock::now() < deadline) trouble = std::move(latest);
     if (std::chrono::steady_clock::now() + kPauseBetweenAttempts >= deadline) break;
     std::this_thread::sleep_for(kPauseBetweenAttempts);
   }
-  throw PeerLostError("hvd::init: rank 0 could not be met at " + place_ + " in time: " + trouble +
+  throw PeerLostError("hvd::init: rank 0 could not be met at " + place() + " in time: " + trouble +
                           "; start rank 0 on that host, with the same host and port",
                       0);
-}
-
-std::optional<Bytes> TcpRendezvous::wait(std::string_view key, Deadline deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-      deadline - std::chrono::steady_clock::now());
-  return value_of(client_->ask(
-      {"wait", std::string(key), std::to_string(std::max<std::int64_t>(0, left.count()))},
-      std::max(deadline, std::chrono::steady_clock::now()) + kTimeToAnswer));
-}
-
-void TcpRendezvous::fail(const Failure& failure) noexcept {
-  try {
-    client_->ask({"fail", "", text_of(encode(failure))}, in_time());
-  } catch (const std::exception&) {
-    // The others notice that this rank has ended.
-  }
-}
-
-void TcpRendezvous::leave(Deadline deadline) noexcept {
-  try {
-    client_->ask({"leave", "", ""}, in_time());
-    if (rank() == 0) static_cast<void>(wait(kAllLeft, deadline));
-  } catch (const std::exception&) {
-    // There is nobody left to tell.
-  }
 }
 
 }  // namespace
@@ -230,7 +189,7 @@ void TcpRendezvous::leave(Deadline deadline) noexcept {
 std::unique_ptr<Rendezvous> meet_at_port(const std::string& host, std::uint16_t port,
                                          const Introduction& own, Deadline deadline) {
   auto made = std::make_unique<TcpRendezvous>(host, port, own);
-  made->begin(deadline);
+  made->begin(own, deadline);
   return made;
 }
 

@@ -8,12 +8,20 @@
 #include <array>
 #include <cerrno>
 
+#include "system/needed_libraries.h"
+#include "system/process.h"
 #include "version.h"
 
 namespace hvd::launcher {
 namespace {
 
 constexpr const char* kUcxLibrary = "libucp.so.0";
+
+/// libmpi.so.40, libmpi_cxx.so.40, libmpi_mpifh.so.40, libmpich.so.12; not libmpir.so.23.
+bool is_of_mpi(std::string_view library) {
+  return library.starts_with("libmpi.") || library.starts_with("libmpi_") ||
+         library.starts_with("libmpich");
+}
 
 }  // namespace
 
@@ -36,18 +44,29 @@ std::optional<Controller> parse_controller(std::string_view text) {
   return std::nullopt;
 }
 
-ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts,
-                                   bool prefer_mpi) {
+ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts) {
   if (asked != Controller::kAuto) return {asked, "--controller says so"};
   if (!facts.batch_system.empty())
     return {Controller::kMpi, facts.batch_system + " shows an allocation, which mpirun knows"};
   if (facts.mpi_args) return {Controller::kMpi, "--mpi-args is given"};
   if (facts.names_mpirun) return {Controller::kMpi, "HVD_MPIRUN names an mpirun"};
-  if (prefer_mpi && facts.has_mpirun) return {Controller::kMpi, "an mpirun is found"};
-  if (facts.has_ucx())
-    return {Controller::kUcx, facts.has_mpirun ? "UCX is found" : "UCX is found, and no mpirun"};
+  if (!facts.needs_mpi.empty()) return {Controller::kMpi, facts.needs_mpi};
+  if (facts.has_ucx()) return {Controller::kUcx, "UCX is found"};
   return {Controller::kMpi, facts.has_mpirun ? "an mpirun is found, and no UCX"
                                              : "neither an mpirun nor UCX is found"};
+}
+
+std::string program_that_needs_mpi(const std::vector<std::string>& command) {
+  for (std::size_t i = 0; i < command.size(); ++i) {
+    const std::string& word = command[i];
+    // An argument without a folder is hardly ever a program, and a search of PATH each time.
+    if (i > 0 && word.find('/') == std::string::npos) continue;
+    const ProgramSearch found = find_program(word);
+    if (!found.executable) continue;
+    for (const std::string& library : needed_libraries(found.path))
+      if (is_of_mpi(library)) return word + " needs " + library;
+  }
+  return "";
 }
 
 bool finds_ucx() {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace hvd::launcher {
 
@@ -16,15 +17,12 @@ enum class Controller {
 std::string_view to_string(Controller controller);
 std::optional<Controller> parse_controller(std::string_view text);
 
-/// Where both are there and nothing else decides, MPI is taken. UCX is what a job without an
-/// allocation is to take in the end; this line is all that it takes.
-inline constexpr bool kPreferMpi = true;
-
 /// What the choice depends on.
 struct ControllerFacts {
   std::string batch_system = {};  ///< the variable that shows an allocation; empty: there is none
   bool mpi_args = false;          ///< --mpi-args is given
   bool names_mpirun = false;      ///< HVD_MPIRUN is set
+  std::string needs_mpi = {};     ///< of program_that_needs_mpi()
   bool has_mpirun = false;
   std::function<bool()> has_ucx = [] { return false; };  ///< asked only where it matters
 };
@@ -35,8 +33,12 @@ struct ControllerChoice {
 };
 
 /// Pure. Where neither is there: MPI, whose error says what to install.
-ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts,
-                                   bool prefer_mpi = kPreferMpi);
+ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts);
+
+/// "./solver needs libmpi.so.40": a program that is linked with MPI, and so calls it itself,
+/// without which it would be as many jobs of one rank. `command` is the program and its arguments,
+/// of which each may be one too (numactl ./solver). Empty: there is none.
+std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
 /// hvd was built with UCX, and its library can be loaded here. Looks in a process of its own, as
 /// UCX does much when it is loaded.

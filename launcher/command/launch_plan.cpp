@@ -32,6 +32,7 @@ ControllerChoice find_controller(const Options& options) {
   facts.batch_system = allocation();
   facts.mpi_args = !options.mpi_args.empty();
   facts.names_mpirun = named != nullptr && *named != '\0';
+  facts.needs_mpi = program_that_needs_mpi(options.program);
   facts.has_mpirun = find_program(mpirun_name()).executable;
   facts.has_ucx = finds_ucx;
   return choose_controller(options.controller, facts);

@@ -67,7 +67,8 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->type_name("WHAT")
       ->capture_default_str();
   app.add_option("--controller", raw.controller,
-                 "What starts the ranks: mpi (mpirun), ucx (hvdrun itself) or auto")
+                 "What starts the ranks: mpi (mpirun), ucx (hvdrun itself) or auto (ucx, "
+                 "but in an allocation or for a program of MPI's)")
       ->type_name("WHAT")
       ->capture_default_str();
   app.add_option("--rsh", raw.rsh, "Remote shell, run as AGENT HOST COMMAND... (ssh)")

@@ -136,16 +136,14 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
     set_number("MASTER_PORT", place.master_port);
   }
   // hvdrun may itself be a rank's child: what that rank was told of its job is not for this one.
-  const bool serves = place.serves_hvd && place.port > 0;
-  const bool v6 = place.address.find(':') != std::string::npos;
-  const std::string host = v6 ? "[" + place.address + "]" : place.address;
-  const auto when = [serves](const std::string& value) {
-    return serves ? std::optional(value) : std::nullopt;
+  const bool without_mpi = !place.init_method.empty();
+  const auto when = [without_mpi](const std::string& value) {
+    return without_mpi ? std::optional(value) : std::nullopt;
   };
-  set("HVD_INIT_METHOD", when("tcp://" + host + ":" + std::to_string(place.port)));
+  set("HVD_INIT_METHOD", when(place.init_method));
   set("HVD_JOB_NAME", when(place.name));
   set("HVD_JOB_TOKEN", when(place.token));
-  if (!serves) return;
+  if (!without_mpi) return;
   // Nor is it a rank of the mpirun that hvdrun may itself run under.
   for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "PMIX_", "PMI_"}) {
     std::erase_if(environment,

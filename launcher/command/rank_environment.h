@@ -68,10 +68,10 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
 /// What a rank is told of its job, which hvdrun knows and the rank does not.
 struct JobPlace {
   std::string address = {};               ///< of rank 0's host
-  int port = 0, master_port = 0;          ///< kept for rank 0; 0: there is none
+  int master_port = 0;                    ///< kept for rank 0; 0: there is none
   int node = 0, nodes = 1;                ///< which of the hosts
   int cross_rank = 0, cross_size = 1;     ///< among the ranks with the same local rank
-  bool serves_hvd = false;                ///< the ranks of hvd meet at `port`; no: MPI knows them
+  std::string init_method = {};           ///< how the ranks of hvd meet; empty: MPI knows them
   std::string name = {}, token = {};      ///< of the job; what only its ranks know
   std::vector<std::string> exports = {};  ///< variables that -x has set: they stay
 };

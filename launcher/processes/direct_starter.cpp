@@ -186,10 +186,12 @@ void DirectStarter::explain(JobRecord& record) const {
   record.starter_spoke = spoke_;
   record.starter = "hvdrun's supervisors";
   for (const Child& child : children_) {
-    const bool all_came = std::all_of(child.ranks.begin(), child.ranks.end(), [&](int rank) {
-      return record.ranks[static_cast<std::size_t>(rank)].connected;
+    const bool did_its_work = std::all_of(child.ranks.begin(), child.ranks.end(), [&](int rank) {
+      const RankRecord& known = record.ranks[static_cast<std::size_t>(rank)];
+      // A supervisor that was killed may have been heard of only when its end was known.
+      return known.connected && (known.ended || !child.host.empty());
     });
-    if (!child.end || child.stopped || all_came) continue;
+    if (!child.end || child.stopped || did_its_work) continue;
     const bool first = record.starter_code == 0;
     if (first) record.starter_code = child.end->code;
     if (child.host.empty()) {

@@ -13,7 +13,9 @@
 #include <cstring>
 
 #include "processes/start_plan.h"
+#include "reports/proof.h"
 #include "system/error.h"
+#include "system/process.h"
 #include "system/socket.h"
 #include "system/text.h"
 
@@ -44,15 +46,28 @@ Welcome terminal_size(int prefix) {
   return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
 }
 
+/// What -x has set.
+std::optional<std::string> exported(const LaunchSpec& spec, const std::string& name) {
+  const auto& variables = spec.variables;
+  const auto given = std::find_if(variables.rbegin(), variables.rend(),
+                                  [&](const auto& variable) { return variable.first == name; });
+  if (given != variables.rend()) return given->second;
+  const char* const own = std::getenv(name.c_str());
+  const bool passed_on = own != nullptr && std::find(spec.exports.begin(), spec.exports.end(),
+                                                     name) != spec.exports.end();
+  return passed_on ? std::optional<std::string>(own) : std::nullopt;
+}
+
 /// HVD_PEER_TIMEOUT as the ranks get it.
 std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
-  const auto& variables = spec.variables;
-  const auto given = std::find_if(variables.rbegin(), variables.rend(), [](const auto& variable) {
-    return variable.first == kPeerTimeoutVariable;
-  });
-  if (given != variables.rend()) return given->second;
+  if (auto given = exported(spec, kPeerTimeoutVariable)) return given;
   const char* value = std::getenv(kPeerTimeoutVariable);
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+std::string how_it_ended(const Ended& ended) {
+  return ended.signal != 0 ? "killed by signal " + std::to_string(ended.signal)
+                           : "exit code " + std::to_string(ended.code);
 }
 
 int to_ms(double seconds) {
@@ -67,7 +82,13 @@ Job::Job(const Options& options, LaunchPlan plan)
       console_(STDOUT_FILENO, STDERR_FILENO),
       server_(options.np, random_token(),
               terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
-              plan_.spec.local_only, silence_limit_ms(value_for_ranks(plan_.spec)), *this) {
+              plan_.spec.local_only, silence_limit_ms(value_for_ranks(plan_.spec)), *this),
+      meetings_(options.np,
+                exported(plan_.spec, "HVD_JOB_NAME").value_or(job_name(server_.token())),
+                exported(plan_.spec, "HVD_JOB_TOKEN").value_or(job_token(server_.token())),
+                [this](int rank, std::uint32_t session, const Meetings::Bytes& bytes, bool last) {
+                  server_.tell(rank, session, bytes, last);
+                }) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
   if (options_.output_folder) output.folder = *options_.output_folder;
   for (int rank = 0; rank < size(); ++rank) {
@@ -148,6 +169,7 @@ int Job::next_timeout_ms() {
     consider(timer);
   consider(server_.next_deadline());
   consider(files_.next_deadline());
+  consider(meetings_.next_deadline());
   for (const auto& output : outputs_) consider(output->show_partial(now));
   if (!next) return -1;
   const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
@@ -156,6 +178,7 @@ int Job::next_timeout_ms() {
 
 void Job::on_timers() {
   const TimePoint now = Clock::now();
+  meetings_.on_time(now);
   const auto due = [now](std::optional<TimePoint>& timer) {
     if (!timer || now < *timer) return false;
     timer.reset();
@@ -225,7 +248,8 @@ void Job::order_stop(int rank) {
   if (!rank_record(rank).connected || is_settled(rank)) return;
   rank_record(rank).told_to_stop = true;
   SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
-  if (record_.cause == StopCause::kRankFailed && rank_record(rank).uses_hvd) {
+  if (record_.cause == StopCause::kRankFailed &&
+      (rank_record(rank).uses_hvd || meetings_.has_come(rank))) {
     // It hears of the loss from hvd, and may want to save something before it ends.
     order.after_ms = stop_grace_ms_;
     order.kill_after_ms = static_cast<int>(kKillDelay.count());
@@ -282,6 +306,10 @@ void Job::on_started(int rank, const Started& started) {
 
 void Job::on_notice(int rank, const Notice& notice) { take_notice(rank_record(rank), notice); }
 
+void Job::on_meeting(int rank, const MeetingBytes& said) {
+  meetings_.take(rank, said, Clock::now());
+}
+
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
   outputs_[static_cast<std::size_t>(rank)]->feed(stream, bytes, Clock::now());
 }
@@ -290,6 +318,7 @@ void Job::on_ended(int rank, const Ended& ended) {
   notice_starter_end();  // ranks die of its death
   RankRecord& record = rank_record(rank);
   record.ended = ended;
+  meetings_.rank_ended(rank, how_it_ended(ended), record.loss.has_value(), Clock::now());
   server_.give_full_credit(rank);
   if (ended.code != 0 && !stopping()) {
     begin_stop(ended.stopped ? StopCause::kStarterEnded : StopCause::kRankFailed, SIGTERM,
@@ -309,6 +338,7 @@ void Job::on_drained(int rank) {
 
 void Job::on_lost(int rank) {
   rank_record(rank).lost_ns = realtime_ns();
+  meetings_.rank_ended(rank, "its supervisor is lost", false, Clock::now());
   outputs_[static_cast<std::size_t>(rank)]->finish();
   if (!stopping()) {
     begin_stop(StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);

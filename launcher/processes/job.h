@@ -12,6 +12,7 @@
 #include "command/launch_plan.h"
 #include "command/options.h"
 #include "processes/job_starter.h"
+#include "processes/meetings.h"
 #include "reports/console.h"
 #include "reports/file_writer.h"
 #include "reports/outcome.h"
@@ -45,6 +46,7 @@ class Job final : private RankObserver {
   void on_hello(int rank, const Hello& hello) override;
   void on_started(int rank, const Started& started) override;
   void on_notice(int rank, const Notice& notice) override;
+  void on_meeting(int rank, const MeetingBytes& said) override;
   void on_output(int rank, Stream stream, std::string_view bytes) override;
   void on_ended(int rank, const Ended& ended) override;
   void on_drained(int rank) override;
@@ -85,6 +87,7 @@ class Job final : private RankObserver {
   FileWriter files_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
+  Meetings meetings_;
   std::vector<Hello> hellos_;  ///< by rank
   JobRecord record_;
   std::unique_ptr<JobStarter> starter_;

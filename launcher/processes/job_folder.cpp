@@ -1,7 +1,6 @@
 #include "processes/job_folder.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,8 +18,7 @@ namespace {
 
 /// A folder is made a moment before it is locked.
 constexpr int kLockPatienceSeconds = 10;
-/// A segment has a name while ranks start, which HVD_START_TIMEOUT bounds, and whose default is
-/// half of this.
+/// Older than any start takes: HVD_START_TIMEOUT bounds it, whose default is half of this.
 constexpr int kStartPatienceSeconds = 600;
 
 struct Owned {
@@ -102,11 +100,6 @@ void remove_stale_segments(const std::filesystem::path& shm) {
     const Owned found = owned(path);
     return found.is && !found.folder && found.age >= kStartPatienceSeconds;
   };
-  // "hvd-PID-TOKEN"
-  for (const auto& path : entries_of(shm, "hvd-")) {
-    const int pid = std::atoi(path.filename().c_str() + 4);
-    if (is_old(path) && pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH) ::unlink(path.c_str());
-  }
   std::optional<std::string> maps;
   for (const auto& path : entries_of(shm, "vader_segment.")) {
     if (!is_old(path)) continue;

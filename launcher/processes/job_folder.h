@@ -33,8 +33,8 @@ class JobFolder {
 /// process holds.
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix);
 
-/// Removes what killed processes of this user left in `shm` (/dev/shm): the boards of hvd and the
-/// segments of Open MPI that no process uses, and that are older than any start takes.
+/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm):
+/// that no process uses, and that are older than any start takes. (hvd removes its own.)
 void remove_stale_segments(const std::filesystem::path& shm);
 
 }  // namespace hvd::launcher

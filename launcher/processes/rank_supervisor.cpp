@@ -125,9 +125,11 @@ sigset_t supervised_signals() {
   return signals;
 }
 
-RankSupervisor::RankSupervisor(Connection connection, bool use_terminal)
+RankSupervisor::RankSupervisor(Connection connection, std::optional<MeetingSocket> meeting,
+                               bool use_terminal)
     : connection_(std::move(connection)),
       use_terminal_(use_terminal),
+      meeting_(std::move(meeting)),
       credit_(connection_.welcome.credit) {}
 
 int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvironment& environment,
@@ -210,6 +212,7 @@ void RankSupervisor::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
   if (notices_.fd() >= 0) poller.add(notices_.fd(), POLLIN, [this](short) { relay_notices(); });
+  if (meeting_ && outgoing_.size() < kMaxOutgoing) meeting_->add_to(poller);
   if (connection_.fd) {
     const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
     poller.add(connection_.fd.get(), events, [this](short) { on_hvdrun_readable(); });
@@ -219,6 +222,7 @@ void RankSupervisor::wait_for_events() {
   if (stderr_ && may_read())
     poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
   poller.wait(next_timeout_ms());
+  relay_meeting();
   flush();
 }
 
@@ -288,6 +292,8 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
     released_ = true;
   } else if (frame.type == FrameType::kStart) {
     start_ = decode_start(frame.payload);
+  } else if (frame.type == FrameType::kMeetingAnswer) {
+    if (meeting_) meeting_->answer(decode_meeting(frame.payload));
   } else if (frame.type == FrameType::kCredit) {
     credit_ += decode_credit(frame.payload).bytes;
   } else if (frame.type == FrameType::kSignal) {
@@ -304,6 +310,7 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
 
 void RankSupervisor::on_hvdrun_gone() {
   connection_.fd.reset();
+  if (meeting_) meeting_->close_all();
   outgoing_.clear();
   credit_ = std::numeric_limits<int>::max();  // what is read from here on goes nowhere
   if (!ended_) stop(SIGTERM, kOrphanGraceMs);
@@ -349,11 +356,22 @@ void RankSupervisor::relay_notices() {
   }
 }
 
+void RankSupervisor::relay_meeting() {
+  if (!meeting_) return;
+  for (const MeetingSocket::Said& said : meeting_->take()) {
+    if (!connection_.fd) continue;
+    append_frame(outgoing_, FrameType::kMeeting,
+                 MeetingBytes{.session = said.session, .last = said.last, .bytes = said.bytes});
+  }
+}
+
 void RankSupervisor::notice_end() {
   if (ended_ || program_ < 0) return;
   const auto status = peek_exit(program_);
   if (!status) return;
   relay_notices();
+  if (meeting_) meeting_->read_all();
+  relay_meeting();
   ended_ = Ended{.time_ns = realtime_ns() + connection_.clock_offset_ns,
                  .pid = program_,
                  .code = status->code,

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "reports/meeting_socket.h"
 #include "reports/notice_socket.h"
 #include "reports/report.h"
 #include "system/process.h"
@@ -44,9 +45,10 @@ class RankSupervisor {
   /// The program's environment, from what hvdrun says at the start; its `address` is set.
   using MakeEnvironment = std::function<std::vector<std::string>(const StartOrder&)>;
 
+  /// `meeting`: where its processes reach hvdrun; nothing: they do not.
   /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
   /// by line.
-  RankSupervisor(Connection connection, bool use_terminal);
+  RankSupervisor(Connection connection, std::optional<MeetingSocket> meeting, bool use_terminal);
   /// `cpus`: what the program is bound to; empty: nothing.
   int run(const std::vector<std::string>& program, const MakeEnvironment& environment,
           const std::vector<int>& cpus);
@@ -69,6 +71,7 @@ class RankSupervisor {
   bool relay(UniqueFd& from, FrameType type);
   void flush();
   void relay_notices();
+  void relay_meeting();
   void notice_end();
   void report_if_ended();
   void finish_output();
@@ -84,6 +87,7 @@ class RankSupervisor {
   const bool use_terminal_;
   UniqueFd signals_;
   NoticeSocket notices_;
+  std::optional<MeetingSocket> meeting_;
   UniqueFd stdout_, stderr_;
   pid_t program_ = -1;
   std::optional<StartOrder> start_;

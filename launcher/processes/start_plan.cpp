@@ -23,7 +23,6 @@ std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos) {
   for (std::size_t rank = 0; rank < hellos.size(); ++rank) {
     StartOrder& order = orders[rank];
     if (!beside_hvdrun) order.address = first.peer_address;
-    order.port = first.port;
     order.master_port = first.master_port;
     order.nodes = static_cast<int>(nodes.size());
     order.cross_size = crossing[hellos[rank].local_rank];

@@ -16,6 +16,7 @@
 #include "processes/core_share.h"
 #include "processes/job_folder.h"
 #include "processes/rank_supervisor.h"
+#include "reports/meeting_socket.h"
 #include "reports/proof.h"
 #include "reports/report.h"
 #include "system/error.h"
@@ -39,14 +40,17 @@
 
 // Note [Where the ranks meet]
 //
-// Programs that MPI does not introduce to each other meet at a port that rank 0 serves. Which port
-// is free there, only rank 0's host can tell, and what is free now may be taken when the program
-// asks for it. So the supervisor of rank 0 takes two ports (hvd's, and MASTER_PORT for everybody
-// else) by bind() without listen(), and keeps them: the system gives them to nobody, and a program
-// that sets SO_REUSEADDR, as Asio, LibTorch and servers in general do, can listen there, as often
-// as it likes. Who connects too early is refused, and tries again. The numbers go to hvdrun with
-// hello, and from there with start to all: hence no program starts before all supervisors are
-// there.
+// Ranks of hvd's that MPI does not introduce to each other meet through their supervisors, which
+// are connected to hvdrun anyway: hvdrun serves the meeting (Meetings), a supervisor passes on the
+// bytes (MeetingSocket). Nobody else needs a port, nor a way between the ranks' hosts.
+//
+// Other programs read MASTER_ADDR and MASTER_PORT, and rank 0 serves there. Which port is free
+// there, only rank 0's host can tell, and what is free now may be taken when the program asks for
+// it. So the supervisor of rank 0 takes one by bind() without listen(), and keeps it: the system
+// gives it to nobody, and a program that sets SO_REUSEADDR, as LibTorch and servers in general do,
+// can listen there, as often as it likes. Who connects too early is refused, and tries again. The
+// number goes to hvdrun with hello, and from there with start to all: hence no program starts
+// before all supervisors are there.
 //
 // The address is one that was seen to work: hvdrun's, as the supervisor has reached it, when rank 0
 // is on hvdrun's host; else that from which rank 0's supervisor has come to hvdrun.
@@ -124,20 +128,19 @@ bool starts_without_mpi() {
   return variable(kControllerVariable) == std::string(to_string(Controller::kUcx));
 }
 
-JobPlace place_of(const StartOrder& order) {
+/// `meeting`: the socket's name; empty: MPI knows the ranks.
+JobPlace place_of(const StartOrder& order, const std::string& meeting) {
   const std::string token = variable(kTokenVariable).value_or("");
   JobPlace place;
   place.address = order.address;
-  place.port = order.port;
   place.master_port = order.master_port;
   place.node = order.node;
   place.nodes = order.nodes;
   place.cross_rank = order.cross_rank;
   place.cross_size = order.cross_size;
-  // Of hvdrun's own token, which programs must not see, and which cannot be found from these.
-  place.name = "hvdrun-" + hmac_hex(token, "name").substr(0, 12);
-  place.token = hmac_hex(token, "job");
-  place.serves_hvd = starts_without_mpi();
+  place.name = job_name(token);
+  place.token = job_token(token);
+  if (!meeting.empty()) place.init_method = "hvdrun://" + meeting;
   place.exports = split(variable(kExportsVariable).value_or(""), ',');
   return place;
 }
@@ -155,13 +158,14 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
   hello.omp_threads = omp_threads;
   hello.bound_cpus = static_cast<int>(share.cpus.size());
   // Kept as long as the rank runs: see Note [Where the ranks meet].
-  Listener for_hvd, for_others;
+  Listener master;
   if (identity.rank == 0) {
-    for_hvd = reserve_port();
-    for_others = reserve_port();
-    hello.port = for_hvd.port;
-    hello.master_port = for_others.port;
+    master = reserve_port();
+    hello.master_port = master.port;
   }
+  std::optional<MeetingSocket> meeting;
+  if (starts_without_mpi()) meeting.emplace();
+  const std::string meeting_name = meeting ? meeting->name() : "";
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);
 
@@ -177,10 +181,11 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     std::vector<std::string> environment =
         rank_environment(current_environment(), identity, omp_threads);
     if (shared) put_segments_into(environment, shared->path());
-    add_job_variables(environment, place_of(order));
+    add_job_variables(environment, place_of(order, meeting_name));
     return environment;
   };
-  RankSupervisor supervisor(std::move(*connection), variable(kOutputTtyVariable) == "1");
+  RankSupervisor supervisor(std::move(*connection), std::move(meeting),
+                            variable(kOutputTtyVariable) == "1");
   return supervisor.run(program, make_environment, share.cpus);
 }
 

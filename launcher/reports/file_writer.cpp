@@ -20,7 +20,7 @@ namespace hvd::launcher {
 namespace {
 
 /// Small pieces for one file are written together, up to this size.
-constexpr std::size_t kTogether = 64 * 1024;
+constexpr std::size_t kWrittenTogether = 64 * 1024;
 
 }  // namespace
 
@@ -133,7 +133,7 @@ bool FileWriter::State::add(Piece piece) {
     if (pending == 0) last_progress = Clock::now();
     pending += piece.size();
     const bool fits = !queue.empty() && queue.back().file == piece.file &&
-                      queue.back().bytes.size() < kTogether && !piece.last;
+                      queue.back().bytes.size() < kWrittenTogether && !piece.last;
     if (fits) {
       queue.back().bytes += piece.bytes;
     } else {
@@ -158,7 +158,7 @@ std::optional<FileWriter::State::Piece> FileWriter::State::next() {
 int FileWriter::State::write(const Piece& piece) {
   const int fd = files[piece.file].fd.get();
   for (std::string_view left = piece.bytes; !left.empty();) {
-    const ssize_t count = ::write(fd, left.data(), std::min(left.size(), kTogether));
+    const ssize_t count = ::write(fd, left.data(), std::min(left.size(), kWrittenTogether));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return count < 0 ? errno : EIO;
     left.remove_prefix(static_cast<std::size_t>(count));

@@ -90,6 +90,12 @@ std::string hmac_hex(std::string_view key, std::string_view message) {
   return hex;
 }
 
+std::string job_name(std::string_view token) {
+  return "hvdrun-" + hmac_hex(token, "name").substr(0, 12);
+}
+
+std::string job_token(std::string_view token) { return hmac_hex(token, "job"); }
+
 std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
                            std::string_view launcher_nonce) {
   return hmac_hex(token,

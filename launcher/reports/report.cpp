@@ -9,9 +9,9 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kGreeting)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kMeeting)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kStart));
+          type <= static_cast<std::uint8_t>(FrameType::kMeetingAnswer));
 }
 
 /// A host name or token with stray bytes must not make the report itself fail.
@@ -29,13 +29,45 @@ auto decode(const char* what, std::string_view payload, Read read) {
   }
 }
 
+void append_number(std::string& out, std::size_t number) {
+  for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>((number >> shift) & 0xff);
+}
+
+std::size_t number_at(std::string_view bytes) {
+  std::size_t number = 0;
+  for (std::size_t i = 0; i < 4; ++i)
+    number |= static_cast<std::size_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  return number;
+}
+
 }  // namespace
 
 void append_frame(std::string& out, FrameType type, std::string_view payload) {
-  const auto length = static_cast<std::uint32_t>(payload.size());
-  for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>((length >> shift) & 0xff);
+  append_number(out, payload.size());
   out += static_cast<char>(type);
   out += payload;
+}
+
+void append_head(std::string& out, FrameType type, const MeetingBytes& meeting) {
+  append_number(out, kMeetingHeadSize + meeting.bytes.size());
+  out += static_cast<char>(type);
+  append_number(out, meeting.session);
+  out += static_cast<char>(meeting.last ? 1 : 0);
+}
+
+void append_frame(std::string& out, FrameType type, const MeetingBytes& meeting) {
+  append_head(out, type, meeting);
+  out += meeting.bytes;
+}
+
+MeetingBytes decode_meeting(std::string_view payload) {
+  if (payload.size() < kMeetingHeadSize) {
+    throw ProtocolError("expected at least " + std::to_string(kMeetingHeadSize) +
+                        " bytes of a meeting, got " + std::to_string(payload.size()));
+  }
+  return {.session = static_cast<std::uint32_t>(number_at(payload)),
+          .last = payload[kMeetingHeadSize - 1] != 0,
+          .bytes = payload.substr(kMeetingHeadSize)};
 }
 
 void FrameDecoder::feed(std::string_view bytes) {
@@ -49,9 +81,7 @@ void FrameDecoder::feed(std::string_view bytes) {
 std::optional<Frame> FrameDecoder::next() {
   const std::string_view rest = std::string_view(buffer_).substr(consumed_);
   if (rest.size() < kFrameHeaderSize) return std::nullopt;
-  std::size_t length = 0;
-  for (int i = 0; i < 4; ++i)
-    length |= static_cast<std::size_t>(static_cast<unsigned char>(rest[i])) << (8 * i);
+  const std::size_t length = number_at(rest);
   const auto type = static_cast<std::uint8_t>(rest[4]);
   if (!is_known(type) || length > kMaxPayload) {
     throw ProtocolError("expected a frame of at most " + std::to_string(kMaxPayload) +
@@ -94,7 +124,6 @@ Credit decode_credit(std::string_view payload) {
 
 std::string encode(const StartOrder& order) {
   return dump({{"address", order.address},
-               {"port", order.port},
                {"master_port", order.master_port},
                {"node", order.node},
                {"nodes", order.nodes},
@@ -106,7 +135,6 @@ StartOrder decode_start(std::string_view payload) {
   return decode("start", payload, [](const Json& json) {
     StartOrder order;
     json.at("address").get_to(order.address);
-    json.at("port").get_to(order.port);
     json.at("master_port").get_to(order.master_port);
     json.at("node").get_to(order.node);
     json.at("nodes").get_to(order.nodes);
@@ -126,7 +154,6 @@ std::string encode(const Hello& hello) {
                {"supervisor_pid", hello.supervisor_pid},
                {"omp_threads", hello.omp_threads},
                {"bound_cpus", hello.bound_cpus},
-               {"port", hello.port},
                {"master_port", hello.master_port}});
 }
 
@@ -142,7 +169,6 @@ Hello decode_hello(std::string_view payload) {
     json.at("supervisor_pid").get_to(hello.supervisor_pid);
     json.at("omp_threads").get_to(hello.omp_threads);
     json.at("bound_cpus").get_to(hello.bound_cpus);
-    json.at("port").get_to(hello.port);
     json.at("master_port").get_to(hello.master_port);
     return hello;
   });

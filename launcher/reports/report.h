@@ -3,22 +3,24 @@
 /// What a rank's supervisor and hvdrun say to each other over one TCP connection per rank. Pure:
 /// bytes in, bytes out.
 ///
-/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Output
-/// frames carry raw bytes, the others a JSON object; unknown members are ignored, so that fields
-/// may be added.
+/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Frames of
+/// output and of a meeting carry raw bytes, the others a JSON object; unknown members are ignored,
+/// so that fields may be added.
 ///
 ///   supervisor                                   hvdrun
 ///   greeting {rank, nonce}                ->
 ///                                         <-     challenge {nonce, proof}       proofs: proof.h
 ///   hello {proof, rank, host, ...}        ->
 ///                                         <-     welcome {columns, rows, time, credit}
-///                                         <-     start {address, port, ...}    once all have come
+///                                         <-     start {address, ...}    once all have come
 ///   started {pid}                         ->
 ///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
 ///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   notice {kind, time, code, text}       ->     what the program says of itself:
 ///                                                runtime/supervisor_notice.h
+///   meeting <session, last, bytes>        <->    between a process of the rank and the meeting of
+///                                                the ranks: rendezvous/meeting.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
 ///                                         <-     release {}    only now the supervisor ends
@@ -45,12 +47,14 @@ enum class FrameType : std::uint8_t {
   kNotice = 6,
   kDrained = 7,
   kGreeting = 8,
+  kMeeting = 9,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
   kChallenge = 19,
   kCredit = 20,
   kStart = 21,
+  kMeetingAnswer = 22,
 };
 
 struct Frame {
@@ -68,6 +72,21 @@ inline constexpr std::size_t kFrameHeaderSize = 5;
 inline constexpr std::size_t kMaxPayload = std::size_t{1} << 20;
 
 void append_frame(std::string& out, FrameType type, std::string_view payload);
+
+/// Of a connection between a process of a rank and the meeting, which the supervisor passes on
+/// without looking into it.
+struct MeetingBytes {
+  std::uint32_t session = 0;  ///< which of the supervisor's connections
+  bool last = false;          ///< it has ended, or is to be closed after these
+  std::string_view bytes = {};
+};
+inline constexpr std::size_t kMeetingHeadSize = 5;
+inline constexpr std::size_t kMostMeetingBytes = kMaxPayload - kMeetingHeadSize;
+void append_frame(std::string& out, FrameType type, const MeetingBytes&);
+/// All of it but the bytes, which follow.
+void append_head(std::string& out, FrameType type, const MeetingBytes&);
+/// @throws ProtocolError
+MeetingBytes decode_meeting(std::string_view payload);
 
 /// Cuts a byte stream into frames. Not thread-safe.
 class FrameDecoder {
@@ -99,8 +118,7 @@ struct Hello {
   int supervisor_pid = 0;
   int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
   int bound_cpus = 0;   ///< how many hardware threads it binds the program to; 0: it does not
-  int port = 0;         ///< kept for rank 0, and told by its supervisor: for hvd
-  int master_port = 0;  ///< likewise: for whatever reads MASTER_PORT
+  int master_port = 0;  ///< kept for rank 0, and told by its supervisor
   std::string peer_address = {};  ///< whence it has come; not told, but seen by hvdrun
 };
 
@@ -113,7 +131,7 @@ struct Welcome {
 /// All supervisors have come: the rank's program may begin. What no rank knows by itself.
 struct StartOrder {
   std::string address = {};  ///< of rank 0; empty: that at which hvdrun was reached
-  int port = 0, master_port = 0;
+  int master_port = 0;
   int node = 0, nodes = 1;             ///< which of the hosts, in the order of ranks
   int cross_rank = 0, cross_size = 1;  ///< among the ranks with the same local rank
 };

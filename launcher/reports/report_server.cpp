@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -129,6 +130,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kNotice:
       observer_.on_notice(rank, decode_notice(frame.payload));
       return true;
+    case FrameType::kMeeting:
+      observer_.on_meeting(rank, decode_meeting(frame.payload));
+      return true;
     case FrameType::kStdout:
       return take_output(id, Stream::kStdout, frame);
     case FrameType::kStderr:
@@ -153,6 +157,7 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kSignal:
     case FrameType::kRelease:
     case FrameType::kStart:
+    case FrameType::kMeetingAnswer:
       break;
   }
   return false;
@@ -210,6 +215,21 @@ void ReportServer::start(int rank, const StartOrder& order) {
     write(*connection, FrameType::kStart, encode(order));
 }
 
+void ReportServer::tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes,
+                        bool last) {
+  Connection* const connection = find_rank(rank);
+  if (connection == nullptr) return;
+  for (std::size_t begin = 0; begin < bytes->size();) {
+    const std::size_t end = std::min(bytes->size(), begin + kMostMeetingBytes);
+    const std::string_view part(reinterpret_cast<const char*>(bytes->data()) + begin, end - begin);
+    append_head(connection->outgoing.tail(), FrameType::kMeetingAnswer,
+                {.session = session, .last = last && end == bytes->size(), .bytes = part});
+    connection->outgoing.add(bytes, begin, end);
+    begin = end;
+  }
+  flush(*connection);
+}
+
 void ReportServer::release(int rank) {
   if (Connection* connection = find_rank(rank)) write(*connection, FrameType::kRelease, "{}");
 }
@@ -220,22 +240,13 @@ void ReportServer::close_all() {
 }
 
 void ReportServer::write(Connection& connection, FrameType type, std::string_view payload) {
-  append_frame(connection.outgoing, type, payload);
+  append_frame(connection.outgoing.tail(), type, payload);
   flush(connection);
 }
 
 void ReportServer::flush(Connection& connection) {
-  while (!connection.outgoing.empty()) {
-    const ssize_t count = ::send(connection.fd.get(), connection.outgoing.data(),
-                                 connection.outgoing.size(), MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (count <= 0) {
-      connection.outgoing.clear();  // reading will see that the peer has gone
-      return;
-    }
-    connection.outgoing.erase(0, static_cast<std::size_t>(count));
-  }
+  // Reading will see that the peer has gone.
+  if (!connection.outgoing.flush(connection.fd.get())) connection.outgoing.clear();
 }
 
 void ReportServer::drop(int id) {

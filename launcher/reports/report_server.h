@@ -10,6 +10,7 @@
 
 #include "reports/console.h"
 #include "reports/report.h"
+#include "reports/send_queue.h"
 #include "system/poller.h"
 #include "system/unique_fd.h"
 
@@ -23,6 +24,8 @@ class RankObserver {
   virtual void on_hello(int rank, const Hello& hello) = 0;
   virtual void on_started(int rank, const Started& started) = 0;
   virtual void on_notice(int rank, const Notice& notice) = 0;
+  /// From a process of the rank that meets the others, by its connection to the supervisor.
+  virtual void on_meeting(int rank, const MeetingBytes& said) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
   /// No output of this rank follows. After `ended`.
@@ -59,6 +62,9 @@ class ReportServer {
   void on_time();
   void send(int rank, const SignalOrder& order);
   void start(int rank, const StartOrder& order);
+  /// To a process of the rank, as on_meeting() has it.
+  /// @param last its connection is closed after these
+  void tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
   /// The rank's supervisor may end.
   void release(int rank);
   /// Breaks every connection: supervisors that are left stop their programs.
@@ -69,7 +75,7 @@ class ReportServer {
   struct Connection {
     UniqueFd fd;
     FrameDecoder decoder;
-    std::string outgoing;
+    SendQueue outgoing;
     std::optional<int> rank;  ///< once admitted
     std::optional<int> greeted;
     std::string supervisor_nonce, nonce;

@@ -71,15 +71,14 @@ TEST(Direct, RanksKnowWhoTheyAreAndWhereTheyMeet) {
       EXPECT_EQ(value_of(name, rank, result), std::to_string(rank)) << name;
     for (const char* name : {"HVD_SIZE", "WORLD_SIZE", "HOROVOD_LOCAL_SIZE"})
       EXPECT_EQ(value_of(name, rank, result), "3") << name;
-    for (const char* name : {"HVD_INIT_METHOD", "HVD_JOB_NAME", "HVD_JOB_TOKEN", "MASTER_PORT"})
+    for (const char* name : {"HVD_JOB_NAME", "HVD_JOB_TOKEN", "MASTER_PORT"})
       EXPECT_EQ(value_of(name, rank, result), value_of(name, 0, result));
+    EXPECT_THAT(value_of("HVD_INIT_METHOD", rank, result), StartsWith("hvdrun://"));
     EXPECT_EQ(value_of("HVD_LAUNCHER_TOKEN", rank, result), "<unset>");
   }
-  EXPECT_THAT(value_of("HVD_INIT_METHOD", 0, result), StartsWith("tcp://127.0.0.1:"));
+  EXPECT_NE(value_of("HVD_INIT_METHOD", 0, result), value_of("HVD_INIT_METHOD", 1, result));
   EXPECT_EQ(value_of("MASTER_ADDR", 1, result), "127.0.0.1");
   EXPECT_EQ(value_of("HVD_JOB_TOKEN", 0, result).size(), 64U);
-  EXPECT_THAT(value_of("HVD_INIT_METHOD", 0, result),
-              Not(HasSubstr(":" + value_of("MASTER_PORT", 0, result))));
   EXPECT_NE(value_of("HVD_JOB_TOKEN", 0, run_direct(arguments)),
             value_of("HVD_JOB_TOKEN", 0, result));
 }
@@ -156,6 +155,37 @@ TEST(Direct, AnAllocationsHostsHaveToBeNamed) {
   EXPECT_THAT(result.err, HasSubstr("SLURM_JOB_ID is set"));
 }
 
+/// What `hvdrun ARGUMENTS` says with --dry-run, which is another thing under mpirun.
+std::string dry_run(const Words& arguments,
+                    std::vector<std::pair<std::string, std::optional<std::string>>> environment) {
+  Start start{.arguments = {"-np", "2", "--dry-run"}, .environment = std::move(environment)};
+  start.arguments.insert(start.arguments.end(), arguments.begin(), arguments.end());
+  const Result result = HvdrunProcess(start).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  return result.out;
+}
+
+TEST(Auto, IsUcxUnlessSomethingIsMeantForMpi) {
+  if (!finds_ucx()) GTEST_SKIP() << "libucp.so.0 cannot be loaded";
+  const auto under_mpirun = HasSubstr("mpirun -np 2 ");
+  EXPECT_THAT(dry_run({rank_program(), "now"}, {}), HasSubstr("ranks 0, 1, each: "));
+  EXPECT_THAT(dry_run({mpi_program(), "sum"}, {}), under_mpirun);
+  EXPECT_THAT(dry_run({"sh", "-c", "exec $0", mpi_program()}, {}), under_mpirun);
+  EXPECT_THAT(dry_run({"--mpi-args", "--mca x y", rank_program()}, {}), under_mpirun);
+  EXPECT_THAT(dry_run({rank_program()}, {{"SLURM_JOB_ID", "1"}}), under_mpirun);
+  EXPECT_THAT(dry_run({rank_program()}, {{"HVD_MPIRUN", "/opt/mpirun"}}),
+              HasSubstr("/opt/mpirun -np 2 "));
+}
+
+// A job over UCX in which each rank would be alone as MPI sees it.
+TEST(Auto, AProgramThatCallsMpiFindsAllRanks) {
+  const Result result =
+      HvdrunProcess({.arguments = {"-np", "2", "--verbose", mpi_program(), "sum"}}).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(count(result.out, " of 2 on "), 2) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: controller mpi: " + mpi_program() + " needs libmpi"));
+}
+
 TEST(Auto, WithoutAnMpirunUcxIsTakenIfItIsThere) {
   const TemporaryFolder empty;
   const Result result = HvdrunProcess({.arguments = {"-np", "1", "-v", rank_program(), "now"},
@@ -163,7 +193,7 @@ TEST(Auto, WithoutAnMpirunUcxIsTakenIfItIsThere) {
                             .wait();
   if (finds_ucx()) {
     EXPECT_EQ(result.code, 0) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("hvdrun: controller ucx: UCX is found, and no mpirun\n"));
+    EXPECT_THAT(result.err, HasSubstr("hvdrun: controller ucx: UCX is found\n"));
   } else {
     EXPECT_EQ(result.code, 127);
     EXPECT_THAT(result.err, HasSubstr("install it, name it with HVD_MPIRUN, or start"));
@@ -295,9 +325,9 @@ TEST_F(HvdJob, MeetsAndWorks) {
     EXPECT_EQ(result.err, "");
     for (int rank = 0; rank < 3; ++rank) {
       const std::string number = std::to_string(rank);
-      EXPECT_EQ(count(result.out,
-                      "[" + number + "] OK " + number + " 3 " + number + " 3 ucx tcp://127.0.0.1:"),
-                2)
+      EXPECT_EQ(
+          count(result.out, "[" + number + "] OK " + number + " 3 " + number + " 3 ucx hvdrun://"),
+          2)
           << result.out;
     }
   }
@@ -323,7 +353,7 @@ TEST_F(HvdJob, OfManyAtOnce) {
   for (const auto& job : jobs) {
     const Result result = job->wait();
     EXPECT_EQ(result.code, 0) << result.out << result.err;
-    EXPECT_EQ(count(result.out, " 2 ucx tcp://"), 2) << result.out;
+    EXPECT_EQ(count(result.out, " 2 ucx hvdrun://"), 2) << result.out;
   }
 }
 

@@ -225,7 +225,8 @@ TEST(Mpirun, ItsOwnErrorsArePassedOn) {
 }
 
 TEST(DryRun, PrintsTheLineAndRunsNothing) {
-  const Result result = run_hvdrun({"-np", "2", "--dry-run", rank_program(), "lines", "3"});
+  const Result result =
+      run_hvdrun({"--controller", "mpi", "-np", "2", "--dry-run", rank_program(), "lines", "3"});
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(lines_of(result.out).size(), 1U);
   EXPECT_THAT(result.out, HasSubstr("mpirun -np 2 "));

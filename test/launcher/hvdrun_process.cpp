@@ -50,7 +50,9 @@ HvdrunProcess::HvdrunProcess(const Start& start) : started_ns_(realtime_ns()) {
   options.argv = start.prefix;
   options.argv.push_back(start.program.empty() ? hvdrun() : start.program);
   const char* const controller = std::getenv("LAUNCHER_TEST_CONTROLLER");
-  if (start.program.empty() && controller != nullptr)
+  const bool names_one = std::find(start.arguments.begin(), start.arguments.end(),
+                                   "--controller") != start.arguments.end();
+  if (start.program.empty() && controller != nullptr && !names_one)
     options.argv.insert(options.argv.end(), {"--controller", controller});
   options.argv.insert(options.argv.end(), start.arguments.begin(), start.arguments.end());
   options.environment = current_environment();

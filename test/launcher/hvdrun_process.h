@@ -30,7 +30,7 @@ struct Start {
 
 /// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The
 /// destructor kills what still runs. LAUNCHER_TEST_CONTROLLER in the environment names the
-/// controller.
+/// controller where the arguments do not.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);

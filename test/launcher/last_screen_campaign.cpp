@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "campaign_seeds.h"
 #include "hvdrun_process.h"
 #include "last_screen_plan.h"
 #include "system/text.h"
@@ -108,28 +109,16 @@ Result run(const Plan& plan) {
 
 int main(int argc, char** argv) {
   using namespace hvd::launcher::test;
-  std::uint64_t first = 0, seeds = 200;
-  bool verbose = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--verbose") == 0) {
-      verbose = true;
-    } else if (i + 1 < argc && std::strcmp(argv[i], "--seeds") == 0) {
-      seeds = std::strtoull(argv[++i], nullptr, 10);
-    } else if (i + 1 < argc && std::strcmp(argv[i], "--first") == 0) {
-      first = std::strtoull(argv[++i], nullptr, 10);
-    } else {
-      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose]\n", argv[0]);
-      return 2;
-    }
-  }
+  const auto asked = campaign_seeds(argc, argv, 200);
+  if (!asked) return 2;
   int runs = 0, bad = 0;
-  for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
+  for (std::uint64_t seed = asked->first; seed < asked->first + asked->seeds; ++seed) {
     const Plan plan = make_plan(seed);
     if (!is_possible(plan)) continue;
     ++runs;
     const Result result = run(plan);
     const std::string fault = judge(plan, result);
-    if (verbose || !fault.empty())
+    if (asked->verbose || !fault.empty())
       std::printf("%s: %s (%.2f s)\n", describe(plan).c_str(),
                   fault.empty() ? "right" : fault.c_str(), result.seconds);
     if (!fault.empty()) {

@@ -132,6 +132,19 @@ TEST_F(InitMethodTest, SeveralRanksThatCannotMeetAreRefused) {
   EXPECT_THAT(refusal(options), HasSubstr("Options::world_size=2"));
 }
 
+// As many jobs of one rank, without a word, where a program says mpi:// under hvdrun --controller
+// ucx.
+TEST_F(InitMethodTest, MpiThatNothingHasStartedIsRefused) {
+  set({{"HVD_RANK", "1"}, {"HVD_SIZE", "2"}});
+  EXPECT_THAT(refusal(with("mpi://")),
+              AllOf(HasSubstr("HVD_SIZE=2"), HasSubstr("hvdrun --controller mpi")));
+  set({{"PMIX_RANK", "1"}});
+  EXPECT_EQ(choose(with("mpi://")).controller, Controller::kMpi);
+  ::unsetenv("PMIX_RANK");
+  set({{"HVD_RANK", "0"}, {"HVD_SIZE", "1"}});
+  EXPECT_EQ(choose(with("mpi://")).controller, Controller::kMpi);
+}
+
 TEST_F(InitMethodTest, APlaceTakesRankAndSizeFromTheProgramThenHvdrunThenTorchrun) {
   set({{"RANK", "1"}, {"WORLD_SIZE", "4"}});
   EXPECT_EQ(choose(with("tcp://a:1")).rank, 1);
@@ -144,6 +157,21 @@ TEST_F(InitMethodTest, APlaceTakesRankAndSizeFromTheProgramThenHvdrunThenTorchru
   EXPECT_EQ(choose(options).rank, 6);
   EXPECT_EQ(choose(options).size, 7);
   EXPECT_EQ(choose(options).place, "tcp://a:1");
+}
+
+TEST_F(InitMethodTest, UnderHvdrunTheProgramMayNotSayOtherwise) {
+  set({{"HVD_RANK", "2"}, {"HVD_SIZE", "5"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}});
+  const InitMethod method = choose(with("hvdrun://0a1b"));
+  EXPECT_EQ(method.controller, Controller::kUcx);
+  EXPECT_EQ(method.place, "hvdrun://0a1b");
+  EXPECT_EQ(method.rank, 2);
+  EXPECT_EQ(method.size, 5);
+  RuntimeOptions options = with("hvdrun://0a1b");
+  options.rank = 2;
+  EXPECT_EQ(choose(options).rank, 2);
+  options.world_size = 1;
+  EXPECT_THAT(refusal(options), AllOf(HasSubstr("Options::world_size=1"), HasSubstr("HVD_SIZE=5"),
+                                      HasSubstr("contradict each other")));
 }
 
 TEST_F(InitMethodTest, WhatAPlaceLacksIsNamed) {

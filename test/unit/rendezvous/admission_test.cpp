@@ -22,7 +22,11 @@ const Introduction kOfRank0 = {
     .job = "train", .token = "secret", .build = "0.1.0 a", .rank = 0, .size = 4};
 
 Arrival arrival(const Introduction& introduction) {
-  return {.introduction = introduction, .identity = "alpha 17 5f"};
+  return {.introduction = introduction,
+          .identity = "alpha 17 5f",
+          .boot = "d3b0",
+          .pid_namespace = 4026531836,
+          .pid = 17};
 }
 std::string objection_to(const Introduction& introduction) {
   const auto objection = object_to(arrival(introduction), kOfRank0, "file:///x");
@@ -40,7 +44,21 @@ TEST(Admission, SaysWhoComesAsBytes) {
   EXPECT_EQ(back->introduction.rank, 0);
   EXPECT_EQ(back->introduction.size, 4);
   EXPECT_EQ(back->identity, "alpha 17 5f");
+  EXPECT_EQ(back->boot, "d3b0");
+  EXPECT_EQ(back->pid_namespace, 4026531836);
+  EXPECT_EQ(back->pid, 17);
   EXPECT_EQ(back->who(), "host alpha, process 17");
+}
+
+TEST(Admission, WhoGivesUpSoonerIsToldBefore) {
+  const auto now = std::chrono::steady_clock::now();
+  const Deadline late = now + std::chrono::hours(1);
+  const auto in_a_minute = decode_arrival(encode(arrival(kOfRank0), now + std::chrono::minutes(1)));
+  ASSERT_TRUE(in_a_minute);
+  EXPECT_LT(sooner(late, *in_a_minute), now + std::chrono::minutes(1));
+  EXPECT_GT(sooner(late, *in_a_minute), now);
+  EXPECT_EQ(sooner(now, *in_a_minute), now);
+  EXPECT_EQ(sooner(late, arrival(kOfRank0)), late);
 }
 
 TEST(Admission, UnderstandsNothingElse) {
@@ -48,7 +66,8 @@ TEST(Admission, UnderstandsNothingElse) {
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes)
     EXPECT_FALSE(decode_arrival(std::span(whole).first(bytes)).has_value()) << bytes;
   EXPECT_FALSE(decode_arrival(join_fields({"hvd rendezvous 2", "", "", "", "0", "1", "x"})));
-  EXPECT_FALSE(decode_arrival(join_fields({"hvd rendezvous 1", "", "", "", "x", "1", "x"})));
+  EXPECT_FALSE(
+      decode_arrival(join_fields({"hvd rendezvous 3", "", "", "", "x", "1", "x", "", "1", "1"})));
   Bytes huge(4, std::byte{0xff});
   EXPECT_FALSE(split_fields(huge, 1).has_value());
   EXPECT_FALSE(decode_refusal(join_fields({"usage", "first", ""})).has_value());
@@ -108,7 +127,9 @@ TEST(Admission, WhatCameBeforeAFailureIsFound) {
   EXPECT_EQ(outcome_of([&] { look_for(nothing, fail); }), "lost 1: rank 1 has ended");
 }
 
-TEST(Admission, NoProcessIsTakenForAnother) { EXPECT_NE(make_identity(), make_identity()); }
+TEST(Admission, NoProcessIsTakenForAnother) {
+  EXPECT_NE(arrival_of({}).identity, arrival_of({}).identity);
+}
 
 }  // namespace
 }  // namespace hvd::rendezvous

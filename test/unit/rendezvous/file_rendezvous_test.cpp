@@ -58,7 +58,7 @@ TEST_F(FileRendezvousTest, RanksMeetExchangeAndLeaveNothing) {
       EXPECT_EQ(place->size(), 3);
       EXPECT_EQ(place->place(), method());
       for (const char* const what : {"address", "a/b c"}) {
-        const auto all = exchange(*place, what, copy_of(what + std::to_string(own)), soon());
+        const auto all = place->exchange(what, copy_of(what + std::to_string(own)), soon());
         ASSERT_EQ(all.size(), 3U);
         for (int other = 0; other < 3; ++other)
           EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), what + std::to_string(other));
@@ -72,7 +72,7 @@ TEST_F(FileRendezvousTest, RanksMeetExchangeAndLeaveNothing) {
 
 TEST_F(FileRendezvousTest, OneRankIsAJob) {
   const auto place = meet_as(0, 1);
-  EXPECT_EQ(shown(exchange(*place, "x", copy_of("y"), soon()).front()), "y");
+  EXPECT_EQ(shown(place->exchange("x", copy_of("y"), soon()).front()), "y");
   place->leave(soon());
   EXPECT_THAT(files(), ::testing::IsEmpty());
 }
@@ -80,18 +80,18 @@ TEST_F(FileRendezvousTest, OneRankIsAJob) {
 TEST_F(FileRendezvousTest, WhatIsPutIsThereOnceAndNothingElse) {
   const auto place = meet_as(0, 1);
   EXPECT_EQ(shown(place->get("key")), "nothing");
-  EXPECT_EQ(shown(place->wait("key", in(1ms))), "nothing");
+  EXPECT_EQ(shown(place->wait("key", 0, in(1ms))), "nothing");
   place->put("key", copy_of("value"));
   EXPECT_EQ(shown(place->get("key")), "value");
-  EXPECT_EQ(shown(place->wait("key", soon())), "value");
+  EXPECT_EQ(shown(place->wait("key", 0, soon())), "value");
   EXPECT_THAT(outcome_of([&] { place->put("key", {}); }), HasSubstr("'key' was put into"));
   EXPECT_EQ(shown(place->get("key")), "value");
 }
 
 TEST_F(FileRendezvousTest, WhatAnEarlierJobLeftMisleadsNobody) {
   // All of it: files of ranks that came, were welcome, and have put their addresses.
-  EXPECT_THAT(all_of({[&] { exchange(*meet_as(0, 2), "address", copy_of("old 0"), soon()); },
-                      [&] { exchange(*meet_as(1, 2), "address", copy_of("old 1"), soon()); }}),
+  EXPECT_THAT(all_of({[&] { meet_as(0, 2)->exchange("address", copy_of("old 0"), soon()); },
+                      [&] { meet_as(1, 2)->exchange("address", copy_of("old 1"), soon()); }}),
               ::testing::Each("fine"));
   EXPECT_EQ(files().size(), 2U);
   std::vector<std::string> seen(2);
@@ -99,7 +99,7 @@ TEST_F(FileRendezvousTest, WhatAnEarlierJobLeftMisleadsNobody) {
     return [&, own] {
       if (own == 0) std::this_thread::sleep_for(50ms);  // rank 1 finds the old files
       const auto place = meet_as(own, 2);
-      const auto all = exchange(*place, "address", copy_of("new " + std::to_string(own)), soon());
+      const auto all = place->exchange("address", copy_of("new " + std::to_string(own)), soon());
       seen[static_cast<std::size_t>(own)] = shown(all[0]) + ", " + shown(all[1]);
       place->leave(soon());
     };
@@ -135,6 +135,11 @@ TEST_F(FileRendezvousTest, TooFewRanksAreNamedToAllThatHaveCome) {
   EXPECT_THAT(outcomes, ::testing::Each(AllOf(HasSubstr("lost -1: "),
                                               HasSubstr("ranks 1, 3 have not come to " + method()),
                                               HasSubstr("start as many ranks as"))));
+}
+
+TEST_F(FileRendezvousTest, SoTheyAreWhereRank0HasMoreTime) {
+  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet_as(1, 3, in(2s)); }}),
+              ::testing::Each(AllOf(HasSubstr("lost 2: "), HasSubstr("has not come to"))));
 }
 
 TEST_F(FileRendezvousTest, WithoutRank0NobodyBegins) {
@@ -191,6 +196,18 @@ TEST_F(FileRendezvousTest, RanksThatContradictRank0AreAnErrorEverywhere) {
               ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("job 'test'"))));
 }
 
+// Rank 0 has refused by then, and would have gone.
+TEST_F(FileRendezvousTest, WhoComesALittleLaterHearsWhyTheJobDoesNotBegin) {
+  Introduction own = introduction(1, 3);
+  own.build = "0.2.0";
+  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet(method(), own, soon()); },
+                      [&] {
+                        std::this_thread::sleep_for(300ms);
+                        meet_as(2, 3);
+                      }}),
+              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
+}
+
 TEST_F(FileRendezvousTest, AnotherVersionOfTheFilesIsNamed) {
   EXPECT_THAT(outcome_of([&] {
                 std::jthread other([&] {
@@ -205,20 +222,20 @@ TEST_F(FileRendezvousTest, AnotherVersionOfTheFilesIsNamed) {
 }
 
 TEST_F(FileRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
-  std::vector<std::string> outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+  std::vector<std::string> outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
                                               [&] { meet_as(1, 2)->fail({"rank 1 has no GPU"}); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
 }
 
 TEST_F(FileRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
                                 [&] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
   EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 TEST_F(FileRendezvousTest, ARankThatSaysNothingIsNamed) {
   const auto outcomes =
-      all_of({[&] { exchange(*meet_as(0, 2), "address", {}, in(300ms)); }, [&] { meet_as(1, 2); }});
+      all_of({[&] { meet_as(0, 2)->exchange("address", {}, in(300ms)); }, [&] { meet_as(1, 2); }});
   EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("said nothing of its address")));
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "unit/rendezvous/ranks.h"
@@ -92,7 +93,7 @@ TEST_F(StoreRendezvousTest, RanksMeetExchangeAndMeetAgain) {
         const auto place = meet_as(own, 3);
         EXPECT_EQ(place->place(), "store://fake");
         const std::string mine = std::to_string(job) + " of " + std::to_string(own);
-        const auto all = exchange(*place, "a/b c", bytes_of(mine), soon());
+        const auto all = place->exchange("a/b c", bytes_of(mine), soon());
         for (std::size_t other = 0; other < all.size(); ++other)
           EXPECT_EQ(text_of(all[other]), std::to_string(job) + " of " + std::to_string(other));
         place->leave(soon());
@@ -108,7 +109,7 @@ TEST_F(StoreRendezvousTest, AValueIsPutOnce) {
   EXPECT_EQ(shown(place->get("k")), "nothing");
   place->put("k", bytes_of("v"));
   EXPECT_EQ(shown(place->get("k")), "v");
-  EXPECT_EQ(shown(place->wait("other", short_time())), "nothing");
+  EXPECT_EQ(shown(place->wait("other", 0, short_time())), "nothing");
   EXPECT_THAT(outcome_of([&] { place->put("k", bytes_of("w")); }), HasSubstr("twice"));
 }
 
@@ -117,6 +118,12 @@ TEST_F(StoreRendezvousTest, AMissingRankIsNamedOnAll) {
       all_of({rank_that_comes(introduction(0, 3), in(500ms)), rank_that_comes(introduction(2, 3))});
   for (const auto& outcome : outcomes)
     EXPECT_THAT(outcome, AllOf(StartsWith("lost 1: "), HasSubstr("store://fake")));
+}
+
+TEST_F(StoreRendezvousTest, AndWhereRank0HasMoreTime) {
+  const auto outcomes =
+      all_of({rank_that_comes(introduction(0, 3)), rank_that_comes(introduction(2, 3), in(2s))});
+  EXPECT_THAT(outcomes, ::testing::Each(StartsWith("lost 1: ")));
 }
 
 TEST_F(StoreRendezvousTest, WithoutRankZeroItIsNamed) {
@@ -148,6 +155,18 @@ TEST_F(StoreRendezvousTest, RanksThatContradictEachOtherAreAllTold) {
   }
 }
 
+// Rank 0 has refused by then, and would have gone.
+TEST_F(StoreRendezvousTest, WhoComesALittleLaterHearsWhyTheJobDoesNotBegin) {
+  auto other_build = introduction(1, 3);
+  other_build.build = "0.2.0";
+  EXPECT_THAT(all_of({rank_that_comes(introduction(0, 3)), rank_that_comes(other_build),
+                      [&] {
+                        std::this_thread::sleep_for(300ms);
+                        meet_as(2, 3);
+                      }}),
+              ::testing::Each(AllOf(StartsWith("usage: "), HasSubstr("has hvd 0.2.0"))));
+}
+
 TEST_F(StoreRendezvousTest, AnotherTokenIsRefusedAlone) {
   auto stranger = introduction(1, 2);
   stranger.token = "guess";
@@ -162,14 +181,14 @@ TEST_F(StoreRendezvousTest, AnotherTokenIsRefusedAlone) {
 TEST_F(StoreRendezvousTest, AReasonToFailIsHeardByWhoWaits) {
   const auto outcomes = all_of({[this] {
                                   const auto place = meet_as(0, 2);
-                                  place->wait("k", soon());
+                                  place->wait("k", 0, soon());
                                 },
                                 [this] { meet_as(1, 2)->fail({"no UCX here"}); }});
   EXPECT_EQ(outcomes[0], "error: no UCX here");
 }
 
 TEST_F(StoreRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
-  const auto outcomes = all_of({[this] { meet_as(0, 2)->wait("never", soon()); },
+  const auto outcomes = all_of({[this] { meet_as(0, 2)->wait("never", 0, soon()); },
                                 [this] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
   EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "rendezvous/meeting.h"
 #include "rendezvous/rendezvous.h"
 #include "unit/rendezvous/ranks.h"
 
@@ -59,6 +60,17 @@ TEST_F(TcpRendezvousTest, AnAddressOfIpv6StandsInBrackets) {
   EXPECT_THAT(all_of({rank(0), rank(1)}), Each("fine"));
 }
 
+TEST_F(TcpRendezvousTest, APortThatIsTakenForAMomentIsWaitedFor) {
+  asio::io_context io;
+  tcp::acceptor other(io, {tcp::v4(), port});
+  EXPECT_THAT(all_of({[&] { meet_as(0, 2)->leave(soon()); }, [&] { meet_as(1, 2)->leave(soon()); },
+                      [&] {
+                        std::this_thread::sleep_for(300ms);
+                        other.close();
+                      }}),
+              Each("fine"));
+}
+
 TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
   const auto rank = [this](int own) {
     return [this, own] {
@@ -68,7 +80,7 @@ TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
       EXPECT_EQ(place->size(), 4);
       EXPECT_EQ(place->place(), method());
       for (const std::string what : {"address", ""}) {
-        const auto all = exchange(*place, what, copy_of(what + std::to_string(own)), soon());
+        const auto all = place->exchange(what, copy_of(what + std::to_string(own)), soon());
         ASSERT_EQ(all.size(), 4U);
         for (int other = 0; other < 4; ++other)
           EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), what + std::to_string(other));
@@ -83,11 +95,11 @@ TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
 TEST_F(TcpRendezvousTest, WhatIsPutIsThereOnceAndNothingElse) {
   const auto place = meet_as(0, 1);
   EXPECT_EQ(shown(place->get("key")), "nothing");
-  EXPECT_EQ(shown(place->wait("key", in(1ms))), "nothing");
+  EXPECT_EQ(shown(place->wait("key", 0, in(1ms))), "nothing");
   const std::string large(1 << 20, 'x');
   place->put("key", copy_of(large));
   EXPECT_EQ(shown(place->get("key")), large);
-  EXPECT_EQ(shown(place->wait("key", soon())), large);
+  EXPECT_EQ(shown(place->wait("key", 0, soon())), large);
   EXPECT_THAT(outcome_of([&] { place->put("key", {}); }), HasSubstr("'key' was put into"));
   place->leave(soon());
 }
@@ -95,7 +107,7 @@ TEST_F(TcpRendezvousTest, WhatIsPutIsThereOnceAndNothingElse) {
 TEST_F(TcpRendezvousTest, AWaitEndsWithThePut) {
   const auto waits = [&] {
     const auto place = meet_as(0, 2);
-    EXPECT_EQ(shown(place->wait("late", soon())), "here");
+    EXPECT_EQ(shown(place->wait("late", 0, soon())), "here");
     place->leave(soon());
   };
   const auto puts = [&] {
@@ -198,6 +210,18 @@ TEST_F(TcpRendezvousTest, RanksThatContradictRank0AreAnErrorEverywhere) {
               Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 4"), HasSubstr("expects 5 ranks"))));
 }
 
+// Rank 0 has refused by then, and would have gone.
+TEST_F(TcpRendezvousTest, WhoComesALittleLaterHearsWhyTheJobDoesNotBegin) {
+  Introduction own = introduction(1, 3);
+  own.build = "0.2.0";
+  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet(method(), own, soon()); },
+                      [&] {
+                        std::this_thread::sleep_for(300ms);
+                        meet_as(2, 3);
+                      }}),
+              Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
+}
+
 TEST_F(TcpRendezvousTest, ARankThatIsStartedTwiceIsToldAndTheFirstGoesOn) {
   std::vector<std::string> twice(2);
   const auto rank_1 = [&] { meet_as(1, 3)->leave(soon()); };
@@ -215,13 +239,13 @@ TEST_F(TcpRendezvousTest, ARankThatIsStartedTwiceIsToldAndTheFirstGoesOn) {
 }
 
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
                                 [&] { meet_as(1, 2)->fail({"rank 1 has no GPU"}); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
 }
 
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", soon()); },
+  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
                                 [&] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
   EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
@@ -240,22 +264,42 @@ TEST_F(TcpRendezvousTest, WhoeverComesToAskLaterHearsWhyRank0HasFailed) {
                                   const auto meeting = meet_as(1, 2);
                                   failed.get_future().wait();
                                   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-                                  EXPECT_TRUE(meeting->wait("before", soon()));
-                                  meeting->wait("never", soon());
+                                  EXPECT_TRUE(meeting->wait("before", 0, soon()));
+                                  meeting->wait("never", 0, soon());
                                 }});
   EXPECT_EQ(outcomes[1], "error: rank 0 has no GPU");
 }
 
 TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasEnded) {
   const auto outcomes =
-      all_of({[&] { meet_as(0, 2)->wait("never", soon()); }, [&] { meet_as(1, 2); }});
+      all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); }, [&] { meet_as(1, 2); }});
   EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("rank 1 (host"),
                                  HasSubstr("has ended while the job began")));
 }
 
+TEST_F(TcpRendezvousTest, WhoHasComeHearsThatARankHasEndedBeforeAllHaveCome) {
+  const auto comes_and_ends = [&] {
+    asio::io_context io;
+    tcp::socket socket(io);
+    asio::error_code error = asio::error::not_connected;
+    while (error) {
+      socket = tcp::socket(io);
+      socket.connect({asio::ip::address_v4::loopback(), port}, error);
+    }
+    const Bytes body = encode(Request{
+        .verb = "come", .value = text_of(encode(arrival_of(introduction(1, 3)))), .left = 50s});
+    const auto size = static_cast<std::uint32_t>(body.size());
+    asio::write(socket, asio::buffer(&size, sizeof size));
+    asio::write(socket, asio::buffer(body));
+  };
+  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, comes_and_ends})[0],
+              AllOf(HasSubstr("lost 1: "), HasSubstr("has ended before the job has begun"),
+                    HasSubstr("2 had not come")));
+}
+
 TEST_F(TcpRendezvousTest, TheEndOfRank0IsAnErrorAtOnce) {
   const auto outcomes =
-      all_of({[&] { meet_as(0, 2); }, [&] { meet_as(1, 2)->wait("never", soon()); }});
+      all_of({[&] { meet_as(0, 2); }, [&] { meet_as(1, 2)->wait("never", 0, soon()); }});
   EXPECT_THAT(outcomes[1], HasSubstr("lost 0: "));
 }
 

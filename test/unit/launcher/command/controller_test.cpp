@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
+#include "system/temporary_folder.h"
+#include "unit/launcher/program_file.h"
+
 namespace hvd::launcher {
 namespace {
 
@@ -19,40 +24,59 @@ TEST(Controller, WhatIsAskedForIsTaken) {
   for (const Controller asked : {Controller::kMpi, Controller::kUcx}) {
     ControllerFacts against = facts(false, false);
     against.batch_system = "SLURM_JOB_ID";
+    against.needs_mpi = "./solver needs libmpi.so.40";
     EXPECT_EQ(choose_controller(asked, against).controller, asked);
   }
 }
 
 TEST(Controller, MpiWhereSomethingIsMeantForIt) {
-  ControllerFacts allocation = facts(true, true), arguments = allocation, named = allocation;
+  ControllerFacts allocation = facts(true, true), arguments = allocation, named = allocation,
+                  program = allocation;
   allocation.batch_system = "SLURM_JOB_ID";
   arguments.mpi_args = true;
   named.names_mpirun = true;
-  for (const ControllerFacts& given : {allocation, arguments, named}) {
-    EXPECT_EQ(choose_controller(Controller::kAuto, given, false).controller, Controller::kMpi);
+  program.needs_mpi = "./solver needs libmpi.so.40";
+  for (const ControllerFacts& given : {allocation, arguments, named, program}) {
+    EXPECT_EQ(choose_controller(Controller::kAuto, given).controller, Controller::kMpi);
   }
-  EXPECT_THAT(choose_controller(Controller::kAuto, allocation, false).reason,
-              HasSubstr("SLURM_JOB_ID"));
+  EXPECT_THAT(choose_controller(Controller::kAuto, allocation).reason, HasSubstr("SLURM_JOB_ID"));
+  EXPECT_EQ(choose_controller(Controller::kAuto, program).reason, "./solver needs libmpi.so.40");
 }
 
-TEST(Controller, WhatIsThereDecides) {
-  const auto choose = [](bool mpirun, bool ucx, bool prefer_mpi) {
-    return choose_controller(Controller::kAuto, facts(mpirun, ucx), prefer_mpi).controller;
+TEST(Controller, ElseUcxIfItIsThere) {
+  const auto choose = [](bool mpirun, bool ucx) {
+    return choose_controller(Controller::kAuto, facts(mpirun, ucx)).controller;
   };
-  EXPECT_EQ(choose(true, true, true), Controller::kMpi);
-  EXPECT_EQ(choose(true, true, false), Controller::kUcx);
-  for (const bool prefer_mpi : {true, false}) {
-    EXPECT_EQ(choose(true, false, prefer_mpi), Controller::kMpi);
-    EXPECT_EQ(choose(false, true, prefer_mpi), Controller::kUcx);
-    EXPECT_EQ(choose(false, false, prefer_mpi), Controller::kMpi) << "whose error says what to do";
-  }
+  EXPECT_EQ(choose(true, true), Controller::kUcx);
+  EXPECT_EQ(choose(false, true), Controller::kUcx);
+  EXPECT_EQ(choose(true, false), Controller::kMpi);
+  EXPECT_EQ(choose(false, false), Controller::kMpi) << "whose error says what to do";
 }
 
 TEST(Controller, UcxIsNotLookedForInVain) {
   ControllerFacts given = facts(true, true);
+  given.mpi_args = true;
   given.has_ucx = []() -> bool { throw std::logic_error("asked"); };
-  EXPECT_NO_THROW(choose_controller(Controller::kAuto, given, true));
+  EXPECT_NO_THROW(choose_controller(Controller::kAuto, given));
   EXPECT_NO_THROW(choose_controller(Controller::kUcx, given));
+}
+
+TEST(Controller, AProgramThatNeedsMpiIsFoundInACommand) {
+  const TemporaryFolder folder;
+  const auto program = [&](const std::string& name, const std::vector<std::string>& libraries) {
+    return test::write_program(folder.path() / name, test::program_that_needs(libraries));
+  };
+  const std::string solver = program("solver", {"libm.so.6", "libmpi.so.40"});
+  const std::string other = program("other", {"libmpir.so.23", "libc.so.6"});
+  const std::string needs = solver + " needs libmpi.so.40";
+  EXPECT_EQ(program_that_needs_mpi({solver}), needs);
+  EXPECT_EQ(program_that_needs_mpi({"env", "A=1", solver, "-n"}), needs);
+  EXPECT_EQ(program_that_needs_mpi({other, "solver"}), "") << "what is in no folder is a word";
+  EXPECT_EQ(program_that_needs_mpi({folder.path() / "none", folder.path()}), "");
+  for (const std::string library : {"libmpi_cxx.so.40", "libmpi_mpifh.so.40", "libmpich.so.12"})
+    EXPECT_NE(program_that_needs_mpi({program("named", {library})}), "") << library;
+  std::filesystem::permissions(solver, std::filesystem::perms::owner_read);
+  EXPECT_EQ(program_that_needs_mpi({"cat", solver}), "") << "it is not run";
 }
 
 TEST(Controller, Names) {

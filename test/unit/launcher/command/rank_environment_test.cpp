@@ -64,7 +64,6 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
 JobPlace some_place() {
   JobPlace place;
   place.address = "10.0.0.7";
-  place.port = 4000;
   place.master_port = 4001;
   place.node = 1;
   place.nodes = 2;
@@ -77,11 +76,11 @@ JobPlace some_place() {
 
 TEST(JobVariables, WithoutMpi) {
   JobPlace place = some_place();
-  place.serves_hvd = true;
+  place.init_method = "hvdrun://0a1";
   std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1", "GROUP_RANK=7"};
   add_job_variables(environment, place);
   EXPECT_THAT(environment,
-              UnorderedElementsAre("HVD_INIT_METHOD=tcp://10.0.0.7:4000", "HVD_JOB_NAME=job",
+              UnorderedElementsAre("HVD_INIT_METHOD=hvdrun://0a1", "HVD_JOB_NAME=job",
                                    "HVD_JOB_TOKEN=secret", "MASTER_ADDR=10.0.0.7",
                                    "MASTER_PORT=4001", "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
                                    "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
@@ -98,7 +97,7 @@ TEST(JobVariables, UnderMpiHvdIsToldNoPlace) {
 
 TEST(JobVariables, WhatDashXHasSetStays) {
   JobPlace place = some_place();
-  place.serves_hvd = true;
+  place.init_method = "hvdrun://0a1";
   place.exports = {"MASTER_PORT", "HVD_INIT_METHOD"};
   std::vector<std::string> environment = {"HVD_INIT_METHOD=file:///shared/x", "MASTER_PORT=29500"};
   add_job_variables(environment, place);
@@ -106,20 +105,9 @@ TEST(JobVariables, WhatDashXHasSetStays) {
                                  Contains("MASTER_PORT=29500"), Contains("HVD_JOB_NAME=job")));
 }
 
-TEST(JobVariables, Ipv6StandsInBrackets) {
+TEST(JobVariables, WithoutAPortThereIsNoMaster) {
   JobPlace place = some_place();
-  place.serves_hvd = true;
-  place.address = "fd00::1";
-  std::vector<std::string> environment;
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment, AllOf(Contains("HVD_INIT_METHOD=tcp://[fd00::1]:4000"),
-                                 Contains("MASTER_ADDR=fd00::1")));
-}
-
-TEST(JobVariables, WithoutAPortThereIsNoPlace) {
-  JobPlace place = some_place();
-  place.serves_hvd = true;
-  place.port = place.master_port = 0;
+  place.master_port = 0;
   std::vector<std::string> environment;
   add_job_variables(environment, place);
   EXPECT_THAT(environment, UnorderedElementsAre("GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
@@ -171,7 +159,7 @@ TEST(JobVariables, WithoutMpiARankIsNoneOfAnMpirunAroundHvdrun) {
                                           "OMPI_MCA_btl=self"};
   add_job_variables(environment, place);
   EXPECT_THAT(environment, Contains("OMPI_COMM_WORLD_RANK=0"));
-  place.serves_hvd = true;
+  place.init_method = "hvdrun://0a1";
   add_job_variables(environment, place);
   EXPECT_THAT(environment, AllOf(Not(Contains(HasSubstr("OMPI_COMM_WORLD"))),
                                  Not(Contains(HasSubstr("PMI"))), Contains("OMPI_MCA_btl=self")));

@@ -17,11 +17,9 @@ Hello come(const std::string& host, int local_rank, const std::string& from) {
 
 TEST(StartPlan, OneHostMeetsWhereItReachedHvdrun) {
   std::vector<Hello> hellos = {come("a", 0, "127.0.0.1"), come("a", 1, "127.0.0.1")};
-  hellos[0].port = 4000;
   hellos[0].master_port = 4001;
   for (const StartOrder& order : plan_starts(hellos)) {
     EXPECT_EQ(order.address, "");
-    EXPECT_EQ(order.port, 4000);
     EXPECT_EQ(order.master_port, 4001);
     EXPECT_EQ(order.nodes, 1);
     EXPECT_EQ(order.node, 0);

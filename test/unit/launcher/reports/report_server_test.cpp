@@ -1,6 +1,7 @@
 #include "reports/report_server.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -8,8 +9,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "processes/rank_supervisor.h"
 #include "reports/proof.h"
@@ -25,12 +29,16 @@ struct Observed final : RankObserver {
   void on_hello(int rank, const Hello&) override { hello = rank; }
   void on_started(int, const Started&) override {}
   void on_notice(int, const Notice&) override {}
+  void on_meeting(int rank, const MeetingBytes& said) override {
+    meeting += std::to_string(rank) + "/" + std::to_string(said.session) + ":" +
+               std::string(said.bytes) + (said.last ? "." : " ");
+  }
   void on_output(int, Stream, std::string_view bytes) override { output += bytes; }
   void on_ended(int, const Ended&) override { ended = true; }
   void on_drained(int) override { drained = true; }
   void on_lost(int rank) override { lost = rank; }
 
-  std::string output;
+  std::string output, meeting;
   int hello = -1, lost = -1;
   bool ended = false, drained = false;
 };
@@ -88,6 +96,50 @@ TEST_F(ReportServerTest, WelcomesWhoHasTheToken) {
 TEST_F(ReportServerTest, TurnsAwayWhoHasAnother) {
   EXPECT_FALSE(introduced("another"));
   EXPECT_EQ(observed_.hello, -1);
+}
+
+TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
+  auto connection = introduced("the token");
+  ASSERT_TRUE(connection);
+  std::string frames;
+  append_frame(frames, FrameType::kMeeting, MeetingBytes{.session = 5, .bytes = "hello"});
+  append_frame(frames, FrameType::kMeeting, MeetingBytes{.session = 6, .last = true});
+  ASSERT_EQ(::send(connection->fd.get(), frames.data(), frames.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(frames.size()));
+  for (int i = 0; i < 100 && observed_.meeting.size() < 13; ++i) serve(20);
+  EXPECT_EQ(observed_.meeting, "1/5:hello 1/6:.");
+
+  // More than a frame and a socket hold, between frames of another kind.
+  const auto large = std::make_shared<const std::vector<std::byte>>(5 << 20, std::byte{'x'});
+  const auto small = std::make_shared<const std::vector<std::byte>>(1, std::byte{'y'});
+  server_.give_full_credit(1);
+  server_.tell(1, 5, large, true);
+  server_.release(1);
+  server_.tell(1, 7, small, false);
+  std::string got;
+  std::vector<FrameType> kinds;
+  bool small_came = false;
+  char buffer[65536];
+  for (int i = 0; i < 20'000 && !small_came; ++i) {
+    const ssize_t count = ::recv(connection->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (count > 0) connection->decoder.feed({buffer, static_cast<std::size_t>(count)});
+    while (const auto frame = connection->decoder.next()) {
+      if (kinds.empty() || kinds.back() != frame->type) kinds.push_back(frame->type);
+      if (frame->type != FrameType::kMeetingAnswer) continue;
+      const MeetingBytes told = decode_meeting(frame->payload);
+      if (told.session == 7) {
+        small_came = told.bytes == "y" && !told.last;
+        continue;
+      }
+      got += told.bytes;
+      EXPECT_EQ(told.last, got.size() == large->size());
+    }
+    serve(0);
+  }
+  EXPECT_TRUE(small_came);
+  EXPECT_EQ(got, std::string(5 << 20, 'x'));
+  EXPECT_THAT(kinds, ::testing::ElementsAre(FrameType::kCredit, FrameType::kMeetingAnswer,
+                                            FrameType::kRelease, FrameType::kMeetingAnswer));
 }
 
 // Whoever listens at an address that hvdrun has advertised learns a rank's number and a random one.

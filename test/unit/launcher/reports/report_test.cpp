@@ -75,7 +75,6 @@ TEST(Records, RoundTrip) {
                     .supervisor_pid = 9,
                     .omp_threads = 5,
                     .bound_cpus = 2,
-                    .port = 7,
                     .master_port = 8};
   const Hello hello_back = decode_hello(encode(hello));
   EXPECT_EQ(hello_back.proof, "t");
@@ -85,11 +84,9 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(hello_back.local_size, 2);
   EXPECT_EQ(hello_back.host, "h\xef\xbf\xbd") << "a stray byte is replaced, not fatal";
   EXPECT_EQ(hello_back.omp_threads, 5);
-  EXPECT_EQ(hello_back.port, 7);
   EXPECT_EQ(hello_back.master_port, 8);
 
   const StartOrder start{.address = "10.0.0.1",
-                         .port = 1,
                          .master_port = 2,
                          .node = 3,
                          .nodes = 4,
@@ -97,7 +94,6 @@ TEST(Records, RoundTrip) {
                          .cross_size = 6};
   const StartOrder start_back = decode_start(encode(start));
   EXPECT_EQ(start_back.address, "10.0.0.1");
-  EXPECT_EQ(start_back.port, 1);
   EXPECT_EQ(start_back.master_port, 2);
   EXPECT_EQ(start_back.node, 3);
   EXPECT_EQ(start_back.nodes, 4);
@@ -141,6 +137,26 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(notice.code, 134);
   EXPECT_EQ(notice.text, "a\nb\xef\xbf\xbd");
   EXPECT_TRUE(notice.stopped);
+}
+
+TEST(Frames, OfAMeetingHaveAHeadAndBytes) {
+  const std::string bytes("a\0\xff", 3);
+  std::string whole, head;
+  append_frame(whole, FrameType::kMeeting,
+               MeetingBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
+  append_head(head, FrameType::kMeeting,
+              MeetingBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
+  EXPECT_EQ(head + bytes, whole);
+  FrameDecoder decoder;
+  decoder.feed(whole);
+  const auto frame = decoder.next();
+  ASSERT_TRUE(frame);
+  const MeetingBytes back = decode_meeting(frame->payload);
+  EXPECT_EQ(back.session, 0xfedcba98);
+  EXPECT_TRUE(back.last);
+  EXPECT_EQ(back.bytes, bytes);
+  for (std::size_t size = 0; size < kMeetingHeadSize; ++size)
+    EXPECT_THROW(decode_meeting(frame->payload.substr(0, size)), ProtocolError);
 }
 
 TEST(Records, UnknownMembersAreIgnoredMissingOnesAreNot) {

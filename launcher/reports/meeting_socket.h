@@ -1,0 +1,65 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reports/report.h"
+#include "system/poller.h"
+#include "system/unique_fd.h"
+
+namespace hvd::launcher {
+
+/// Where the processes of a rank reach their supervisor, to meet the other ranks: a stream socket
+/// in the abstract namespace. The supervisor passes on what they say to hvdrun, and back, without
+/// looking into it. Not thread-safe.
+///
+/// Anybody on the host may connect, and is heard by hvdrun, which knows whom by what he says; other
+/// users have few connections at a time.
+class MeetingSocket {
+ public:
+  /// From a process of the rank. `last`: it has ended, or closed its connection.
+  struct Said {
+    std::uint32_t session = 0;
+    std::string bytes = {};
+    bool last = false;
+  };
+
+  /// @throws LaunchError (kInternal) when there is no socket
+  MeetingSocket();
+  const std::string& name() const noexcept { return name_; }
+  void add_to(Poller& poller);
+  /// Reads all that has come, of all connections, without waiting.
+  void read_all();
+  /// What has been read since the last call, in the order in which it has come.
+  std::vector<Said> take();
+  void answer(const MeetingBytes& answer);
+  void close_all() { sessions_.clear(); }
+
+ private:
+  struct Session {
+    UniqueFd fd;
+    UniqueFd process;  ///< a pidfd: a child that has inherited the connection keeps it open
+    pid_t pid = 0;
+    bool strange = false;  ///< another user's
+    std::string out = {};
+    bool closing = false;  ///< once all of `out` has gone
+  };
+
+  void accept_all();
+  void read(std::uint32_t id);
+  void flush(std::uint32_t id);
+  void end(std::uint32_t id);
+
+  UniqueFd listener_;
+  std::string name_;
+  std::uint32_t next_id_ = 0;
+  std::map<std::uint32_t, Session> sessions_;
+  std::vector<Said> said_;
+};
+
+}  // namespace hvd::launcher

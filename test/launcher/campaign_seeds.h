@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+namespace hvd::launcher::test {
+
+/// Which runs of a campaign are made, and whether right ones are shown too.
+struct CampaignSeeds {
+  std::uint64_t first = 0;
+  std::uint64_t seeds = 0;
+  bool verbose = false;
+};
+
+/// Of the command line. Nothing: it is wrong, and the usage has been printed.
+inline std::optional<CampaignSeeds> campaign_seeds(int argc, char** argv, std::uint64_t seeds) {
+  CampaignSeeds read{.seeds = seeds};
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--verbose") == 0) {
+      read.verbose = true;
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--seeds") == 0) {
+      read.seeds = std::strtoull(argv[++i], nullptr, 10);
+    } else if (i + 1 < argc && std::strcmp(argv[i], "--first") == 0) {
+      read.first = std::strtoull(argv[++i], nullptr, 10);
+    } else {
+      std::fprintf(stderr, "usage: %s [--seeds N] [--first SEED] [--verbose]\n", argv[0]);
+      return std::nullopt;
+    }
+  }
+  return read;
+}
+
+}  // namespace hvd::launcher::test

@@ -1,0 +1,297 @@
+#include "processes/meetings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace hvd::launcher {
+namespace {
+
+using rendezvous::Arrival;
+using rendezvous::Introduction;
+using rendezvous::Request;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// hvdrun's side, and what each process of each rank is answered. The session's number is the
+/// process's too.
+class MeetingsTest : public ::testing::Test {
+ protected:
+  void start(int size) {
+    size_ = size;
+    meetings_.emplace(
+        size, "job", "token",
+        [this](int rank, std::uint32_t session, const Meetings::Bytes& frame, bool last) {
+          ++frames_;
+          bytes_ += frame->size();
+          kept_ = frame;  // or the next might lie at the same place
+          if (frame.get() != latest_) distinct_bytes_ += frame->size();
+          latest_ = frame.get();
+          const auto answer =
+              rendezvous::decode_answer(std::span(*frame).subspan(sizeof(std::uint32_t)));
+          ASSERT_TRUE(answer);
+          const auto refusal = rendezvous::decode_refusal(rendezvous::bytes_of(answer->value));
+          answers_[{rank, session}] =
+              answer->verdict + (refusal ? " " + refusal->text : "") + (last ? " (last)" : "");
+          if (refusal) lost_ = refusal->rank;
+        });
+  }
+  static std::string frame_of(const Request& request) {
+    const auto body = encode(request);
+    const auto size = static_cast<std::uint32_t>(body.size());
+    return std::string(reinterpret_cast<const char*>(&size), sizeof size) +
+           rendezvous::text_of(body);
+  }
+  void say(int rank, std::uint32_t session, const Request& request) {
+    meetings_->take(rank, {.session = session, .bytes = frame_of(request)}, now_);
+  }
+  Introduction introduction(int rank) const {
+    return {.job = "job", .token = "token", .build = "1", .rank = rank, .size = size_};
+  }
+  void come(int rank, std::uint32_t session, const Introduction& own) {
+    const Arrival arrival = {.introduction = own,
+                             .identity = "h " + std::to_string(session) + " x"};
+    say(rank, session,
+        {.verb = "come", .value = rendezvous::text_of(encode(arrival)), .left = 10s});
+  }
+  void come(int rank, std::uint32_t session) { come(rank, session, introduction(rank)); }
+  void close(int rank, std::uint32_t session) {
+    meetings_->take(rank, {.session = session, .last = true}, now_);
+  }
+  std::string answer(int rank, std::uint32_t session = 0) {
+    return std::exchange(answers_[{rank, session}], "");
+  }
+
+  Deadline now_ = Deadline() + 1h;
+  int size_ = 0;
+  std::optional<Meetings> meetings_;
+  std::map<std::pair<int, std::uint32_t>, std::string> answers_;
+  int lost_ = -2;
+  std::size_t frames_ = 0, bytes_ = 0, distinct_bytes_ = 0;
+  Meetings::Bytes kept_;
+  const void* latest_ = nullptr;
+};
+
+TEST_F(MeetingsTest, OneRoundAfterTheOther) {
+  start(2);
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(meetings_->has_come(rank), round > 0);
+      come(rank, round);
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(answer(rank, round), "welcome");
+      say(rank, round, {.verb = "leave"});
+      close(rank, round);
+    }
+  }
+  EXPECT_FALSE(meetings_->next_deadline());
+}
+
+TEST_F(MeetingsTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
+  start(2);
+  come(0, 0);
+  come(1, 0);
+  say(0, 0, {.verb = "leave"});
+  close(0, 0);
+  come(0, 1);
+  answer(1);
+  say(1, 0, {.verb = "get", .key = "k"});
+  EXPECT_EQ(answer(1), "nothing") << "its own meeting goes on";
+  EXPECT_EQ(answer(0, 1), "");
+  close(1, 0);  // without a word, after all have come: nobody is left there to mind
+  come(1, 1);
+  EXPECT_EQ(answer(0, 1), "welcome");
+  EXPECT_EQ(answer(1, 1), "welcome");
+}
+
+TEST_F(MeetingsTest, ASecondProcessOfARankIsRefusedAlone) {
+  start(2);
+  come(1, 0);
+  come(1, 7);  // while the first waits
+  EXPECT_THAT(answer(1, 7),
+              AllOf(HasSubstr("refused hvd::init: rank 1 (host h, process 7) has come to "
+                              "hvdrun:// twice, first from host h, process 0"),
+                    HasSubstr("(last)")));
+  come(0, 0);
+  EXPECT_EQ(answer(1), "welcome");
+  come(1, 8);  // while it begins
+  EXPECT_THAT(answer(1, 8), HasSubstr("twice"));
+  say(1, 0, {.verb = "leave"});
+  come(1, 9);  // while it is in the job
+  EXPECT_THAT(answer(1, 9), HasSubstr("twice"));
+  EXPECT_EQ(lost_, -1);
+  close(1, 0);
+  come(1, 10);
+  EXPECT_EQ(answer(1, 10), "") << "it may wait for the next";
+}
+
+TEST_F(MeetingsTest, WhoSaysOtherThanHvdrunContradictsAll) {
+  for (const bool rank : {true, false}) {
+    start(2);
+    come(0, 0);
+    Introduction other = introduction(1);
+    (rank ? other.rank : other.size) = 3;
+    come(1, 0, other);
+    for (const int each : {0, 1})
+      EXPECT_THAT(answer(each),
+                  AllOf(HasSubstr("refused hvd::init: hvdrun has started rank 1 of 2, which says "
+                                  "that it is rank "),
+                        HasSubstr(rank ? "rank 3 of 2" : "rank 1 of 3"), HasSubstr("(last)")));
+    EXPECT_TRUE(meetings_->has_come(1)) << "it has something to say, and is not stopped at once";
+    come(0, 1);
+    come(1, 1);
+    EXPECT_EQ(answer(0, 1), "welcome") << "the next time";
+  }
+}
+
+TEST_F(MeetingsTest, AContradictionIsToldToEachRankOnce) {
+  start(4);
+  come(0, 0);
+  Introduction other = introduction(1);
+  other.build = "2";
+  come(1, 0, other);
+  for (const int rank : {0, 1}) EXPECT_THAT(answer(rank), HasSubstr("has hvd 2, rank 0 has 1;"));
+  meetings_->rank_ended(1, "exit code 2", false, now_);
+  come(2, 0);
+  EXPECT_THAT(answer(2), HasSubstr("has hvd 2, rank 0 has 1;")) << "and not that rank 1 has ended";
+  come(2, 1);
+  EXPECT_THAT(answer(2, 1), HasSubstr("rank 1 has ended (exit code 2)"));
+  come(3, 0);
+  EXPECT_THAT(answer(3), HasSubstr("has hvd 2, rank 0 has 1;"));
+}
+
+TEST_F(MeetingsTest, OfAnotherJobIsRefusedAlone) {
+  start(2);
+  come(0, 0);
+  Introduction other = introduction(1);
+  other.token = "guess";
+  come(1, 0, other);
+  EXPECT_THAT(answer(1), AllOf(HasSubstr("refused"), HasSubstr("HVD_JOB_TOKEN"),
+                               ::testing::Not(HasSubstr("guess"))));
+  other = introduction(1);
+  other.job = "of yesterday";
+  come(1, 1, other);
+  EXPECT_THAT(answer(1, 1), HasSubstr("another job's"));
+  come(1, 2);
+  EXPECT_EQ(answer(0), "welcome");
+}
+
+TEST_F(MeetingsTest, TheEndOfARankIsHeardAtOnce) {
+  start(3);
+  come(0, 0);
+  meetings_->rank_ended(2, "exit code 3", false, now_);  // it has never come
+  EXPECT_EQ(answer(0),
+            "refused hvd::init: rank 2 has ended (exit code 3) and will not come to hvdrun:// "
+            "(last)");
+  EXPECT_EQ(lost_, 2);
+  meetings_->rank_ended(0, "exit code 1", false, now_);
+  come(1, 0);  // and by who comes later, though others have ended since
+  EXPECT_THAT(answer(1), HasSubstr("rank 2 has ended (exit code 3)"));
+}
+
+TEST_F(MeetingsTest, WhoEndsOfTheLossOfAnotherIsNotNamedForIt) {
+  start(3);
+  come(2, 0);
+  meetings_->rank_ended(0, "exit code 3", true, now_);
+  EXPECT_EQ(answer(2), "");
+  meetings_->rank_ended(1, "killed by signal 9", false, now_);
+  EXPECT_THAT(answer(2), HasSubstr("rank 1 has ended (killed by signal 9)"));
+  EXPECT_FALSE(meetings_->next_deadline());
+}
+
+TEST_F(MeetingsTest, UnlessNothingIsHeardOfTheOther) {
+  start(3);
+  come(2, 0);
+  meetings_->rank_ended(0, "exit code 3", true, now_);
+  meetings_->rank_ended(1, "exit code 3", true, now_);
+  EXPECT_EQ(meetings_->next_deadline(), now_ + 1s);
+  meetings_->on_time(now_ + 1s);
+  EXPECT_THAT(answer(2), HasSubstr("rank 0 has ended (exit code 3)"));
+}
+
+TEST_F(MeetingsTest, TheEndOfAProcessIsHeardAtOnce) {
+  start(2);
+  come(0, 0);
+  come(1, 0);
+  close(1, 0);
+  EXPECT_EQ(answer(0), "welcome");
+  say(0, 0, {.verb = "exchange", .key = "a", .left = 10s});
+  EXPECT_EQ(answer(0),
+            "failed hvd::init: rank 1 (host h, process 0) has ended while the job began");
+  start(2);
+  come(0, 0);
+  close(0, 0);
+  come(1, 0);
+  come(0, 1);
+  EXPECT_EQ(answer(1), "welcome") << "nobody waited then";
+}
+
+TEST_F(MeetingsTest, ARankThatHasEndedIsMissedByWhoHasBegun) {
+  start(2);
+  come(0, 0);
+  come(1, 0);
+  say(0, 0, {.verb = "wait", .key = "k", .left = 10s});
+  meetings_->rank_ended(1, "killed by signal 9", false, now_);
+  EXPECT_THAT(answer(0), HasSubstr("rank 1 (host h, process 0) has ended while the job began"));
+  EXPECT_EQ(lost_, 1);
+}
+
+TEST_F(MeetingsTest, WhoDoesNotComeIsNamedInTime) {
+  start(3);
+  come(1, 0);
+  ASSERT_TRUE(meetings_->next_deadline());
+  EXPECT_EQ(*meetings_->next_deadline(), now_ + 9s);
+  meetings_->on_time(now_ + 9s);
+  EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0, 2 have not come to hvdrun:// in time"),
+                               HasSubstr("before it calls hvd::init()")));
+  EXPECT_FALSE(meetings_->next_deadline());
+}
+
+TEST_F(MeetingsTest, FramesComeInAnyPieces) {
+  start(1);
+  const Arrival arrival = {.introduction = introduction(0), .identity = "h 1 x"};
+  const std::string both =
+      frame_of({.verb = "come", .value = rendezvous::text_of(encode(arrival)), .left = 10s}) +
+      frame_of({.verb = "get", .key = "k"});
+  for (const char byte : both) meetings_->take(0, {.bytes = {&byte, 1}}, now_);
+  EXPECT_EQ(answer(0), "nothing");
+}
+
+TEST_F(MeetingsTest, NonsenseEndsTheSessionAlone) {
+  start(2);
+  meetings_->take(0, {.session = 1, .bytes = "GET / HTTP/1.1\r\n\r\n"}, now_);
+  EXPECT_EQ(answer(0, 1), "nothing (last)");
+  say(0, 2, {.verb = "put", .key = "before it has come"});
+  EXPECT_EQ(answer(0, 2), "nothing (last)");
+  say(0, 3, {.verb = "come", .value = "of another version"});
+  EXPECT_THAT(answer(0, 3), HasSubstr("another version of hvd"));
+  close(0, 17);
+  come(0, 0);
+  come(1, 0);
+  EXPECT_EQ(answer(0), "welcome");
+}
+
+// What a large job asks of hvdrun: a frame for each rank and exchange, all the same bytes.
+TEST_F(MeetingsTest, AnExchangeOfManyIsAFrameForEach) {
+  constexpr int kRanks = 500;
+  const std::string address(300, 'x');
+  start(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) come(rank, 0);
+  frames_ = bytes_ = distinct_bytes_ = 0;
+  for (int rank = 0; rank < kRanks; ++rank)
+    say(rank, 0, {.verb = "exchange", .key = "address", .value = address, .left = 10s});
+  EXPECT_EQ(frames_, std::size_t{kRanks});
+  const std::size_t part = address.size() + sizeof(std::uint32_t);
+  EXPECT_GE(distinct_bytes_, kRanks * part);
+  EXPECT_LE(distinct_bytes_, kRanks * part + 64);
+  EXPECT_EQ(bytes_, kRanks * distinct_bytes_);
+}
+
+}  // namespace
+}  // namespace hvd::launcher

@@ -1,0 +1,185 @@
+#include "reports/meeting_socket.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace hvd::launcher {
+namespace {
+
+using ::testing::ElementsAre;
+
+/// A supervisor's side, driven by the test.
+class MeetingSocketTest : public ::testing::Test {
+ protected:
+  UniqueFd connect() const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string& name = socket_.name();
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length), 0);
+    return fd;
+  }
+  static void say(const UniqueFd& fd, const std::string& text) {
+    ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  }
+  /// Until so many things have been said; "1:hello", "1." is the end of session 1.
+  std::vector<std::string> said(std::size_t least) {
+    std::vector<std::string> all;
+    for (int rounds = 0; all.size() < least && rounds < 2000; ++rounds) {
+      Poller poller;
+      socket_.add_to(poller);
+      poller.wait(10);
+      for (const auto& each : socket_.take())
+        all.push_back(std::to_string(each.session) + (each.last ? "." : ":") + each.bytes);
+    }
+    return all;
+  }
+  static std::string read_to_end(const UniqueFd& fd) {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t count = 0; (count = ::recv(fd.get(), buffer, sizeof buffer, 0)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(count));
+    return text;
+  }
+
+  MeetingSocket socket_;
+};
+
+TEST_F(MeetingSocketTest, PassesOnWhatIsSaidAndHowItEnds) {
+  UniqueFd first = connect();
+  say(first, "hello");
+  EXPECT_THAT(said(1), ElementsAre("0:hello"));
+  socket_.answer({.session = 0, .bytes = "good "});
+  socket_.answer({.session = 0, .last = true, .bytes = "bye"});
+  EXPECT_EQ(read_to_end(first), "good bye");
+  EXPECT_TRUE(said(0).empty()) << "hvdrun has ended it itself";
+  socket_.answer({.session = 0, .bytes = "nobody is there"});
+}
+
+TEST_F(MeetingSocketTest, ALargeAnswerWaitsForItsReader) {
+  UniqueFd first = connect();
+  say(first, "?");
+  said(1);
+  const std::string large(4 << 20, 'x');
+  socket_.answer({.session = 0, .last = true, .bytes = large});
+  std::string got;
+  char buffer[65536];
+  ::fcntl(first.get(), F_SETFL, O_NONBLOCK);
+  for (int rounds = 0; got.size() < large.size() && rounds < 20'000; ++rounds) {
+    const ssize_t count = ::recv(first.get(), buffer, sizeof buffer, 0);
+    if (count > 0) got.append(buffer, static_cast<std::size_t>(count));
+    Poller poller;
+    socket_.add_to(poller);
+    poller.wait(1);
+  }
+  EXPECT_EQ(got, large);
+}
+
+// As a process that leaves a job and begins the next one does: both are noticed at once.
+TEST_F(MeetingSocketTest, AnEndIsSeenBeforeTheNextConnection) {
+  UniqueFd first = connect();
+  say(first, "one");
+  EXPECT_THAT(said(1), ElementsAre("0:one"));
+  say(first, "last words");
+  first.reset();
+  const UniqueFd second = connect();
+  say(second, "two");
+  EXPECT_THAT(said(3), ElementsAre("0:last words", "0.", "1:two"));
+}
+
+TEST_F(MeetingSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
+  UniqueFd first = connect();
+  say(first, "one");
+  said(1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  first.reset();
+  const UniqueFd second = connect();
+  say(second, "two");
+  EXPECT_THAT(said(2), ElementsAre("0.", "1:two"));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+// A data loader's worker, say, that was made by fork() and outlives its parent.
+TEST_F(MeetingSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const pid_t rank = ::fork();
+  if (rank == 0) {
+    const UniqueFd fd = connect();
+    ::send(fd.get(), "here", 4, MSG_NOSIGNAL);
+    const pid_t worker = ::fork();
+    if (worker == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    static_cast<void>(!::write(ends[1], &worker, sizeof worker));
+    ::pause();
+    ::_exit(0);
+  }
+  pid_t worker = 0;
+  ASSERT_EQ(::read(ends[0], &worker, sizeof worker), static_cast<ssize_t>(sizeof worker));
+  EXPECT_THAT(said(1), ElementsAre("0:here"));
+  ::kill(rank, SIGKILL);
+  EXPECT_THAT(said(1), ElementsAre("0."));
+  ::waitpid(rank, nullptr, 0);
+  ::kill(worker, SIGKILL);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST_F(MeetingSocketTest, AnotherUserCannotKeepTheRankOut) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  std::vector<pid_t> strangers;
+  for (int i = 0; i < 12; ++i) {
+    strangers.push_back(::fork());
+    if (strangers.back() != 0) continue;
+    if (::setuid(65534) != 0) ::_exit(1);
+    const UniqueFd fd = connect();
+    ::send(fd.get(), "x", 1, MSG_NOSIGNAL);
+    static_cast<void>(!::write(ends[1], "x", 1));
+    ::pause();
+    ::_exit(0);
+  }
+  char connected = 0;
+  for (int i = 0; i < 12; ++i) ASSERT_EQ(::read(ends[0], &connected, 1), 1);
+  const UniqueFd own = connect();
+  say(own, "rank");
+  const auto all = said(9);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const std::string& text) { return text.ends_with(":x"); }),
+            8);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const std::string& text) { return text.ends_with(":rank"); }),
+            1);
+  for (const pid_t stranger : strangers) {
+    ::kill(stranger, SIGKILL);
+    ::waitpid(stranger, nullptr, 0);
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+}  // namespace
+}  // namespace hvd::launcher
