@@ -43,17 +43,44 @@ std::optional<std::string> text(const char* value) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
+std::optional<int> count_of_ranks(std::int64_t value, const char* field) {
+  const auto count = number(value, field);
+  if (count && *count > static_cast<std::int64_t>(kMostRanks)) {
+    throw UsageError(std::string("hvd_options_t: ") + field + ": expected at most " +
+                     std::to_string(kMostRanks) + ", got " + std::to_string(value));
+  }
+  return count ? std::optional(static_cast<int>(*count)) : std::nullopt;
+}
+
+/// Both, or neither: a rank of zero says nothing by itself.
+void set_place(Options& options, const hvd_options_t& given) {
+  options.world_size = count_of_ranks(given.world_size, "world_size");
+  if (options.world_size == 0) options.world_size.reset();
+  options.rank = count_of_ranks(given.rank, "rank");
+  if (options.world_size) return;
+  if (options.rank.value_or(0) != 0) {
+    throw UsageError("hvd_options_t: rank is " + std::to_string(given.rank) +
+                     " and world_size is not set; set both");
+  }
+  options.rank.reset();
+}
+
 Options options_of(const hvd_options_t* given) {
   if (given == nullptr) return {};
   const hvd_options_t options = read_versioned(*given, "hvd_options_t");
-  return {
+  Options read = {
       .fusion_threshold_bytes = number(options.fusion_threshold_bytes, "fusion_threshold_bytes"),
       .cache_capacity = number(options.cache_capacity, "cache_capacity"),
       .stall_warning = milliseconds(options.stall_warning_ms, "stall_warning_ms"),
       .stall_shutdown = milliseconds(options.stall_shutdown_ms, "stall_shutdown_ms"),
       .peer_timeout = milliseconds(options.peer_timeout_ms, "peer_timeout_ms"),
       .backend = text(options.backend),
-      .timeline_path = text(options.timeline_path)};
+      .timeline_path = text(options.timeline_path),
+      .init_method = text(options.init_method)};
+  set_place(read, options);
+  if (options.init_timeout_ms != 0)
+    read.init_timeout = milliseconds(options.init_timeout_ms, "init_timeout_ms");
+  return read;
 }
 
 template <class Value>
@@ -128,6 +155,16 @@ hvd_status_t hvd_cross_size(int* cross_size) {
 }
 hvd_status_t hvd_is_homogeneous(int* homogeneous) {
   return store(homogeneous, "hvd_is_homogeneous: homogeneous", hvd::is_homogeneous);
+}
+
+hvd_status_t hvd_init_method(char* buffer, size_t capacity, size_t* needed) {
+  return guarded([&] {
+    hvd::capi::copy_text(hvd::init_method(), buffer, capacity, needed, "hvd_init_method");
+  });
+}
+hvd_status_t hvd_controller(char* buffer, size_t capacity, size_t* needed) {
+  return guarded(
+      [&] { hvd::capi::copy_text(hvd::controller(), buffer, capacity, needed, "hvd_controller"); });
 }
 
 int hvd_mpi_built(void) { return hvd::mpi_built() ? 1 : 0; }

@@ -38,6 +38,7 @@ float sum_of_ranks(void) { return (float)(size * (size - 1) / 2); }
 
 static void test_not_initialised(void) {
   int value = -7;
+  size_t needed = 0;
   float data = 1;
   const int64_t count = 1;
   hvd_operation_t* operation = NULL;
@@ -55,6 +56,8 @@ static void test_not_initialised(void) {
   EXPECT_STATUS(hvd_barrier(NULL), HVD_ERROR_NOT_INITIALIZED);
   EXPECT_STATUS(hvd_join(NULL), HVD_ERROR_NOT_INITIALIZED);
   EXPECT_STATUS(hvd_get_metrics(&metrics), HVD_ERROR_NOT_INITIALIZED);
+  EXPECT_STATUS(hvd_init_method(NULL, 0, &needed), HVD_ERROR_NOT_INITIALIZED);
+  EXPECT_STATUS(hvd_controller(NULL, 0, &needed), HVD_ERROR_NOT_INITIALIZED);
   EXPECT_STATUS(hvd_process_set_size(NULL, &value), HVD_ERROR_NOT_INITIALIZED);
   EXPECT_OK(hvd_shutdown());
 }
@@ -83,6 +86,7 @@ static void test_build(void) {
 static void test_start(void) {
   int value = -1;
   int local = 0, cross = 0;
+  size_t needed = 0;
   char variable[16];
   struct {
     hvd_options_t known;
@@ -92,7 +96,7 @@ static void test_start(void) {
 
   options.struct_size = 0;
   EXPECT_USAGE(hvd_init(&options), "_INIT");
-  options.struct_size = sizeof options - 1;
+  options.struct_size = offsetof(hvd_options_t, init_method) - 1;
   EXPECT_USAGE(hvd_init(&options), "struct_size");
   options.struct_size = (size_t)-1;
   EXPECT_USAGE(hvd_init(&options), "struct_size");
@@ -104,6 +108,19 @@ static void test_start(void) {
   EXPECT_USAGE(hvd_init(&options), "stall_warning_ms");
   options.stall_warning_ms = INT64_MAX;
   EXPECT_USAGE(hvd_init(&options), "stall_warning_ms");
+  options.stall_warning_ms = HVD_UNSET;
+  options.rank = 1;
+  EXPECT_USAGE(hvd_init(&options), "world_size is not set");
+  options.world_size = -2;
+  EXPECT_USAGE(hvd_init(&options), "world_size");
+  options.world_size = INT64_MAX;
+  EXPECT_USAGE(hvd_init(&options), "world_size");
+  options.world_size = 1;
+  options.init_timeout_ms = -2;
+  EXPECT_USAGE(hvd_init(&options), "init_timeout_ms");
+  options.init_timeout_ms = 0;
+  options.init_method = "smoke://x";
+  EXPECT_USAGE(hvd_init(&options), "smoke://x");
   newer.known.struct_size = sizeof newer;
   newer.newer = 1;
   EXPECT_USAGE(hvd_init(&newer.known), "newer hvd");
@@ -132,6 +149,12 @@ static void test_start(void) {
   EXPECT(getenv("HVD_TEST_EXPECTED_SIZE") == NULL ||
          strcmp(getenv("HVD_TEST_EXPECTED_SIZE"), variable) == 0);
   EXPECT_USAGE(hvd_rank(NULL), "hvd_rank: rank is NULL");
+  EXPECT_OK(hvd_controller(variable, sizeof variable, NULL));
+  EXPECT(strcmp(variable, getenv("OMPI_COMM_WORLD_SIZE") != NULL ? "mpi" : "local") == 0);
+  EXPECT_OK(hvd_init_method(variable, sizeof variable, &needed));
+  EXPECT_EQ(needed, strlen(variable) + 1);
+  EXPECT(strstr(variable, "://") != NULL);
+  EXPECT_USAGE(hvd_init_method(variable, 3, NULL), "hvd_init_method");
 }
 
 static void test_process_sets(void) {

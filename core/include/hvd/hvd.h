@@ -38,8 +38,8 @@ int cross_rank();
 int cross_size();
 /// Every host runs the same number of ranks.
 bool is_homogeneous();
-/// How the ranks have met: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
-/// alone).
+/// How the ranks have met: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path", "local://"
+/// (one rank alone).
 std::string init_method();
 /// What carries the job's messages: "mpi", "ucx", or "local" (one rank alone).
 std::string controller();

@@ -55,7 +55,7 @@ const char* hvd_status_name(hvd_status_t status);
 
 /// What hvd_init() can be told. A field left at HVD_UNSET or NULL comes from the environment, then
 /// from the default: docs/configuration.md. Initialise it with HVD_OPTIONS_INIT: zero is a value of
-/// its own in the numbers.
+/// its own in the first five numbers.
 typedef struct hvd_options {
   size_t struct_size;
   int64_t fusion_threshold_bytes;
@@ -65,12 +65,33 @@ typedef struct hvd_options {
   int64_t peer_timeout_ms;
   const char* backend;
   const char* timeline_path;
+  /// How the ranks find each other: "tcp://HOST:PORT", "file:///path", "env://" or "mpi://";
+  /// docs/launching.md has more.
+  const char* init_method;
+  /// How many ranks there are, and which of them this is: 0 to world_size - 1. Zero ranks: neither
+  /// is set, and `rank` has to be zero too.
+  int64_t world_size;
+  int64_t rank;
+  /// How long hvd_init() waits for the other ranks. Zero: not set.
+  int64_t init_timeout_ms;
 } hvd_options_t;
 
-#define HVD_OPTIONS_INIT \
-  {sizeof(hvd_options_t), HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, HVD_UNSET, NULL, NULL}
+#define HVD_OPTIONS_INIT  \
+  {sizeof(hvd_options_t), \
+   HVD_UNSET,             \
+   HVD_UNSET,             \
+   HVD_UNSET,             \
+   HVD_UNSET,             \
+   HVD_UNSET,             \
+   NULL,                  \
+   NULL,                  \
+   NULL,                  \
+   0,                     \
+   0,                     \
+   0}
 
-/// Joins the job this process was launched into: under hvdrun, mpirun or srun, or alone (size 1).
+/// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
+/// `init_method` says, or alone (size 1).
 /// Collective over all ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. Nothing
 /// of it is kept. HVD_ERROR_USAGE when called twice or when an option or variable is malformed,
 /// HVD_ERROR_PEER_LOST when a rank does not arrive.
@@ -95,6 +116,11 @@ hvd_status_t hvd_cross_rank(int* cross_rank);
 hvd_status_t hvd_cross_size(int* cross_size);
 /// 1 when every host runs the same number of ranks, otherwise 0.
 hvd_status_t hvd_is_homogeneous(int* homogeneous);
+/// How the ranks have met: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
+/// alone). Buffers as in hvd_build_info(), here and below.
+hvd_status_t hvd_init_method(char* buffer, size_t capacity, size_t* needed);
+/// What carries the job's messages: "mpi", "ucx", or "local" (one rank alone).
+hvd_status_t hvd_controller(char* buffer, size_t capacity, size_t* needed);
 
 // ---- What this build contains: 1 or 0; usable before hvd_init().
 
