@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/carriers.h"
 #include "bench/collectives.h"
 #include "bench/commands.h"
 #include "bench/control.h"
@@ -118,6 +119,27 @@ Command steady_command(CLI::App& parent) {
           }};
 }
 
+Command carriers_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand(
+      "carriers", "hvd over UCX and over MPI beside plain messages of both, between two ranks");
+  const auto options = std::make_shared<CarriersOptions>();
+  app.add_option("--sizes", options->sizes, "Bytes of a tensor, as 8,1MiB")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::Range(std::size_t{4}, std::size_t{1} << 30))
+      ->capture_default_str();
+  app.add_option("--rounds", options->rounds, "In each, every contender has its turn")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--tensors", options->tensors, "Of the first negotiation")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  declare_repetitions(app, options->repetitions, "Seconds per size in a turn");
+  return {&app, [options](const Session& session, std::ostream& out) {
+            return run_carriers(session, *options, out);
+          }};
+}
+
 Command shapes_command(CLI::App& parent) {
   CLI::App& app =
       *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
@@ -140,7 +162,7 @@ void declare(CLI::App& app, CommandLine& line) {
       ->type_name("METHOD");
   app.footer("Start it under hvdrun or mpirun. test/bench/README.md says how to read the columns.");
   line.commands = {collectives_command(app), control_command(app), steady_command(app),
-                   shapes_command(app)};
+                   carriers_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 

@@ -86,15 +86,6 @@ void start_mpi_with_settings_of_hvd() {
   start_mpi();
 }
 
-void join(const std::string& init_method) {
-  if (init_method.empty()) return hvd::init();
-  int rank = 0;
-  int size = 1;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  hvd::init({.init_method = init_method, .rank = rank, .world_size = size});
-}
-
 }  // namespace
 
 Session::Session(const SessionOptions& options) : options_(options) {
@@ -122,6 +113,15 @@ Session::~Session() {
   MPI_Comm_free(&peers_);
   hvd::shutdown();
   if (started_mpi_ && mpi_is_active()) MPI_Finalize();
+}
+
+void Session::join(const std::string& init_method) const {
+  if (init_method.empty()) return hvd::init();
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  hvd::init({.init_method = init_method, .rank = rank, .world_size = size});
 }
 
 void Session::align() const { MPI_Barrier(peers_); }

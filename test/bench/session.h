@@ -35,6 +35,10 @@ class Session {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
+  /// How hvd's ranks found each other; empty: over MPI.
+  const std::string& init_method() const noexcept { return options_.init_method; }
+  /// hvd joins once more, after hvd::shutdown().
+  void join(const std::string& init_method) const;
   /// Nothing of hvd travels on it.
   MPI_Comm peers() const noexcept { return peers_; }
 

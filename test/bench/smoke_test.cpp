@@ -119,6 +119,32 @@ TEST(BenchSmoke, AJobOverUcxIsMeasuredBesideMpi) {
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
+TEST(BenchSmoke, CarriersTakeTurnsAndAreRight) {
+  const Outcome outcome = run_bench(2, "--init-method file://" + temporary_path("turns") +
+                                           " carriers --sizes 8,100000 --rounds 2 --tensors 5 "
+                                           "--budget 0.01");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(outcome.document["correct"], true);
+  EXPECT_EQ(outcome.document["rounds"], 2);
+  ASSERT_EQ(outcome.document["rows"].size(), 2U) << outcome.output;
+  for (const json& row : outcome.document["rows"]) {
+    for (const char* const name : {"hvd-mpi", "hvd-ucx", "mpi", "ucx"})
+      EXPECT_GT(row["p50_us"][name].get<double>(), 0) << name;
+    const double hvd = row["ratio_of_hvd"].get<double>();
+    EXPECT_NEAR(row["ratio_of_ratios"].get<double>() * row["ratio_of_streams"].get<double>(), hvd,
+                1e-6 * hvd);
+  }
+  EXPECT_EQ(outcome.document["first_negotiation"]["tensors"], 5);
+  EXPECT_GT(outcome.document["first_negotiation"]["ratio"].get<double>(), 0);
+}
+
+TEST(BenchSmoke, CarriersNeedTwoRanksAndAPlaceToMeet) {
+  const Outcome outcome = run_bench(2, "carriers --sizes 8 --rounds 1");
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_NE(outcome.output.find("expected two ranks and --init-method"), std::string::npos)
+      << outcome.output;
+}
+
 // Nanoseconds are measured: what is too slow once may have been disturbed, and three times is slow.
 // The target of 1 % is a release's, where it is 0.1 %; the tests are lightly optimised, with
 // checks, and a look takes 10 ns and more. Reading a clock, or a lock, at each look would be above
