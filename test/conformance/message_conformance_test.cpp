@@ -7,8 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/mpi/mpi_backend.h"
 #include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
@@ -25,7 +25,7 @@ constexpr std::size_t kAllEager = std::numeric_limits<std::size_t>::max();
 struct Setting : MessageSetting {
   std::size_t eager_bytes = kAllEager;
 };
-constexpr mpi::MpiTuning kSmallChunks = {
+constexpr flat::FlatTuning kSmallChunks = {
     .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
 constexpr hierarchical::HierarchicalTuning kSmallSlots = {
     .slot_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
@@ -38,7 +38,7 @@ MakeParts flat_ranks(const Setting& setting) {
   const auto network = testing::FakeNetwork::create(setting.size(), 3);
   network->eager_bytes = setting.eager_bytes;
   return [network](int rank) -> RankParts {
-    return {std::make_unique<mpi::MpiBackend>(network->carrier(rank), kSmallChunks)};
+    return {std::make_unique<flat::FlatBackend>(network->carrier(rank), kSmallChunks)};
   };
 }
 

@@ -4,8 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/mpi/mpi_backend.h"
 #include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/meet_nodes.h"
@@ -49,7 +49,7 @@ std::shared_ptr<message::Carrier> take(Carriers& carriers, int rank) {
 MakeParts flat_ranks(const Setting& setting) {
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
   return [carriers](int rank) -> RankParts {
-    return {.backend = std::make_unique<mpi::MpiBackend>(take(*carriers, rank)), .polls = true};
+    return {.backend = std::make_unique<flat::FlatBackend>(take(*carriers, rank)), .polls = true};
   };
 }
 

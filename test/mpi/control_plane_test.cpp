@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <tuple>
 
+#include "conformance/control_plane_cases.h"
 #include "hvd/error.h"
 #include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
@@ -31,92 +34,6 @@ class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<control::ControlPlane> plane_;
 };
 
-/// A message that says who sent it and which one it is, of a size that depends on both: empty,
-/// eager, and in several parts.
-Bytes make_message(int source, int number) {
-  constexpr std::size_t kSizes[] = {8, 100, 4000, 4096, 5000, 40'000, 300'000};
-  Bytes message(kSizes[static_cast<std::size_t>(source + number) % std::size(kSizes)],
-                std::byte(source * 31 + number));
-  const std::int32_t header[] = {source, number};
-  std::memcpy(message.data(), header, sizeof header);
-  return message;
-}
-
-TEST_P(MpiControlPlaneTest, KeepsTheOrderOfEachRank) {
-  constexpr int kMessages = 200;
-  std::vector<int> next(static_cast<std::size_t>(mpi_size()), 0);
-  int to_come = mpi_rank() == 0 ? kMessages * mpi_size() : 0;
-  for (int number = 0; number < kMessages; ++number)
-    plane_->report(make_message(mpi_rank(), number));
-  const SteadyClock clock;
-  const TimePoint end = clock.now() + 60s;
-  while ((to_come > 0 || plane_->busy()) && clock.now() < end) {
-    const auto message = plane_->poll();
-    if (!message) continue;
-    --to_come;
-    int& expected = next[static_cast<std::size_t>(message->source)];
-    EXPECT_TRUE(message->bytes == make_message(message->source, expected))
-        << "from rank " << message->source << ", number " << expected;
-    ++expected;
-  }
-  EXPECT_EQ(to_come, 0);
-}
-
-TEST_P(MpiControlPlaneTest, PublishesToAllWhileTheyReport) {
-  constexpr int kRounds = 100;
-  for (int round = 0; round < kRounds; ++round) {
-    plane_->report(make_message(mpi_rank(), round));
-    if (mpi_rank() == 0) {
-      for (int peer = 0; peer < mpi_size(); ++peer) {
-        const auto message = testing::receive(*plane_);
-        EXPECT_TRUE(message.bytes == make_message(message.source, round));
-      }
-      plane_->publish(make_message(0, round + 1000));
-    }
-    const auto plan = testing::receive(*plane_);
-    EXPECT_EQ(plan.source, 0);
-    EXPECT_TRUE(plan.bytes == make_message(0, round + 1000)) << "round " << round;
-  }
-}
-
-TEST_P(MpiControlPlaneTest, SendsToOneRank) {
-  if (mpi_rank() == 0) {
-    for (int peer = 0; peer < mpi_size(); ++peer) plane_->send(peer, make_message(peer, 7));
-  }
-  const auto message = testing::receive(*plane_);
-  EXPECT_EQ(message.source, 0);
-  EXPECT_TRUE(message.bytes == make_message(mpi_rank(), 7));
-}
-
-TEST_P(MpiControlPlaneTest, CarriesEmptyAndLargeMessages) {
-  const Bytes large(20'000'000, std::byte{42});
-  plane_->report({});
-  plane_->report(large);
-  if (mpi_rank() == 0) {
-    std::vector<int> seen(static_cast<std::size_t>(mpi_size()));
-    for (int message = 0; message < 2 * mpi_size(); ++message) {
-      const auto received = testing::receive(*plane_);
-      const bool first = seen[static_cast<std::size_t>(received.source)]++ == 0;
-      EXPECT_EQ(received.bytes.size(), first ? 0U : large.size());
-      EXPECT_TRUE(first || received.bytes == large);
-    }
-    plane_->publish({});
-  }
-  EXPECT_TRUE(testing::receive(*plane_).bytes.empty());
-}
-
-TEST_P(MpiControlPlaneTest, AnyRankSendsToSome) {
-  std::vector<int> others;
-  for (int peer = 0; peer < mpi_size(); ++peer) {
-    if (peer != mpi_rank()) others.push_back(peer);
-  }
-  plane_->send(others, make_message(mpi_rank(), 100));
-  for (std::size_t i = 0; i < others.size(); ++i) {
-    const control::Message message = testing::receive(*plane_);
-    EXPECT_EQ(message.bytes, make_message(message.source, 100));
-  }
-}
-
 TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
   const Bytes too_large((std::size_t{256} << 20) + 1);
   EXPECT_THROW(plane_->report(too_large), Error);
@@ -126,20 +43,6 @@ TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
                                                : std::span<const std::byte>()),
                Error);
   EXPECT_FALSE(plane_->poll().has_value());
-}
-
-TEST_P(MpiControlPlaneTest, IsBusyOnlyWhileATransferIsUnderWay) {
-  EXPECT_FALSE(plane_->busy());
-  testing::mpi_barrier();
-  if (mpi_rank() == mpi_size() - 1) {
-    plane_->report(Bytes(5'000'000));
-    EXPECT_TRUE(plane_->busy());
-  }
-  if (mpi_rank() == 0) testing::receive(*plane_);
-  const SteadyClock clock;
-  const TimePoint end = clock.now() + 30s;
-  while (plane_->busy() && clock.now() < end) EXPECT_FALSE(plane_->poll().has_value());
-  EXPECT_FALSE(plane_->busy());
 }
 
 TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
@@ -157,6 +60,28 @@ TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
 INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(), [](const auto& parameter) {
   return parameter.param ? "Shared" : "Absent";
 });
+
+/// What every control plane has to do, with shared memory and without it.
+class MpiControlPlaneCases
+    : public ::testing::TestWithParam<std::tuple<bool, conformance::ControlPlaneCase>> {};
+
+TEST_P(MpiControlPlaneCases, OfEveryControlPlane) {
+  const auto& [board, one] = GetParam();
+  const auto plane =
+      make_mpi_control_plane(MpiWorld::join({.start_timeout = 30s, .control_segment = board}));
+  conformance::PlaneRank own{*plane, testing::mpi_barrier};
+  one.run(own);
+  testing::mpi_barrier();
+  plane->farewell();
+}
+
+INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneCases,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::ValuesIn(conformance::kControlPlaneCases)),
+                         [](const auto& parameter) {
+                           return std::string(std::get<0>(parameter.param) ? "Shared" : "Absent") +
+                                  std::get<1>(parameter.param).name;
+                         });
 
 /// What an engine does when it has nothing to do, on the pattern that base/doorbell.h gives.
 control::Message sleep_until_message(control::ControlPlane& plane) {

@@ -16,7 +16,7 @@
 // others say when they noticed. kill, stop, exit: in the middle of the job; absent: it does not
 // join; init-kill: inside MPI_Init; hang: a call of MPI does not return; pipe: not lost, but
 // everybody gets a SIGPIPE. Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R
-// gave up: MESSAGE".
+// gave up: MESSAGE", and of rank 0 "segments PREFIX", how the names of what they share begin.
 
 namespace {
 
@@ -95,6 +95,8 @@ int main(int argc, char** argv) {
     hvd::testing::hanging_mpi.before_init = [] { raise(SIGKILL); };
   const auto world = hvd::mpi::MpiWorld::join(
       {.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
+  if (world->topology().rank == 0)
+    std::printf("segments %s\n", world->node()->name_prefix().c_str());
   const auto plane = hvd::mpi::make_mpi_control_plane(world);
   if (how == "pipe") {
     raise(SIGPIPE);

@@ -59,7 +59,9 @@ void expect_noticed(const Job& job, int limit_ms, const std::string& cause) {
     EXPECT_NE(match[2].str().find(cause), std::string::npos) << job.output;
   }
   EXPECT_LT(job.took, 20s) << "the survivors must not hang at exit:\n" << job.output;
-  EXPECT_TRUE(testing::shared_memory_left_behind().empty());
+  std::smatch segments;
+  ASSERT_TRUE(std::regex_search(job.output, segments, std::regex("segments (/hvd-.*)")));
+  EXPECT_TRUE(testing::shared_memory_left_behind(segments[1].str()).empty());
 }
 
 TEST(PeerLoss, AKilledRankIsNoticedInASecond) { expect_noticed(run("kill"), 1000, " ended"); }

@@ -28,7 +28,7 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_TRUE(world->node()->control_segment_shared());
   EXPECT_TRUE(world->node()->rung_by_all());
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_left_behind().empty())
+  EXPECT_TRUE(testing::shared_memory_left_behind(world->node()->name_prefix()).empty())
       << "the segment's name must go as soon as all have mapped it";
   testing::mpi_barrier();
   world->farewell();
@@ -96,7 +96,7 @@ TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
       MpiWorld::join({.start_timeout = 30s, .control_segment = mpi_rank() != mpi_size() - 1});
   EXPECT_EQ(world->node()->control_segment_shared(), mpi_size() == 1);
   testing::mpi_barrier();
-  EXPECT_TRUE(testing::shared_memory_left_behind().empty());
+  EXPECT_TRUE(testing::shared_memory_left_behind(world->node()->name_prefix()).empty());
   testing::mpi_barrier();
   world->farewell();
 }

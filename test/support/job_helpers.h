@@ -1,27 +1,12 @@
 #pragma once
 
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/runtime.h"
-#include "support/parameters.h"
+#include "support/float_operation.h"
 
 namespace hvd::testing {
-
-/// An in-place operation on a vector of floats.
-inline Submission float_operation(std::vector<float>& memory, const std::string& name,
-                                  OpKind kind = OpKind::kAllreduce) {
-  Submission submission;
-  submission.name = name;
-  submission.parameters = parameters_of(kind);
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
-                      static_cast<std::int64_t>(memory.size()),
-                      DataType::kFloat32,
-                      {},
-                      {static_cast<std::int64_t>(memory.size())}};
-  submission.output = submission.input;
-  return submission;
-}
 
 inline Operation submit_one(runtime::Runtime& runtime, Submission submission,
                             Progress progress = Progress::kBackground) {

@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
+#include "support/failure_printer.h"
 #include "support/watchdog.h"
 
 // The main() of tests that run under mpirun: the program, not hvd, starts and ends MPI.
@@ -29,22 +29,6 @@ class FailTogether final : public ::testing::EmptyTestEventListener {
   int rank_;
 };
 
-/// What ranks other than 0 print: their failures.
-class FailurePrinter final : public ::testing::EmptyTestEventListener {
- public:
-  explicit FailurePrinter(int rank) : rank_(rank) {}
-
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (!result.failed()) return;
-    std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_,
-                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
-                 result.message());
-  }
-
- private:
-  int rank_;
-};
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -60,7 +44,7 @@ int main(int argc, char** argv) {
   // are added here.
   if (rank != 0) {
     delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(std::make_unique<FailurePrinter>(rank).release());
+    listeners.Append(std::make_unique<hvd::testing::FailurePrinter>(rank).release());
   }
   listeners.Append(std::make_unique<FailTogether>(rank).release());
 

@@ -63,11 +63,11 @@ std::vector<int> all_ranks() {
   return ranks;
 }
 
-std::vector<std::string> shared_memory_left_behind() {
+std::vector<std::string> shared_memory_left_behind(const std::string& prefix) {
   const auto exists = [](const std::string& path) { return std::filesystem::exists(path); };
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().starts_with("hvd-"))
+    if (entry.path().filename().string().starts_with(prefix.substr(1)))
       names.push_back(entry.path().string());
   }
   const SteadyClock clock;

@@ -24,8 +24,8 @@ void complete(Work&, Duration timeout = std::chrono::seconds(60));
 bool complete_all(std::vector<Work*>, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
-/// Names that begin with "hvd-" in /dev/shm and stay there. Another job on this machine has such a
-/// name for a moment while it starts.
-std::vector<std::string> shared_memory_left_behind();
+/// Names that begin so in /dev/shm, and stay there for seconds.
+/// @param prefix host::Node::name_prefix() of the job
+std::vector<std::string> shared_memory_left_behind(const std::string& prefix);
 
 }  // namespace hvd::testing

@@ -1,0 +1,197 @@
+#include "sim/runtime_runs.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "sim/runtime_program.h"
+
+namespace hvd::testing {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+int ranks_for(std::uint64_t seed) {
+  constexpr int kSizes[] = {2, 3, 4, 5, 7, 8, 13, 16};
+  if (seed % 50 == 49) return 64;
+  return kSizes[seed % 8];
+}
+
+runtime::RuntimeOptions options_for(std::uint64_t seed) {
+  runtime::RuntimeOptions options;
+  options.background_thread = false;
+  options.fusion_threshold = seed % 3 == 0 ? 2000 : 64 << 20;
+  options.cache_capacity = seed % 4 == 0 ? 3 : 1024;  // 3: evicts all the time
+  return options;
+}
+
+ProgramShape shape_for(std::uint64_t seed) {
+  return {.joins = seed / 2 % 3 == 1, .sets = seed / 2 % 2 == 1};
+}
+
+}  // namespace
+
+// Hosts of one, two or three ranks in turn, so that a tree of radix 2 or 3 is deep and uneven.
+std::vector<std::string> many_hosts(int ranks) {
+  std::vector<std::string> hosts;
+  for (int host = 0; static_cast<int>(hosts.size()) < ranks; ++host) {
+    for (int i = 0; i <= host % 3 && static_cast<int>(hosts.size()) < ranks; ++i)
+      hosts.push_back("host" + std::to_string(host));
+  }
+  return hosts;
+}
+
+namespace {
+
+/// The ranks have applied as many plans, and made as many calls if all take part in all.
+bool alike(LocalJob& job, bool sets) {
+  const Metrics first = job.rank(0).metrics();
+  for (int rank = 1; rank < job.size(); ++rank) {
+    const Metrics other = job.rank(rank).metrics();
+    if (other.plans_applied != first.plans_applied ||
+        (!sets && other.backend_calls != first.backend_calls))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& make_worlds) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
+    const int ranks = ranks_for(seed);
+    VirtualClock clock;
+    LocalJobOptions job_options{
+        .size = ranks,
+        .runtime = options_for(seed),
+        .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+        .seed = seed};
+    if (tree) {
+      job_options.hosts = many_hosts(ranks);
+      job_options.runtime.control_radix = 2 + static_cast<int>(seed % 2);
+    }
+    if (make_worlds) job_options.world = make_worlds(job_options, clock);
+    LocalJob job(job_options, clock);
+    const RandomProgram program(seed, ranks, shape_for(seed));
+    std::vector<ProgramRun> runs;
+    for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
+    // A rank goes to its next step as soon as its own operations are done: ranks are up to one step
+    // apart.
+    for (ProgramRun& run : runs) run.submit_next();
+    const bool finished = job.run_until(clock, seconds(60), [&] {
+      bool all = true;
+      for (ProgramRun& run : runs) {
+        if (!run.done()) {
+          all = false;
+        } else if (!run.finished()) {
+          EXPECT_EQ(run.check(), "") << "seed " << seed;
+          run.submit_next();
+          all = false;
+        }
+      }
+      return all;
+    });
+    ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
+    for (const ProgramRun& run : runs) EXPECT_EQ(run.check(), "") << "seed " << seed;
+    // A rank that has joined may still have a part in what the others have finished.
+    job.run_until(clock, seconds(1), [&] { return alike(job, !program.sets().empty()); });
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied)
+          << "seed " << seed;
+      if (!program.sets().empty()) continue;  // the calls of other sets
+      EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls)
+          << "seed " << seed;
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// Schedule replay: steps that repeat, with deviations (operations that are not in every step,
+// joins, other orders) at random moments.
+void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make_worlds) {
+  std::uint64_t replayed = 0, negotiated = 0;
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
+    const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 4);
+    VirtualClock clock;
+    runtime::RuntimeOptions options = options_for(seed);
+    options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
+    LocalJobOptions job_options{
+        .size = ranks,
+        .runtime = options,
+        .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+        .seed = seed};
+    if (place != Place::kOneHost) job_options.hosts = many_hosts(ranks);
+    job_options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
+    if (make_worlds) job_options.world = make_worlds(job_options, clock);
+    LocalJob job(job_options, clock);
+    const RandomProgram program(seed, ranks, {.joins = seed % 3 == 1, .steady = true});
+    std::vector<ProgramRun> runs;
+    for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
+    const bool finished = job.run_until(clock, seconds(60), [&] {
+      bool all = true;
+      for (ProgramRun& run : runs) {
+        if (run.done() && !run.finished()) {
+          EXPECT_EQ(run.check(), "") << "seed " << seed;
+          run.submit_next();
+        }
+        all = all && run.done() && run.finished();
+      }
+      return all;
+    });
+    ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(runs[static_cast<std::size_t>(rank)].check(), "") << "seed " << seed;
+      if (program.joins()) continue;  // a rank that has joined is absent from some
+      EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations)
+          << "seed " << seed;
+    }
+    replayed += job.rank(0).metrics().locked_operations;
+    negotiated += job.rank(0).metrics().negotiated_operations;
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(replayed, negotiated / 2) << "the lock was hardly tried";
+}
+
+void run_ranks_as_threads(std::uint64_t count, const MakeWorlds& make_worlds) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
+    const int ranks = 2 + static_cast<int>(seed % 4);
+    const SteadyClock clock;
+    runtime::RuntimeOptions options = options_for(seed);
+    options.background_thread = true;
+    LocalJobOptions job_options{
+        .size = ranks,
+        .runtime = options,
+        .longest_delay = seed % 2 == 0 ? Duration(0) : Duration(microseconds(300)),
+        .seed = seed};
+    if (make_worlds) {
+      if (seed % 3 == 2) job_options.hosts = many_hosts(ranks);
+      job_options.world = make_worlds(job_options, clock);
+    }
+    LocalJob job(job_options, clock);
+    const RandomProgram program(
+        seed, ranks,
+        seed % 2 == 0 ? shape_for(seed) : ProgramShape{.joins = seed % 3 == 1, .steady = true});
+    std::vector<std::string> problems(static_cast<std::size_t>(ranks));
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < ranks; ++rank) {
+        threads.emplace_back([&, rank] {
+          ProgramRun run(program, job.rank(rank), rank, seed);
+          while (!run.finished()) {
+            run.submit_next();
+            run.wait();
+            auto& problem = problems[static_cast<std::size_t>(rank)];
+            if (problem.empty()) problem = run.check();
+          }
+          job.leave(rank);
+        });
+      }
+    }
+    for (const auto& problem : problems) EXPECT_EQ(problem, "") << "seed " << seed;
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace hvd::testing

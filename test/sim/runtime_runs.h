@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/local_job.h"
+
+namespace hvd::testing {
+
+/// Where the ranks of a job are.
+enum class Place { kOneHost, kHosts, kTree };
+
+/// What the messages of a job travel over, where not over the local network: of its size, hosts,
+/// longest delay and seed.
+using MakeWorlds =
+    std::function<std::function<RankWorld(int rank)>(const LocalJobOptions&, const Clock&)>;
+
+// Each runs the first `count` seeds of random programs, compares all results with the serial ones,
+// and that the ranks have applied the same plans. The first two step all ranks in one thread and in
+// virtual time.
+
+/// @param tree the ranks report over one, from several hosts
+void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& = {});
+void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {});
+void run_ranks_as_threads(std::uint64_t count, const MakeWorlds& = {});
+
+/// The host of each rank: hosts of one, two and three ranks in turn.
+std::vector<std::string> many_hosts(int ranks);
+
+}  // namespace hvd::testing
