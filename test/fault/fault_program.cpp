@@ -1,11 +1,13 @@
 // fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong
 // at one step.
 //
-// MODE: kill (SIGKILL between submission and result), kill-during (SIGKILL while large tensors
-// move), stop (SIGSTOP), exit (exit(0) without shutdown), throw (an uncaught exception), leave
-// (shutdown() while the others go on), absent (stops submitting), mismatch (one wrong shape, then
-// goes on), none. Every rank that lives prints "RANK r CLASS seconds message" when an operation
-// fails, "DONE r" when the loop ends well, and "SHUTDOWN r seconds".
+// MODE: kill (SIGKILL between submission and result), kill-two (the next rank too), kill-during
+// (SIGKILL while large tensors move), stop (SIGSTOP), exec (becomes another program), exit (exit(0)
+// without shutdown), throw (an uncaught exception), leave (shutdown() while the others go on),
+// absent (stops submitting), late (submits late, within all deadlines), mismatch (one wrong shape,
+// then goes on), none. "second-" before it: a job that goes well comes first, in the same
+// processes, with its own init() and shutdown(). Every rank that lives prints "RANK r CLASS seconds
+// message" when an operation fails, "DONE r" when the loop ends well, and "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -42,7 +44,7 @@ hvd::Submission allreduce(std::vector<float>& memory, const std::string& name) {
   return submission;
 }
 
-/// Process ids of all ranks, so that a stopped one can be ended at last.
+/// Process ids of all ranks, so that one that is stopped, or another program, can be ended at last.
 std::vector<std::int64_t> exchange_pids() {
   const std::int64_t own = ::getpid();
   std::vector<std::int64_t> pids(static_cast<std::size_t>(hvd::size()));
@@ -79,12 +81,14 @@ void die_soon() {
 }
 
 void misbehave(const std::string& mode) {
-  if (mode == "kill") ::raise(SIGKILL);
+  if (mode == "kill" || mode == "kill-two") ::raise(SIGKILL);
+  if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);
   if (mode == "stop") ::raise(SIGSTOP);
   if (mode == "exit") std::exit(0);
   if (mode == "throw") throw std::logic_error("the data set is broken");
   if (mode == "leave") hvd::shutdown();
   if (mode == "absent") std::this_thread::sleep_for(std::chrono::seconds(6));
+  if (mode == "late") std::this_thread::sleep_for(std::chrono::milliseconds(1500));
 }
 
 const char* class_name(const hvd::Error& error) {
@@ -119,22 +123,37 @@ void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong)
   }
 }
 
+void live_well_once() {
+  hvd::init();
+  for (int step = 0; step < kSteps; ++step) run_step(step, "none", false, false);
+  hvd::shutdown();
+}
+
+bool goes_wrong(const std::string& mode, int victim) {
+  return hvd::rank() == victim || (mode == "kill-two" && hvd::rank() == (victim + 1) % hvd::size());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
-  const std::string mode = argv[1];
+  std::string mode = argv[1];
   const int victim = std::atoi(argv[2]);
   const int bad_step = std::atoi(argv[3]);
+  if (mode.starts_with("second-")) {
+    mode.erase(0, mode.find('-') + 1);
+    live_well_once();
+  }
   hvd::init();
   const int rank = hvd::rank();
+  const bool bad_rank = goes_wrong(mode, victim);
   const std::vector<std::int64_t> pids = exchange_pids();
   int failures = 0;
   Clock::time_point begin = Clock::now();
   for (int step = 0; step < kSteps && hvd::is_initialized(); ++step) {
     try {
       begin = Clock::now();
-      run_step(step, mode, step == bad_step, rank == victim && step == bad_step);
+      run_step(step, mode, step == bad_step, bad_rank && step == bad_step);
     } catch (const hvd::Error& error) {
       ++failures;
       std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin),
@@ -150,7 +169,7 @@ int main(int argc, char** argv) {
   hvd::shutdown();
   std::printf("SHUTDOWN %d %.3f\n", rank, seconds_since(begin));
   std::fflush(stdout);
-  if (mode == "stop" && rank != victim)
+  if ((mode == "stop" || mode == "exec") && rank != victim)
     ::kill(static_cast<pid_t>(pids[static_cast<std::size_t>(victim)]), SIGKILL);
   return failures == 0 ? 0 : 3;
 }

@@ -1,5 +1,5 @@
-// Spawns real jobs in which a rank goes wrong, with mpirun's own killing switched off, and reads
-// what the survivors got.
+// Spawns real jobs in which a rank goes wrong, and reads what the survivors got: over MPI, under an
+// mpirun whose own killing is switched off, and over UCX, under nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -10,11 +10,17 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <vector>
+
+#include "support/free_port.h"
 
 namespace hvd::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 struct Report {
@@ -68,13 +74,34 @@ Outcome run(const std::string& command) {
   return outcome;
 }
 
-/// Three ranks under an mpirun that does not end the job by itself, so that only hvd can.
-Outcome run_unsupervised(const std::string& mode, int victim, const std::string& environment = "") {
+/// What starts the ranks, and carries their messages. Neither ends the job by itself, so that only
+/// hvd can.
+enum class Start { kMpirun, kByHand };
+
+std::string command_of(Start start, int ranks, const std::string& program) {
+  const std::string size = std::to_string(ranks);
+  if (start == Start::kMpirun) {
+    return HVD_MPIEXEC
+           " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to "
+           "none -np " +
+           size + " " + program;
+  }
+  // As a user of PyTorch would in as many terminals.
+  std::string script;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string number = std::to_string(rank);
+    script += "RANK=" + number + " LOCAL_RANK=" + number + " " + program + " & ";
+  }
+  return "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(free_port()) +
+         " WORLD_SIZE=" + size + " sh -c '" + script + "wait'";
+}
+
+Outcome run_unsupervised(Start start, const std::string& mode, int victim,
+                         const std::string& environment = "", int ranks = 3) {
   return run("env " + environment +
-             " HVD_PEER_TIMEOUT=3 HVD_STALL_WARNING=1 HVD_STALL_SHUTDOWN=3 " HVD_MPIEXEC
-             " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to "
-             "none -np 3 " HVD_FAULT_PROGRAM " " +
-             mode + " " + std::to_string(victim) + " 20");
+             " HVD_PEER_TIMEOUT=3 HVD_STALL_WARNING=1 HVD_STALL_SHUTDOWN=3 " +
+             command_of(start, ranks,
+                        HVD_FAULT_PROGRAM " " + mode + " " + std::to_string(victim) + " 20"));
 }
 
 void expect_peer_lost_on_survivors(const Outcome& outcome, int victim, double limit) {
@@ -92,54 +119,98 @@ void expect_peer_lost_on_survivors(const Outcome& outcome, int victim, double li
   }
 }
 
-class EveryVictim : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Fault, EveryVictim, ::testing::Values(0, 1));
+class EveryVictim : public ::testing::TestWithParam<std::tuple<Start, int>> {
+ protected:
+  static int victim() { return std::get<int>(GetParam()); }
+  static Outcome run_unsupervised(const std::string& mode, const std::string& environment = "",
+                                  int ranks = 3) {
+    return testing::run_unsupervised(std::get<Start>(GetParam()), mode, victim(), environment,
+                                     ranks);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Mpi, EveryVictim,
+                         ::testing::Combine(::testing::Values(Start::kMpirun),
+                                            ::testing::Values(0, 1)));
+#ifdef HVD_FAULT_BY_HAND
+INSTANTIATE_TEST_SUITE_P(Ucx, EveryVictim,
+                         ::testing::Combine(::testing::Values(Start::kByHand),
+                                            ::testing::Values(0, 1)));
+#endif
 
 TEST_P(EveryVictim, AKilledRankIsNamedOnEverySurvivorAtOnce) {
-  expect_peer_lost_on_survivors(run_unsupervised("kill", GetParam()), GetParam(), 2.0);
+  expect_peer_lost_on_survivors(run_unsupervised("kill"), victim(), 2.0);
+}
+
+// The locks, doorbells and connections are those of the second job.
+TEST_P(EveryVictim, ARankKilledInTheSecondJobOfItsProcessesIsNamedAtOnce) {
+  expect_peer_lost_on_survivors(run_unsupervised("second-kill"), victim(), 2.0);
+}
+
+TEST_P(EveryVictim, TwoRanksKilledAtOnceEndTheJobOfTheOthers) {
+  const Outcome outcome = run_unsupervised("kill-two", "", 4);
+  EXPECT_EQ(outcome.failed.size(), 2U) << outcome.output;
+  const std::string next = std::to_string(victim() + 1);
+  for (const auto& [rank, report] : outcome.failed) {
+    EXPECT_EQ(report.error, "PeerLostError") << outcome.output;
+    EXPECT_THAT(report.message, AnyOf(HasSubstr("rank " + std::to_string(victim()) + " (host "),
+                                      HasSubstr("rank " + next + " (host ")))
+        << outcome.output;
+    EXPECT_LT(report.seconds, 2.0) << outcome.output;
+  }
+}
+
+// Its threads, locks and beats are gone, and it lives.
+TEST_P(EveryVictim, ARankThatBecomesAnotherProgramIsNamedInsideThePeerTimeout) {
+  expect_peer_lost_on_survivors(run_unsupervised("exec"), victim(), 4.0);
+}
+
+TEST_P(EveryVictim, ALateRankIsWaitedFor) {
+  const Outcome outcome = run_unsupervised("late");
+  EXPECT_EQ(outcome.done, 3) << outcome.output;
+  EXPECT_TRUE(outcome.failed.empty()) << outcome.output;
+  EXPECT_THAT(outcome.output, ContainsRegex(" waited [0-9.]+ s for 1 of 3 ranks"));
 }
 
 TEST_P(EveryVictim, AStoppedRankIsNamedOnEverySurvivorInsideThePeerTimeout) {
-  expect_peer_lost_on_survivors(run_unsupervised("stop", GetParam()), GetParam(), 4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("stop"), victim(), 4.0);
 }
 
 TEST_P(EveryVictim, ARankKilledOnAnotherHostIsNamedInsideThePeerTimeout) {
-  expect_peer_lost_on_survivors(run_unsupervised("kill", GetParam(), "HVD_TEST_HOSTS=a,b,c"),
-                                GetParam(), 4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("kill", "HVD_TEST_HOSTS=a,b,c"), victim(), 4.0);
 }
 
 // Two ranks share a host, so that its transfers run on the hierarchical backend.
 TEST_P(EveryVictim, ARankKilledInTheMiddleOfATransferBetweenHostsIsNamed) {
-  expect_peer_lost_on_survivors(run_unsupervised("kill-during", GetParam(), "HVD_TEST_HOSTS=a,a,b"),
-                                GetParam(), 4.0);
-  expect_peer_lost_on_survivors(run_unsupervised("kill-during", GetParam(), "HVD_TEST_HOSTS=a,b,b"),
-                                GetParam(), 4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("kill-during", "HVD_TEST_HOSTS=a,a,b"), victim(),
+                                4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("kill-during", "HVD_TEST_HOSTS=a,b,b"), victim(),
+                                4.0);
 }
 
 TEST_P(EveryVictim, ARankThatDiesOfAnExceptionIsNamedOnEverySurvivor) {
-  const Outcome outcome = run_unsupervised("throw", GetParam());
-  expect_peer_lost_on_survivors(outcome, GetParam(), 2.0);
+  const Outcome outcome = run_unsupervised("throw");
+  expect_peer_lost_on_survivors(outcome, victim(), 2.0);
   for (const auto& [rank, report] : outcome.failed)
     EXPECT_THAT(report.message, HasSubstr("the data set is broken")) << outcome.output;
 }
 
 TEST_P(EveryVictim, ARankThatExitsEarlyIsNamedOnEverySurvivor) {
-  const Outcome outcome = run_unsupervised("exit", GetParam());
+  const Outcome outcome = run_unsupervised("exit");
   for (int rank = 0; rank < 3; ++rank) {
-    if (rank == GetParam()) continue;
+    if (rank == victim()) continue;
     ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
     EXPECT_EQ(outcome.failed.at(rank).error, "ShutdownError") << outcome.output;
-    EXPECT_THAT(outcome.failed.at(rank).message,
-                AllOf(HasSubstr("rank " + std::to_string(GetParam())),
-                      HasSubstr("ended without shutdown()")))
+    EXPECT_THAT(
+        outcome.failed.at(rank).message,
+        AllOf(HasSubstr("rank " + std::to_string(victim())), HasSubstr("ended without shutdown()")))
         << outcome.output;
   }
 }
 
 TEST_P(EveryVictim, ARankThatShutsDownEarlyIsNamedOnEverySurvivor) {
-  const Outcome outcome = run_unsupervised("leave", GetParam());
+  const Outcome outcome = run_unsupervised("leave");
   for (int rank = 0; rank < 3; ++rank) {
-    if (rank == GetParam()) continue;
+    if (rank == victim()) continue;
     ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
     EXPECT_EQ(outcome.failed.at(rank).error, "ShutdownError") << outcome.output;
     EXPECT_THAT(outcome.failed.at(rank).message, HasSubstr("calls hvd::join() after its last"))
@@ -148,7 +219,7 @@ TEST_P(EveryVictim, ARankThatShutsDownEarlyIsNamedOnEverySurvivor) {
 }
 
 TEST_P(EveryVictim, AMismatchIsRaisedOnEveryRankAndTheJobGoesOn) {
-  const Outcome outcome = run_unsupervised("mismatch", GetParam());
+  const Outcome outcome = run_unsupervised("mismatch");
   EXPECT_EQ(outcome.failed.size(), 3U) << outcome.output;
   for (const auto& [rank, report] : outcome.failed) {
     EXPECT_EQ(report.error, "MismatchError") << outcome.output;
@@ -159,32 +230,45 @@ TEST_P(EveryVictim, AMismatchIsRaisedOnEveryRankAndTheJobGoesOn) {
 }
 
 TEST_P(EveryVictim, AnAbsentRankStallsTheOthersWhoSaySo) {
-  const Outcome outcome = run_unsupervised("absent", GetParam());
+  const Outcome outcome = run_unsupervised("absent");
   EXPECT_EQ(outcome.failed.size(), 3U) << outcome.output;  // the late rank, too, gets the error
   for (const auto& [rank, report] : outcome.failed) {
     EXPECT_EQ(report.error, "StalledError") << outcome.output;
-    if (rank == GetParam()) continue;
+    if (rank == victim()) continue;
     EXPECT_GT(report.seconds, 2.9)
         << outcome.output;  // stall_shutdown is 3 s, of tensors that were cached long ago
     EXPECT_LT(report.seconds, 3.6) << outcome.output;
   }
-  EXPECT_THAT(outcome.output, HasSubstr(" waited 1.0 s for 1 of 3 ranks"));
+  EXPECT_THAT(outcome.output, ContainsRegex(" waited [0-9.]+ s for 1 of 3 ranks"));
   EXPECT_EQ(outcome.shut_down.size(), 3U) << outcome.output;
 }
 
 #ifdef HVD_HVDRUN
+/// hvdrun with each --controller that was built.
+std::vector<std::string> hvdruns() {
+  std::vector<std::string> commands;
+  std::istringstream controllers(HVD_CONTROLLERS);
+  for (std::string controller; controllers >> controller;)
+    commands.push_back(HVD_HVDRUN " --controller " + controller);
+  return commands;
+}
+
 TEST(FaultUnderHvdrun, AKilledRankEndsTheJobWithItsNameAndItsCode) {
-  const Outcome outcome = run(HVD_HVDRUN " -np 3 " HVD_FAULT_PROGRAM " kill 1 20");
-  EXPECT_EQ(outcome.exit_code, 137) << outcome.output;
-  EXPECT_LT(outcome.seconds, 10.0);
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1")) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("SIGKILL")) << outcome.output;
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " kill 1 20");
+    EXPECT_EQ(outcome.exit_code, 137) << outcome.output;
+    EXPECT_LT(outcome.seconds, 10.0);
+    EXPECT_THAT(outcome.output, HasSubstr("rank 1")) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("SIGKILL")) << outcome.output;
+  }
 }
 
 TEST(FaultUnderHvdrun, AHealthyJobEndsWithZero) {
-  const Outcome outcome = run(HVD_HVDRUN " -np 3 " HVD_FAULT_PROGRAM " none 0 0");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_EQ(outcome.done, 3) << outcome.output;
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " none 0 0");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_EQ(outcome.done, 3) << outcome.output;
+  }
 }
 #endif
 

@@ -18,26 +18,14 @@
 #include <string>
 #include <thread>
 
-#include "support/parameters.h"
+#include "support/float_operation.h"
 
 namespace hvd::testing {
 namespace {
 
-Submission allreduce(std::vector<float>& memory, const std::string& name) {
-  Submission submission;
-  submission.name = name;
-  submission.input = {reinterpret_cast<std::byte*>(memory.data()),
-                      static_cast<std::int64_t>(memory.size()),
-                      DataType::kFloat32,
-                      {},
-                      {static_cast<std::int64_t>(memory.size())}};
-  submission.output = submission.input;
-  return submission;
-}
-
 float sum(float value, const std::string& name) {
   std::vector<float> data(100, value);
-  const Operation operation = submit(allreduce(data, name), Progress::kCaller);
+  const Operation operation = submit(float_operation(data, name), Progress::kCaller);
   operation.wait();
   operation.status().raise_if_error();
   return data.back();
@@ -95,7 +83,7 @@ TEST(Job, RunsAgainAfterShutdown) {
 TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
   init();
   std::vector<float> data(100, 1);
-  const Operation operation = rank() == 0 ? submit(allreduce(data, "lonely")) : Operation();
+  const Operation operation = rank() == 0 ? submit(float_operation(data, "lonely")) : Operation();
   std::string text;
   if (rank() == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -105,7 +93,7 @@ TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
     text = ::testing::internal::GetCapturedStderr();
   }
   barrier();
-  const Operation other = rank() == 0 ? operation : submit(allreduce(data, "lonely"));
+  const Operation other = rank() == 0 ? operation : submit(float_operation(data, "lonely"));
   other.wait();
   EXPECT_TRUE(other.status().ok());
   if (rank() == 0) {
@@ -183,7 +171,7 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
           const int index = thread * kPerThread + (i + 37 * rank()) % kPerThread;
           auto& tensor = data[static_cast<std::size_t>(index)];
           std::fill(tensor.begin(), tensor.end(), static_cast<float>(index + rank()));
-          operations.push_back(submit(allreduce(tensor, "many" + std::to_string(index))));
+          operations.push_back(submit(float_operation(tensor, "many" + std::to_string(index))));
         }
         for (const auto& operation : operations) {
           operation.wait();
@@ -221,7 +209,7 @@ TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
   std::vector<Operation> operations;
   for (int first = rank(); first >= 0; --first) {
     data.emplace_back(1000, static_cast<float>(rank() + 1));
-    Submission submission = allreduce(data.back(), "same name");
+    Submission submission = float_operation(data.back(), "same name");
     submission.process_set = sets[static_cast<std::size_t>(first)].id();
     operations.push_back(submit(std::move(submission)));
   }
@@ -254,7 +242,7 @@ TEST(Job, ASetOfOneRankRunsEveryOperation) {
                               OpKind::kAllgather, OpKind::kAlltoall}) {
       std::vector<float> data(6, static_cast<float>(rank() + 1));
       std::vector<float> result(6);
-      Submission submission = allreduce(data, "alone");
+      Submission submission = float_operation(data, "alone");
       submission.parameters =
           testing::AnyParameters{.kind = kind, .root = rank(), .splits = {6}}.of_kind();
       submission.process_set = own.id();
@@ -279,7 +267,7 @@ TEST(Job, AllRanksRunEveryOperation) {
   const float all = static_cast<float>(size() * (size() - 1) / 2);
   const auto run = [](OpKind kind, ReduceOp op, std::vector<float> data, std::size_t received) {
     std::vector<float> result(received);
-    Submission submission = allreduce(data, "every");
+    Submission submission = float_operation(data, "every");
     const std::vector<std::int64_t> splits(static_cast<std::size_t>(size()),
                                            static_cast<std::int64_t>(data.size()) / size());
     submission.parameters =
@@ -323,7 +311,7 @@ TEST(Job, RanksRunOutOfDataOneByOne) {
     const int steps = 3 + rank();  // the last rank has the most
     for (int step = 0; step < steps; ++step) {
       std::vector<float> data(100, static_cast<float>(rank()));
-      Submission submission = allreduce(data, step % 2 == 0 ? "gradient" : "");
+      Submission submission = float_operation(data, step % 2 == 0 ? "gradient" : "");
       submission.parameters = Allreduce{.op = ReduceOp::kAverage};
       const Operation operation = submit(std::move(submission), Progress::kCaller);
       operation.wait();
@@ -359,7 +347,7 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
     for (const int i : indices) {
       if (order() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(order() % 500));
       operations.push_back(
-          submit(allreduce(data[static_cast<std::size_t>(i)], "tensor" + std::to_string(i))));
+          submit(float_operation(data[static_cast<std::size_t>(i)], "tensor" + std::to_string(i))));
     }
     for (const Operation& operation : operations) operation.wait();
     if (seed == 0) first = data;

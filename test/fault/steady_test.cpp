@@ -4,13 +4,23 @@
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <hvd/memory.h>
+#include <sys/syscall.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fault/mpi_call_count.h"
+#include "support/count_allocations.h"
+#include "support/count_system_calls.h"
+#include "support/count_ucx_calls.h"
+#include "support/float_operation.h"
 #include "support/seeds.h"
 
 namespace hvd::testing {
@@ -29,23 +39,25 @@ struct Tensor {
   Tensor(std::string called, std::size_t elements, Compression how = Compression::kNone)
       : name(std::move(called)), memory(elements), compression(how) {}
 
-  void submit(int step, Progress progress = Progress::kCaller) {
+  void fill(int step) {
     for (std::size_t i = 0; i < memory.size(); ++i)
       memory[i] = static_cast<float>((rank() + 1) * (static_cast<int>(i % 7) + step % 5));
-    Submission submission;
-    submission.name = name;
-    submission.input = {reinterpret_cast<std::byte*>(memory.data()),
-                        static_cast<std::int64_t>(memory.size()),
-                        DataType::kFloat32,
-                        {},
-                        {static_cast<std::int64_t>(memory.size())}};
-    submission.output = submission.input;
+  }
+  Submission submission() {
+    Submission submission = float_operation(memory, name);
     submission.parameters = Allreduce{.compression = compression};
-    operation = hvd::submit(std::move(submission), progress);
+    return submission;
+  }
+  void submit(int step, Progress progress = Progress::kCaller) {
+    fill(step);
+    operation = hvd::submit(submission(), progress);
   }
   void check(int step) {
     operation.wait();
     ASSERT_TRUE(operation.status().ok()) << operation.status().message;
+    check_memory(step);
+  }
+  void check_memory(int step) const {
     const int ranks = size() * (size() + 1) / 2;
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < memory.size(); ++i)
@@ -92,6 +104,7 @@ TEST_F(Steady, NothingIsNegotiated) {
   EXPECT_GT(before.locked_operations, 0U);
   const std::uint64_t called = mpi_calls();
   EXPECT_EQ(called > 0, controller() == "mpi") << "the first steps were negotiated";
+  EXPECT_EQ(ucx_calls().all > 0, controller() == "ucx");
   steps(130, 180);
   const Metrics after = metrics();
   const std::uint64_t calls = mpi_calls() - called;
@@ -240,6 +253,114 @@ TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
         wrong += values[i] != static_cast<float>((i % 13 + step) * (size() + 1)) / 2 ? 1 : 0;
       ASSERT_EQ(wrong, 0) << elements << " elements, step " << step;
     }
+  }
+}
+
+/// What this process has done so far, in things that can be counted.
+struct Counted {
+  std::uint64_t allocated = 0;
+  SystemCalls system = {};
+  Metrics runtime = {};
+  UcxCalls ucx = {};
+  std::uint64_t mpi = 0;
+  std::chrono::steady_clock::time_point at = {};
+
+  static Counted now() {
+    return {.allocated = allocations(),  // before its own
+            .system = system_calls(),
+            .runtime = metrics(),
+            .ucx = ucx_calls(),
+            .mpi = mpi_calls(),
+            .at = std::chrono::steady_clock::now()};
+  }
+};
+
+constexpr std::uint64_t kStepsOfWindow = 50;
+constexpr int kWindows = 5;
+
+/// What the steps between two counts have done, on one host: nothing, but for the signs of life
+/// that a rank which waits gives and looks for 20 times a second, and waiting itself.
+void expect_nothing(const Counted& before, const Counted& after) {
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(after.at - before.at);
+  const auto signs_of_life = static_cast<std::uint64_t>(1 + took.count() / 50);
+  if (size() > 1) {  // a rank that is alone has another backend
+    EXPECT_EQ(after.allocated - before.allocated, 0U);
+  }
+  EXPECT_EQ(after.mpi, before.mpi);
+  const std::uint64_t looks = after.ucx.looks - before.ucx.looks;
+  EXPECT_EQ(after.ucx.all - before.ucx.all, looks);
+  EXPECT_LE(looks, 4 * signs_of_life) << "there are four workers";
+  EXPECT_EQ(after.runtime.control_messages_sent, before.runtime.control_messages_sent);
+  EXPECT_EQ(after.runtime.control_messages_received, before.runtime.control_messages_received);
+  SystemCalls system = added(before.system, after.system);
+  if (size() > 1) {
+    system.erase(SYS_sched_yield);
+    system.erase(SYS_futex);
+    std::uint64_t of_signs = 0;  // of a pidfd for each other rank, and of each worker
+    for (const int number : {SYS_poll, SYS_epoll_wait})
+      of_signs += std::exchange(system[number], 0);
+    EXPECT_LE(of_signs, signs_of_life * static_cast<std::uint64_t>(4 + size()));
+    std::erase_if(system, [](const auto& calls) { return calls.second == 0; });
+  }
+  EXPECT_EQ(describe(system), "none");
+}
+
+/// How many rounds it takes until all hosts have heard of all others.
+std::uint64_t rounds_among_hosts() {
+  std::set<std::string> hosts;
+  const char* const names = std::getenv("HVD_TEST_HOSTS");
+  std::istringstream list(names == nullptr ? "" : names);
+  for (std::string host; std::getline(list, host, ',');) hosts.insert(host);
+  std::uint64_t rounds = 0;
+  while (std::size_t{1} << rounds < hosts.size()) ++rounds;
+  return rounds;
+}
+
+// The last of the program, or all that came after it would be counted too, which takes time.
+TEST_F(Steady, NothingIsAskedFor) {
+  const std::string uncounted = begin_to_count_system_calls();
+  std::vector<Submission> submissions;
+  for (Tensor& tensor : tensors_) submissions.push_back(tensor.submission());
+  std::vector<Operation> handles(submissions.size());
+  const auto repeat = [&](std::uint64_t count) {
+    for (std::uint64_t step = 0; step < count; ++step) {
+      submit_all(submissions, handles, Progress::kCaller);
+      for (const Operation& handle : handles) handle.wait();
+    }
+  };
+  repeat(30);
+  std::this_thread::sleep_for(kLonger);  // as above
+  repeat(30);
+  std::vector<std::uint64_t> of_control, of_ucx, of_data;
+  for (int window = 0; window < kWindows; ++window) {
+    for (Tensor& tensor : tensors_) tensor.fill(window);
+    Counted before = Counted::now();
+    before.allocated = allocations();  // without its own
+    repeat(kStepsOfWindow);
+    const Counted after = Counted::now();
+    EXPECT_EQ(after.runtime.locked_operations - before.runtime.locked_operations,
+              kStepsOfWindow * handles.size());
+    if (one_host_) expect_nothing(before, after);
+    of_control.push_back(after.runtime.control_messages_sent -
+                         before.runtime.control_messages_sent);
+    of_ucx.push_back(after.ucx.control_messages - before.ucx.control_messages);
+    of_data.push_back(after.ucx.data_messages - before.ucx.data_messages);
+  }
+  repeat(2);  // or the first to leave would be heard by one that still counts
+  if (one_host_) {
+    if (!uncounted.empty()) GTEST_SKIP() << "system calls are not counted here: " << uncounted;
+    return;
+  }
+  const std::uint64_t expected = local_rank() == 0 ? kStepsOfWindow * rounds_among_hosts() : 0;
+  EXPECT_EQ(*std::ranges::min_element(of_control), expected)
+      << "now and then there is a sign of life, too";
+  EXPECT_EQ(*std::ranges::min_element(of_ucx), controller() == "ucx" ? expected : 0U);
+  for (const std::uint64_t messages : of_data) {
+    EXPECT_EQ(messages, of_data.front());
+    EXPECT_EQ(messages % kStepsOfWindow, 0U) << messages;
+  }
+  if (controller() != "ucx" || local_rank() == 0) {  // others may have nothing to send
+    EXPECT_EQ(of_data.front() > 0, controller() == "ucx");
   }
 }
 
