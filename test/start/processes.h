@@ -20,6 +20,13 @@ namespace hvd::testing {
 
 using Environment = std::map<std::string, std::string>;
 
+/// How often `part` is in `text`.
+inline int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
 /// A process that a test has started as a shell would, with nothing of a launcher in its
 /// environment but what it is given.
 class Process {
@@ -47,7 +54,9 @@ class Process {
     output_ = ends[0];
   }
   Process(Process&& other) noexcept
-      : pid_(std::exchange(other.pid_, 0)), output_(std::exchange(other.output_, -1)) {}
+      : pid_(std::exchange(other.pid_, 0)),
+        output_(std::exchange(other.output_, -1)),
+        written_(std::move(other.written_)) {}
   Process& operator=(Process&&) = delete;
   ~Process() {
     if (output_ >= 0) ::close(output_);
@@ -56,36 +65,60 @@ class Process {
     ::waitpid(pid_, nullptr, 0);
   }
 
+  pid_t pid() const noexcept { return pid_; }
+  /// It may still have to be waited for.
+  bool has_ended() const {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+           info.si_pid != 0;
+  }
+
   struct End {
     int code = -1;       ///< 128 + the signal that ended it
     std::string output;  ///< of both kinds
   };
+  using Deadline = std::chrono::steady_clock::time_point;
+  /// Waits until it has written `text` so many times. False: it has not, at its end or the
+  /// deadline.
+  bool wait_for(const std::string& text, int times, Deadline deadline) {
+    while (count(written_, text) < times)
+      if (read_some(deadline) != Read::kMore) return false;
+    return true;
+  }
   /// Waits for its end. One that is still there at the deadline is killed, and its output says so.
-  End wait(std::chrono::steady_clock::time_point deadline) {
-    End end;
-    std::array<char, 4096> buffer{};
-    for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          deadline - std::chrono::steady_clock::now());
-      pollfd look{.fd = output_, .events = POLLIN, .revents = 0};
-      if (left.count() <= 0 || ::poll(&look, 1, static_cast<int>(left.count())) == 0) {
-        end.output += "\nTHE TEST HAS KILLED IT";
-        ::kill(pid_, SIGKILL);
-        break;
-      }
-      const ssize_t got = ::read(output_, buffer.data(), buffer.size());
-      if (got <= 0) break;
-      end.output.append(buffer.data(), static_cast<std::size_t>(got));
+  End wait(Deadline deadline) {
+    Read read = Read::kMore;
+    while (read == Read::kMore) read = read_some(deadline);
+    if (read == Read::kLate) {
+      written_ += "\nTHE TEST HAS KILLED IT";
+      ::kill(pid_, SIGKILL);
     }
     int status = 0;
     ::waitpid(std::exchange(pid_, 0), &status, 0);
-    end.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return end;
+    return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            .output = written_};
   }
+  void signal(int number) const { ::kill(pid_, number); }
+  const std::string& written() const noexcept { return written_; }
 
  private:
+  enum class Read { kMore, kEnd, kLate };
+  Read read_some(Deadline deadline) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd look{.fd = output_, .events = POLLIN, .revents = 0};
+    if (left.count() <= 0 || ::poll(&look, 1, static_cast<int>(left.count())) == 0)
+      return Read::kLate;
+    std::array<char, 4096> buffer{};
+    const ssize_t got = ::read(output_, buffer.data(), buffer.size());
+    if (got <= 0) return Read::kEnd;
+    written_.append(buffer.data(), static_cast<std::size_t>(got));
+    return Read::kMore;
+  }
+
   pid_t pid_ = 0;
   int output_ = -1;
+  std::string written_;
 };
 
 }  // namespace hvd::testing

@@ -1,10 +1,11 @@
 // start_program MODE [NAME=VALUE...]: one rank of a job that nothing of MPI has started.
 //
 // MODE: work (operations, a process set, shutdown, and all of it again), init (joins and leaves),
-// kill (the last rank ends itself with SIGKILL between two operations). NAME: init_method, rank,
-// world_size, init_timeout (seconds) and backend of hvd::Options; store (a folder, as a store of
-// the program's own). Prints "OK rank size local_rank
-// local_size controller init_method" after each job, or "CLASS message" of what was thrown.
+// kill (the last rank ends itself with SIGKILL between two operations), kill_first (before the
+// first one), loop (operations without an end; "RUNNING rank" after the first). NAME: init_method,
+// rank, world_size, init_timeout (seconds) and backend of hvd::Options; store (a folder, as a store
+// of the program's own). Prints "OK rank size local_rank local_size controller init_method" after
+// each job, or "CLASS message" of what was thrown.
 #include <fcntl.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -92,10 +93,17 @@ void work() {
   hvd::remove_process_set(pair);
 }
 
-void lose_last_rank() {
-  sum_of_ranks({}, 100);
+void lose_last_rank(bool works_first) {
+  if (works_first) sum_of_ranks({}, 100);
   if (hvd::rank() == hvd::size() - 1) ::raise(SIGKILL);
   for (int i = 0; i < 1000; ++i) sum_of_ranks({}, 10);
+}
+
+[[noreturn]] void loop() {
+  sum_of_ranks({}, 10);
+  std::printf("RUNNING %d\n", hvd::rank());
+  std::fflush(stdout);
+  for (;;) sum_of_ranks({}, 10);
 }
 
 const char* store_folder = nullptr;  ///< of the arguments
@@ -173,7 +181,8 @@ void join_and(const std::string& mode, const hvd::Options& options) {
               options);
   }
   if (mode == "work") work();
-  if (mode == "kill") lose_last_rank();
+  if (mode == "kill" || mode == "kill_first") lose_last_rank(mode == "kill");
+  if (mode == "loop") loop();
   std::printf("OK %d %d %d %d %s %s\n", hvd::rank(), hvd::size(), hvd::local_rank(),
               hvd::local_size(), hvd::controller().c_str(), hvd::init_method().c_str());
   hvd::shutdown();

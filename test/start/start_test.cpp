@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "start/other_build.h"
 #include "start/processes.h"
+#include "support/free_port.h"
 
 namespace hvd::testing {
 namespace {
@@ -22,21 +22,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr auto kPatience = std::chrono::seconds(60);
-
-/// A port that nobody has at this moment, nor is given by the system when anything is to do.
-int free_port() {
-  static std::mt19937 random(std::random_device{}());
-  for (;;) {
-    const int port = std::uniform_int_distribution(15'000, 32'000)(random);
-    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    const bool free = ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    ::close(socket);
-    if (free) return port;
-  }
-}
 
 std::string at_port() { return "tcp://127.0.0.1:" + std::to_string(free_port()); }
 
@@ -68,6 +53,7 @@ class StartTest : public ::testing::Test {
                    const Environment& more = {}) {
     for (int rank = 0; rank < size; ++rank) start_rank(mode, method, rank, size, more);
   }
+  Process& process(int number) { return processes_.at(static_cast<std::size_t>(number)); }
   /// In the order in which they were started.
   std::vector<Process::End> wait_for_all() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -179,12 +165,52 @@ TEST_F(StartTest, ARankThatIsKilledIsNamed) {
   }
 }
 
-// Nobody is on its host who could see it end.
-TEST_F(StartTest, ARankThatIsKilledOnAHostOfItsOwnIsNamed) {
-  start_ranks("kill", at_port(), 3, {{"HVD_TEST_HOSTS", "a,b,c"}});
-  const auto ends = wait_for_all();
-  for (int rank = 0; rank < 2; ++rank)
-    EXPECT_THAT(ends[static_cast<std::size_t>(rank)].output, HasSubstr("PeerLostError 2 "));
+// Nobody is on its host who could see it end: its connections tell, also before it has sent
+// anything. By its silence it would be missed after minutes.
+TEST_F(StartTest, ARankThatIsKilledOnAHostOfItsOwnIsNamedByItsConnections) {
+  for (const std::string mode : {"kill", "kill_first"}) {
+    for (const std::string hosts : {"a,b", "a,b,c", "a,a,b"}) {
+      const int size = static_cast<int>(hosts.size() + 1) / 2;
+      start_ranks(mode, at_port(), size, {{"HVD_TEST_HOSTS", hosts}, {"HVD_PEER_TIMEOUT", "600"}});
+      const auto ends = wait_for_all();
+      for (int rank = 0; rank + 1 < size; ++rank) {
+        EXPECT_THAT(ends[static_cast<std::size_t>(rank)].output,
+                    HasSubstr("PeerLostError " + std::to_string(size - 1) + " "))
+            << mode << " " << hosts;
+      }
+    }
+  }
+}
+
+std::vector<std::string> segments_of(pid_t first_rank) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("hvd-segment-" + std::to_string(first_rank) + "-")) names.push_back(name);
+  }
+  return names;
+}
+
+TEST_F(StartTest, WhatKilledRanksLeaveInSharedMemoryTheNextJobRemoves) {
+  // Killed as soon as the first has made the segment, before the second has it, if all goes well.
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::vector<pid_t> first_ranks;
+  int left = 0;
+  while (left < 3 && std::chrono::steady_clock::now() < deadline) {
+    start_ranks("init", in_file(), 2);
+    const pid_t first = process(0).pid();
+    const auto ended = [this] { return process(0).has_ended() || process(1).has_ended(); };
+    while (segments_of(first).empty() && !ended()) {
+    }
+    for (int rank = 0; rank < 2; ++rank) process(rank).signal(SIGKILL);
+    wait_for_all();
+    first_ranks.push_back(first);
+    if (!segments_of(first).empty()) ++left;
+  }
+  EXPECT_EQ(left, 3) << "in " << first_ranks.size() << " jobs";
+  start_ranks("work", in_file(), 2);
+  expect_all_worked(2, in_file());
+  for (const pid_t first : first_ranks) EXPECT_THAT(segments_of(first), ::testing::IsEmpty());
 }
 
 TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveCome) {
@@ -218,22 +244,8 @@ TEST_F(StartTest, RanksThatContradictEachOtherAllHearIt) {
   }
 }
 
-/// The library with another build id, as if it had been built anew.
-std::filesystem::path library_of_another_build(const std::filesystem::path& folder) {
-  std::ifstream original(HVD_CORE_LIBRARY, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(original)), {});
-  using namespace std::string_literals;
-  const std::string note = "\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0"s;  // of 20 bytes, by the linker
-  const auto at = bytes.find(note);
-  if (at == std::string::npos) return {};
-  bytes[at + note.size()] = static_cast<char>(bytes[at + note.size()] + 1);
-  const auto changed = folder / "libhvd_core.so";
-  std::ofstream(changed, std::ios::binary) << bytes;
-  return changed;
-}
-
 TEST_F(StartTest, AnotherBuildOfTheLibraryIsRefused) {
-  const auto other = library_of_another_build(folder_);
+  const auto other = library_of_another_build(HVD_CORE_LIBRARY, folder_);
   ASSERT_FALSE(other.empty());
   for (const std::string& method : {at_port(), in_file()}) {
     start_rank("init", method, 0, 2);
@@ -255,6 +267,30 @@ TEST_F(StartTest, ARankThatCannotBeginTellsTheOthersWhy) {
     start_rank("init", method, 0, 2);
     start_rank("init", method, 1, 2, {{"HVD_DEVICE", "1000"}});
     expect_all_failed("rror ", HasSubstr("HVD_DEVICE"));
+  }
+}
+
+// Found first under the name of UCX, a library is there that is none.
+TEST_F(StartTest, ARankWithoutUcxIsNamedOnAllWithWhatToInstall) {
+  std::filesystem::create_directories(folder_ / "lib");
+  std::ofstream(folder_ / "lib" / "libucp.so.0") << "no library";
+  for (const int without : {0, 1}) {
+    for (const std::string& method : {at_port(), in_file()}) {
+      for (int rank = 0; rank < 3; ++rank) {
+        Environment more = {{"HVD_START_TIMEOUT", "600"}};
+        if (rank == without) more["LD_LIBRARY_PATH"] = (folder_ / "lib").string();
+        start_rank("init", method, rank, 3, more);
+      }
+      const auto ends = wait_for_all();
+      for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+        EXPECT_EQ(ends[rank].code, 4) << ends[rank].output;
+        EXPECT_THAT(ends[rank].output,
+                    AllOf(HasSubstr("Error "), HasSubstr("libucp.so.0"),
+                          HasSubstr("install UCX (Debian: libucx0)"), Not(HasSubstr("THE TEST"))));
+        if (static_cast<int>(rank) == without) continue;
+        EXPECT_THAT(ends[rank].output, HasSubstr("rank " + std::to_string(without)));
+      }
+    }
   }
 }
 
@@ -295,7 +331,8 @@ TEST_F(StartTest, AHostThatDoesNotResolveIsNamed) {
 
 TEST_F(StartTest, TheOtherCarriersBackendIsRefused) {
   start_rank("init", at_port(), 0, 2, {{"HVD_BACKEND", "mpi"}});
-  expect_all_failed("UsageError", AllOf(HasSubstr("'mpi'"), HasSubstr("ask for 'ucx'")));
+  expect_all_failed("UsageError", AllOf(HasSubstr("'mpi'"), HasSubstr("ask for 'ucx'"),
+                                        HasSubstr("hvdrun --controller mpi")));
 }
 
 TEST_F(StartTest, SeveralRanksThatCannotMeetAreNoJobsOfOne) {

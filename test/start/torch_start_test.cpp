@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "start/torchrun.h"
+#include "start/torchrun_hosts.h"
 
 namespace hvd::testing {
 namespace {
@@ -16,6 +17,21 @@ TEST(TorchStart, RanksOfTorchrunMeetInItsAgentsStore) {
   EXPECT_EQ(end.code, 0) << end.output;
   EXPECT_EQ(count(end.output, "OK 0 2 0 ucx store://"), 2) << end.output;
   EXPECT_EQ(count(end.output, "OK 1 2 1 ucx store://"), 2) << end.output;
+}
+
+void expect_all_met_at_the_agent(const std::string& output, const std::string& place) {
+  for (const char* const who : {"0 4 0", "1 4 1", "2 4 0", "3 4 1"})
+    EXPECT_EQ(count(output, std::string("OK ") + who + " ucx store://" + place), 2) << output;
+}
+
+TEST_F(TorchrunHosts, StaticsAgentHasAStoreForBothHosts) {
+  start_static({HVD_TORCH_START_PROGRAM, "agent"});
+  expect_all_met_at_the_agent(wait_for_both(), "10.79.0.1:29400\n");
+}
+
+TEST_F(TorchrunHosts, SoHasC10ds) {
+  start_c10d({HVD_TORCH_START_PROGRAM, "agent"});
+  expect_all_met_at_the_agent(wait_for_both(), hosts_.name(0).substr(0, 4));
 }
 
 TEST(TorchStart, RanksMeetInAStoreOfTheProgram) {

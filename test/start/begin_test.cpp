@@ -1,0 +1,152 @@
+// Ranks whose process ends while the job begins, in a file or a store: the others of their host see
+// it at once, long before the time to begin is over.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "start/processes.h"
+
+namespace hvd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr auto kPatience = std::chrono::seconds(60);
+/// To begin; much longer.
+constexpr const char* kTimeout = "init_timeout=600";
+
+class BeginTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  BeginTest() {
+    std::string made = (std::filesystem::temp_directory_path() / "hvd-begin-test-XXXXXX").string();
+    folder_ = ::mkdtemp(made.data());
+  }
+  ~BeginTest() override { std::filesystem::remove_all(folder_); }
+
+  bool in_store() const { return std::string(GetParam()) == "store"; }
+  Process start(int rank, const std::vector<std::string>& before = {},
+                const std::string& timeout = kTimeout) const {
+    std::vector<std::string> command = before;
+    command.insert(
+        command.end(),
+        {HVD_START_PROGRAM, "init", "world_size=3", timeout, "rank=" + std::to_string(rank),
+         in_store() ? "store=" + folder_.string()
+                    : "init_method=file://" + (folder_ / "job").string()});
+    return Process(command, {});
+  }
+  bool there_is(const std::string& end_of_name) const {
+    namespace fs = std::filesystem;
+    std::error_code gone;  // drafts come and go
+    for (fs::recursive_directory_iterator entry(folder_, gone), end; entry != end;
+         entry.increment(gone)) {
+      if (entry->path().filename().string().ends_with(end_of_name)) return true;
+      if (gone) return false;
+    }
+    return false;
+  }
+  /// A file, which stands for a key in a store.
+  void wait_for(const std::string& end_of_name) const {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!there_is(end_of_name) && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(there_is(end_of_name)) << end_of_name;
+  }
+  void wait_for_rank_0() const { wait_for(in_store() ? "_now" : "job"); }
+  void wait_for_address_of(int rank) const {
+    // "address/0", in hex
+    wait_for(in_store() ? "key.address_" + std::to_string(rank)
+                        : "key.616464726573732f3" + std::to_string(rank));
+  }
+  /// The others wait for what it has to say.
+  void start_three_of_which_rank_1_is_stopped() {
+    ranks_.push_back(start(0));
+    wait_for_rank_0();
+    ranks_.push_back(start(1));
+    wait_for("come.1");
+    ranks_[1].signal(SIGSTOP);
+    ranks_.push_back(start(2));
+    wait_for_address_of(0);
+    wait_for_address_of(2);
+  }
+  static void expect_loss_of(int rank, Process& seen_by) {
+    const auto end = seen_by.wait(std::chrono::steady_clock::now() + kPatience);
+    EXPECT_EQ(end.code, 3);
+    EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError " + std::to_string(rank) + " "),
+                                  HasSubstr("has ended before the job has begun")));
+  }
+
+  std::filesystem::path folder_;
+  std::vector<Process> ranks_;
+};
+
+TEST_P(BeginTest, ARankThatEndsBeforeAllHaveComeIsNamed) {
+  Process rank_0 = start(0);
+  wait_for_rank_0();
+  Process rank_1 = start(1);
+  wait_for("come.1");
+  rank_1.signal(SIGKILL);
+  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
+  EXPECT_THAT(end.output,
+              AllOf(HasSubstr("PeerLostError 1 "), HasSubstr("while rank 2 had not come")));
+}
+
+TEST_P(BeginTest, ARankThatEndsWhenAllHaveComeIsNamedOnAll) {
+  start_three_of_which_rank_1_is_stopped();
+  ranks_[1].signal(SIGKILL);
+  expect_loss_of(1, ranks_[0]);
+  expect_loss_of(1, ranks_[2]);
+}
+
+TEST_P(BeginTest, SoIsRank0) {
+  start_three_of_which_rank_1_is_stopped();
+  ranks_[0].signal(SIGKILL);
+  ranks_[1].signal(SIGCONT);
+  expect_loss_of(0, ranks_[1]);
+  expect_loss_of(0, ranks_[2]);
+}
+
+// It may have been that of an earlier job, and another may be started in its place.
+TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
+  Process first = start(0);
+  wait_for_rank_0();
+  Process rank_1 = start(1);
+  wait_for("come.1");
+  first.signal(SIGKILL);
+  Process rank_0 = start(0);
+  Process rank_2 = start(2);
+  for (Process* const rank : {&rank_0, &rank_1, &rank_2}) {
+    const auto end = rank->wait(std::chrono::steady_clock::now() + kPatience);
+    EXPECT_EQ(end.code, 0) << end.output;
+  }
+}
+
+// Where its number means nothing, nothing is concluded from it.
+TEST_P(BeginTest, ARankOfAnotherPidNamespaceIsWaitedFor) {
+  const std::vector<std::string> apart = {"unshare", "--pid", "--fork", "--kill-child"};
+  Process probe({"unshare", "--pid", "--fork", "true"}, {});
+  if (probe.wait(std::chrono::steady_clock::now() + kPatience).code != 0)
+    GTEST_SKIP() << "makes a pid namespace, which takes root";
+  Process rank_0 = start(0, {}, "init_timeout=3");
+  wait_for_rank_0();
+  Process rank_1 = start(1, apart);
+  wait_for("come.1");
+  rank_1.signal(SIGKILL);
+  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
+  EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError 2 "), HasSubstr("rank 2 has not come"),
+                                Not(HasSubstr("has ended before"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Place, BeginTest, ::testing::Values("file", "store"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+}  // namespace
+}  // namespace hvd::testing
