@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The MNIST example on a small data set of its own: it learns, its numbers do not depend on how the test set is shared out, and a
 # run that goes on from a checkpoint ends as one that was not cut.
-# Usage: mnist_test.sh HVDRUN MNIST
+# Usage: mnist_test.sh MNIST HVDRUN [OPTIONS...]
 set -euo pipefail
 
-hvdrun=$1
-mnist=$2
+mnist=$1
+hvdrun=("${@:2}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -38,7 +38,7 @@ dataset() {
 
 # train RANKS OPTIONS... : trains, leaves the output in $work/out.
 train() {
-  "$hvdrun" -np "$1" "$mnist" --data "$work/data" --batch-size 8 "${@:2}" >"$work/out" 2>&1 </dev/null ||
+  "${hvdrun[@]}" -np "$1" "$mnist" --data "$work/data" --batch-size 8 "${@:2}" >"$work/out" 2>&1 </dev/null ||
     fail "training failed: $(cat "$work/out")"
 }
 accuracy() { sed -n 's/^.*test accuracy \([01]\.[0-9]\{4\}\)$/\1/p' "$work/out"; }
@@ -64,7 +64,7 @@ grep -q "goes on after step 26, in epoch 2" "$work/out" || fail "it began anew: 
 [[ $(loss) == "$whole_loss" ]] || fail "loss $(loss) after a resume, $whole_loss without"
 
 # Told to end wherever it is by then, and begun again.
-"$hvdrun" -np 2 --grace 60 "$mnist" --data "$work/data" --batch-size 8 --epochs 2 --checkpoints "$work/stopped" >"$work/out" 2>&1 \
+"${hvdrun[@]}" -np 2 --grace 60 "$mnist" --data "$work/data" --batch-size 8 --epochs 2 --checkpoints "$work/stopped" >"$work/out" 2>&1 \
   </dev/null &
 job=$!
 for ((i = 0; i < 600; ++i)); do
@@ -103,11 +103,11 @@ fi
 
 # An error is one clear line and a code of 1.
 code=0
-"$hvdrun" -np 2 "$mnist" --data "$work/none" >"$work/out" 2>&1 </dev/null || code=$?
+"${hvdrun[@]}" -np 2 "$mnist" --data "$work/none" >"$work/out" 2>&1 </dev/null || code=$?
 ((code == 1)) || fail "exit code $code without a data set: $(cat "$work/out")"
 grep -q "rank [01]: neither 'train-images-idx3-ubyte' nor" "$work/out" || fail "no clear message: $(cat "$work/out")"
 code=0
-CUDA_VISIBLE_DEVICES='' "$hvdrun" -np 2 "$mnist" --data "$work/data" --device cuda >"$work/out" 2>&1 </dev/null || code=$?
+CUDA_VISIBLE_DEVICES='' "${hvdrun[@]}" -np 2 "$mnist" --data "$work/data" --device cuda >"$work/out" 2>&1 </dev/null || code=$?
 ((code == 1)) || fail "exit code $code for --device cuda without a GPU: $(cat "$work/out")"
 grep -q "rank [01]: --device cuda: expected a GPU" "$work/out" || fail "no clear message: $(cat "$work/out")"
 echo "mnist_test: ok"

@@ -76,4 +76,19 @@ void step_both(Pair& nets, Optimizer& optimizer, torch::optim::Optimizer& serial
   serial.step();
 }
 
+/// Calls `train` with each of the optimizers, for a pair of models of its own: one that a
+/// ShardedOptimizer is to wrap, and the one of the serial run. What it compares it has to compare
+/// while its ShardedOptimizer lives.
+using Train =
+    std::function<void(Pair&, torch::optim::Optimizer& inner, torch::optim::Optimizer& serial)>;
+inline void train_by_each_optimizer(const Train& train) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Pair nets;
+    const auto inner = make(nets.sharded->parameters());
+    const auto serial = make(nets.serial->parameters());
+    train(nets, *inner, *serial);
+  }
+}
+
 }  // namespace hvd::testing

@@ -7,34 +7,31 @@
 namespace hvd::testing {
 namespace {
 
+using torch::optim::Optimizer;
+
 constexpr int kSteps = 8;
 
 TEST(ShardedTraining, EqualsOneProcess) {
-  for (const auto& [name, make] : elementwise_optimizers()) {
-    SCOPED_TRACE(name);
-    Pair nets;
-    const auto inner = make(nets.sharded->parameters());
-    const auto serial = make(nets.serial->parameters());
-    ShardedOptimizer optimizer(*inner, nets.sharded);
-    for (int step = 0; step < kSteps; ++step) step_both(nets, optimizer, *serial, step);
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
+    for (int step = 0; step < kSteps; ++step) step_both(nets, optimizer, serial, step);
     expect_equal_models(nets.sharded, nets.serial);
-  }
+  });
 }
 
 TEST(ShardedTraining, SumsAndFactors) {
-  Pair nets;
-  torch::optim::SGD inner(nets.sharded->parameters(), torch::optim::SGDOptions(0.05));
-  torch::optim::SGD serial(nets.serial->parameters(), torch::optim::SGDOptions(0.05));
-  ShardedOptimizer optimizer(inner, nets.sharded, {.op = ReduceOp::kSum});
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    scale_loss(loss_of(nets.sharded, Batch::of_rank(rank(), step))).backward();
-    optimizer.step();
-    serial.zero_grad();
-    loss_of(nets.serial, Batch::joined(step)).backward();
-    serial.step();
-  }
-  expect_equal_models(nets.sharded, nets.serial);
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded, {.op = ReduceOp::kSum});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      scale_loss(loss_of(nets.sharded, Batch::of_rank(rank(), step))).backward();
+      optimizer.step();
+      serial.zero_grad();
+      loss_of(nets.serial, Batch::joined(step)).backward();
+      serial.step();
+    }
+    expect_equal_models(nets.sharded, nets.serial);
+  });
 }
 
 TEST(ShardedTraining, GradientsAreGoneAfterAStep) {
@@ -78,14 +75,11 @@ TEST(ShardedTraining, GroupsAndSchedulersWork) {
 
 /// A parameter without a gradient on any rank is not updated: no weight decay, no step counted.
 TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
-  for (const auto& [name, make] : elementwise_optimizers()) {
-    SCOPED_TRACE(name);
-    Pair nets;
-    const auto inner = make(nets.sharded->parameters());
-    const auto serial = make(nets.serial->parameters());
-    ShardedOptimizer optimizer(*inner, nets.sharded);
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
     for (int step = 0; step < kSteps; ++step) {
-      // Every other step leaves the last layer out, and in some only the last rank has the first.
+      // Every other step leaves the last layer out, and in some only the last rank has the
+      // first.
       const auto loss = [&](Net& net, const Batch& batch, bool all) {
         const torch::Tensor hidden = torch::tanh(net->fc1->forward(batch.x));
         if (step % 2 == 0) return torch::mse_loss(net->fc2->forward(hidden), batch.y);
@@ -95,7 +89,7 @@ TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
       optimizer.zero_grad();
       loss(nets.sharded, Batch::of_rank(rank(), step), last).backward();
       optimizer.step();
-      serial->zero_grad();
+      serial.zero_grad();
       if (step % 2 == 0) {
         loss(nets.serial, Batch::joined(step), true).backward();
       } else {
@@ -103,90 +97,80 @@ TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
         if (size() > 1) nets.serial->norm->weight.mutable_grad() = torch::zeros({8});
         if (size() > 1) nets.serial->norm->bias.mutable_grad() = torch::zeros({8});
       }
-      serial->step();
+      serial.step();
     }
     expect_equal_models(nets.sharded, nets.serial);
-  }
+  });
 }
 
 /// What is frozen is in no bucket, so everything is shared out anew, twice; state moves along.
 TEST(ShardedTraining, LayersAreFrozenAndUnfrozen) {
-  for (const auto& [name, make] : elementwise_optimizers()) {
-    SCOPED_TRACE(name);
-    Pair nets;
-    const auto inner = make(nets.sharded->parameters());
-    const auto serial = make(nets.serial->parameters());
-    ShardedOptimizer optimizer(*inner, nets.sharded);
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
     for (int step = 0; step < 9; ++step) {
       const bool frozen = step >= 3 && step < 6;
       for (Net* net : {&nets.sharded, &nets.serial}) {
         for (auto& parameter : (*net)->fc1->parameters()) parameter.requires_grad_(!frozen);
       }
-      step_both(nets, optimizer, *serial, step);
+      step_both(nets, optimizer, serial, step);
     }
     expect_equal_models(nets.sharded, nets.serial);
-  }
+  });
 }
 
 /// State that the optimizer has before, all of it on every rank, is shared out.
 TEST(ShardedTraining, GoesOnWithStateOfTheOptimizer) {
-  for (const auto& [name, make] : elementwise_optimizers()) {
-    SCOPED_TRACE(name);
-    Pair nets;
-    const auto inner = make(nets.sharded->parameters());
-    const auto serial = make(nets.serial->parameters());
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     {
-      DistributedOptimizer before(*inner, nets.sharded);
-      for (int step = 0; step < 3; ++step) step_both(nets, before, *serial, step);
+      DistributedOptimizer before(inner, nets.sharded);
+      for (int step = 0; step < 3; ++step) step_both(nets, before, serial, step);
       before.zero_grad();
     }
-    ShardedOptimizer optimizer(*inner, nets.sharded);
-    for (int step = 3; step < kSteps; ++step) step_both(nets, optimizer, *serial, step);
+    ShardedOptimizer optimizer(inner, nets.sharded);
+    for (int step = 3; step < kSteps; ++step) step_both(nets, optimizer, serial, step);
     expect_equal_models(nets.sharded, nets.serial);
-    EXPECT_TRUE(inner->state().empty());
-  }
+    EXPECT_TRUE(inner.state().empty());
+  });
 }
 
 TEST(ShardedTraining, ClosureIsEvaluatedOnceAndItsLossReduced) {
-  Pair nets;
-  torch::optim::SGD inner(nets.sharded->parameters(), torch::optim::SGDOptions(0.05));
-  torch::optim::SGD serial(nets.serial->parameters(), torch::optim::SGDOptions(0.05));
-  ShardedOptimizer optimizer(inner, nets.sharded);
-  int calls = 0;
-  for (int step = 0; step < 3; ++step) {
-    const torch::Tensor loss = optimizer.step([&] {
-      ++calls;
-      optimizer.zero_grad();
-      torch::Tensor own = loss_of(nets.sharded, Batch::of_rank(rank(), step));
-      own.backward();
-      return own;
-    });
-    const torch::Tensor expected = serial.step([&] {
-      serial.zero_grad();
-      torch::Tensor own = loss_of(nets.serial, Batch::joined(step));
-      own.backward();
-      return own;
-    });
-    EXPECT_TRUE(near(loss, expected.detach(), 1e-4));
-  }
-  EXPECT_EQ(calls, 3);
-  expect_equal_models(nets.sharded, nets.serial);
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
+    int calls = 0;
+    for (int step = 0; step < 3; ++step) {
+      const torch::Tensor loss = optimizer.step([&] {
+        ++calls;
+        optimizer.zero_grad();
+        torch::Tensor own = loss_of(nets.sharded, Batch::of_rank(rank(), step));
+        own.backward();
+        return own;
+      });
+      const torch::Tensor expected = serial.step([&] {
+        serial.zero_grad();
+        torch::Tensor own = loss_of(nets.serial, Batch::joined(step));
+        own.backward();
+        return own;
+      });
+      EXPECT_TRUE(near(loss, expected.detach(), 1e-4));
+    }
+    EXPECT_EQ(calls, 3);
+    expect_equal_models(nets.sharded, nets.serial);
+  });
 }
 
 /// Parameters in other memory, as after Module::to().
 TEST(ShardedTraining, FollowsParametersThatMove) {
-  Pair nets;
-  torch::optim::Adam inner(nets.sharded->parameters(), torch::optim::AdamOptions(0.01));
-  torch::optim::Adam serial(nets.serial->parameters(), torch::optim::AdamOptions(0.01));
-  ShardedOptimizer optimizer(inner, nets.sharded);
-  for (int step = 0; step < kSteps; ++step) {
-    if (step == 3) {
-      for (torch::Tensor& parameter : nets.sharded->parameters())
-        parameter.set_data(parameter.detach().clone());
+  train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step == 3) {
+        for (torch::Tensor& parameter : nets.sharded->parameters())
+          parameter.set_data(parameter.detach().clone());
+      }
+      step_both(nets, optimizer, serial, step);
     }
-    step_both(nets, optimizer, serial, step);
-  }
-  expect_equal_models(nets.sharded, nets.serial);
+    expect_equal_models(nets.sharded, nets.serial);
+  });
 }
 
 TEST(ShardedState, IsDividedByTheNumberOfRanks) {

@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 #include <hvd/torch.h>
 
-#include <cstdio>
 #include <exception>
 #include <memory>
 
+#include "support/failure_printer.h"
 #include "support/watchdog.h"
 
 // The main() of the adapter's tests: joins the job, runs them, leaves.
@@ -29,20 +29,6 @@ class FailTogether final : public ::testing::EmptyTestEventListener {
   }
 };
 
-/// What ranks other than 0 print: their failures.
-class FailurePrinter final : public ::testing::EmptyTestEventListener {
- public:
-  void OnTestPartResult(const ::testing::TestPartResult& result) override {
-    if (!result.failed()) return;
-    std::fprintf(stderr, "[rank %d] %s:%d: %s\n", rank_,
-                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
-                 result.message());
-  }
-
- private:
-  const int rank_ = hvd::rank();
-};
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -52,7 +38,7 @@ int main(int argc, char** argv) {
   // OnTestEnd is called in reverse order, so the printer, which comes first, sees what is added.
   if (hvd::rank() != 0) {
     delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(std::make_unique<FailurePrinter>().release());
+    listeners.Append(std::make_unique<hvd::testing::FailurePrinter>(hvd::rank()).release());
   }
   listeners.Append(std::make_unique<FailTogether>().release());
   const int result = hvd::testing::run_all_tests(&argc, argv);
