@@ -4,8 +4,9 @@
 // kill (the last rank ends itself with SIGKILL between two operations), kill_first (before the
 // first one), loop (operations without an end; "RUNNING rank" after the first). NAME: init_method,
 // rank, world_size, init_timeout (seconds) and backend of hvd::Options; store (a folder, as a store
-// of the program's own). Prints "OK rank size local_rank local_size controller init_method" after
-// each job, or "CLASS message" of what was thrown.
+// of the program's own); seconds (loop ends that much after its first operation). Prints
+// "OK rank size local_rank local_size controller init_method" after each job, or "CLASS message" of
+// what was thrown.
 #include <fcntl.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -99,14 +100,28 @@ void lose_last_rank(bool works_first) {
   for (int i = 0; i < 1000; ++i) sum_of_ranks({}, 10);
 }
 
-[[noreturn]] void loop() {
-  sum_of_ranks({}, 10);
-  std::printf("RUNNING %d\n", hvd::rank());
-  std::fflush(stdout);
-  for (;;) sum_of_ranks({}, 10);
+bool on_any_rank(bool value) {
+  std::vector<float> ranks = {value ? 1.0F : 0.0F};
+  hvd::Submission submission;
+  submission.name = "on_any_rank";
+  submission.input = submission.output = view(ranks);
+  run(std::move(submission));
+  return ranks.front() > 0;
 }
 
-const char* store_folder = nullptr;  ///< of the arguments
+const char* store_folder = nullptr;               ///< of the arguments
+std::optional<std::chrono::seconds> loop_length;  ///< of the arguments
+
+void loop() {
+  using Clock = std::chrono::steady_clock;
+  sum_of_ranks({}, 10);
+  const Clock::time_point start = Clock::now();
+  std::printf("RUNNING %d\n", hvd::rank());
+  std::fflush(stdout);
+  do {
+    sum_of_ranks({}, 10);
+  } while (!loop_length || !on_any_rank(Clock::now() - start >= *loop_length));
+}
 
 hvd::Options options_of(int count, char** arguments) {
   hvd::Options options;
@@ -118,6 +133,7 @@ hvd::Options options_of(int count, char** arguments) {
     if (name == "init_method") options.init_method = value;
     if (name == "backend") options.backend = value;
     if (name == "store") store_folder = arguments[i] + equals + 1;
+    if (name == "seconds") loop_length = std::chrono::seconds(std::atoi(value.c_str()));
     if (name == "rank") options.rank = std::atoi(value.c_str());
     if (name == "world_size") options.world_size = std::atoi(value.c_str());
     if (name == "init_timeout")
