@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace hvd::bench {
 namespace {
@@ -55,9 +56,11 @@ class UcxStream final : public Stream {
   void open_worker() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
-    // hvd's settings for its own workers.
-    for (const char* const name : {"RNDV_SCHEME", "RNDV_THRESH"})
-      check(ucp_config_modify(config, name, "auto"), "ucp_config_modify");
+    // As UCX comes, without what hvd sets for its own workers.
+    for (const auto& [name, value] :
+         {std::pair("RNDV_SCHEME", "auto"), std::pair("RNDV_THRESH", "auto"),
+          std::pair("TCP_RX_SEG_SIZE", "64k")})
+      check(ucp_config_modify(config, name, value), "ucp_config_modify");
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_TAG;

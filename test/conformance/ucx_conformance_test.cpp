@@ -49,7 +49,9 @@ std::shared_ptr<message::Carrier> take(Carriers& carriers, int rank) {
 MakeParts flat_ranks(const Setting& setting) {
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
   return [carriers](int rank) -> RankParts {
-    return {.backend = std::make_unique<flat::FlatBackend>(take(*carriers, rank)), .polls = true};
+    constexpr flat::FlatTuning kTuning = {.direct_pair_bytes = std::size_t{1} << 20};
+    return {.backend = std::make_unique<flat::FlatBackend>(take(*carriers, rank), kTuning),
+            .polls = true};
   };
 }
 

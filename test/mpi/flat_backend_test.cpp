@@ -31,6 +31,11 @@ constexpr FlatTuning kOneAtATime = {
     .chunk_bytes = 4096, .windows = 1, .direct_bytes = 0, .outstanding_chunks = 1};
 constexpr FlatTuning kAllDirect = {
     .chunk_bytes = 4096, .windows = 4, .direct_bytes = 1 << 20, .outstanding_chunks = 3};
+constexpr FlatTuning kDirectPair = {.chunk_bytes = 4096,
+                                    .windows = 4,
+                                    .direct_bytes = 64,
+                                    .direct_pair_bytes = 1 << 20,
+                                    .outstanding_chunks = 3};
 
 class FlatBackendTest : public ::testing::TestWithParam<FlatTuning> {
  protected:
@@ -323,11 +328,12 @@ TEST_P(FlatBackendTest, ADroppedWorkEndsItsChannelOnly) {
 }
 
 std::string tuning_name(const ::testing::TestParamInfo<FlatTuning>& parameter) {
-  constexpr const char* kNames[] = {"Default", "Tiny", "OneAtATime", "AllDirect"};
+  constexpr const char* kNames[] = {"Default", "Tiny", "OneAtATime", "AllDirect", "DirectPair"};
   return kNames[parameter.index];
 }
 INSTANTIATE_TEST_SUITE_P(Tuning, FlatBackendTest,
-                         ::testing::Values(FlatTuning{}, kTiny, kOneAtATime, kAllDirect),
+                         ::testing::Values(FlatTuning{}, kTiny, kOneAtATime, kAllDirect,
+                                           kDirectPair),
                          tuning_name);
 
 TEST(FlatBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {

@@ -252,7 +252,10 @@ std::unique_ptr<Work> make_allreduce_work(std::shared_ptr<ChannelContext> contex
                                           const Collective& collective,
                                           std::span<const std::byte> in, std::span<std::byte> out) {
   const auto peers = static_cast<std::size_t>(context->size()) - 1;
-  if (in.size() * peers <= context->tuning().direct_bytes) {
+  const FlatTuning& tuning = context->tuning();
+  const std::size_t direct_bytes =
+      std::max(tuning.direct_bytes, peers == 1 ? tuning.direct_pair_bytes : 0);
+  if (in.size() * peers <= direct_bytes) {
     return std::make_unique<DirectAllreduce>(std::move(context), collective, in, out);
   }
   return std::make_unique<WindowedAllreduce>(std::move(context), collective, in, out);

@@ -136,8 +136,8 @@ FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTu
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
   const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
                      tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
-                     tuning.windows >= 1 && tuning.windows <= kMaxWindows &&
-                     tuning.outstanding_chunks >= 1;
+                     tuning.direct_pair_bytes <= kLargestChunk && tuning.windows >= 1 &&
+                     tuning.windows <= kMaxWindows && tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
         "FlatTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and "

@@ -14,6 +14,9 @@ struct FlatTuning {
   /// Allreduce: a tensor is sent whole to every rank, which saves a step, while a rank receives no
   /// more than this.
   std::size_t direct_bytes = 64 * 1024;
+  /// The same of two ranks, where it is more. They send as many bytes whole as in slices, but
+  /// reduce twice as many.
+  std::size_t direct_pair_bytes = 0;
   /// Other collectives: chunks under way with each peer.
   int outstanding_chunks = 2;
 };

@@ -114,6 +114,10 @@ TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
   EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
   const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // where there is TCP alone
   EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
+  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // there too, as the next one
+  EXPECT_EQ(pieces == nullptr, threshold == nullptr);
+  EXPECT_TRUE(pieces == nullptr || std::string(pieces) == "256k") << pieces;
+  EXPECT_EQ(::getenv("UCX_RX_MPOOL_SIZES") == nullptr, threshold == nullptr);
   ::setenv("UCX_MEM_EVENTS", "n", 1);
 }
 
