@@ -1,7 +1,7 @@
 // fault_program MODE VICTIM STEP: a training-like loop of allreduces in which one rank goes wrong
 // at one step.
 //
-// MODE: kill (SIGKILL between submission and result), kill-two (the next rank too), kill-during
+// MODE: kill (SIGKILL between submission and result), kill-two (and the next rank), kill-during
 // (SIGKILL while large tensors move), stop (SIGSTOP), exec (becomes another program), exit (exit(0)
 // without shutdown), throw (an uncaught exception), leave (shutdown() while the others go on),
 // absent (stops submitting), late (submits late, within all deadlines), mismatch (one wrong shape,
@@ -80,7 +80,10 @@ void die_soon() {
   }).detach();
 }
 
-void misbehave(const std::string& mode) {
+/// @param next the next rank's process
+void misbehave(const std::string& mode, pid_t next) {
+  // Each by itself, the slower one might be told of the loss of the other before.
+  if (mode == "kill-two") ::kill(next, SIGKILL);
   if (mode == "kill" || mode == "kill-two") ::raise(SIGKILL);
   if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);
   if (mode == "stop") ::raise(SIGSTOP);
@@ -102,14 +105,14 @@ const char* class_name(const hvd::Error& error) {
 
 /// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and
 /// checked.
-void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong) {
+void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong, pid_t next = 0) {
   std::vector<std::vector<float>> gradients(
       kTensors,
       std::vector<float>(tensor_size(mode, bad_step), static_cast<float>(hvd::rank() + step)));
   if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
   std::vector<hvd::Operation> operations;
   for (int i = 0; i < kTensors; ++i) {
-    if (goes_wrong && i == kTensors / 2) misbehave(mode);
+    if (goes_wrong && i == kTensors / 2) misbehave(mode, next);
     operations.push_back(
         hvd::submit(allreduce(gradients[static_cast<std::size_t>(i)], "grad" + std::to_string(i))));
   }
@@ -129,10 +132,6 @@ void live_well_once() {
   hvd::shutdown();
 }
 
-bool goes_wrong(const std::string& mode, int victim) {
-  return hvd::rank() == victim || (mode == "kill-two" && hvd::rank() == (victim + 1) % hvd::size());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -146,14 +145,14 @@ int main(int argc, char** argv) {
   }
   hvd::init();
   const int rank = hvd::rank();
-  const bool bad_rank = goes_wrong(mode, victim);
   const std::vector<std::int64_t> pids = exchange_pids();
+  const auto next = static_cast<pid_t>(pids[static_cast<std::size_t>((rank + 1) % hvd::size())]);
   int failures = 0;
   Clock::time_point begin = Clock::now();
   for (int step = 0; step < kSteps && hvd::is_initialized(); ++step) {
     try {
       begin = Clock::now();
-      run_step(step, mode, step == bad_step, bad_rank && step == bad_step);
+      run_step(step, mode, step == bad_step, rank == victim && step == bad_step, next);
     } catch (const hvd::Error& error) {
       ++failures;
       std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin),
