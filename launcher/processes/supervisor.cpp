@@ -59,6 +59,9 @@ namespace hvd::launcher {
 namespace {
 
 constexpr int kConnectTimeoutMs = 5'000;
+/// hvdrun answers when it has started all ranks, which takes some 20 ms each where they share
+/// cores.
+constexpr int kIntroductionTimeoutMs = 30'000;
 constexpr int kConnectAttempts = 3;
 constexpr const char* kSharedMemory = "/dev/shm";
 constexpr const char* kSharedPrefix = "hvdrun-";
@@ -96,7 +99,7 @@ std::optional<Connection> try_connect(const std::vector<std::string>& addresses,
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
     tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
     auto connection = introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
-                                hello.host == variable(kHostVariable), kConnectTimeoutMs);
+                                hello.host == variable(kHostVariable), kIntroductionTimeoutMs);
     if (connection) return connection;
   }
   return std::nullopt;
