@@ -39,6 +39,16 @@ class TcpRendezvousTest : public ::testing::Test {
   std::unique_ptr<Rendezvous> meet_as(int rank, int size, Deadline deadline = soon()) const {
     return meet(method(), introduction(rank, size), deadline);
   }
+  /// To the port, as soon as somebody serves there.
+  tcp::socket connected(asio::io_context& io) const {
+    tcp::socket socket(io);
+    asio::error_code error = asio::error::not_connected;
+    while (error) {
+      socket = tcp::socket(io);
+      socket.connect({asio::ip::address_v4::loopback(), port}, error);
+    }
+    return socket;
+  }
 
   const std::uint16_t port = free_port();
 };
@@ -160,12 +170,8 @@ TEST_F(TcpRendezvousTest, WhatIsNoRank0IsNotTakenForOne) {
 TEST_F(TcpRendezvousTest, AStrangerDisturbsNoJob) {
   const auto stranger = [&](const std::string& says) {
     asio::io_context io;
-    tcp::socket socket(io);
-    asio::error_code error = asio::error::not_connected;
-    while (error) {
-      socket = tcp::socket(io);
-      socket.connect({asio::ip::address_v4::loopback(), port}, error);
-    }
+    tcp::socket socket = connected(io);
+    asio::error_code error;
     asio::write(socket, asio::buffer(says), error);
     char rest[64];
     asio::read(socket, asio::buffer(rest), error);  // until it is closed
@@ -280,12 +286,7 @@ TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasEnded) {
 TEST_F(TcpRendezvousTest, WhoHasComeHearsThatARankHasEndedBeforeAllHaveCome) {
   const auto comes_and_ends = [&] {
     asio::io_context io;
-    tcp::socket socket(io);
-    asio::error_code error = asio::error::not_connected;
-    while (error) {
-      socket = tcp::socket(io);
-      socket.connect({asio::ip::address_v4::loopback(), port}, error);
-    }
+    tcp::socket socket = connected(io);
     const Bytes body = encode(Request{
         .verb = "come", .value = text_of(encode(arrival_of(introduction(1, 3)))), .left = 50s});
     const auto size = static_cast<std::uint32_t>(body.size());
