@@ -7,6 +7,7 @@
 
 #include "data/epoch_order.h"
 #include "data/rank_comparison.h"
+#include "data/vector_functions.h"
 #include "hvd/error.h"
 
 namespace hvd::libtorch {
@@ -69,6 +70,7 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
                     {.error = error.empty() ? error : options_.name + ": " + error,
                      .description = description(dataset_size_, options_)},
                     set);
+  if (options_.workers > 0) settle_vector_functions();
 }
 
 LoaderProgress::LoaderProgress(std::size_t dataset_size, DataLoaderOptions options,
