@@ -76,7 +76,8 @@ constexpr Tag with_source(Tag tag, int source) noexcept {
 inline constexpr int kFlatBackendKinds =
     0;  ///< the first of 10: core/backend/flat/flat_channel_context.h
 inline constexpr int kHierarchicalBackendKind = 10;
-inline constexpr int kHelloKind = 14;  ///< of a carrier itself: of set 0, instance 0
+inline constexpr int kPrimerKind = 13;  ///< of a carrier itself: of set 0, instance 0
+inline constexpr int kHelloKind = 14;   ///< too
 inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< of set 0, instance 0
 
 }  // namespace hvd::message

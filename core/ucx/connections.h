@@ -148,12 +148,15 @@ class Connections {
     return links_[static_cast<std::size_t>(plane)];
   }
   message::Tag hello_tag() const noexcept;
+  message::Tag primer_tag() const noexcept;
 
   void listen(Side);
   void hear(Side);
   void be_answered(message::Plane, int peer);
   void answer(message::Plane, int peer);
   void connect(Side own, Side of_peer, int peer, End&);
+  void send_primers(const End&);
+  void drop_primers();
   void say_farewell() noexcept;
   void start(message::Plane, Link&, Outgoing&);
   void end(message::Plane, Outgoing&, Status) noexcept;
@@ -167,6 +170,9 @@ class Connections {
   const Membership members_;
   const Hello hello_;     ///< lives as long as what is sent
   const Hello farewell_;  ///< too
+  /// As long as the longest primer, of which nobody reads what it says.
+  const std::vector<std::byte> primer_;
+  std::vector<std::byte> dropped_primer_;
   const bool memory_is_ours_;
   std::vector<Link> links_[2];  ///< by plane and rank; before the workers, which write to them
   Place places_[kSides];        ///< by Side

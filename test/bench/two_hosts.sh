@@ -4,6 +4,8 @@
 # The "hosts" are network namespaces of this machine, so it has to run as root; without the right to make them it ends with 77.
 # ROUNDS (20) and OPTIONS (for `hvd-bench carriers`) change what is measured:
 #   ROUNDS=5 OPTIONS="--sizes 8,1MiB" bash test/bench/two_hosts.sh
+# With JOBS it measures the first negotiation of so many jobs over each instead (first_negotiation.cpp):
+#   JOBS=40 bash test/bench/two_hosts.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-build/bench}
@@ -40,8 +42,32 @@ if ! make_hosts; then
 fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+on() {
+  local host=$1
+  shift
+  ip netns exec $host unshare --uts sh -c 'hostname "$0"; exec "$@"' $host "$@"
+}
 # The agent begins with a clean environment: mpirun passes on what begins with OMPI_ and what -x names.
-ip netns exec ${id}a unshare --uts sh -c 'hostname "$0"; exec "$@"' ${id}a \
-  mpirun --mca plm_rsh_agent "$PWD/test/launcher/namespace_agent.sh" --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 \
-  --bind-to none -H ${id}a:1,${id}b:1 -np 2 \
-  "$bench" --init-method tcp://10.79.0.1:29400 carriers --rounds "${ROUNDS:-20}" "${options[@]}" --json "$json"
+over_mpi() {
+  on ${id}a mpirun --mca plm_rsh_agent "$PWD/test/launcher/namespace_agent.sh" --mca btl_tcp_if_include eth0 \
+    --mca oob_tcp_if_include eth0 --bind-to none -H ${id}a:1,${id}b:1 -np 2 "$@"
+}
+over_ucx() {
+  on ${id}b env HVD_INIT_METHOD=tcp://10.79.0.1:29400 RANK=1 WORLD_SIZE=2 "$@" &
+  on ${id}a env HVD_INIT_METHOD=tcp://10.79.0.1:29400 RANK=0 WORLD_SIZE=2 "$@"
+  wait $!
+}
+
+if [ -z "${JOBS:-}" ]; then
+  over_mpi "$bench" --init-method tcp://10.79.0.1:29400 carriers --rounds "${ROUNDS:-20}" "${options[@]}" --json "$json"
+  exit
+fi
+first=$(dirname "$bench")/first_negotiation
+for _ in $(seq "$JOBS"); do
+  over_mpi "$first" $(($(date +%s%N) + 1500000000))
+  over_ucx "$first" $(($(date +%s%N) + 1500000000))
+done | sort -k2 -g | awk -v jobs="$JOBS" '{ n = ++count[$1]; us[$1, n] = $2 }
+  END {
+    for (carrier in count) print carrier ": median of " count[carrier] " jobs " us[carrier, int((count[carrier] + 1) / 2)] " us"
+    exit !(count["mpi"] == jobs && count["ucx"] == jobs)
+  }'

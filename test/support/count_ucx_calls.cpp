@@ -51,8 +51,8 @@ ucs_status_ptr_t send(ucp_ep_h endpoint, const void* bytes, size_t count, ucp_ta
   using hvd::message::parts_of;
   const int kind = parts_of(tag).kind;
   if (kind == hvd::message::kControlKind) control_messages.fetch_add(1);
-  if (kind != hvd::message::kControlKind && kind != hvd::message::kHelloKind)
-    data_messages.fetch_add(1);
+  const bool of_carrier = kind == hvd::message::kHelloKind || kind == hvd::message::kPrimerKind;
+  if (kind != hvd::message::kControlKind && !of_carrier) data_messages.fetch_add(1);
   return real_send(endpoint, bytes, count, tag, param);
 }
 

@@ -20,8 +20,8 @@ namespace hvd::testing {
 /// until the test ends them, but what two ranks say when they connect goes through at once.
 struct FakeUcx {
   struct Request {
-    std::string what =
-        {};  ///< "send to 2", "hello to 2", "farewell to 2", "receive", "listen", "flush 2"
+    std::string what = {};  ///< "send to 2", "hello to 2", "primer to 2", "farewell to 2",
+                            ///< "receive", "listen", "flush 2"
     ucx::Side side = {};
     ucx::Status status = ucx::kInProgress;
     std::size_t bytes = 0;
@@ -129,6 +129,11 @@ class FakeWorker final : public ucx::Worker {
       const ucx::Started started = start("hello to " + std::to_string(connection.peer), tag);
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
       if (connects && ucx_->peers_answer) ucx_->hear(side_, connection.peer);
+      return started;
+    }
+    if (message::parts_of(tag).kind == message::kPrimerKind) {
+      const ucx::Started started = start("primer to " + std::to_string(connection.peer), tag);
+      ucx_->requests.back().bytes = bytes.size();
       return started;
     }
     if (ucx_->sends_complete_at_once) return {};
