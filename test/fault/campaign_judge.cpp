@@ -1,6 +1,8 @@
 #include "fault/campaign_judge.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -95,11 +97,17 @@ void Judge::expect_loss(int rank) {
   const bool named = loss.rank == plan_.victim || (loss.in_init && loss.rank == -1);
   if (!named) blame(rank, "blames rank " + std::to_string(loss.rank) + ": " + loss.message);
   const bool seen_by_all = plan_.hosts.empty() && plan_.fault != Fault::kStop;
+  // The shutdown() of an earlier epoch may have had to wait for the loss, and then init() again.
+  double earlier = 0;
+  if (loss.in_init && !witness(rank).shutdowns.empty()) {
+    earlier = std::accumulate(witness(rank).shutdowns.begin(),
+                              std::prev(witness(rank).shutdowns.end()), 0.0);
+  }
   expect_fast(rank, loss,
-              kSlack + (loss.in_init  ? kStartTimeout
-                        : seen_by_all ? kAtOnce
-                                      : kPeerTimeout));
-  // The shutdown() of an earlier epoch may have had to wait for the loss.
+              kSlack + earlier +
+                  (loss.in_init  ? kStartTimeout
+                   : seen_by_all ? kAtOnce
+                                 : kPeerTimeout));
   if (!witness(rank).shutdowns.empty() && witness(rank).shutdowns.back() > kAtOnce)
     blame(rank, "waited in shutdown() after the loss");
 }
