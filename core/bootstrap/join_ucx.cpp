@@ -11,6 +11,7 @@
 
 #include "hvd/error.h"
 #include "message/tag.h"
+#include "rendezvous/admission.h"
 #include "ucx/ucx_carrier.h"
 #include "ucx/ucx_library.h"
 
@@ -20,10 +21,10 @@ namespace {
 using rendezvous::Bytes;
 using rendezvous::Rendezvous;
 
-/// How long rank 0 stays for others to hear why the job does not begin, or that it has begun.
-constexpr auto kTimeToBeTold = std::chrono::milliseconds(2000);
-/// The same once the time to begin is over, which is over for the others too.
-constexpr auto kTimeToBeToldLate = std::chrono::milliseconds(500);
+/// How long rank 0 stays at least for others to hear why the job does not begin, also where the
+/// time to begin is over, which it is for the others too.
+constexpr auto kTimeToBeTold = std::chrono::milliseconds(500);
+/// The same for others to hear that it has begun.
 constexpr auto kTimeToLeave = std::chrono::seconds(10);
 
 /// Differs from job to job of one process. Rank 0's is everybody's.
@@ -51,16 +52,17 @@ class JobOverUcx final : public World {
   const std::shared_ptr<message::Carrier>& carrier() const noexcept override { return carrier_; }
   bool cuda_aware() const noexcept override { return false; }
   void allgather(const void* mine, void* all, std::size_t bytes) override;
-  void begun() override { leave(kTimeToLeave); }
+  void begun() override { leave(std::chrono::steady_clock::now() + kTimeToLeave); }
   void abandon(const std::exception& cause) noexcept override {
     if (!meeting_) return;
     meeting_->fail({cause.what(), lost_in(cause)});
-    leave(std::chrono::steady_clock::now() < deadline_ ? kTimeToBeTold : kTimeToBeToldLate);
+    leave(std::max<Deadline>(rendezvous::time_to_tell_late_comers(deadline_),
+                             std::chrono::steady_clock::now() + kTimeToBeTold));
   }
 
  private:
-  void leave(std::chrono::milliseconds limit) noexcept {
-    if (meeting_) meeting_->leave(std::chrono::steady_clock::now() + limit);
+  void leave(Deadline limit) noexcept {
+    if (meeting_) meeting_->leave(limit);
     if (meeting_ && meeting_->stays()) {
       presence_ = std::move(meeting_);
     } else {
