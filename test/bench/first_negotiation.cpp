@@ -41,10 +41,9 @@ int main(int argc, char** argv) {
   }
   const Clock::time_point together{std::chrono::nanoseconds(std::atoll(argv[1]))};
   hvd::init();
-  if (Clock::now() > together) {
-    std::cerr << "first_negotiation: the job was not there in time\n";
-    return 1;
-  }
+  if (Clock::now() > together)
+    std::cerr << "first_negotiation: rank " << hvd::rank()
+              << " was late; this job's figure says nothing\n";
   std::vector<float> values(kTensors, 1.0F);
   std::this_thread::sleep_until(together);
   const auto begin = std::chrono::steady_clock::now();

@@ -42,7 +42,8 @@ TEST(Tag, ChangesItsSourceAlone) {
 
 TEST(Tag, OfTheControlPlaneIsNoChannels) {
   static_assert(kControlKind < 1 << kKindBits);
-  static_assert(kHierarchicalBackendKind < kControlKind);
+  static_assert(kHierarchicalBackendKind < kPrimerKind && kPrimerKind < kHelloKind);
+  static_assert(kHelloKind < kControlKind);
   static_assert(kFlatBackendKinds < kHierarchicalBackendKind);
 }
 
