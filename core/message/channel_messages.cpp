@@ -2,12 +2,12 @@
 
 #include <chrono>
 
-// Note [What is dropped with messages under way]
-// A collective that fails is dropped while the carrier may still read and write its memory: Note
-// [Who frees the buffer]. The carrier is asked to take the messages back, when the Work is dropped
-// and then until the channel ends. Memory of ours is freed after that, or kept, at most one buffer
-// per channel and once, if the carrier cannot do it, as MPI, or does not in time. Nobody waits
-// before the channel's end.
+// Note [Dropping a collective with messages under way]
+// A collective that fails is dropped while the carrier may still read and write its memory (Note
+// [Who frees the buffer]). abandon() asks the carrier to take the messages back, and settle() asks
+// again until the channel ends. The channel's buffer is freed after that. If the carrier cannot
+// take messages back, like MPI, or does not do so in time, the buffer is kept: at most one per
+// channel. Only the end of the channel waits.
 
 namespace hvd::message {
 namespace {
@@ -62,8 +62,7 @@ void ChannelMessages::receive(std::size_t slot, std::span<std::byte> bytes, int 
   const int world_rank = world_rank_of(peer);
   requests_.receive(slot, bytes, world_rank,
                     with_source(tag_, world_rank) | static_cast<Tag>(kind));
-  // The sender of a large message waits for an answer, which a carrier may give inside the call
-  // above, as MPI does.
+  // The sender of a large message waits for a reply. MPI may send it inside the call above.
   touch(world_rank);
 }
 
@@ -87,8 +86,8 @@ bool ChannelMessages::settle() noexcept {
 }
 
 bool MessageWork::progress() {
-  // The engine may sleep until it is rung when this returns false, so nothing that can be done now
-  // may be left undone; but other Works want their turn too.
+  // The engine may sleep until it is rung when this returns false, so all possible work must be
+  // done, or the rank must ring itself. The limit gives other Works their turn.
   constexpr int kPasses = 8;
   bool moved = true;
   for (int pass = 0; pass < kPasses && moved && !complete_; ++pass) {

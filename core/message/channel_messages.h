@@ -12,10 +12,10 @@
 
 namespace hvd::message {
 
-/// The messages of one channel, which its Works share: who takes part, under which tags, whom to
-/// ring, and a buffer that outlives a Work.
+/// The messages of one channel: its members, its tags, the doorbells to ring, and a buffer that
+/// outlives a Work. The Works of the channel share it.
 ///
-/// Not thread-safe: the thread that drives the engine. Peers are set ranks.
+/// Not thread-safe: only the thread that drives the engine calls it. Peers are set ranks.
 class ChannelMessages {
  public:
   /// @throws hvd::Error when the carrier has no tags for the channel
@@ -26,9 +26,9 @@ class ChannelMessages {
 
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
   int rank() const noexcept { return spec_.set_rank; }
-  /// The memory is a device's: only the carrier may touch it.
+  /// The tensors are in a device's memory, which only the carrier may access.
   bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
-  /// Its peers are world ranks. What is started here is started by send() and receive() below.
+  /// Peers in the table are world ranks. Start messages with send() and receive() below.
   RequestTable& requests() noexcept { return requests_; }
   const RequestTable& requests() const noexcept { return requests_; }
   MessageBuffer& buffer() noexcept { return buffer_; }
@@ -37,43 +37,43 @@ class ChannelMessages {
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind);
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind);
   std::span<const int> test();
-  /// There is more to do at once, without any message.
+  /// Requests another pass of step() at once, without a message having moved.
   void keep_going() noexcept { moved_ = true; }
-  /// Whether something was started or completed since the last call.
+  /// Whether a message was started or completed since the last call.
   bool take_moved() noexcept { return std::exchange(moved_, false); }
-  /// Rings every peer with which something has moved since the last call, and this rank if there is
-  /// `more` to do here.
+  /// Rings every peer with which a message was started or completed since the last call, and this
+  /// rank if it has `more` to do.
   void ring_touched(bool more) noexcept;
 
-  /// A Work was dropped before it completed. Nothing can be launched any more, and what is under
-  /// way is taken back. The answer: whether its memory may be freed now, later (once settle() is
-  /// true), or never; the tensors stay in any case, as Channel::launch() says.
+  /// Ends the channel because a Work was dropped before it completed: no Work can be launched any
+  /// more, and messages under way are taken back. The result tells whether their memory may be
+  /// freed now, later (once settle() returns true) or never. The caller keeps the tensors in any
+  /// case (see Channel::launch()).
   TakenBack abandon() noexcept;
   bool abandoned() const noexcept { return abandoned_; }
-  /// Waits for the carrier to let go of what was abandoned, at most until kTakeBackTime after
-  /// abandon(). False: memory that messages were given has to be kept. True where no message is
-  /// under way.
+  /// Waits until the carrier has released the abandoned messages, at most until kTakeBackTime after
+  /// abandon(). Returns false if their memory must be kept, and true where no message is under way.
   bool settle() noexcept;
 
  private:
   void touch(int world_rank) noexcept;
   int world_rank_of(int peer) const noexcept { return spec_.ranks[static_cast<std::size_t>(peer)]; }
 
-  const std::shared_ptr<Carrier> carrier_;  // before what uses it
+  const std::shared_ptr<Carrier> carrier_;  // before the members that use it
   RequestTable requests_;
   MessageBuffer buffer_;
   const ChannelSpec spec_;
   Peers& peers_;
-  const Tag tag_;              ///< of what this rank sends, but for the kind
+  const Tag tag_;              ///< of messages that this rank sends, without the kind
   std::vector<char> touched_;  ///< per world rank
   std::vector<int> touched_ranks_;
   bool moved_ = false;
   bool abandoned_ = false;
-  Deadline keep_at_;  ///< when memory that was not given back is kept
+  Deadline keep_at_;  ///< after this, memory that is not given back is kept
 };
 
-/// Base of the Works that are made of messages. One that is destroyed before step() has returned
-/// true abandons the messages of its channel.
+/// Base of Works made of messages. Destroying one before step() has returned true abandons the
+/// messages of its channel.
 class MessageWork : public Work {
  public:
   explicit MessageWork(std::shared_ptr<ChannelMessages> messages)
@@ -86,8 +86,8 @@ class MessageWork : public Work {
   bool progress() final;
 
  protected:
-  /// One pass over what can be done now; true when all is done. Called again when something has
-  /// moved.
+  /// One pass over the work that can be done now; true when the Work is complete. Called again
+  /// after a message has moved.
   virtual bool step() = 0;
   ChannelMessages& messages() noexcept { return *messages_; }
 

@@ -19,11 +19,11 @@ namespace {
 
 constexpr int kCoordinator = 0;
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
-/// How long leaving waits for messages that are still under way.
+/// For how long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
-/// The same where the carrier may still have to connect and this rank leaves in order: the other
-/// one, which has to look for that, may be without a core for a while, and nothing else tells it
-/// what the message says.
+/// The same for a carrier that may still have to connect, when this rank leaves in order. The other
+/// rank has to poll for the connection and may not be scheduled for a while, and it learns the
+/// contents of the message in no other way.
 constexpr auto kConnectTime = std::chrono::seconds(10);
 
 class MessageControlPlane final : public control::ControlPlane {
@@ -60,9 +60,9 @@ class MessageControlPlane final : public control::ControlPlane {
   std::optional<control::Message> poll() override;
   void expect_messages(std::span<const int> ranks) override;
   void check_connections() override {
-    // Nothing is fetched behind a message that is still coming in, of whoever it is.
+    // No message is fetched behind one that is still arriving, whichever rank sent it.
     if (incoming_.in_flight() > 0) return;
-    // The control segment knows better of this host's ranks, their farewells too.
+    // For ranks of this host the control segment is more accurate; it also holds their farewells.
     carrier_->check_connections([this](int rank) {
       return !node_->control_segment_shared() || !topology().same_host(rank, this->rank());
     });
@@ -109,8 +109,8 @@ class MessageControlPlane final : public control::ControlPlane {
   std::vector<int> others_;
   SendPool sends_;
   std::deque<control::Message> loopback_;
-  /// A message that was matched and has not arrived in full. One at a time, and nothing is taken
-  /// from the queue behind it, which keeps messages of one rank in order.
+  /// A message that was matched and has not arrived in full. Only one is received at a time, which
+  /// keeps the messages of one rank in order.
   RequestTable incoming_;
   control::Message receiving_;
   bool accused_ = false;
@@ -126,8 +126,9 @@ void require_within_limit(std::size_t bytes, const char* what, int peer) {
 
 MessageControlPlane::~MessageControlPlane() {
   try {
-    // What tells other hosts of a loss may go to ranks that this one has never talked to: a carrier
-    // (MPI, for one) calls it sent before the connection is there, which needs both sides.
+    // The message that reports a loss may go to ranks that this one has never exchanged messages
+    // with. A carrier such as MPI reports it as sent before the connection exists, which needs both
+    // sides.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
       const bool waits_for_others = said_farewell_ && !lingers && !carrier_->hands_over_at_once();
@@ -137,12 +138,12 @@ MessageControlPlane::~MessageControlPlane() {
           retire_sends();
           return sends_.empty();
         }
-        carrier_->progress();  // of what goes to the lost rank nothing is to be heard
+        carrier_->progress();  // messages to the lost rank never complete
         return false;
       });
     }
   } catch (...) {
-    // The transport is broken; there is nobody left to tell.
+    // The transport is broken, so no rank can be notified.
     carrier_->mark_failed();
   }
   if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kTakeBackTime))
@@ -172,7 +173,7 @@ void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::
   std::exception_ptr failure;
   try {
     sends_.send(message, ranks, tag_);
-  } catch (const std::exception&) {  // one of them is gone, and the others have to hear it
+  } catch (const std::exception&) {  // one of them is lost; the others still need the message
     failure = std::current_exception();
   }
   for (const int to : ranks) {
@@ -191,7 +192,7 @@ void MessageControlPlane::send(int to, std::span<const std::byte> message) {
 }
 
 void MessageControlPlane::retire_sends() {
-  // A message that could not be handed over at once may have gone out just now, after we rang.
+  // A message that could not be handed over at once may have been sent just now, after the ring.
   sends_.retire([&](std::span<const int> ranks) {
     for (const int other : ranks) ring(other);
   });
@@ -201,7 +202,7 @@ void MessageControlPlane::heartbeat(TimePoint now) noexcept {
   node_->control_segment().heartbeat(now);
   if (carrier_->hands_over_at_once() || !carrier_->active()) return;
   try {
-    carrier_->progress();  // what a carrier calls sent may have waited for room
+    carrier_->progress();  // a message reported as sent may still wait for buffer space
   } catch (...) {
     carrier_->mark_failed();
   }
@@ -221,7 +222,7 @@ std::optional<control::Message> MessageControlPlane::poll() {
   std::exception_ptr failure;
   try {
     if (!sends_.empty()) retire_sends();
-  } catch (const std::exception&) {  // what has come may say why, and is given out first
+  } catch (const std::exception&) {  // a received message may hold the cause, so it comes first
     failure = std::current_exception();
   }
   std::optional<control::Message> message = next_message();
@@ -242,7 +243,8 @@ std::optional<control::Message> MessageControlPlane::next_message() {
 }
 
 void MessageControlPlane::expect_messages(std::span<const int> ranks) {
-  // On one host it would take as long here as in the first step, and all ranks connect to rank 0.
+  // On one host connecting ahead saves no time over connecting in the first step, and all ranks
+  // would connect to rank 0 at once.
   if (rung_by_all()) return;
   for (const int rank : ranks) carrier_->connect(Plane::kControl, rank);
   poll_until(std::chrono::steady_clock::now() + time_to_connect_, [&] {
@@ -255,7 +257,7 @@ std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error(Dur
   std::optional<control::PeerLoss> loss;
   poll_until(std::chrono::steady_clock::now() + patience, [&] {
     loss =
-        check_peers(SteadyClock().now(), std::chrono::hours(24));  // not by beats, which take time
+        check_peers(SteadyClock().now(), std::chrono::hours(24));  // heartbeats would take too long
     return loss.has_value();
   });
   return loss;
@@ -271,7 +273,7 @@ std::vector<control::ControlPlane::Departure> MessageControlPlane::departures() 
 std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
   auto loss = node_->control_segment().check(now, timeout);
   if (!loss) return std::nullopt;
-  // Nothing may wait for that rank any more, not even the carrier's end.
+  // No call may wait for that rank any more, not even the carrier's destructor.
   carrier_->mark_failed();
   const int rank = node_->rank_of_slot(loss->slot);
   if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};

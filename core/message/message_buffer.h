@@ -5,13 +5,13 @@
 
 namespace hvd::message {
 
-/// Memory for messages that no tensor holds: what is received before it is reduced, for example.
-/// Kept from one collective to the next. Not thread-safe.
+/// Scratch memory for messages whose data is in no tensor, for example data received before it is
+/// reduced. Kept from one collective to the next. Not thread-safe.
 class MessageBuffer {
  public:
-  /// At least `bytes` bytes, aligned to a page. What it held is lost.
+  /// Returns at least `bytes` bytes, aligned to a page. The previous contents are lost.
   std::byte* reserve(std::size_t bytes);
-  /// Gives the memory up without freeing it. See Note [Who frees the buffer].
+  /// Keeps the memory allocated until the process ends. See Note [Who frees the buffer].
   void keep_until_exit();
   /// Null before reserve() and after keep_until_exit().
   const std::shared_ptr<std::byte>& memory() const noexcept { return memory_; }

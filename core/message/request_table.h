@@ -14,11 +14,11 @@
 
 namespace hvd::message {
 
-/// The messages that one user has under way, each in a numbered slot: which slots are idle, with
-/// whom, and whether what came has the right size. A loop over the slots calls no virtual function.
+/// Bookkeeping over Requests: which slots are idle, the peer of each message, and a check of the
+/// size of each received message. A loop over the slots calls no virtual function.
 ///
-/// Not thread-safe: the thread that drives the engine. Peers are world ranks. Allocates in reset()
-/// only.
+/// Not thread-safe: only the thread that drives the engine calls it. Peers are world ranks.
+/// Allocates in reset() only.
 class RequestTable {
  public:
   RequestTable(Carrier&, Plane);
@@ -34,7 +34,7 @@ class RequestTable {
     requests_->receive(slot, bytes, peer, tag);
     started(slot, {.peer = peer, .state = State::kReceiving, .bytes = bytes.size()});
   }
-  /// @param bytes as many as the arrival has
+  /// @param bytes exactly as long as the arrival
   void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
     requests_->receive(slot, bytes, arrival);
     started(slot, {.peer = arrival.source, .state = State::kReceiving, .bytes = bytes.size()});
@@ -49,7 +49,7 @@ class RequestTable {
   /// receiver expects.
   std::span<const int> test();
 
-  /// See Requests. kDone, and an idle table, where nothing is under way.
+  /// See Requests::take_back(). Returns kDone at once if no message is under way.
   TakenBack take_back() noexcept;
 
  private:
@@ -57,7 +57,7 @@ class RequestTable {
   struct Entry {
     int peer = -1;
     State state = State::kIdle;
-    std::size_t bytes = 0;  ///< expected, of a receive
+    std::size_t bytes = 0;  ///< expected length, for a receive
   };
   void started(std::size_t slot, const Entry& entry) noexcept {
     HVD_EXPECT(idle(slot), "the slot has no message under way");
@@ -72,12 +72,12 @@ class RequestTable {
   int in_flight_ = 0;
 };
 
-/// For how long memory that the carrier is about to let go is waited for, before it is kept.
+/// For how long to wait for memory that the carrier is about to release, before it is kept.
 inline constexpr auto kTakeBackTime = std::chrono::milliseconds(500);
 
-/// Takes back what is under way, and waits for it while the carrier says that it is about to let
-/// go, at most until the deadline. For the end of a job. False: the memory has to be kept; see Note
-/// [Who frees the buffer].
+/// Takes back all messages under way, and waits for their memory while the carrier returns
+/// kPending, at most until the deadline. Meant for the end of a job. Returns false if the memory
+/// must be kept; see Note [Who frees the buffer].
 bool wait_for_memory(RequestTable&, Deadline) noexcept;
 
 }  // namespace hvd::message

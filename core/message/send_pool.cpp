@@ -8,15 +8,15 @@
 namespace hvd::message {
 namespace {
 
-// What is kept for the next messages: enough that a busy coordinator allocates nothing, and no more
-// than 4 MiB.
+// Limits of the free list: large enough that a busy coordinator does not allocate, and at most 4
+// MiB in all.
 constexpr std::size_t kIdleParcels = 64;
 constexpr std::size_t kIdleParcelBytes = 64 * 1024;
 
 }  // namespace
 
 SendPool::~SendPool() {
-  // All are asked before any is waited for, so that they end side by side.
+  // Cancel all messages before waiting for the first, so that they end concurrently.
   for (const auto& parcel : active_) static_cast<void>(parcel->requests.take_back());
   const Deadline deadline = std::chrono::steady_clock::now() + kTakeBackTime;
   for (auto& parcel : active_) {
@@ -37,15 +37,14 @@ void SendPool::send(std::span<const std::byte> message, std::span<const int> ran
   parcel->bytes.assign(message.begin(), message.end());
   parcel->ranks.assign(ranks.begin(), ranks.end());
   parcel->requests.reset(ranks.size());
-  // Before the first send, so that a failure half-way leaves the parcel where the destructor takes
-  // care of it.
+  // Before the first send, so that the destructor handles the parcel if a send throws.
   active_.push_back(std::move(parcel));
   Parcel& started = *active_.back();
   std::exception_ptr failure;
   for (std::size_t index = 0; index < ranks.size(); ++index) {
     try {
       started.requests.send(index, started.bytes, ranks[index], tag);
-    } catch (const std::exception&) {  // the others are to have it all the same
+    } catch (const std::exception&) {  // the other ranks still need the message
       if (!failure) failure = std::current_exception();
     }
   }

@@ -9,11 +9,11 @@
 
 namespace hvd::message {
 
-/// Buffers of messages of the control plane on their way. A message is copied once, however many
-/// ranks it goes to.
+/// Buffers of control messages that are being sent. A message to several ranks is copied once.
 ///
-/// Not thread-safe: the thread that drives the engine. The destructor takes back what is still
-/// under way, waits for that no longer than kTakeBackTime, and keeps what it does not get.
+/// Not thread-safe: only the thread that drives the engine calls it. The destructor takes back
+/// messages under way, waits for their memory for at most kTakeBackTime, and keeps the rest until
+/// the process ends.
 class SendPool {
  public:
   explicit SendPool(Carrier& carrier) : carrier_(carrier) {}
@@ -21,11 +21,11 @@ class SendPool {
   SendPool& operator=(const SendPool&) = delete;
   ~SendPool();
 
-  /// Starts to send a copy of `message` to each of `ranks`. @throws hvd::Error when it cannot be
-  /// sent to one of them; the others get it
+  /// Starts to send a copy of `message` to each of `ranks`.
+  /// @throws hvd::Error when it cannot be sent to one of them; it is still sent to the others
   void send(std::span<const std::byte> message, std::span<const int> ranks, Tag tag);
-  /// Recycles what has been sent; `ranks_done(ranks)` is called for each message that completed
-  /// here and not at once: its receivers may have gone to sleep meanwhile.
+  /// Recycles the buffers of sent messages. Calls `ranks_done(ranks)` for each message that did not
+  /// complete inside send(): its receivers may have gone to sleep in the meantime.
   template <typename RanksDone>
   void retire(RanksDone&& ranks_done) {
     for (std::size_t index = 0; index < active_.size();) {

@@ -6,15 +6,15 @@
 
 namespace hvd::message {
 
-/// What a message is and where it comes from; its sender and its receiver give the same one.
+/// Identifies a message and its source. The sender and the receiver pass the same tag.
 ///
 ///   63        48 47         28 27         7 6      4 3  0
 ///   generation   source rank   process set  instance kind
 ///
-/// Generation: jobs that one process joins, one after the other, have different ones, so that no
-/// message of an old job is taken for one of a new job. The low 28 bits say which channel a message
-/// belongs to and what it is there. A carrier whose envelopes name the source, and which keeps jobs
-/// apart by itself, needs no more of a tag than these: MPI, with a communicator per job and plane.
+/// The generation differs between jobs that one process joins one after the other, so that a
+/// message of an old job is never matched in a new one. The low 28 bits identify the channel and
+/// the purpose of the message in it. They are enough for a carrier that knows the source of each
+/// message and separates jobs by itself, as MPI does with a communicator per job and plane.
 using Tag = std::uint64_t;
 
 struct TagParts {
@@ -34,7 +34,7 @@ inline constexpr int kGenerationBits = 16;
 inline constexpr int kChannelBits = kProcessSetBits + kInstanceBits + kKindBits;
 static_assert(kChannelBits + kSourceBits + kGenerationBits == 64);
 
-/// What the fields have room for. A carrier refuses jobs and process sets beyond it.
+/// Capacity of the fields. A carrier refuses jobs and process sets beyond it.
 inline constexpr int kMostRanks = 1 << kSourceBits;
 inline constexpr int kMostProcessSets = 1 << kProcessSetBits;
 
@@ -69,15 +69,15 @@ constexpr Tag with_source(Tag tag, int source) noexcept {
   return (tag & ~kSourceMask) | static_cast<Tag>(source) << kChannelBits;
 }
 
-// Kinds. Messages of one tag between two ranks are sent and received in the same order; those that
-// may overtake one another have kinds of their own. The channels that two backends have open for
-// one set work side by side, so no two backends share one.
+// Kinds. Messages with one tag between two ranks are received in the order in which they were sent.
+// Messages that may overtake one another have different kinds. Two backends may have channels open
+// for one set at the same time, so no two backends share a kind.
 
 inline constexpr int kFlatBackendKinds =
-    0;  ///< the first of 10: core/backend/flat/flat_channel_context.h
+    0;  ///< the first of 10; see core/backend/flat/flat_channel_context.h
 inline constexpr int kHierarchicalBackendKind = 10;
-inline constexpr int kPrimerKind = 13;  ///< of a carrier itself: of set 0, instance 0
-inline constexpr int kHelloKind = 14;   ///< too
-inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< of set 0, instance 0
+inline constexpr int kPrimerKind = 13;  ///< used inside a carrier, with set 0 and instance 0
+inline constexpr int kHelloKind = 14;   ///< used inside a carrier, with set 0 and instance 0
+inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< with set 0 and instance 0
 
 }  // namespace hvd::message
