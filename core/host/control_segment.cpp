@@ -12,8 +12,8 @@
 
 namespace hvd::host {
 
-// Both live in shared memory: no pointers, valid when zero. A doorbell has a cache line of its own,
-// since others write it while the owner writes its heartbeat.
+// Header and Slot live in shared memory: they hold no pointers and are valid when zero. A doorbell
+// has its own cache line, because other ranks write it while the owner writes its heartbeat.
 struct alignas(kCacheLine) ControlSegment::Header {
   static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
   std::uint64_t magic;
@@ -24,17 +24,18 @@ struct alignas(kCacheLine) ControlSegment::Header {
 
 struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) Doorbell doorbell;
-  std::atomic<std::uint64_t> message_count;  ///< messages that have been sent to this slot's rank;
-                                             ///< beside the doorbell, which is rung for each
+  std::atomic<std::uint64_t> message_count;  ///< messages sent to this slot's rank; on the
+                                             ///< doorbell's line, since each rings it
   alignas(kCacheLinePair) ArrivalFlags arrival_flags;
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
   LifeLock life;
-  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0: nobody
+  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0 if the process accuses no rank
   ProcessIdentity process;
   char cause[512];  ///< of the accusation; zero-terminated
 };
 
-static_assert(std::atomic<std::int64_t>::is_always_lock_free, "beats are shared between processes");
+static_assert(std::atomic<std::int64_t>::is_always_lock_free,
+              "heartbeats are shared between processes");
 
 std::size_t ControlSegment::bytes_for(int slots) noexcept {
   // The header takes the room of one slot, for the slots' alignment.
@@ -146,8 +147,7 @@ void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
 std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duration timeout) {
   for (Watched& watched : watched_) {
     Slot& other = slot(watched.slot);
-    // The order matters: a rank says farewell, or accuses, before it ends, so the end must be read
-    // first.
+    // Read the end first: a rank writes its farewell or its accusation before it ends.
     const bool ended =
         other.life.ended.load(std::memory_order_seq_cst) != 0 || watched.process.ended();
     if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
@@ -191,7 +191,7 @@ std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcep
         return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
       }
     }
-  } catch (const std::exception&) {  // no memory for a text: it is left out
+  } catch (const std::exception&) {  // no memory for the text of the loss
   }
   return std::nullopt;
 }

@@ -21,26 +21,27 @@ namespace hvd::host {
 /// A segment of shared memory per host, with a doorbell, a heartbeat, arrival flags, a farewell
 /// flag and a failure report for each of its ranks.
 ///
-/// doorbell() may be used by any thread; the rest by the thread that drives the engine.
-/// The segment has a name only while the ranks map it (unlink()), so that nothing is left behind by
-/// ranks that are killed.
+/// Any thread may call doorbell(); only the thread that drives the engine calls the rest.
+/// The segment has a name only until all ranks have mapped it (unlink()), so that killed ranks
+/// leave no file behind.
 class ControlSegment {
  public:
   struct Loss {
     int slot = 0;
     std::string cause = {};
-    /// World rank: the slot's process has failed because it lost this one (maybe itself); `cause`
-    /// is then what it says of that.
+    /// World rank that the slot's process has lost, which is why it failed (possibly its own rank).
+    /// `cause` is then the text of its report.
     std::optional<int> accused = {};
   };
 
   /// A control segment of one slot in private memory, for a rank that is alone on its host or
   /// cannot share memory.
   static ControlSegment solitary();
-  /// The first rank of a host makes the segment, of `slots` slots. @throws hvd::Error when shared
-  /// memory is missing or too small.
+  /// Makes the segment, with `slots` slots. Called by the first rank of a host.
+  /// @throws hvd::Error when shared memory is missing or too small
   static ControlSegment create(const std::string& name, int slots);
-  /// The others map it. @throws hvd::Error when it cannot be mapped or is not what create() made.
+  /// Maps the segment. Called by the other ranks of the host.
+  /// @throws hvd::Error when it cannot be mapped or was not made by create() of the same build
   static ControlSegment attach(const std::string& name, int slots);
 
   ControlSegment(ControlSegment&& other) noexcept;
@@ -51,20 +52,20 @@ class ControlSegment {
 
   /// Takes a slot: writes this process's identity and a first heartbeat.
   void enter(int slot, TimePoint now) noexcept;
-  /// Removes the name; once every rank has mapped the segment, or given up.
+  /// Removes the name. Call it once every rank has mapped the segment or failed to.
   void unlink() noexcept;
-  /// Begins to look after the other slots, and to be looked after; once all have been entered.
+  /// Starts to watch the processes of the other slots. Call it once all slots have been entered.
   void watch_others(TimePoint now);
 
   int slots() const noexcept { return slots_; }
   Doorbell& doorbell(int slot) noexcept;
   ArrivalFlags& arrival_flags(int slot) noexcept;
-  /// Of all other hosts together.
+  /// The flags that stand for all other hosts together.
   ArrivalFlags& remote_arrival_flags() noexcept;
   /// Counts the messages that have been sent to the slot's rank.
   std::atomic<std::uint64_t>& message_count(int slot) noexcept;
-  /// How many processes have been seen to end, by any of them: when it changes, all are rung, and
-  /// check() has something to say.
+  /// Number of processes whose end any process of the host has detected. A change rings all
+  /// doorbells, and check() then returns a loss.
   std::uint32_t endings() const noexcept;
   Doorbell& own_doorbell() noexcept { return doorbell(own_); }
   std::uint64_t own_message_count() noexcept {
@@ -72,27 +73,27 @@ class ControlSegment {
   }
   void heartbeat(TimePoint now) noexcept;
   void farewell() noexcept;
-  /// This process fails because it has lost a world rank, and may end at any time. The text is cut
-  /// off after some hundred bytes.
+  /// Reports that this process fails because it has lost a world rank, and that it may end at any
+  /// time. The text is truncated to the size of its field (511 bytes).
   void accuse(int world_rank, std::string_view cause) noexcept;
-  /// The first slot whose process accuses another rank, or has ended or not beaten for `timeout`
-  /// without having said farewell.
+  /// Returns the first slot whose process accuses another rank, or which has ended or sent no
+  /// heartbeat for `timeout` without a farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
   struct Departure {
     int slot = 0;
-    bool ended = false;  ///< its process
+    bool ended = false;  ///< whether its process has ended
   };
-  /// The other slots that have said farewell.
+  /// The other slots that have sent a farewell.
   std::vector<Departure> departures();
-  /// The first loss in one look, from a thread that does not drive the engine: without heartbeats,
-  /// which take time to judge. Accusations of `own_rank` tell it nothing.
+  /// Returns the first loss found in one pass. For threads that do not drive the engine. Ignores
+  /// heartbeats, which take time to judge, and accusations of `own_rank`.
   std::optional<Loss> glance(int own_rank) noexcept;
 
  private:
   struct Header;
   struct Slot;
-  /// What is known about another slot. The age of a heartbeat is measured by this process's clock,
-  /// from when it was first seen, so that clocks need not agree.
+  /// The last observation of another slot. The age of a heartbeat is measured by this process's
+  /// clock since the first observation, so that clocks need not agree.
   struct Watched {
     int slot = 0;
     ProcessWatch process = {};

@@ -20,9 +20,9 @@
 namespace hvd::host {
 namespace {
 
-/// Of the thread's waits; a waiter for a mutex cannot be told to stop.
+/// Limit of one wait of the thread, because a wait for a mutex cannot be interrupted.
 constexpr Duration kLongestWait = std::chrono::milliseconds(500);
-/// Until another process has taken its lock, or has got out of the kernel.
+/// Interval of polling until another process has taken its lock, or until it has ended.
 constexpr Duration kShortestWait = std::chrono::milliseconds(1);
 constexpr int kShortWaits = 200;
 constexpr unsigned kExiting = 0x4;  // PF_EXITING of <linux/sched.h>
@@ -31,7 +31,7 @@ bool exists(std::int64_t pid) noexcept {
   return ::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH;
 }
 
-/// Whether the thread has begun to exit; nothing: it is not there.
+/// Whether the thread has begun to exit; empty if there is no such thread.
 std::optional<bool> exits(const std::string& stat_file) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(stat_file.c_str(), "re"),
                                                              std::fclose);
@@ -55,7 +55,7 @@ timespec until(Duration from_now) noexcept {
           static_cast<long>(at.count() % 1'000'000'000)};
 }
 
-/// @return whether the calling thread has it now
+/// @return whether the calling thread now holds the mutex
 bool lock_within(pthread_mutex_t& mutex, Duration limit) noexcept {
   const timespec deadline = until(limit);
   const int result = ::pthread_mutex_clocklock(&mutex, CLOCK_MONOTONIC, &deadline);
@@ -90,12 +90,12 @@ bool runs_no_more(const ProcessIdentity& process) noexcept {
       seen = true;
     }
     return seen || !exists(process.pid);
-  } catch (const std::exception&) {  // no memory: it is seen later
+  } catch (const std::exception&) {  // no memory: a later call finds it
     return false;
   }
 }
 
-/// Outlives the LifeWatch by a wait.
+/// Outlives the LifeWatch by at most one wait.
 class LifeWatch::Thread {
  public:
   Thread(std::vector<Member> members, std::size_t own, std::function<void()> tell_all,
@@ -139,7 +139,7 @@ class LifeWatch::Thread {
     while (!stopping_ && SteadyClock().now() < deadline) changed_.wait_until(mutex_, deadline);
   }
 
-  /// For the next one's end, or a little.
+  /// Waits for the end of the next member, up to a limit.
   void wait() {
     const Duration limit = suspects_.empty() ? kLongestWait : suspects_wait();
     std::size_t next = own_;
@@ -151,7 +151,7 @@ class LifeWatch::Thread {
     if (!lock_within(lock.mutex, limit)) return;
     const bool held_before = lock.held.load(std::memory_order_acquire) != 0;
     ::pthread_mutex_unlock(&lock.mutex);
-    // Its process has not come to that yet, or never will.
+    // The process has not taken its lock yet, or never will.
     if (!held_before && lock.left.load(std::memory_order_seq_cst) == 0 &&
         !runs_no_more(members_[next].process))
       return sleep(not_begun_wait());
@@ -162,7 +162,7 @@ class LifeWatch::Thread {
 
   Duration suspects_wait() noexcept { return wait_of(looks_); }
   Duration not_begun_wait() noexcept { return wait_of(not_begun_++); }
-  /// A process ends soon, or begins soon, or not at all.
+  /// Short waits first and longer ones later: a process starts or ends soon or not at all.
   static Duration wait_of(int times) noexcept {
     return times < kShortWaits ? kShortestWait
                                : std::min(kLongestWait, (times - kShortWaits + 1) * kShortestWait);
@@ -186,8 +186,8 @@ class LifeWatch::Thread {
   const std::size_t own_;
   const std::function<void()> tell_all_;
   const std::shared_ptr<void> memory_;
-  std::vector<bool> done_with_;        // gone, or not to be seen
-  std::vector<std::size_t> suspects_;  // their lock is free, and they are not known to have ended
+  std::vector<bool> done_with_;        // ended, or not observable
+  std::vector<std::size_t> suspects_;  // lock is free, end not confirmed
   int looks_ = 0;
   int not_begun_ = 0;
   Mutex mutex_;

@@ -13,31 +13,31 @@
 
 namespace hvd::host {
 
-/// In memory that processes share: a robust mutex, which a thread of one process holds for as long
-/// as that is in the job. Whoever waits for it is woken when the process ends.
+/// A robust mutex in shared memory, held by a thread of one process for as long as the process is
+/// in the job. A thread that waits for it is woken when the process ends.
 struct LifeLock {
-  /// Once, before any process uses it.
+  /// Call once, before any process uses the lock.
   void initialize() noexcept;
 
   pthread_mutex_t mutex;
-  std::atomic<std::uint32_t> held;   ///< 1: its process has taken it, now or before
-  std::atomic<std::uint32_t> left;   ///< 1: its process has left the job, and its end means nothing
-  std::atomic<std::uint32_t> ended;  ///< 1: its process runs no more
+  std::atomic<std::uint32_t> held;   ///< 1: the process holds the mutex or has held it
+  std::atomic<std::uint32_t> left;   ///< 1: the process has left the job, so its end is no loss
+  std::atomic<std::uint32_t> ended;  ///< 1: the process has ended
 };
 
-/// Every thread of the process is on its way out: none executes anything of the program's again.
-/// False where that cannot be seen.
+/// True if every thread of the process is exiting, so that none executes the program's code again.
+/// False where that cannot be determined.
 bool runs_no_more(const ProcessIdentity&) noexcept;
 
-/// A thread that holds this process's lock and sees when another process ends.
+/// A thread that holds this process's lock and detects the end of another process.
 ///
-/// Note [The end of a process]: a pidfd tells of the end of a process when the kernel has freed its
-/// memory, which takes 0.1 s and more for each GiB; the kernel gives robust mutexes free before.
-/// It wakes one waiter, so each process waits for the next one in a circle, leaves out those that
-/// are gone, and tells all others. A lock is no proof, as its thread may end by itself, and an
-/// exec() leaves it too: so it is asked of /proc whether all threads have begun to exit. After that
-/// the process writes to nothing that is shared. Processes of other pid namespaces are left out: of
-/// their end their silence tells.
+/// Note [The end of a process]: a pidfd signals the end of a process only after the kernel has
+/// freed its memory, which takes 0.1 s or more per GiB. The kernel releases robust mutexes earlier.
+/// It wakes a single waiter, so the processes form a ring: each waits for the next one that has not
+/// ended, and notifies all others. A free lock alone is no proof, because its thread may have ended
+/// by itself, and exec() releases it too. The thread therefore reads from /proc whether all threads
+/// of the process are exiting. After that the process writes to no shared memory. Processes in
+/// other pid namespaces are not in the ring; their missing heartbeats reveal their end.
 ///
 /// Thread-safe.
 class LifeWatch {
@@ -46,14 +46,15 @@ class LifeWatch {
     LifeLock* lock = nullptr;
     ProcessIdentity process = {};
   };
-  /// @param members of the host, in one order on all of them; one that took no lock is not seen
-  /// @param tell_all called by the thread when `ended` of one has been set
-  /// @param memory keeps what the others point to
+  /// @param members the processes of the host, in the same order on each of them; the end of a
+  /// process that never took its lock is not detected
+  /// @param tell_all called by the thread after it has set `ended` of a member
+  /// @param memory owns the memory that `members` points to
   LifeWatch(std::vector<Member> members, std::size_t own, std::function<void()> tell_all,
             std::shared_ptr<void> memory);
   LifeWatch(const LifeWatch&) = delete;
   LifeWatch& operator=(const LifeWatch&) = delete;
-  /// Does not wait: the thread gives the lock free within half a second.
+  /// Does not wait. The thread releases the lock within half a second.
   ~LifeWatch();
 
  private:

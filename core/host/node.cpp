@@ -20,8 +20,8 @@
 namespace hvd::host {
 namespace {
 
-/// What each rank tells all others when it joins. Plain bytes: all ranks run the same program on
-/// the same architecture.
+/// Sent by each rank to all others when it joins. Plain bytes, since all ranks run the same program
+/// on the same architecture.
 struct Introduction {
   char host[128];
   char boot[64];
@@ -31,8 +31,8 @@ struct Introduction {
 };
 
 struct ControlSegmentReport {
-  char failure[192];         ///< empty: fine
-  std::uint64_t free_bytes;  ///< that segments may take
+  char failure[192];         ///< empty on success
+  std::uint64_t free_bytes;  ///< available for segments
 };
 
 std::uint64_t free_shared_memory() {
@@ -52,7 +52,7 @@ Introduction introduce() {
   Introduction own = {};
   if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
   copy_text(boot_id(), own.boot);
-  // Containers of one machine may share its name and not its memory.
+  // Containers on one machine may have the same host name without sharing memory.
   struct stat info = {};
   if (stat("/dev/shm", &info) == 0) own.shm_device = static_cast<std::uint64_t>(info.st_dev);
   own.pid = static_cast<std::uint64_t>(getpid());
@@ -66,8 +66,8 @@ bool same_host(const Introduction& a, const Introduction& b) {
          a.shm_device == b.shm_device;
 }
 
-/// One name per rank, different exactly where the hosts differ: "node7", and "node7#2" for another
-/// host of that name.
+/// Returns the host of each rank, with distinct names for distinct hosts: "node7", and "node7#2"
+/// for another host of that name.
 std::vector<std::string> host_names(const std::vector<Introduction>& all) {
   std::vector<std::string> names;
   names.reserve(all.size());
@@ -124,7 +124,7 @@ void Node::find_topology(int rank, int size, const Exchange& exchange) {
   if (test_hosts && rank == 0) {
     HVD_LOG(kWarning)
         << "HVD_TEST_HOSTS=" << *test_hosts
-        << " is set, which is for tests of hvd: ranks take each other for ranks of other hosts";
+        << " is set, which is for tests of hvd: ranks treat each other as ranks of other hosts";
   }
 
   slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
@@ -133,8 +133,8 @@ void Node::find_topology(int rank, int size, const Exchange& exchange) {
     slot_of_rank_[static_cast<std::size_t>(other)] = static_cast<int>(local_ranks_.size());
     local_ranks_.push_back(other);
   }
-  // Unique although pids repeat over time and between containers: the first rank of the host has
-  // drawn the token.
+  // The random token of the host's first rank makes the name unique, because pids repeat over time
+  // and between containers.
   const Introduction& first = all[static_cast<std::size_t>(local_ranks_.front())];
   std::ostringstream name;
   name << SharedSegment::kPrefix << first.pid << '-' << std::hex << first.token;
@@ -157,8 +157,8 @@ void Node::set_up_control_segment(const Exchange& exchange, bool share_memory) {
   if (!share_memory) copy_text("switched off", own.failure);
   own.free_bytes = free_shared_memory();
 
-  // Three steps, each ended by an exchange that no rank leaves before all have entered: make, map,
-  // remove the name.
+  // Three steps: make the segment, map it, remove its name. The exchange after each step acts as a
+  // barrier.
   std::vector<ControlSegmentReport> all(static_cast<std::size_t>(topology_.size));
   const auto exchange_reports = [&] { exchange(&own, all.data(), sizeof own); };
   const bool wanted = slots > 1 && share_memory;

@@ -14,44 +14,44 @@
 
 namespace hvd::host {
 
-/// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective. Throws
-/// when not every rank has come in time.
+/// An allgather: each rank contributes `bytes` bytes and receives the bytes of all ranks in rank
+/// order. Collective. Throws when a rank does not take part in time.
 using Exchange = std::function<void(const void* mine, void* all, std::size_t bytes)>;
 
-/// This rank's host, and what it shares with the other ranks there: the control segment, the
-/// doorbells, the counts of messages. Whatever carries the messages, they go past it.
+/// This rank's host and the state that it shares with the other ranks there: the control segment,
+/// the doorbells and the counts of messages. The messages themselves do not pass through it.
 ///
-/// Used by the thread that drives the engine, except topology() and ring(), which any thread may
-/// call.
+/// Only the thread that drives the engine calls it, except topology() and ring(), which any thread
+/// may call.
 ///
-/// Hosts are told apart by name, boot and /dev/shm. The environment variable
-/// HVD_TEST_HOSTS="a,a,b,b" (one name per rank; for tests only) overrides that: ranks with
+/// Two ranks are on one host if its name, its boot id and its /dev/shm agree. The environment
+/// variable HVD_TEST_HOSTS="a,a,b,b" (one name per rank; for tests only) overrides that: ranks with
 /// different names then treat each other as remote.
 class Node {
  public:
-  /// Finds out who shares a host with whom, and sets up the control segments. Collective.
-  /// @param share_memory false: as if the host had no shared memory. For tests.
+  /// Determines which ranks share a host, and sets up the control segments. Collective.
+  /// @param share_memory false behaves as if the host had no shared memory; for tests
   static std::shared_ptr<Node> meet(int rank, int size, const Exchange&, bool share_memory = true);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   const Topology& topology() const noexcept { return topology_; }
 
-  /// All ranks of this host share the control segment. When false they poll: see rung_by_all().
+  /// Whether the ranks of this host share the control segment. If not, they poll (rung_by_all()).
   bool control_segment_shared() const noexcept { return control_segment_shared_; }
-  /// The ranks of every host share its control segment. The same on every rank.
+  /// Whether that is so on every host. The same on every rank.
   bool all_control_segments_shared() const noexcept { return all_control_segments_shared_; }
-  /// Room for segments on the host of this rank when the job began, in bytes, as the host's first
-  /// rank found it: that of /dev/shm where segments cannot do without it. The same on every rank.
+  /// Bytes available for shared segments on the host of `world_rank` when the job began, as its
+  /// first rank found them: the free space of /dev/shm if segments need it. The same on every rank.
   std::uint64_t shared_memory_free(int world_rank) const noexcept {
     return free_of_host_[static_cast<std::size_t>(
         topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];
   }
-  /// Every rank of the job can ring this one.
+  /// Whether every rank of the job can ring this one.
   bool rung_by_all() const noexcept {
     return control_segment_shared_ && topology_.local_size == topology_.size;
   }
-  /// Begins the names of what the ranks of this host share; no other job has the same.
+  /// Prefix of the names of all objects that the ranks of this host share; unique to the job.
   const std::string& name_prefix() const noexcept { return name_prefix_; }
   ControlSegment& control_segment() noexcept { return *control_segment_; }
   /// See control::ControlPlane.
@@ -59,13 +59,13 @@ class Node {
   ArrivalFlags* remote_arrival_flags() noexcept;
   /// World rank of the process in a slot of the control segment.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
-  /// Wakes a rank of this host; no effect on others.
+  /// Wakes a rank of this host. No effect for ranks of other hosts.
   void ring(int world_rank) noexcept;
-  /// A message is on its way to that rank, which will know of it if it is on this host.
+  /// Announces a message to that rank. No effect for ranks of other hosts.
   void announce(int world_rank) noexcept;
-  /// One that was announced has been received here.
+  /// Counts an announced message as received.
   void note_received() noexcept { ++messages_received_; }
-  /// All that was announced has been received. @pre rung_by_all()
+  /// Whether all announced messages have been received. @pre rung_by_all()
   bool inbox_empty() const noexcept {
     HVD_EXPECT(rung_by_all(), "every rank announces its messages here");
     return control_segment_->own_message_count() == messages_received_;
