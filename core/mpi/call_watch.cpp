@@ -12,8 +12,8 @@
 namespace hvd::mpi {
 namespace {
 
-// Seldom enough to cost nothing, often enough that a hang is noticed soon after its limit and that
-// a late look counts for little.
+// Eight samples per limit: rare enough to have no measurable cost, and frequent enough that a hang
+// is noticed soon after its limit.
 constexpr int kLooksPerLimit = 8;
 constexpr Duration kShortestInterval = std::chrono::milliseconds(5);
 constexpr Duration kLongestInterval = std::chrono::seconds(2);
@@ -33,7 +33,7 @@ void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
 
 CallWatch::CallWatch(Duration limit, OnHang on_hang)
     : next_(Task{limit, true, std::move(on_hang), {}}) {
-  // The program's signals are for the program's threads.
+  // Signals must be delivered to the program's own threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -60,14 +60,14 @@ void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_
 
 void CallWatch::run(const std::stop_token& stop) {
   const std::stop_callback wake(stop, [this] {
-    { const MutexLock lock(mutex_); }  // the watch waits already, or sees that it is to stop
+    { const MutexLock lock(mutex_); }  // the watch already waits, or will see the stop request
     changed_.notify_all();
   });
   std::optional<Task> task;
   if (const auto hang = watch(stop, task)) task->on_hang(*hang);
 }
 
-/// Until a call hangs, or a stop is requested. @param task receives the newest
+/// Samples until a call hangs or a stop is requested. @param task replaced by a newer one
 std::optional<CallWatch::Hang> CallWatch::watch(const std::stop_token& stop,
                                                 std::optional<Task>& task) {
   const SteadyClock clock;

@@ -13,8 +13,8 @@
 
 namespace hvd::mpi {
 
-/// The call of MPI that this process is in. hvd makes one at a time (docs/threading.md); the watch
-/// reads it meanwhile.
+/// The MPI call that this process is in. hvd makes one call at a time (docs/threading.md). The
+/// watch reads this from its own thread.
 struct CallState {
   std::atomic<std::uint64_t> moves{0};  ///< calls entered plus calls left: odd while inside one
   std::atomic<const char*> call{nullptr};
@@ -22,12 +22,12 @@ struct CallState {
 };
 inline CallState call_state;
 
-/// Around a call of MPI, or a few that belong together and none of which waits: three stores to
-/// enter and one to leave, no system call. Not for MPI_Finalize, which waits for other ranks for as
-/// long as they work.
+/// Marks the scope of an MPI call, or of a few non-blocking calls. Costs three stores on entry and
+/// one on exit, and no system call. Not for MPI_Finalize, which waits for other ranks without a
+/// limit.
 class WatchedCall {
  public:
-  /// @param call a literal
+  /// @param call a string literal
   explicit WatchedCall(const char* call, int peer = kNoPeer) noexcept
       : moves_(call_state.moves.load(std::memory_order_relaxed)) {
     if (!outermost()) return;
@@ -46,18 +46,18 @@ class WatchedCall {
   const std::uint64_t moves_;
 };
 
-/// Measures from regular looks how long the same call has been going on. Pure; not thread-safe.
+/// Measures by regular samples for how long the same call has lasted. Pure; not thread-safe.
 ///
-/// A look that comes late counts as if it had come nearly in time: then this process was stopped,
-/// or had no core, and so was its call.
+/// A late sample counts as if it had been nearly on time: this process was then stopped or had no
+/// core, and neither did its call progress.
 class CallTimer {
  public:
   CallTimer(Duration interval, TimePoint now, std::uint64_t moves)
       : interval_(interval), last_look_(now), moves_(moves) {}
   void look(TimePoint now, std::uint64_t moves) noexcept;
-  /// How long the call that was seen last has been seen; zero outside of one.
+  /// Duration of the current call as sampled; zero outside of a call.
   Duration in_call() const noexcept { return in_call_; }
-  /// Since the first look.
+  /// Time since the first sample.
   Duration total() const noexcept { return total_; }
   Duration interval() const noexcept { return interval_; }
 
@@ -69,8 +69,8 @@ class CallTimer {
   Duration total_{};
 };
 
-/// A thread that looks now and then whether a call of MPI still moves: after the loss of a
-/// connection some never return, and then nobody else could end this process, or say why.
+/// A thread that samples whether MPI calls return. After the loss of a connection some never do,
+/// and only another thread can then report the cause and end the process.
 ///
 /// Thread-safe. The handler runs on the watch's thread, at most once.
 class CallWatch {
@@ -83,14 +83,14 @@ class CallWatch {
   using OnHang = std::function<void(const Hang&)>;
   using LossIsKnown = std::function<bool()>;
 
-  /// While a job begins: all of it together may take `limit`; after that, a call that does not
-  /// return is a hang.
+  /// Watches the start of a job, which may take `limit` as a whole. After that, a call that does
+  /// not return is a hang.
   CallWatch(Duration limit, OnHang);
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
-  /// The job has begun: each call may take `limit`, and no more than the time between two looks (an
-  /// eighth of it) once a loss is known, since then the call that does not return is the likely
-  /// reason why this process has not ended. `loss_is_known` runs on the watch's thread.
+  /// Ends the start phase: from now on each call may take `limit`. Once a loss is known, a call may
+  /// take no more than the sampling interval (an eighth of `limit`), because the call is then the
+  /// likely reason why this process has not ended. `loss_is_known` runs on the watch's thread.
   void watch_calls(Duration limit, OnHang, LossIsKnown loss_is_known = {});
   ~CallWatch();
 
@@ -107,7 +107,7 @@ class CallWatch {
   Mutex mutex_;
   Condition changed_;
   std::optional<Task> next_ HVD_GUARDED_BY(mutex_);
-  std::jthread thread_;  // last: it uses everything above
+  std::jthread thread_;  // last: it uses the members above
 };
 
 }  // namespace hvd::mpi

@@ -12,11 +12,11 @@
 
 // Note [Who frees a communicator]
 // MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:
-// MPI gives the context id to the next communicator, and a message of the old one that is still
-// under way would be taken for a message of the new one. So a destructor only puts the handle
-// aside, and free_retired_communicators() frees it on all ranks once they have joined the next job
-// (by then they have exchanged messages since, so nothing old is under way). At the end of the
-// process MPI_Finalize does it. After a failure nobody does.
+// MPI assigns the context id to the next communicator, and a late message of the old one would be
+// matched in the new one. So the destructor only stores the handle, and
+// free_retired_communicators() frees it on all ranks once they have joined the next job. They have
+// exchanged messages since, so no old message is under way. At the end of the process MPI_Finalize
+// frees the rest. After a failure they are never freed.
 
 namespace hvd::mpi {
 namespace {
@@ -39,11 +39,11 @@ void retire(MPI_Comm handle) noexcept {
     const MutexLock lock(owner.mutex);
     owner.handles.push_back(handle);
   } catch (...) {
-    // Out of memory: the handle is lost, MPI_Finalize frees it.
+    // Out of memory: MPI_Finalize frees the communicator.
   }
 }
 
-/// While it lives, errors on the communicator are returned to us. The program's handler comes back
+/// Makes errors on the communicator return codes in its scope, and restores the program's handler
 /// afterwards.
 class ReturnErrors {
  public:

@@ -8,8 +8,8 @@ namespace hvd::mpi {
 
 /// Owns a duplicate of a communicator, on which errors are returned and not fatal. Move-only.
 ///
-/// Not thread-safe: the thread that drives the engine. The destructor calls no MPI function. See
-/// Note [Who frees a communicator].
+/// Not thread-safe: only the thread that drives the engine calls it. The destructor calls no MPI
+/// function; see Note [Who frees a communicator].
 class Communicator {
  public:
   Communicator() = default;
@@ -19,19 +19,19 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
-  /// Collective over `parent`, but it waits no longer than until the deadline.
-  /// @throws PeerLostError when not every rank has arrived by then; the duplication is then left to
-  /// MPI for good.
+  /// Duplicates `parent`. Collective over it, but waits at most until the deadline.
+  /// @throws PeerLostError when a rank has not arrived by then; the duplication is then never
+  /// completed or freed
   static Communicator duplicate(MPI_Comm parent, Deadline deadline);
 
   MPI_Comm get() const noexcept { return handle_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  /// The highest tag that messages may carry.
+  /// The highest valid tag of a message.
   int tag_upper_bound() const;
 
-  /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, with
-  /// a deadline like duplicate().
+  /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective, with a deadline as
+  /// duplicate() has.
   void allgather(const void* mine, void* all, int bytes, Deadline deadline) const;
 
  private:
@@ -42,8 +42,8 @@ class Communicator {
   int size_ = 0;
 };
 
-/// Frees the communicators whose owners have gone, on every rank at the same point: right after a
-/// later job has started. Does nothing after a failure.
+/// Frees the communicators whose owners have been destroyed. All ranks call it at the same point:
+/// right after a later job has started. No effect after a failure.
 void free_retired_communicators();
 
 }  // namespace hvd::mpi

@@ -16,10 +16,9 @@
 
 // Note [SIGPIPE]
 // When the process at the other end of a connection dies, Open MPI may write to it once more, and
-// the default of SIGPIPE is to end the process: a healthy rank would die of another's death,
-// without a word. With any handler the write returns an error instead. Ours does nothing; it is not
-// SIG_IGN because programs that this one starts would inherit that. What the program has chosen for
-// itself stays.
+// the default action of SIGPIPE ends the process: a healthy rank would die silently because another
+// one did. With any handler the write returns an error instead. This handler is empty; SIG_IGN
+// would be inherited by programs that this one starts. A handler of the program's own is kept.
 
 namespace hvd::mpi {
 namespace {
@@ -39,7 +38,7 @@ void outlive_broken_connections() {
 struct ProcessState {
   Mutex mutex;  ///< held while MPI is started
   std::atomic<bool> initialized_here{false};
-  std::atomic<pid_t> process{0};  ///< that started MPI, not a child of it
+  std::atomic<pid_t> process{0};  ///< the process that started MPI, to recognise a forked child
   std::atomic<bool> warned{false};
   std::atomic<bool> failed{false};
   std::atomic<int> open_worlds{0};
@@ -59,8 +58,8 @@ int provided_level() noexcept {
 
 void finalize_at_exit() {
   const ProcessState& state = process_state();
-  // A child made by fork() has inherited this handler, and MPI as it was, but not the connections:
-  // they are its parent's.
+  // A child made by fork() inherits this handler and the state of MPI, but the connections belong
+  // to its parent.
   if (state.process != ::getpid()) return;
   if (!is_active() || state.failed || state.open_worlds > 0) return;
   MPI_Finalize();
@@ -74,7 +73,7 @@ void initialize() {
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   process_state().initialized_here = true;
   process_state().process = ::getpid();
-  // Registered after MPI's own start, so it runs before whatever MPI does at exit.
+  // Registered after MPI has started, so it runs before MPI's own exit handlers.
   if (std::atexit(finalize_at_exit) != 0) {
     HVD_LOG(kWarning) << "atexit() refused a handler: MPI_Finalize will not be called at exit";
   }

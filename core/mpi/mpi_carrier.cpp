@@ -39,7 +39,7 @@ MPI_Message message_of(std::uint64_t handle) noexcept {
   return matched;
 }
 
-/// In messages to the user.
+/// For error texts.
 struct CallNames {
   const char* send;
   const char* receive;
@@ -58,7 +58,7 @@ class MpiRequests final : public message::Requests {
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) override;
   std::span<const Completion> test() override;
-  // MPI has no call for it; see Note [Who frees the buffer].
+  // MPI has no call that does it; see Note [Who frees the buffer].
   TakenBack take_back() noexcept override { return TakenBack::kNever; }
 
  private:
@@ -79,7 +79,7 @@ class MpiRequests final : public message::Requests {
   const CallNames names_;
   std::vector<MPI_Request> requests_;
   std::vector<Started> started_;
-  // What MPI_Testsome says, and what is made of it.
+  // Results of MPI_Testsome, and their translation.
   std::vector<int> slots_;
   std::vector<MPI_Status> statuses_;
   std::vector<Completion> completions_;
@@ -126,8 +126,7 @@ std::span<const Completion> MpiRequests::test() {
   HVD_EXPECT(!all_idle(), "something is under way");
   int count = 0;
   const WatchedCall watched("MPI_Testsome", started_.size() == 1 ? started_.front().peer : kNoPeer);
-  // Twice, because Open MPI looks first and fetches what has arrived afterwards; see
-  // MpiCarrier::probe().
+  // Twice, because Open MPI tests first and then receives; see MpiCarrier::probe().
   for (int attempt = 0; attempt < 2 && count == 0; ++attempt) {
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                   slots_.data(), statuses_.data());
@@ -203,8 +202,8 @@ std::optional<Arrival> MpiCarrier::probe(Tag tag) {
   const WatchedCall watched("MPI_Improbe");
   MPI_Message matched = MPI_MESSAGE_NULL;
   MPI_Status status = {};
-  // Twice, because Open MPI looks first and fetches what has arrived afterwards: one probe would
-  // find a message only at the next call, and the engine would have gone to sleep in between.
+  // Twice, because Open MPI first probes and then receives data from its connections: a single
+  // probe would miss a message that has arrived, and the engine would go to sleep.
   for (int attempt = 0; attempt < 2 && !found; ++attempt) {
     check(MPI_Improbe(MPI_ANY_SOURCE, tag_of(tag), control_, &found, &matched, &status),
           "MPI_Improbe");

@@ -7,10 +7,10 @@
 
 namespace hvd::mpi {
 
-/// The messages of a job, over the two communicators of its world. Of a tag it uses what names the
-/// channel: MPI's envelopes have the source, and each job has communicators of its own. Nothing is
-/// ever taken back; see Note [Who frees the buffer]. Threading: as message::Carrier says. This
-/// header does not need mpi.h.
+/// Makes a carrier that uses the two communicators of `world`. It passes only the channel bits of a
+/// tag to MPI, because MPI's envelopes hold the source and each job has its own communicators.
+/// Messages are never taken back; see Note [Who frees the buffer]. Threading: see message::Carrier.
+/// This header does not need mpi.h.
 std::shared_ptr<message::Carrier> make_mpi_carrier(std::shared_ptr<MpiWorld>);
 
 }  // namespace hvd::mpi

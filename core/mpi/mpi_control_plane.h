@@ -8,11 +8,10 @@
 
 namespace hvd::mpi {
 
-/// Control messages over MPI, on a communicator of their own: message::make_control_plane() in this
-/// world.
+/// Makes message::make_control_plane() over MPI, with the control communicator of `world`.
 std::unique_ptr<control::ControlPlane> make_mpi_control_plane(std::shared_ptr<MpiWorld>);
 
-/// The same in a world of its own, for a program that needs no MPI backend.
+/// The same in a new world, for a program that needs no MPI backend.
 std::unique_ptr<control::ControlPlane> make_mpi_control_plane(
     std::chrono::milliseconds start_timeout);
 

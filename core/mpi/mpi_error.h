@@ -7,12 +7,11 @@ namespace hvd::mpi {
 
 inline constexpr int kNoPeer = -1;
 
-/// What an MPI return code means: "MPI_ERR_TRUNCATE: message truncated".
+/// Text of an MPI return code, for example "MPI_ERR_TRUNCATE: message truncated".
 std::string error_text(int code);
 
-/// Throws hvd::Error unless `code` is MPI_SUCCESS: which call, with which rank, and why. It only
-/// ever sees a code because every communicator of ours returns its errors; under MPI's default
-/// handler the process would be gone.
+/// Throws hvd::Error unless `code` is MPI_SUCCESS. The text names the call, the peer and the cause.
+/// All communicators of hvd return errors; MPI's default handler would end the process instead.
 void check(int code, std::string_view call, int peer = kNoPeer);
 
 }  // namespace hvd::mpi

@@ -22,10 +22,9 @@ std::string in_seconds(Duration duration) {
 }
 
 // Note [A call that does not return]
-// The thread that made it owns progress, so neither the engine nor a handler of the program can
-// do anything any more, and what ends a process in order would wait for MPI. What is left: the
-// control segment, which takes no message, for the ranks of this host; a line on stderr; and
-// _exit().
+// The calling thread owns progress, so neither the engine nor a handler of the program can act, and
+// an orderly exit would wait for MPI. The watch can still notify the ranks of this host through the
+// control segment, which needs no message, print a line on stderr and call _exit().
 
 [[noreturn]] void end_process(const std::string& text) noexcept {
   log_message(LogLevel::kFatal,
@@ -33,7 +32,7 @@ std::string in_seconds(Duration duration) {
   ::_exit(kHangExitCode);
 }
 
-// MPI has not told this process its rank, but its launcher may have.
+// MPI has not been initialised, so the rank is known from the launcher's environment at best.
 [[noreturn]] void end_start_because(const CallWatch::Hang& hang) noexcept {
   std::string who = "this process";
   for (const char* const name : {"HVD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
@@ -51,7 +50,7 @@ std::string in_seconds(Duration duration) {
 }  // namespace
 
 std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
-  // Before MPI, whose own start waits for all ranks and has no limit.
+  // Before MPI, because MPI_Init waits for all ranks without a limit.
   const auto deadline = std::chrono::steady_clock::now() + options.start_timeout;
   auto watch = std::make_unique<CallWatch>(options.start_timeout, end_start_because);
   ensure_initialized();
