@@ -124,15 +124,15 @@ constexpr Variable kVariables[] = {
     {.name = "NCCL_REGISTER",
      .kind = VariableKind::kChoice,
      .choices = "auto|window|off",
-     .fallback = "auto",
+     .fallback = "off",
      .meaning =
-         "`auto`: NCCL 2.19 and newer reduces small tensors in memory of its own, which "
-         "takes twice the fusion threshold and a bit "
-         "(136 MiB) of the GPU's memory per process set; `off`: it does not ([decision "
-         "14](decisions/0014-nccl-behind-a-seam.md)). Where "
-         "ranks differ, off for all. `window`: as `auto`, and with 2.27 and newer that "
-         "memory becomes symmetric windows, if all ranks "
-         "say so; an error while they are made ends the job. Experimental: not measured yet"},
+         "`auto`: fusion buffers are registered with NCCL 2.19 and newer. They then take twice the "
+         "fusion threshold and a bit (136 MiB) of the GPU's memory per process set ([decision "
+         "14](decisions/0014-nccl-behind-a-seam.md)). `off`: they are not registered. Where ranks "
+         "differ, off for all. `window`: as `auto`, and with NCCL 2.27 and newer the buffers "
+         "become "
+         "symmetric windows if all ranks ask for them; an error while they are made ends the job. "
+         "`auto` and `window` are experimental: neither has been measured"},
     {.name = "CUDA_AWARE_MPI",
      .kind = VariableKind::kChoice,
      .choices = "auto|off",

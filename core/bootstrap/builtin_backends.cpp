@@ -155,11 +155,28 @@ Gpu inspect_gpu(const RuntimeOptions& options, int local_rank) {
                       << reason;
   }
   const char* const multi = variable("NCCL_MULTI_RANK_GPU_ENABLE");
-  const bool enabled =
-      multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000;
-  gpu.report.may_share = enabled || variable("NCCL_HOSTID") != nullptr ? 1 : 0;
+  if (multi != nullptr && std::string_view(multi) == "1" && gpu.report.nccl_version >= 23000)
+    gpu.report.may_share = 1;
+  if (const char* const host = variable("NCCL_HOSTID"))
+    gpu.report.nccl_host = std::hash<std::string_view>()(host) | 1;  // never 0, which means unset
 #endif
   return gpu;
+}
+
+/// Logs on rank 0 that tensors on GPUs are staged through the host's memory, which is many times
+/// slower than NCCL. A warning, unless the program has asked for another backend.
+void report_unused_gpus(const GpuAgreement& agreement, const RuntimeOptions& options) {
+  if (!agreement.gpus_unused) return;
+  const bool on_request = options.backend && *options.backend != "nccl";
+  const LogLevel level = on_request ? LogLevel::kInfo : LogLevel::kWarning;
+  if (level < log_level()) return;
+  LogLine(level).stream()
+      << "NCCL is not used, and GPU tensors go through the host's memory, because "
+      << agreement.reason << "; give every rank a GPU of its own and the same NCCL"
+      << (agreement.cuda_aware_mpi
+              ? ". MPI is CUDA-aware: operations without a reduction are not staged "
+                "where MPI carries them"
+              : "");
 }
 
 /// Adds the backend for GPUs if all ranks can use it.
@@ -170,11 +187,6 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement&
   if (!agreement.nccl) {
     if (options.backend && *options.backend == "nccl")
       throw UsageError("hvd::init: HVD_BACKEND=nccl, but " + agreement.reason);
-    HVD_LOG(kInfo)
-        << "GPU tensors go through the host's memory: " << agreement.reason
-        << (agreement.cuda_aware_mpi
-                ? "; MPI is CUDA-aware: where it carries them, what is only moved does not"
-                : "");
     return;
   }
 #if HVD_HAVE_NCCL
@@ -363,6 +375,7 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
   std::vector<GpuReport> reports(static_cast<std::size_t>(topology.size));
   world.allgather(&gpu.report, reports.data(), sizeof gpu.report);
   const GpuAgreement agreement = agree_on_gpus(reports, topology);
+  if (topology.rank == 0) report_unused_gpus(agreement, options);
   job.backends.push_back(
       std::make_shared<flat::FlatBackend>(carrier, tuning_for(*carrier), agreement.cuda_aware_mpi));
   if (node->control_segment_shared() && room_for_shm(*node))

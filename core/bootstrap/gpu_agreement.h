@@ -8,24 +8,27 @@
 
 namespace hvd::runtime {
 
-/// What a rank tells the others of its GPU when the job begins. Plain bytes, for the wire.
+/// Sent by each rank to all others when the job begins: its GPU. Plain bytes, for the wire.
 struct GpuReport {
-  char bus_id[32] = {};           ///< tells the GPUs of a host apart; empty: this rank has none
-  std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: none that can be used
-  std::int32_t may_share = 0;     ///< NCCL has been told to work with several ranks on one GPU
-  std::int32_t cuda_aware = 0;    ///< MPI takes pointers to GPU memory, and may be handed them
+  char bus_id[32] = {};           ///< identifies a GPU of a host; empty: this rank has none
+  std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: no usable NCCL
+  std::int32_t may_share = 0;     ///< NCCL_MULTI_RANK_GPU_ENABLE=1, and NCCL supports it
+  std::uint64_t nccl_host = 0;    ///< hash of NCCL_HOSTID; 0: unset
+  std::int32_t cuda_aware = 0;    ///< MPI accepts pointers to GPU memory, and hvd may pass them
 };
 
-/// What follows from all of them, the same on every rank.
+/// The conclusion from all reports, the same on every rank.
 struct GpuAgreement {
   bool nccl = false;
-  std::string reason = {};      ///< why not
-  bool cuda_aware_mpi = false;  ///< every rank's MPI is, whether it has a GPU or not
+  std::string reason = {};      ///< why NCCL is not used
+  bool gpus_unused = false;     ///< a rank has a GPU, and NCCL is not used
+  bool cuda_aware_mpi = false;  ///< the MPI of every rank is CUDA-aware
 };
 
-/// NCCL works between ranks that all have a GPU of their own and the same version of it. Several
-/// ranks on one GPU are refused by NCCL before 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1;
-/// with a NCCL_HOSTID of its own each rank looks like a host to it.
+/// Decides whether the job uses NCCL. It needs a GPU of its own and the same NCCL version on every
+/// rank. NCCL refuses several ranks on one GPU before 2.30, and later unless
+/// NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks with different values of NCCL_HOSTID are on different hosts
+/// to NCCL and may share a GPU.
 GpuAgreement agree_on_gpus(std::span<const GpuReport>, const Topology&);
 
 }  // namespace hvd::runtime

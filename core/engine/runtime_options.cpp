@@ -56,9 +56,9 @@ ProgressMode progress_mode(const Options& options) {
 }
 
 NcclRegister nccl_register() {
-  const std::string choice = env_choice("NCCL_REGISTER").value_or("auto");
+  const std::string choice = env_choice("NCCL_REGISTER").value_or("off");
   if (choice == "window") return NcclRegister::kWindow;
-  return choice == "off" ? NcclRegister::kOff : NcclRegister::kAuto;
+  return choice == "auto" ? NcclRegister::kAuto : NcclRegister::kOff;
 }
 
 std::optional<std::string> backend(const Options& options) {

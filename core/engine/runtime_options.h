@@ -31,7 +31,7 @@ struct RuntimeOptions {
   /// The GPU to use, as the process counts them; unset: the local rank modulo their number.
   std::optional<int> device = {};
   /// NCCL registers fusion buffers where its version can, and makes symmetric windows of them.
-  NcclRegister nccl_register = NcclRegister::kAuto;
+  NcclRegister nccl_register = NcclRegister::kOff;
   /// Who makes NCCL's calls.
   NcclLaunch nccl_launch = NcclLaunch::kThread;
   /// MPI is handed pointers to GPU memory where it takes them.

@@ -62,7 +62,7 @@ bool find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-/// The name of one that is missing, or nothing.
+/// Finds all functions. Returns the name of a required one that is missing, or an empty text.
 std::string find_functions(void* library, Functions& f) {
   const auto need = [&](const char* name, auto& function) {
     return find(library, name, function) ? std::string() : std::string(name);
@@ -157,10 +157,13 @@ class NcclLibrary final : public Library {
     config.blocking = blocking == Blocking::kYes ? 1 : 0;
     ncclComm_t comm = nullptr;
     const ncclResult_t result = f_.init(&comm, size, id, rank, &config);
-    if (comm == nullptr || blocking == Blocking::kYes)
-      check(result, "ncclCommInitRankConfig", nullptr);
-    return {
-        comm};  // where there is one, health() says what has become of it, and it has to be aborted
+    const bool failed = result != ncclSuccess && result != ncclInProgress;
+    if (failed && (comm == nullptr || blocking == Blocking::kYes)) {
+      const std::string text = failure_text(result, "ncclCommInitRankConfig", nullptr);
+      if (comm != nullptr) f_.abort(comm);
+      throw Error(text);
+    }
+    return {comm};  // the caller asks health() for its state, and has to abort it
   }
 
   Health health(Comm comm) override {
@@ -269,10 +272,12 @@ class NcclLibrary final : public Library {
     return std::string(f_.error_string(result)) +
            (last != nullptr && *last != '\0' ? std::string(": ") + last : std::string());
   }
+  std::string failure_text(ncclResult_t result, const char* call, ncclComm_t comm) const {
+    return "NCCL " + version_text(version_) + ": " + call + " failed: " + text_of(result, comm);
+  }
   void check(ncclResult_t result, const char* call, ncclComm_t comm) const {
-    if (result == ncclSuccess || result == ncclInProgress) return;
-    throw Error(std::string("NCCL ") + version_text(version_) + ": " + call +
-                " failed: " + text_of(result, comm));
+    if (result != ncclSuccess && result != ncclInProgress)
+      throw Error(failure_text(result, call, comm));
   }
 
   const Functions f_;
@@ -284,14 +289,18 @@ struct Loaded {
   std::string name = {};
 };
 
-/// The first that there is.
+/// Opens the first NCCL that there is: the one that HVD_NCCL_LIBRARY names, one that is in the
+/// process already, the system's, or the one that hvd was built with.
 Loaded open_library(std::string& reason) {
   if (const auto named = env_string("NCCL_LIBRARY")) {
     if (void* const handle = dlopen(named->c_str(), RTLD_NOW | RTLD_LOCAL)) return {handle, *named};
     reason = "HVD_NCCL_LIBRARY: " + std::string(dlerror());
     return {};
   }
-  // Two NCCLs in one process would each keep communicators, threads and memory of their own.
+  // Two NCCLs in one process would each keep communicators, threads and memory of their own. A
+  // LibTorch with a static NCCL exports its functions, and there is no libnccl.so.2 then.
+  if (dlsym(RTLD_DEFAULT, "ncclCommInitRankConfig") != nullptr)
+    return {dlopen(nullptr, RTLD_NOW), "already in the process"};
   if (void* const handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))
     return {handle, "libnccl.so.2, already loaded"};
   for (const char* const name : {"libnccl.so.2", HVD_NCCL_BUILT_WITH}) {

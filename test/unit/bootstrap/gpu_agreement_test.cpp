@@ -48,6 +48,32 @@ TEST(GpuAgreementTest, MpiIsCudaAwareWhereEveryRankSaysSo) {
   EXPECT_FALSE(agree_on_gpus(reports, topology).nccl);
 }
 
+TEST(GpuAgreementTest, RanksWithDifferentHostIdsShareAGpu) {
+  const Topology topology = make_topology(0, {"a", "a", "a"});
+  const auto with_host = [](std::uint64_t host) {
+    GpuReport one = report("0:1");
+    one.nccl_host = host;
+    return one;
+  };
+  EXPECT_TRUE(agree_on_gpus(std::vector{with_host(1), with_host(2), with_host(3)}, topology).nccl);
+  // NCCL refuses ranks 0 and 2, whatever rank 1 has.
+  EXPECT_EQ(agree_on_gpus(std::vector{with_host(1), with_host(2), with_host(1)}, topology).reason,
+            "ranks 0 and 2 share the GPU 0:1 of a");
+  EXPECT_FALSE(
+      agree_on_gpus(std::vector{with_host(1), with_host(2), report("0:1")}, topology).nccl);
+}
+
+TEST(GpuAgreementTest, GpusThatNcclDoesNotUseAreReported) {
+  const Topology topology = make_topology(0, {"a", "a"});
+  const auto unused = [&](const GpuReport& first, const GpuReport& second) {
+    return agree_on_gpus(std::vector{first, second}, topology).gpus_unused;
+  };
+  EXPECT_FALSE(unused(report("0:1"), report("0:2")));
+  EXPECT_FALSE(unused(report(""), report("")));
+  EXPECT_TRUE(unused(report(""), report("0:2")));
+  EXPECT_TRUE(unused(report("0:1"), report("0:2", 22100)));
+}
+
 TEST(GpuAgreementTest, SharedGpusWhereAllHaveAllowedIt) {
   const Topology topology = make_topology(0, {"a", "a"});
   EXPECT_TRUE(

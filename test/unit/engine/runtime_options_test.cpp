@@ -60,7 +60,7 @@ TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
 }
 
 TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
-  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
   ::setenv("HVD_NCCL_REGISTER", "off", 1);
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
   ::setenv("HVD_NCCL_REGISTER", "window", 1);
