@@ -241,6 +241,7 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   end_starter_at_ =
       Clock::now() + (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kStarterPatience
                                   : milliseconds(0));
+  if (starter_ended_) await_last_reports();
   release_if_settled();
 }
 
@@ -348,22 +349,22 @@ void Job::on_lost(int rank) {
 }
 
 void Job::release_if_settled() {
-  for (int rank = 0; rank < size(); ++rank) {
-    if (rank_record(rank).connected && !is_settled(rank)) return;
-  }
+  if (!all_settled()) return;
   for (int rank = 0; rank < size(); ++rank) server_.release(rank);
   // The starter waits long for a host that has been lost.
   const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
                                 [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
   const TimePoint soon = Clock::now() + kStarterPatience;
   if (lost && end_starter_at_ && soon < *end_starter_at_) end_starter_at_ = soon;
+  if (starter_ended_) await_last_reports();
 }
 
 void Job::notice_starter_end() {
   for (const JobStarter::End& end : starter_->take_ends()) {
     const bool all_came = std::all_of(end.ranks.begin(), end.ranks.end(),
                                       [this](int rank) { return rank_record(rank).connected; });
-    if (!all_came || end.last) begin_stop(StopCause::kStarterEnded, SIGTERM, options_.fail_grace_s);
+    if (!all_came || end.ends_ranks)
+      begin_stop(StopCause::kStarterEnded, SIGTERM, options_.fail_grace_s);
     if (end.last) note_last_end();
   }
 }
@@ -372,10 +373,21 @@ void Job::note_last_end() {
   starter_ended_ = true;
   end_starter_at_.reset();
   kill_starter_at_.reset();
-  bool settled = true;
-  for (int rank = 0; rank < size(); ++rank)
-    settled = settled && (is_settled(rank) || !rank_record(rank).connected);
-  give_up_at_ = Clock::now() + milliseconds(settled ? 0 : stop_grace_ms_) + kReportPatience;
+  if (all_settled() || stopping()) await_last_reports();
+}
+
+/// Nothing is left that could end the ranks but their supervisors.
+void Job::await_last_reports() {
+  give_up_at_ = Clock::now() +
+                (all_settled() ? milliseconds(0) : milliseconds(stop_grace_ms_) + kKillDelay) +
+                kReportPatience;
+}
+
+bool Job::all_settled() const {
+  for (int rank = 0; rank < size(); ++rank) {
+    if (record_.ranks[static_cast<std::size_t>(rank)].connected && !is_settled(rank)) return false;
+  }
+  return true;
 }
 
 bool Job::is_settled(int rank) const {

@@ -30,8 +30,12 @@ namespace hvd::launcher {
 ///      ---------------------------------------------------------->  over
 ///
 /// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
-/// failed ranks live until they are released, so that mpirun sees no failure, and stops nobody,
-/// before hvdrun has done so with the grace that it promises.
+/// failed ranks, and of those that left a job of hvd's without the others, live until they are
+/// released, so that mpirun sees no failure, and stops nobody, before hvdrun has done so with the
+/// grace that it promises.
+///
+/// The connection to a rank's supervisor decides whether the rank runs. What has started the
+/// supervisors may end before: a remote shell does not take its ranks along. mpirun does.
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
@@ -61,6 +65,7 @@ class Job final : private RankObserver {
   void on_user_signal(int signal);
   void notice_starter_end();
   void note_last_end();
+  void await_last_reports();
   void begin_stop(StopCause cause, int signal, double grace_s);
   void order_stop(int rank);
   void order_starts();
@@ -69,6 +74,7 @@ class Job final : private RankObserver {
   bool stopping() const { return record_.cause != StopCause::kNone; }
   bool over() const;
   bool is_settled(int rank) const;
+  bool all_settled() const;
   bool all_connected() const;
   int size() const { return options_.np; }
   RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }

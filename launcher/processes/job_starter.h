@@ -30,11 +30,12 @@ class JobStarter {
   virtual void add_to(Poller& poller) = 0;
 
   struct End {
-    std::vector<int> ranks;  ///< that it was to start
-    bool last = false;       ///< nothing that was started is left
+    std::vector<int> ranks;   ///< that it was to start
+    bool last = false;        ///< nothing that was started is left
+    bool ends_ranks = false;  ///< they do not outlive it
   };
-  /// Of processes that have ended since the last call. Only whose ranks had all connected may end
-  /// before the job does.
+  /// Of processes that have ended since the last call. A process whose ranks have not all connected
+  /// must not end.
   virtual std::vector<End> take_ends() = 0;
   /// Asks what is left to end the ranks that it has started.
   virtual void terminate() = 0;

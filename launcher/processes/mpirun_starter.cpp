@@ -77,7 +77,9 @@ std::vector<JobStarter::End> MpirunStarter::take_ends() {
   if (end_ || mpirun_ < 0) return {};
   end_ = try_wait(mpirun_);
   if (!end_) return {};
-  End end{.ranks = std::vector<int>(static_cast<std::size_t>(spec_.np)), .last = true};
+  End end{.ranks = std::vector<int>(static_cast<std::size_t>(spec_.np)),
+          .last = true,
+          .ends_ranks = true};
   std::iota(end.ranks.begin(), end.ranks.end(), 0);
   return {std::move(end)};
 }

@@ -17,6 +17,7 @@
 #include "hvdrun_process.h"
 #include "processes/core_share.h"
 #include "system/process.h"
+#include "system/temporary_folder.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -274,6 +275,49 @@ TEST(Agent, AHostThatSaysNothingEndsTheStart) {
   // A busy machine may not have started rank 0's supervisor by then either.
   EXPECT_THAT(result.err, HasSubstr("1) did not start within 1.00 s"));
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
+}
+
+// The ranks that it has started have connections of their own.
+TEST(Agent, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
+  const TemporaryFolder folder;
+  const std::string go = folder.path() / "go";
+  const std::string host = "frail" + unique_number();
+  const std::string script =
+      "echo ready; until [ -e $0.$HVD_RANK ]; do sleep 0.05; done; echo saved";
+  HvdrunProcess process(direct({"-np", "2", "sh", "-c", script, go}, "localhost:1," + host + ":1"));
+  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  std::vector<pid_t> agents = processes_with(host);
+  std::erase(agents, process.pid());
+  ASSERT_EQ(agents.size(), 1U);
+  ::kill(agents[0], SIGKILL);
+  std::ofstream(go + ".0").close();
+  ASSERT_TRUE(process.wait_for("[0] saved", 1, 20));
+  EXPECT_FALSE(process.wait_for("hvdrun: ", 1, 1)) << "nothing that hvdrun has started is left";
+  std::ofstream(go + ".1").close();
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out, HasSubstr("[1] saved\n"));
+}
+
+TEST(Agent, OneThatIsKilledInMidRunLeavesFailuresToBeSeen) {
+  const TemporaryFolder folder;
+  const std::string go = folder.path() / "go";
+  const std::string host = "frail" + unique_number();
+  const std::string script =
+      "echo ready; [ $HVD_RANK = 0 ] || until [ -e $0 ]; do sleep 0.05; done; exit $((HVD_RANK * "
+      "7))";
+  HvdrunProcess process(direct({"-np", "2", "sh", "-c", script, go}, "localhost:1," + host + ":1"));
+  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  std::vector<pid_t> agents = processes_with(host);
+  std::erase(agents, process.pid());
+  ASSERT_EQ(agents.size(), 1U);
+  ::kill(agents[0], SIGKILL);
+  EXPECT_FALSE(process.wait_for("hvdrun: ", 1, 1));
+  std::ofstream(go).close();
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 7) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 1 failed first: exited with code 7"));
 }
 
 TEST(Agent, OneThatIsNotThere) {
