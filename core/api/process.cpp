@@ -51,6 +51,8 @@ struct Context {
       arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered HVD_GUARDED_BY(lifecycle) = false;
   bool variables_checked HVD_GUARDED_BY(lifecycle) = false;
+  // At the first init(): afterwards MPI may run because hvd has started it.
+  std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
   std::atomic<bool> full_told{false};
   std::atomic<bool> was_initialized{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
@@ -127,7 +129,11 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   const bool in_order = runtime->shutdown(
       patience);  // may take minutes, in which somebody may ask what this rank is doing
   process.dump_signal.reset();
-  if (!in_order) forget_job_peers();
+  if (in_order) {
+    observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
+  } else {
+    forget_job_peers();
+  }
   {
     const MutexLock lock(process.mutex);
     process.runtime.reset();
@@ -170,7 +176,7 @@ JobConnection join_observed(const RuntimeOptions& options, std::optional<Program
     return join_job(options, process_arena(), std::move(store));
   } catch (const PeerLostError& loss) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
-                               observe::without_backtrace(loss.what()));
+                               observe::without_backtrace(loss.what()), loss.rank());
     throw;
   }
 }
@@ -216,6 +222,7 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
+  if (!process.program_has_mpi) process.program_has_mpi = runtime::mpi_is_active();
   runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
@@ -234,7 +241,7 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
                  << ", met at " << job.init_method << ", controller " << job.controller << ", "
                  << runtime::describe(created->progress_policy(), topology.local_size);
   process.dump_signal.emplace(*created);
-  process.terminate_handler.emplace(*created);
+  process.terminate_handler.emplace(*created, *process.program_has_mpi);
   const MutexLock publish(process.mutex);
   process.controller = std::move(job.controller);
   process.init_method = std::move(job.init_method);

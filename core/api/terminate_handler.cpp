@@ -23,6 +23,7 @@ std::terminate_handler previous = nullptr;  // written before watched_runtime is
 struct End {
   std::string text;
   StatusCode loss = StatusCode::kOk;  // of another rank, of which this one has been told
+  int lost = -1;                      // that rank, if it is known
 };
 
 End what_ends_us() {
@@ -35,7 +36,7 @@ End what_ends_us() {
   try {
     std::rethrow_exception(error);
   } catch (const PeerLostError& known) {
-    return {text(known), StatusCode::kPeerLost};
+    return {text(known), StatusCode::kPeerLost, known.rank()};
   } catch (const ShutdownError& known) {
     return {text(known), StatusCode::kShutdown};
   } catch (const std::exception& known) {
@@ -52,7 +53,8 @@ End what_ends_us() {
     // hvdrun before the peers: they may die of the news at once, and be taken for the cause.
     const bool of_a_loss = end.loss != StatusCode::kOk;
     observe::notify_supervisor(of_a_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
-                               of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text);
+                               of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
+                               end.lost);
     if (!runtime->failed()) {
       const Topology& topology = runtime->topology();
       runtime->tell_before_dying({StatusCode::kPeerLost,
@@ -68,10 +70,10 @@ End what_ends_us() {
 
 }  // namespace
 
-TerminateHandler::TerminateHandler(Runtime& runtime) {
+TerminateHandler::TerminateHandler(Runtime& runtime, bool program_has_mpi) {
   if (std::get_terminate() != tell_and_die) previous = std::set_terminate(tell_and_die);
   watched_runtime.store(&runtime);
-  observe::notify_supervisor(observe::NoticeKind::kInitialised, 0, "");
+  observe::notify_supervisor(observe::NoticeKind::kInitialised, program_has_mpi ? 1 : 0, "");
 }
 
 TerminateHandler::~TerminateHandler() {

@@ -9,7 +9,8 @@ class Runtime;
 /// afterwards. At most one at a time.
 class TerminateHandler {
  public:
-  explicit TerminateHandler(Runtime&);
+  /// @param program_has_mpi the program had started MPI itself when it joined
+  TerminateHandler(Runtime&, bool program_has_mpi);
   TerminateHandler(const TerminateHandler&) = delete;
   TerminateHandler& operator=(const TerminateHandler&) = delete;
   ~TerminateHandler();

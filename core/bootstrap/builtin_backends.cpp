@@ -418,6 +418,11 @@ bool mpi_threads_multiple() {
   return mpi == nullptr || !mpi->active() || mpi->threads_multiple();
 }
 
+bool mpi_is_active() noexcept {
+  const MpiModule* const mpi = mpi_module_in_use();
+  return mpi != nullptr && mpi->active();
+}
+
 void forget_job_peers() noexcept {
   if (MpiModule* const mpi = mpi_module_in_use()) mpi->forget_peers();
 }

@@ -72,6 +72,8 @@ std::vector<Component> optional_components();
 bool nccl_usable() noexcept;
 /// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
 bool mpi_threads_multiple();
+/// MPI runs in this process, started by the program or by hvd.
+bool mpi_is_active() noexcept;
 /// The job has failed: nobody waits for its peers any more, not even at process exit.
 void forget_job_peers() noexcept;
 

@@ -279,7 +279,7 @@ void Engine::end_outstanding(const Status& status) noexcept {
 void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {
   if (error.code == StatusCode::kShutdown)
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(error.code),
-                               error.message);
+                               error.message, error.rank);
   finish(operation, {error.code, error.message, error.rank}, nullptr, false);
 }
 

@@ -119,7 +119,7 @@ std::optional<Status> Engine::hear_of_loss() {
 void Engine::take_in(const wire::Abort& abort) {
   if (abort.cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
-                               abort.cause.message);
+                               abort.cause.message, abort.cause.rank);
   }
   if (abort.cause.code == StatusCode::kPeerLost && !front_.failed()) {
     try {
@@ -138,7 +138,7 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   // Before the program hears of it, and before the others may die of it.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
-                               cause.message);
+                               cause.message, cause.rank);
   }
   // Of a process that ends without shutdown() the failure of others is mostly the consequence, and
   // its last words should not blame them.

@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kAddressVariable = "HVD_LAUNCHER_NOTICES";
 constexpr std::size_t kMaxText = 1500;
 
-constexpr std::array kNames = {"init", "throw", "exit", "loss", "left"};
+constexpr std::array kNames = {"init", "throw", "exit", "loss", "left", "over"};
 
 std::array<std::atomic<bool>, kNames.size()> told{};
 
@@ -59,7 +59,7 @@ int connection() {
 
 }  // namespace
 
-void notify_supervisor(NoticeKind kind, int code, std::string_view text) noexcept {
+void notify_supervisor(NoticeKind kind, int code, std::string_view text, int about) noexcept {
   const auto index = static_cast<std::size_t>(kind);
   if (kind == NoticeKind::kInitialised) {
     for (auto& each : told) each.store(false);
@@ -71,8 +71,8 @@ void notify_supervisor(NoticeKind kind, int code, std::string_view text) noexcep
   ::clock_gettime(CLOCK_REALTIME, &now);
   std::array<char, kMaxText + 128> message{};
   const int length =
-      std::snprintf(message.data(), message.size(), "%s %lld %d\n%.*s", kNames[index],
-                    static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec, code,
+      std::snprintf(message.data(), message.size(), "%s %lld %d %d\n%.*s", kNames[index],
+                    static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec, code, about,
                     static_cast<int>(std::min(text.size(), kMaxText)), text.data());
   if (length > 0)
     ::send(socket, message.data(), std::min(static_cast<std::size_t>(length), message.size() - 1),

@@ -325,16 +325,15 @@ void Job::on_ended(int rank, const Ended& ended) {
     begin_stop(ended.stopped ? StopCause::kStarterEnded : StopCause::kRankFailed, SIGTERM,
                options_.fail_grace_s);
   }
+  if (abandoned_rank(record_.ranks))
+    begin_stop(StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);
 }
 
 void Job::on_drained(int rank) {
   rank_record(rank).drained = true;
   outputs_[static_cast<std::size_t>(rank)]->finish();
-  if (stopping()) {
-    release_if_settled();
-  } else if (rank_record(rank).ended->code == 0) {
-    server_.release(rank);
-  }
+  if (!stopping() && !must_be_held(rank_record(rank))) server_.release(rank);
+  release_if_settled();
 }
 
 void Job::on_lost(int rank) {
@@ -436,6 +435,7 @@ void Job::note_lost_output(const std::string& text) {
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
   starter_->explain(record_);
+  note_losses(record_.ranks);
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();

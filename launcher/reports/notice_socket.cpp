@@ -57,7 +57,7 @@ std::optional<Notice> parse_notice(std::string_view datagram) {
   if (end == std::string_view::npos) return std::nullopt;
   std::istringstream head{std::string(datagram.substr(0, end))};
   Notice notice;
-  if (!(head >> notice.kind >> notice.time_ns >> notice.code)) return std::nullopt;
+  if (!(head >> notice.kind >> notice.time_ns >> notice.code >> notice.about)) return std::nullopt;
   notice.text = datagram.substr(end + 1);
   return notice;
 }

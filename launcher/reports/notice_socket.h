@@ -26,7 +26,7 @@ class NoticeSocket {
   std::string name_;
 };
 
-/// "KIND TIME_NS CODE", a newline, the text; nothing when that is not what it is.
+/// "KIND TIME_NS CODE ABOUT", a newline, the text; nothing when that is not what it is.
 std::optional<Notice> parse_notice(std::string_view datagram);
 
 }  // namespace hvd::launcher

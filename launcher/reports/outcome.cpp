@@ -22,6 +22,24 @@ bool confessed(const RankRecord& rank) {
          !(rank.ended && rank.ended->code == 0);
 }
 
+/// It lost that rank, which did not end in order.
+bool has_lost(const RankRecord& rank, int other) {
+  constexpr int kPeerLostStatus = 4;  // hvd::StatusCode::kPeerLost
+  return rank.loss && rank.loss->about == other && rank.loss->code == kPeerLostStatus;
+}
+
+/// Each of the other ranks has lost this one, which has not told of the loss of another.
+bool lost_by_all(const std::vector<RankRecord>& ranks, int index) {
+  const RankRecord& rank = ranks[static_cast<std::size_t>(index)];
+  const bool over = rank.uses_hvd && !rank.in_job;
+  if (ranks.size() < 2 || !rank.connected || over || (rank.loss && !has_lost(rank, index)))
+    return false;
+  for (std::size_t other = 0; other < ranks.size(); ++other) {
+    if (static_cast<int>(other) != index && !has_lost(ranks[other], index)) return false;
+  }
+  return true;
+}
+
 long long end_time(const RankRecord& rank) {
   return rank.ended ? rank.ended->time_ns : *rank.lost_ns;
 }
@@ -30,6 +48,7 @@ long long end_time(const RankRecord& rank) {
 std::optional<long long> fault_time(const RankRecord& rank) {
   const bool lost = !rank.ended && rank.lost_ns && !rank.told_to_stop;
   if (confessed(rank)) return rank.death->time_ns;
+  if (rank.lost_to_others) return rank.lost_to_others->time_ns;
   if (failed_alone(rank) || lost) return end_time(rank);
   return std::nullopt;
 }
@@ -37,13 +56,19 @@ std::optional<long long> fault_time(const RankRecord& rank) {
 /// Another rank's loss came before its own end.
 bool is_consequence(const RankRecord& rank) {
   const auto fault = fault_time(rank);
-  return fault && rank.loss && rank.loss->time_ns <= *fault;
+  return fault && !rank.lost_to_others && rank.loss && rank.loss->time_ns <= *fault;
 }
 
 /// It ended without a fault of its own, but without hvd::shutdown().
 bool left_unannounced(const RankRecord& rank) {
   return rank.death && rank.death->kind == "exit" && rank.death->code == 0 &&
          !rank.death->stopped && (!rank.loss || rank.death->time_ns <= rank.loss->time_ns);
+}
+
+/// The same without a word of it, by _Exit() for example; or before it came to hvd::init().
+bool left_silently(const RankRecord& rank) {
+  return rank.ended && rank.ended->code == 0 && !rank.ended->stopped && !rank.left &&
+         (rank.in_job || !rank.uses_hvd);
 }
 
 std::vector<int> ranks_where(const JobRecord& job, bool (*condition)(const RankRecord&)) {
@@ -74,6 +99,7 @@ std::string describe_end(const JobRecord& job, int index) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
   if (!rank.ended) return "lost: its supervisor's connection broke without a report";
   const Ended& ended = *rank.ended;
+  if (rank.lost_to_others && ended.stopped) return "the other ranks lost it, and hvdrun ended it";
   if (ended.start_error != 0)
     return std::string("its program could not be started: ") + std::strerror(ended.start_error);
   if (confessed(rank) && ended.stopped) {
@@ -93,6 +119,10 @@ std::string hint(const RankRecord& rank) {
   if (!rank.ended)
     return "its host may have died or left the network: see whether " + rank.host +
            " still answers";
+  if (rank.lost_to_others) {
+    return "a process that is stopped by a signal or a debugger, or that hangs, gives no sign of "
+           "life, nor does one whose host is out of reach";
+  }
   if (rank.ended->signal == SIGKILL) {
     return "SIGKILL without a message is often the out-of-memory killer: see dmesg on " + rank.host;
   }
@@ -114,6 +144,7 @@ std::string own_words(const RankRecord& rank) {
     text += "        it ended without hvd::shutdown()\n";
   if (rank.death && !rank.death->stopped && !rank.death->text.empty())
     text += indented(rank.death->text);
+  if (rank.lost_to_others) text += indented(rank.lost_to_others->text);
   if (is_consequence(rank)) {
     text += indented(rank.loss->text);
     if (rank.loss->code == kShutdownStatus)
@@ -220,17 +251,21 @@ std::string failure_message(const JobRecord& job, int index) {
 
 std::string leaver_message(const JobRecord& job, int index) {
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+  const bool by_mpirun = job.improper_rank == index;
   return "hvdrun: rank " + std::to_string(index) +
          (rank.left ? " ended with code 0 after hvd::shutdown() while other ranks were running  "
           : rank.uses_hvd
               ? " ended with code 0 but without hvd::shutdown() while other ranks were running  "
-              : " ended with code 0 but without MPI_Finalize while other ranks were running  ") +
+          : by_mpirun
+              ? " ended with code 0 but without MPI_Finalize while other ranks were running  "
+              : " ended with code 0 before hvd::init(), where other ranks waited for it  ") +
          where(rank) + "\n        " +
          (rank.left ? "(the others still needed it: a rank that has no more data calls hvd::join() "
                       "before hvd::shutdown())\n"
           : rank.uses_hvd
               ? "(a rank must not leave a job alone: call hvd::shutdown() on every rank)\n"
-              : "(a rank must not leave a job alone: call MPI_Finalize() on every rank)\n") +
+          : by_mpirun ? "(a rank must not leave a job alone: call MPI_Finalize() on every rank)\n"
+                      : "(all ranks of a job call hvd::init())\n") +
          last_lines(job, index) + stopped_line(job, index);
 }
 
@@ -290,16 +325,44 @@ std::string unexplained_message(const JobRecord& job) {
 
 void take_notice(RankRecord& rank, Notice notice) {
   if (notice.kind == "init") {
-    rank.uses_hvd = true;
+    rank.uses_hvd = rank.in_job = true;
+    rank.has_mpi = notice.code == 1;
     rank.left = false;
     rank.death.reset();
     rank.loss.reset();
   } else if (notice.kind == "left") {
     rank.left = true;
+  } else if (notice.kind == "over") {
+    rank.in_job = false;
   } else if (notice.kind == "loss") {
     if (!rank.loss) rank.loss = std::move(notice);
   } else if (notice.kind == "throw" || notice.kind == "exit") {
     if (!rank.death) rank.death = std::move(notice);
+  }
+}
+
+bool must_be_held(const RankRecord& rank) { return rank.in_job && !rank.has_mpi; }
+
+std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks) {
+  std::optional<int> left;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].ended) continue;
+    if (left || ranks[i].lost_ns) return std::nullopt;
+    left = static_cast<int>(i);
+  }
+  return left && lost_by_all(ranks, *left) ? left : std::nullopt;
+}
+
+void note_losses(std::vector<RankRecord>& ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    RankRecord& rank = ranks[i];
+    if (!stopped_by_us(rank) || !lost_by_all(ranks, static_cast<int>(i))) continue;
+    for (std::size_t other = 0; other < ranks.size(); ++other) {
+      if (other == i) continue;
+      const Notice& loss = *ranks[other].loss;
+      if (!rank.lost_to_others || loss.time_ns < rank.lost_to_others->time_ns)
+        rank.lost_to_others = loss;
+    }
   }
 }
 
@@ -331,19 +394,40 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks) {
 
 namespace {
 
-/// Of those that hvd says ended without shutdown(), and without a fault of their own, when nothing
-/// else explains how the others ended.
+/// MPI gave it no other ranks, so that hvd::init() ended the process.
+bool waited_in_mpi_init(const RankRecord& rank) {
+  constexpr int kMpiDidNotReturn = 75;  // hvd's exit code for that
+  return !rank.uses_hvd && rank.ended && rank.ended->code == kMpiDidNotReturn;
+}
+
+bool never_came(const RankRecord& rank) { return left_silently(rank) && !rank.uses_hvd; }
+
+/// The first of those that ended without shutdown(), and without a fault of their own.
+std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const RankRecord&)) {
+  const auto time_of = [&job](int index) {
+    const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+    return rank.death ? rank.death->time_ns : rank.ended->time_ns;
+  };
+  const std::vector<int> leavers = ranks_where(job, condition);
+  const auto first = std::min_element(leavers.begin(), leavers.end(),
+                                      [&](int a, int b) { return time_of(a) < time_of(b); });
+  return first == leavers.end() ? std::nullopt : std::optional(*first);
+}
+
+/// When nothing else explains how the others ended: the rank that the first failure says it lost,
+/// else the first that left.
 std::optional<int> unannounced_leaver(const JobRecord& job) {
   const auto failed = first_failure(job.ranks);
-  if (!failed || !is_consequence(job.ranks[static_cast<std::size_t>(*failed)])) return std::nullopt;
-  std::optional<int> first;
-  for (const int index : ranks_where(job, left_unannounced)) {
-    const auto time_of = [&](int i) {
-      return job.ranks[static_cast<std::size_t>(i)].death->time_ns;
-    };
-    if (!first || time_of(index) < time_of(*first)) first = index;
+  if (!failed) return std::nullopt;
+  const RankRecord& victim = job.ranks[static_cast<std::size_t>(*failed)];
+  if (waited_in_mpi_init(victim)) return first_leaver(job, never_came);
+  if (!is_consequence(victim)) return std::nullopt;
+  const int lost = victim.loss->about;
+  if (lost >= 0 && lost < static_cast<int>(job.ranks.size())) {
+    const RankRecord& rank = job.ranks[static_cast<std::size_t>(lost)];
+    if (left_unannounced(rank) || left_silently(rank)) return lost;
   }
-  return first;
+  return first_leaver(job, left_unannounced);
 }
 
 }  // namespace
@@ -357,9 +441,11 @@ std::optional<int> early_leaver(const JobRecord& job) {
   // mpirun's text alone is not to be believed: our own record must agree.
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(*job.improper_rank)];
   if (!rank.ended || rank.ended->code != 0) return std::nullopt;
-  const auto failed = first_failure(job.ranks);
-  if (failed && *fault_time(job.ranks[static_cast<std::size_t>(*failed)]) < rank.ended->time_ns)
-    return std::nullopt;
+  if (const auto failed = first_failure(job.ranks)) {
+    const RankRecord& other = job.ranks[static_cast<std::size_t>(*failed)];
+    const bool needed_it = rank.left && is_consequence(other);
+    if (needed_it || *fault_time(other) < rank.ended->time_ns) return std::nullopt;
+  }
   return job.improper_rank;
 }
 
@@ -370,10 +456,16 @@ bool mpirun_was_killed(const JobRecord& job) {
   return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }
 
+bool all_ended_well(const JobRecord& job) {
+  return std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
+    return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
+  });
+}
+
 }  // namespace
 
 bool is_explained(const JobRecord& job) {
-  return mpirun_was_killed(job) || job.cause == StopCause::kReaderGone ||
+  return all_ended_well(job) || mpirun_was_killed(job) || job.cause == StopCause::kReaderGone ||
          job.cause == StopCause::kUserSignal || job.cause == StopCause::kTimeout ||
          early_leaver(job) || first_failure(job.ranks);
 }
@@ -383,21 +475,16 @@ int exit_code(const JobRecord& job) {
   if (job.cause == StopCause::kTimeout) return static_cast<int>(ExitCode::kTimeout);
   if (job.cause == StopCause::kReaderGone) return static_cast<int>(ExitCode::kReaderGone);
   if (mpirun_was_killed(job)) return static_cast<int>(ExitCode::kInternal);
-  if (early_leaver(job))
-    return job.starter_code != 0 && job.starter_code < 128 ? job.starter_code : 1;
+  // Then the starter's own trouble while it cleaned up does not make the job a failure.
+  if (all_ended_well(job)) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
+  if (early_leaver(job)) return 1;
   if (const auto failed = first_failure(job.ranks)) {
     const RankRecord& rank = job.ranks[static_cast<std::size_t>(*failed)];
-    if (!rank.ended || !lost_elsewhere(job, *failed).empty())
+    if (!rank.ended || rank.lost_to_others || !lost_elsewhere(job, *failed).empty())
       return static_cast<int>(ExitCode::kUnavailable);
     return confessed(rank) && rank.ended->stopped ? rank.death->code : rank.ended->code;
   }
   if (job.cause == StopCause::kStartTimeout) return static_cast<int>(ExitCode::kUnavailable);
-  const bool all_well = std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
-    return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
-  });
-  // Every rank said that it ended well; then the starter's own trouble while it cleaned up does not
-  // make the job a failure.
-  if (all_well) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
   if (job.lacks_slots || job.lost_host) return static_cast<int>(ExitCode::kUnavailable);
   if (job.lacks_executable) return static_cast<int>(ExitCode::kNotFound);
   return job.starter_code != 0 && job.starter_code < 128 ? job.starter_code
@@ -431,12 +518,14 @@ std::string final_message(const JobRecord& job) {
     return stop_message(job, "mpirun was killed by " + signal_name(job.starter_signal) + " (" +
                                  std::to_string(job.starter_signal) + "), not by hvdrun");
   }
-  if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
-  if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);
-  if (exit_code(job) == static_cast<int>(ExitCode::kOutputLost) && job.output_lost)
+  if (all_ended_well(job)) {
+    if (!job.output_lost) return "";
     return "hvdrun: the ranks ended well, but part of what they printed was lost; exit code " +
            std::to_string(exit_code(job)) + "\n";
-  return exit_code(job) == 0 ? "" : unexplained_message(job);
+  }
+  if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
+  if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);
+  return unexplained_message(job);
 }
 
 }  // namespace hvd::launcher

@@ -24,9 +24,13 @@ struct RankRecord {
 
   // What the program has said of itself (runtime/supervisor_notice.h).
   bool uses_hvd = false;
-  bool left = false;            ///< it has called hvd::shutdown()
+  bool in_job = false;   ///< it is past hvd::init(), and hvd::shutdown() has not ended in order
+  bool has_mpi = false;  ///< the program had started MPI itself before
+  bool left = false;     ///< it has called hvd::shutdown()
   std::optional<Notice> death;  ///< an exception that nobody catches, or exit() without shutdown()
   std::optional<Notice> loss;   ///< it was told that another rank is lost or has left
+  /// All other ranks lost it while it ran; the first of their notices. note_losses() sets it.
+  std::optional<Notice> lost_to_others;
 };
 
 /// Why a job ends before its ranks are all done.
@@ -70,6 +74,19 @@ struct JobRecord {
 
 void take_notice(RankRecord& rank, Notice notice);
 
+/// Its supervisor must not end yet, although the rank has ended with code 0: it left its job
+/// without the others, and mpirun would end them. They learn of it from hvd. Where the program has
+/// started MPI itself the others may wait for it in MPI, and mpirun's way is the only one to end
+/// that.
+bool must_be_held(const RankRecord& rank);
+
+/// The rank that still runs although all others have ended, each of them told that this one is
+/// lost: it is stopped, hangs, or cannot be reached.
+std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
+
+/// To be called once the record is complete.
+void note_losses(std::vector<RankRecord>& ranks);
+
 /// When mpirun was the first to miss a host and ended for it: what never answered again was lost
 /// before hvdrun told it to stop. To be called once the record is complete.
 void take_losses_from_mpirun(JobRecord& job);
@@ -78,9 +95,10 @@ void take_losses_from_mpirun(JobRecord& job);
 /// the loss of another as long as there is one; none when every rank did well.
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 
-/// A rank that ended with code 0 while others went on, and so ended the job: hvd tells the others
-/// when one ends without shutdown(), and mpirun stops everybody when a rank that called MPI_Init
-/// leaves without MPI_Finalize.
+/// A rank that ended with code 0 while others went on, and so ended the job: one that left it
+/// without shutdown(), or never came to init(), so that another one failed of that; or one that
+/// called MPI_Init and left without MPI_Finalize, so that mpirun ended the others. A rank that has
+/// called shutdown() has not left early: the one that still needed it failed.
 std::optional<int> early_leaver(const JobRecord& job);
 
 /// A rank's own record explains the end, so the starter's account of it can be left out.

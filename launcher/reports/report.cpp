@@ -226,7 +226,8 @@ std::string encode(const Notice& notice) {
                {"time_ns", notice.time_ns},
                {"code", notice.code},
                {"text", notice.text},
-               {"stopped", notice.stopped}});
+               {"stopped", notice.stopped},
+               {"about", notice.about}});
 }
 
 Notice decode_notice(std::string_view payload) {
@@ -235,7 +236,8 @@ Notice decode_notice(std::string_view payload) {
                   .time_ns = json.at("time_ns").get<long long>(),
                   .code = json.at("code").get<int>(),
                   .text = json.at("text").get<std::string>(),
-                  .stopped = json.at("stopped").get<bool>()};
+                  .stopped = json.at("stopped").get<bool>(),
+                  .about = json.at("about").get<int>()};
   });
 }
 

@@ -163,6 +163,7 @@ struct Notice {
   int code = 0;
   std::string text = {};
   bool stopped = false;  ///< its supervisor had told it to stop by then
+  int about = -1;        ///< the rank that is lost or has left; -1: unknown, or none
 };
 
 struct SignalOrder {

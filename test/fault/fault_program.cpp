@@ -2,12 +2,16 @@
 // at one step.
 //
 // MODE: kill (SIGKILL between submission and result), kill-two (and the next rank), kill-during
-// (SIGKILL while large tensors move), stop (SIGSTOP), exec (becomes another program), exit (exit(0)
-// without shutdown), throw (an uncaught exception), leave (shutdown() while the others go on),
+// (SIGKILL while large tensors move), stop (SIGSTOP), stop-last (SIGSTOP after the loop, before
+// shutdown()), exec (becomes another program), exit (exit(0) without shutdown), quit (_Exit(0)),
+// quit-all (every rank calls _Exit(0) after the loop), skip (exit(0) before init()), throw (an
+// uncaught exception), leave (shutdown() while the others go on), leave-well (and then returns 0),
 // absent (stops submitting), late (submits late, within all deadlines), mismatch (one wrong shape,
 // then goes on), none. "second-" before it: a job that goes well comes first, in the same
-// processes, with its own init() and shutdown(). Every rank that lives prints "RANK r CLASS seconds
-// message" when an operation fails, "DONE r" when the loop ends well, and "SHUTDOWN r seconds".
+// processes, with its own init() and shutdown(). "saves-" before it: a rank that gets an error
+// returns 0, and leaves a rank that is stopped as it is. Every rank that lives prints "RANK r CLASS
+// seconds message" when an operation fails, "DONE r" when the loop ends well, and "SHUTDOWN r
+// seconds".
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -88,6 +92,11 @@ void misbehave(const std::string& mode, pid_t next) {
   if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);
   if (mode == "stop") ::raise(SIGSTOP);
   if (mode == "exit") std::exit(0);
+  if (mode == "quit") std::_Exit(0);
+  if (mode == "leave-well") {
+    hvd::shutdown();
+    std::_Exit(0);
+  }
   if (mode == "throw") throw std::logic_error("the data set is broken");
   if (mode == "leave") hvd::shutdown();
   if (mode == "absent") std::this_thread::sleep_for(std::chrono::seconds(6));
@@ -143,6 +152,9 @@ int main(int argc, char** argv) {
     mode.erase(0, mode.find('-') + 1);
     live_well_once();
   }
+  const bool saves = mode.starts_with("saves-");
+  if (saves) mode.erase(0, mode.find('-') + 1);
+  if (mode == "skip" && std::getenv("HVD_RANK") == std::to_string(victim)) return 0;
   hvd::init();
   const int rank = hvd::rank();
   const std::vector<std::int64_t> pids = exchange_pids();
@@ -164,10 +176,13 @@ int main(int argc, char** argv) {
     }
   }
   if (failures == 0) std::printf("DONE %d\n", rank);
+  if (mode == "quit-all") std::_Exit(0);
+  if (mode == "stop-last" && rank == victim) ::raise(SIGSTOP);
   begin = Clock::now();
   hvd::shutdown();
   std::printf("SHUTDOWN %d %.3f\n", rank, seconds_since(begin));
   std::fflush(stdout);
+  if (saves) return 0;
   if ((mode == "stop" || mode == "exec") && rank != victim)
     ::kill(static_cast<pid_t>(pids[static_cast<std::size_t>(victim)]), SIGKILL);
   return failures == 0 ? 0 : 3;

@@ -263,6 +263,58 @@ TEST(FaultUnderHvdrun, AKilledRankEndsTheJobWithItsNameAndItsCode) {
   }
 }
 
+// It cannot end by itself, and the others return 0.
+TEST(FaultUnderHvdrun, AStoppedRankIsEndedAndNamedWhenTheOthersHaveEnded) {
+  for (const std::string& hvdrun : hvdruns()) {
+    for (const std::string mode : {"saves-stop", "stop-last"}) {
+      const Outcome outcome =
+          run("env HVD_PEER_TIMEOUT=2 " + hvdrun +
+              " --fail-grace 0.5 -np 3 " HVD_FAULT_PROGRAM " " + mode + " 1 20");
+      EXPECT_EQ(outcome.exit_code, 69) << outcome.output;
+      EXPECT_THAT(outcome.output,
+                  AllOf(HasSubstr("hvdrun: rank 1 failed first: the other ranks lost it"),
+                        HasSubstr("gave no sign of life"), HasSubstr("exit code 69\n")));
+      EXPECT_THAT(outcome.shut_down, ::testing::SizeIs(2)) << outcome.output;
+    }
+  }
+}
+
+TEST(FaultUnderHvdrun, ARankThatEndsWithZeroAndWithoutShutdownIsNamedIfAnotherFailsOfIt) {
+  for (const std::string& hvdrun : hvdruns()) {
+    for (const std::string mode : {"exit", "quit"}) {
+      const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " " + mode + " 1 20");
+      EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+      EXPECT_THAT(outcome.output,
+                  HasSubstr("hvdrun: rank 1 ended with code 0 but without hvd::shutdown()"));
+    }
+    const Outcome outcome =
+        run("env HVD_START_TIMEOUT=3 " + hvdrun + " -np 3 " HVD_FAULT_PROGRAM " skip 1 20");
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("hvdrun: rank 1 ended with code 0 before hvd::init()"));
+  }
+}
+
+TEST(FaultUnderHvdrun, RanksThatAllEndWithZeroMakeAJobOfZero) {
+  for (const std::string& hvdrun : hvdruns()) {
+    for (const std::string mode : {"saves-quit", "saves-exit", "quit-all"}) {
+      const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " " + mode + " 1 20");
+      EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+      EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("hvdrun: "))) << outcome.output;
+    }
+  }
+}
+
+// It has fewer batches than the others, which fail of it.
+TEST(FaultUnderHvdrun, ARankThatLeavesEarlyByShutdownIsNotTheOneThatFailed) {
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " leave-well 1 20");
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
+    EXPECT_THAT(outcome.output, AllOf(ContainsRegex("hvdrun: rank [02] failed first: exited with"),
+                                      HasSubstr("rank 1 (")));
+    EXPECT_THAT(outcome.output, HasSubstr("call hvd::join() before hvd::shutdown()"));
+  }
+}
+
 TEST(FaultUnderHvdrun, AHealthyJobEndsWithZero) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " none 0 0");

@@ -61,16 +61,16 @@ class Supervisor {
 TEST(Notice, OncePerLife) {
   Supervisor supervisor;
   observe::notify_supervisor(observe::NoticeKind::kInitialised, 0, "");
-  observe::notify_supervisor(observe::NoticeKind::kLoss, 4, "lost rank 1");
+  observe::notify_supervisor(observe::NoticeKind::kLoss, 4, "lost rank 1", 1);
   observe::notify_supervisor(observe::NoticeKind::kLoss, 4, "lost rank 2");
   observe::notify_supervisor(observe::NoticeKind::kThrow, 134, "it broke");
   observe::notify_supervisor(observe::NoticeKind::kInitialised, 0, "");
   observe::notify_supervisor(observe::NoticeKind::kLoss, 5, std::string(100'000, 'x'));
-  EXPECT_EQ(supervisor.next(), "init 0\n");
-  EXPECT_EQ(supervisor.next(), "loss 4\nlost rank 1");
-  EXPECT_EQ(supervisor.next(), "throw 134\nit broke");
-  EXPECT_EQ(supervisor.next(), "init 0\n");
-  EXPECT_EQ(supervisor.next(), "loss 5\n" + std::string(1500, 'x'));
+  EXPECT_EQ(supervisor.next(), "init 0 -1\n");
+  EXPECT_EQ(supervisor.next(), "loss 4 1\nlost rank 1");
+  EXPECT_EQ(supervisor.next(), "throw 134 -1\nit broke");
+  EXPECT_EQ(supervisor.next(), "init 0 -1\n");
+  EXPECT_EQ(supervisor.next(), "loss 5 -1\n" + std::string(1500, 'x'));
   EXPECT_EQ(supervisor.next(), "");
 }
 

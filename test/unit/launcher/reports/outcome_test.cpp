@@ -106,6 +106,68 @@ TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
   EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
 }
 
+/// Told, at `at`, that it has lost the rank `about`.
+RankRecord without(RankRecord rank, double at, int about) {
+  begin_life(rank);
+  take_notice(rank, {.kind = "loss",
+                     .time_ns = static_cast<long long>(at * kSecond),
+                     .code = 4,
+                     .text = "lost rank " + std::to_string(about),
+                     .about = about});
+  return rank;
+}
+
+RankRecord in_job(RankRecord rank) {
+  begin_life(rank);
+  return rank;
+}
+
+TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndSayIt) {
+  const RankRecord stopped = in_job(running("h", 1, 101));
+  EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), stopped}), 1);
+  EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 2), without(ended(0, 2), 1, 2), stopped}), 2);
+  EXPECT_EQ(abandoned_rank({without(running("h", 0, 100), 1, 1), stopped}), std::nullopt)
+      << "the other one may still save its work";
+  EXPECT_EQ(abandoned_rank({in_job(ended(0, 2)), stopped}), std::nullopt);
+  EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), without(ended(0, 2), 1, 0), stopped}),
+            std::nullopt);
+  EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), without(stopped, 1, 0)}), std::nullopt)
+      << "the way between them is cut";
+  RankRecord over = stopped;
+  take_notice(over, {.kind = "over"});
+  EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), over}), std::nullopt)
+      << "it has left the job, and does what it likes";
+  EXPECT_EQ(abandoned_rank({stopped}), std::nullopt);
+}
+
+TEST(LostRank, IsToBlameThoughHvdrunEndedIt) {
+  JobRecord job = job_of({without(ended(0, 2), 1, 1), in_job(ended(137, 9, true))});
+  note_losses(job.ranks);
+  EXPECT_EQ(first_failure(job.ranks), 1);
+  EXPECT_EQ(exit_code(job), 69);
+  EXPECT_THAT(final_message(job),
+              HasSubstr("rank 1 failed first: the other ranks lost it, and hvdrun ended it"));
+  EXPECT_THAT(final_message(job), HasSubstr("        lost rank 1\n"));
+  JobRecord died = job_of({without(ended(134, 2), 1, 1), in_job(ended(137, 9, true))});
+  note_losses(died.ranks);
+  EXPECT_EQ(first_failure(died.ranks), 1) << "the other one died of the loss";
+  JobRecord earlier = job_of({without(ended(3, 0.5), 1, 1), in_job(ended(143, 9, true))});
+  note_losses(earlier.ranks);
+  EXPECT_EQ(first_failure(earlier.ranks), 0);
+}
+
+TEST(HeldRank, IsOneThatLeftAJobAlone) {
+  RankRecord rank = in_job(ended(0, 1));
+  EXPECT_TRUE(must_be_held(rank));
+  take_notice(rank, {.kind = "left"});
+  EXPECT_TRUE(must_be_held(rank)) << "shutdown() has not ended in order";
+  take_notice(rank, {.kind = "over"});
+  EXPECT_FALSE(must_be_held(rank));
+  EXPECT_FALSE(must_be_held(ended(0, 1))) << "not hvd's";
+  take_notice(rank, {.kind = "init", .code = 1});
+  EXPECT_FALSE(must_be_held(rank)) << "the program started MPI, and must end it";
+}
+
 TEST(ExitCode, OfAnUntroubledJob) {
   JobRecord job = job_of({ended(0, 1), ended(0, 2)});
   job.cause = StopCause::kStarterEnded;
@@ -188,6 +250,41 @@ TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
   EXPECT_EQ(early_leaver(job), 1) << "while it leaves it hears of those who die of it";
   job.ranks[0].loss.reset();
   EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
+}
+
+TEST(EarlyLeaver, IsWhoTheFailedRankLost) {
+  JobRecord job = job_of({without(ended(134, 1.2), 1.1, 1), in_job(ended(0, 1))});
+  EXPECT_EQ(early_leaver(job), 1) << "by _Exit()";
+  job.starter_code = 3;
+  EXPECT_EQ(exit_code(job), 1);
+  EXPECT_THAT(final_message(job),
+              HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
+  RankRecord before_init = ended(134, 1.2);
+  take_notice(before_init, {.kind = "loss", .time_ns = kSecond, .code = 4, .about = 1});
+  job.ranks = {before_init, ended(0, 0.9)};
+  EXPECT_EQ(early_leaver(job), 1);
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 before hvd::init()"));
+  job.ranks = {ended(75, 9), ended(0, 0.9), ended(0, 0.5)};
+  EXPECT_EQ(early_leaver(job), 2) << "MPI_Init did not return";
+  job.ranks = {in_job(ended(75, 9)), ended(0, 0.9)};
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+}
+
+TEST(EarlyLeaver, IsNoneWhenAllEndedWell) {
+  JobRecord job = job_of({without(ended(0, 1.2), 1.1, 1), in_job(ended(0, 1))});
+  job.improper_rank = 1;
+  job.starter_code = 1;
+  EXPECT_EQ(exit_code(job), 0);
+  EXPECT_THAT(final_message(job), IsEmpty());
+}
+
+TEST(EarlyLeaver, IsNotWhoCalledShutdownIfAnotherStillNeededIt) {
+  JobRecord job =
+      job_of({with_notice(ended(3, 1.2), "loss", 1.1, 5, "rank 1 has called shutdown()"),
+              with_notice(ended(0, 1), "left", 0.5)});
+  job.improper_rank = 1;
+  EXPECT_EQ(early_leaver(job), std::nullopt);
+  EXPECT_EQ(exit_code(job), 3);
 }
 
 TEST(EarlyLeaver, WhoCalledShutdownIsNotToldToCallIt) {
