@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "command/rank_environment.h"
 #include "system/error.h"
 #include "system/text.h"
 #include "version.h"
@@ -123,6 +124,12 @@ std::pair<std::string, std::optional<std::string>> parse_export(const std::strin
                                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
   if (!valid) {
     throw LaunchError(ExitCode::kUsage, "-x: expected VAR or VAR=VALUE, got '" + text + "'");
+  }
+  if (is_set_by_hvdrun(name)) {
+    throw LaunchError(ExitCode::kUsage,
+                      "-x " + text + ": hvdrun sets " + name +
+                          " for each rank; leave it out (-np N is the number of ranks, -H and "
+                          "--hostfile say how many a host has)");
   }
   if (equals == std::string::npos) return {std::move(name), std::nullopt};
   return {std::move(name), text.substr(equals + 1)};

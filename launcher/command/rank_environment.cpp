@@ -1,6 +1,7 @@
 #include "command/rank_environment.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
@@ -66,6 +67,15 @@ RankIdentity identify_rank(const Lookup& variable) {
   identity.local_size =
       first_number(variable, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1);
   return identity;
+}
+
+bool is_set_by_hvdrun(std::string_view name) {
+  constexpr std::array kNames = {"HVD_RANK",           "HVD_SIZE",           "HVD_LOCAL_RANK",
+                                 "HVD_LOCAL_SIZE",     "HOROVOD_RANK",       "HOROVOD_SIZE",
+                                 "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "RANK",
+                                 "WORLD_SIZE",         "LOCAL_RANK",         "LOCAL_WORLD_SIZE"};
+  return name.starts_with(kInternalPrefix) ||
+         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size) {

@@ -52,6 +52,9 @@ using Lookup = std::function<std::optional<std::string>(const char* name)>;
 /// Who hvdrun, else mpirun, says this process is. A process that neither started is rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
+/// hvdrun sets this variable for each rank, whatever the user's environment says.
+bool is_set_by_hvdrun(std::string_view name);
+
 /// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are
 /// those of the affinity mask of this process, which under Bind::kCore is its own share already.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);

@@ -235,6 +235,14 @@ TEST(Descriptors, TooFewAreNamedAtTheStart) {
   EXPECT_THAT(result.err, HasSubstr("too few file descriptors: expected at least 44"));
 }
 
+// A descriptor that a rank opens must not become its stdin, stdout or stderr.
+TEST(Descriptors, TheFirstThreeAreOpenAtEachRankThoughHvdrunHasNone) {
+  const std::string script =
+      "for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] || exit $((10 + fd)); done";
+  EXPECT_EQ(
+      run_redirected("exec \"$@\" <&- >&- 2>&-", {"-np", "2", "sh", "-c", script + "; :"}).code, 0);
+}
+
 TEST(Input, GoesToRankZero) {
   HvdrunProcess process(
       {.arguments = {"-np", "2", rank_program(), "stdin"}, .input = "first\nsecond\n"});

@@ -132,6 +132,12 @@ TEST(Options, ErrorsSayWhatWasExpected) {
   EXPECT_THAT(error_of({"-np", "2", "--bind", "socket", "p"}).what(),
               HasSubstr("none, core or numa; got 'socket'"));
   EXPECT_THAT(error_of({"-np", "2", "-x", "1A=2", "p"}).what(), HasSubstr("got '1A=2'"));
+  for (const char* given : {"HVD_SIZE=3", "HVD_RANK", "WORLD_SIZE=2", "HVD_LAUNCHER_PORT=1"}) {
+    const LaunchError error = error_of({"-np", "2", "-x", given, "p"});
+    EXPECT_EQ(error.exit_code(), static_cast<int>(ExitCode::kUsage));
+    EXPECT_THAT(error.what(), HasSubstr("-x " + std::string(given) + ": hvdrun sets "));
+  }
+  EXPECT_EQ(parse({"-np", "2", "-x", "MASTER_PORT=1", "p"}).exports.size(), 1U);
   for (const Words& words :
        {Words{"-np", "two", "p"}, Words{"-np", "2", "-H", "a:2", "--hostfile", "f", "p"},
         Words{"-np", "2", "--timeout", "-1", "p"}, Words{"-np", "2", "--tail", "-3", "p"},
