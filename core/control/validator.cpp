@@ -109,6 +109,20 @@ std::optional<std::string> find_mismatch(const wire::Request& reference, int ref
          "; every rank must submit the same " + found->what;
 }
 
+std::optional<std::string> find_misplanned(const wire::Request& planned,
+                                           const wire::Request& submitted, int rank) {
+  if (planned == submitted) return std::nullopt;
+  auto found = difference(planned, submitted);
+  // The rows that this rank contributes. Ranks may differ in them, but a plan keeps each rank's
+  // own.
+  if (!found && wire::gathers(planned.kind) && planned.shape != submitted.shape)
+    found = Difference{"shape", shape_text(planned), shape_text(submitted)};
+  if (!found) return std::nullopt;
+  return describe(submitted) + " on rank " + std::to_string(rank) + ": the plan has another " +
+         found->what + " than this rank submitted: expected " + found->other + ", got " +
+         found->reference + "; run the same build of hvd on every rank";
+}
+
 namespace {
 
 // What has no meaning when a member has joined.

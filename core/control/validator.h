@@ -14,6 +14,12 @@ namespace hvd::control {
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
                                          const wire::Request& other, int other_rank);
 
+/// How a plan's request, as expanded for one rank, differs from what this rank submitted under that
+/// name, as a sentence that names the operation, the rank and both values; nothing when it can be
+/// run. Allocates only when there is a difference.
+std::optional<std::string> find_misplanned(const wire::Request& planned,
+                                           const wire::Request& submitted, int rank);
+
 /// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar, a
 /// broadcast from a rank that has joined), as a sentence.
 /// @param members the world ranks of the request's process set, ascending.

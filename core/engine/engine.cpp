@@ -233,6 +233,12 @@ void Engine::start(control::AgreedBatch batch) {
       if (!batch.absent_here)
         operations.push_back(outstanding_.take(agreed.request.process_set, agreed.request.name));
     }
+    // The other ranks run it, so this rank cannot let the operation end alone.
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      if (const auto problem = control::find_misplanned(batch.operations[i].request,
+                                                        operations[i]->request, control_->rank()))
+        throw Error(*problem);
+    }
     executor_.start(std::move(batch), operations);
   } catch (...) {
     // Nobody else knows them now, and they have to end with the cause.

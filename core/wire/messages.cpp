@@ -243,6 +243,13 @@ void write_error(Writer& out, const ErrorEntry& error) {
   write_ranks(out, error.missing);
 }
 
+// Of an operation or a job that has failed: kOk would end it as a success without any data moved.
+StatusCode read_failure(Reader& in) {
+  const auto code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  if (code == StatusCode::kOk) in.fail("status", "expected a failure, got 0 (ok)");
+  return code;
+}
+
 int read_rank_or_none(Reader& in) {
   const std::int64_t rank = in.zigzag("rank");
   if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt))
@@ -254,7 +261,7 @@ ErrorEntry read_error(Reader& in) {
   ErrorEntry error;
   error.process_set = read_int(in, "process set");
   error.name = in.text("name", kMaxNameBytes);
-  error.code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  error.code = read_failure(in);
   error.message = in.text("message", kMaxTextBytes);
   error.rank = read_rank_or_none(in);
   error.missing = read_ranks(in, "missing ranks");
@@ -305,7 +312,7 @@ Plan read_plan(Reader& in) {
 Abort read_abort(Reader& in) {
   Abort abort;
   abort.origin = read_int(in, "origin");
-  abort.cause.code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  abort.cause.code = read_failure(in);
   abort.cause.message = in.text("message", kMaxTextBytes);
   abort.cause.rank = read_rank_or_none(in);
   return abort;

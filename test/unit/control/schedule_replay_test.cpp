@@ -81,6 +81,23 @@ TEST(ScheduleReplay, AnUnnamedOperationIsKnownByItsParameters) {
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
 }
 
+// A name alone is no place in the schedule: the batch moves what was agreed on.
+TEST(ScheduleReplay, WhatIsAskedForOtherwiseThanPlannedIsNotInTheSchedule) {
+  for (int change = 0; change < 6; ++change) {
+    Ranks ranks(1);
+    ranks.enter({batch({"a"})});
+    wire::Request asked = request("a");
+    if (change == 0) asked.dtype = DataType::kFloat64;
+    if (change == 1) asked.shape = {1048576};
+    if (change == 2) asked.op = ReduceOp::kMax;
+    if (change == 3) asked.prescale = 0.5;
+    if (change == 4) asked.compression = Compression::kFloat16;
+    if (change == 5) asked.device = DeviceType::kCuda;
+    EXPECT_FALSE(offer(ranks[0], asked)) << change;
+    EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft) << change;
+  }
+}
+
 TEST(ScheduleReplay, RunsABatchOnceEveryRankHasAllOfIt) {
   Ranks ranks(2);
   ranks.enter({batch({"a", "b"}), batch({"c"})});

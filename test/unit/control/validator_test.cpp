@@ -56,6 +56,48 @@ TEST(Validator, ComparesEachField) {
   EXPECT_EQ(mismatch(allreduce("a"), 0, allreduce("a"), 1), "(none)");
 }
 
+std::string misplanned(const wire::Request& planned, const wire::Request& submitted) {
+  return find_misplanned(planned, submitted, 3).value_or("(none)");
+}
+
+TEST(Validator, WhatIsPlannedIsWhatThisRankSubmitted) {
+  EXPECT_EQ(misplanned(allreduce("a"), allreduce("a")), "(none)");
+  EXPECT_EQ(
+      misplanned(allreduce("a", {1048576}), allreduce("a", {4})),
+      "allreduce 'a' on rank 3: the plan has another shape than this rank submitted: expected "
+      "[4], got [1048576]; run the same build of hvd on every rank");
+  const std::vector<std::pair<std::function<void(wire::Request&)>, std::string>> cases = {
+      {[](auto& r) { r.kind = OpKind::kBroadcast; }, "kind of operation"},
+      {[](auto& r) { r.dtype = DataType::kFloat16; }, "dtype"},
+      {[](auto& r) { r.compression = Compression::kFloat16; }, "compression"},
+      {[](auto& r) { r.op = ReduceOp::kMin; }, "op"},
+      {[](auto& r) { r.prescale = 0.5; }, "prescale factor"},
+      {[](auto& r) { r.device = DeviceType::kCuda; }, "device"},
+      {[](auto& r) { r = in_group(r, "g", 2, 1); }, "group"},
+  };
+  for (const auto& [change, what] : cases) {
+    wire::Request planned = allreduce("a");
+    change(planned);
+    EXPECT_NE(misplanned(planned, allreduce("a")).find("another " + what + " than"),
+              std::string::npos)
+        << what;
+  }
+}
+
+// A plan is expanded to the rows of the rank that runs it, but for those of an alltoall.
+TEST(Validator, WhatIsPlannedForARankHasTheRowsOfThisRank) {
+  wire::Request submitted = allreduce("a", {2, 3});
+  wire::Request planned = allreduce("a", {5, 3});
+  planned.kind = submitted.kind = OpKind::kAllgather;
+  EXPECT_NE(misplanned(planned, submitted).find("expected [2,3], got [5,3]"), std::string::npos);
+  planned.kind = submitted.kind = OpKind::kAlltoall;
+  EXPECT_EQ(misplanned(planned, submitted), "(none)");
+  planned.kind = submitted.kind = OpKind::kJoin;
+  planned.shape = submitted.shape = {};
+  planned.last_to_join = 1;
+  EXPECT_EQ(misplanned(planned, submitted), "(none)") << "only a plan knows it";
+}
+
 TEST(Validator, ComparesGroupNameSizeAndPlace) {
   const wire::Request reference = in_group(allreduce("a"), "g", 3, 1);
   EXPECT_EQ(mismatch(reference, 0, reference, 1), "(none)");

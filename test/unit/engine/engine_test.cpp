@@ -184,6 +184,25 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
 }
 
+// Memory would be read and written beyond this rank's tensors otherwise.
+TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEndsTheJob) {
+  const OperationPtr operation = submit(*engine_, "x");
+  step(*engine_);
+  wire::Plan first = plan_of_x();
+  first.batches[0].tensors[0].request.dtype = DataType::kFloat64;
+  first.batches[0].tensors[0].request.shape = {1048576};
+  send(wire::encode(first));
+  step(*engine_);
+  EXPECT_TRUE(engine_->front().failed());
+  ASSERT_TRUE(operation->done());
+  EXPECT_EQ(operation->status().code, StatusCode::kInternal);
+  EXPECT_EQ(
+      operation->status().message,
+      "allreduce 'x' on rank 1: the plan has another dtype than this rank submitted: expected "
+      "float32, got float64; run the same build of hvd on every rank");
+  EXPECT_THAT(kinds(*coordinator_), ElementsAre("report", "other")) << "rank 0 is told";
+}
+
 // See MUT_REPORT in test/models/dissemination_barrier.pml.
 TEST_F(PlayedCoordinator, OtherHostsHearThatThisOneLeavesBeforeTheCoordinatorGetsAReport) {
   repeat_x();

@@ -270,6 +270,15 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   EXPECT_THAT(failure(from_hex("680103 00 04 00 03")), HasSubstr("rank at byte"));
 }
 
+// It would end operations as successes without any data moved.
+TEST(Messages, AFailureWithTheStatusOkIsRefused) {
+  Plan plan;
+  plan.errors.push_back({0, "a", StatusCode::kOk, "text", -1, {}});
+  EXPECT_THAT(failure(encode(plan)), HasSubstr("status at byte 11 of 18: expected a failure"));
+  EXPECT_THAT(failure(encode(Abort{0, {StatusCode::kOk, "text", -1}})),
+              HasSubstr("status at byte 5 of 11: expected a failure, got 0 (ok)"));
+}
+
 TEST(Messages, ForgedCountsDoNotAllocate) {
   // Each announces a million of something in a few bytes.
   for (const char* const hex :
