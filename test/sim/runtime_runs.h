@@ -24,6 +24,8 @@ using MakeWorlds =
 /// @param tree the ranks report over one, from several hosts
 void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& = {});
 void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {});
+/// Steps that overlap, with process sets and operations that fail in between.
+void run_overlapping_steps(std::uint64_t count);
 void run_ranks_as_threads(std::uint64_t count, const MakeWorlds& = {});
 
 /// The host of each rank: hosts of one, two and three ranks in turn.

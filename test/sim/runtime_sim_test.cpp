@@ -33,6 +33,10 @@ TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) {
   run_replayed_steps(Place::kTree, seeds(150, 400));
 }
 
+TEST(RuntimeSimulation, StepsThatOverlapGiveTheRightNumbers) {
+  run_overlapping_steps(seeds(1000, 10000));
+}
+
 TEST(RuntimeSimulation, RanksAsThreads) { run_ranks_as_threads(seeds(100, 200)); }
 
 TEST(RuntimeSimulation, SeveralThreadsOfARankWaitAtOnce) {

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/runtime.h"
+
+namespace hvd::testing {
+
+/// What is submitted in one call: an operation, or the members of a group.
+struct OverlapUnit {
+  struct Member {
+    std::string name = {};  ///< empty: unnamed
+    ReduceOp op = ReduceOp::kSum;
+  };
+  std::vector<Member> members = {};
+  std::string group = {};  ///< of more than one member; empty: unnamed
+  bool in_subset = false;  ///< of the process set of ranks 0 and 1, else of all ranks
+  int uses = 0;            ///< in the whole program
+  int pace = 0;            ///< use k waits for use k * pace of unit 0; 0: for its own last use only
+  bool new_names = false;  ///< each use has names of its own
+  int fails_every = 0;     ///< rank 0 asks for another shape in every n-th use; 0: never
+  bool fails(int use) const { return fails_every > 0 && use % fails_every == fails_every - 1; }
+};
+
+/// Units that begin again as soon as their last use has ended, whatever the others do. So the steps
+/// of a rank overlap, and a schedule that repeats is left in the middle of any of its batches. Some
+/// units come rarely, of all ranks or of a process set, and some uses fail.
+class OverlapProgram {
+ public:
+  OverlapProgram(std::uint64_t seed, int ranks);
+
+  int ranks() const noexcept { return ranks_; }
+  const std::vector<OverlapUnit>& units() const noexcept { return units_; }
+  /// What each element of the member's result is. @param use counted from 0
+  float expected(const OverlapUnit&, const OverlapUnit::Member&, int use) const;
+
+ private:
+  void add_group();
+  void add_rare_units();
+  ReduceOp any_op() { return random_() % 3 == 0 ? ReduceOp::kMax : ReduceOp::kSum; }
+
+  int ranks_;
+  std::mt19937_64 random_;
+  std::vector<OverlapUnit> units_;
+};
+
+/// One rank's run through the program.
+class OverlapRun {
+ public:
+  OverlapRun(const OverlapProgram&, runtime::Runtime&, int rank, std::uint64_t seed);
+
+  /// Makes the process set of ranks 0 and 1; go_on() begins when it has ended.
+  void submit_set();
+  /// Checks what has ended, and submits some of what may begin again.
+  void go_on();
+  bool finished() const;
+  /// What went wrong first; empty: nothing.
+  const std::string& problem() const noexcept { return problem_; }
+
+ private:
+  struct Progress {
+    std::vector<Operation> operations = {};
+    std::vector<std::vector<float>> data = {};
+    int use = 0;
+  };
+  bool takes_part(const OverlapUnit& unit) const { return !unit.in_subset || rank_ < 2; }
+  bool may_begin(std::size_t unit) const;
+  void submit(std::size_t unit);
+  void settle(std::size_t unit);
+  void check(const OverlapUnit&, std::size_t member, const Progress&);
+
+  const OverlapProgram& program_;
+  runtime::Runtime& runtime_;
+  const int rank_;
+  std::mt19937_64 random_;
+  Operation set_;
+  std::vector<Progress> progress_;  // by unit
+  std::string problem_;
+};
+
+}  // namespace hvd::testing
