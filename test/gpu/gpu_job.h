@@ -4,22 +4,21 @@
 #include <cstdlib>
 #include <string>
 
+#include "gpu/nccl_host_id.h"
 #include "gpu/program_device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 
 namespace hvd::testing {
 
-/// hvd::init() as the settings of CMakeLists.txt want it. False, and the reason is printed: this
-/// job cannot be here.
+/// Calls hvd::init() with the settings of CMakeLists.txt. Returns false, and prints the reason, if
+/// this host cannot run the job.
 inline bool init_gpu_job() {
-  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (!ProgramDevice::prepare(rank != nullptr ? std::atoi(rank) : 0)) {
+  if (!ProgramDevice::prepare(std::stoi(rank_of_launcher()))) {
     std::printf("skipped: no GPU\n%s", build_info().c_str());
     return false;
   }
-  if (std::getenv("HVD_TEST_HOSTID_PER_RANK") != nullptr)
-    ::setenv("NCCL_HOSTID", (std::string("hvd-test-") + (rank != nullptr ? rank : "0")).c_str(), 1);
+  set_nccl_host_id();
   try {
     init();
   } catch (const UsageError& error) {

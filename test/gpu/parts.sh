@@ -5,18 +5,18 @@
 parts="machine 60 the host's GPUs and how they are joined
 build 900 binaries without LibTorch; nothing when they came with a bundle
 kernels 60 packing, casting and scaling on the device against the host
-pack 90 time of packing beside a copy, a copy per tensor and _foreach_ calls
 conformance 120 every collective on the real NCCL, one rank
 one 90 a job of one rank
 staged 240 jobs of 2 and 4 ranks on one GPU, through the host's memory
 nccl 360 jobs of 2 and 4 ranks on one GPU, on NCCL
-fault 400 a rank of three is killed, exits or throws while NCCL's kernels wait for it
+torch-build 900 the adapter with the host's LibTorch; built beside the parts before it
+torch 300 the adapter's tests on the device: one rank, two ranks through the host, two ranks on NCCL
+pack 90 time of packing beside a copy, a copy per tensor and _foreach_ calls
 job-bench 120 host time of a batch, and the staged path's bandwidth
+step-bench 90 how much longer a training step takes, beside DistributedDataParallel's engine
+mnist 300 an example, in bf16 and fp16 through the host, and in bf16 on NCCL
+fault 400 a rank of three is killed, exits or throws while NCCL's kernels wait for it
 memcheck 150 the kernels under compute-sanitizer
-torch-build 900 the adapter with the host's LibTorch
-torch 200 the adapter's tests on the device
-step-bench 90 what a training step takes longer, beside DistributedDataParallel's engine
-mnist 240 an example, in bf16 and fp16
 racecheck 150 the kernels under compute-sanitizer's race detector
 simulated 400 the data plane and whole jobs on simulated devices, for a host without one too"
 
@@ -83,7 +83,7 @@ begin_torch_build() {
   setsid timeout --kill-after=10 "$(left_in_all)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null &
   torch_job=$!
 }
-# Beside the parts before it, where there are cores for both: it takes minutes.
+# Builds beside the parts before torch-build, where there are cores for both: it takes minutes. The parts that measure come after it.
 start_torch_build() {
   [[ " ${asked[*]} " == *" torch-build "* ]] && ((gpus > 0 && $(nproc) >= 4)) || return 0
   begin_torch_build
@@ -194,4 +194,8 @@ part_mnist() {
   for precision in bf16 fp16; do
     run "$torch_build/launcher/hvdrun" -np 2 "$torch_build/examples/mnist" --data "$data" --epochs 1 --device cuda --precision "$precision"
   done
+  # Two ranks of NCCL share a GPU if each has a host id of its own.
+  # shellcheck disable=SC2016
+  run "$torch_build/launcher/hvdrun" -np 2 -x HVD_BACKEND=nccl -x NCCL_NVLS_ENABLE=0 -x NCCL_MNNVL_ENABLE=0 -x NCCL_MAX_CTAS=8 \
+    sh -c 'NCCL_HOSTID=hvd-$RANK exec "$@"' sh "$torch_build/examples/mnist" --data "$data" --epochs 1 --device cuda --precision bf16
 }

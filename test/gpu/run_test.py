@@ -94,11 +94,11 @@ class RunTest(unittest.TestCase):
 
     def test_what_hangs_is_stopped_and_the_rest_is_named(self):
         self.program(self.build / "test/gpu/gpu_pack_bench", "echo before; sleep 100")
-        code, parts, results = self.run_parts("--only", "kernels,pack,conformance", seconds=8)
+        code, parts, results = self.run_parts("--only", "kernels,pack,simulated", seconds=8)
         self.assertEqual(code, 1)
         self.assertEqual(parts["kernels"], "ok")
         self.assertRegex(parts["pack"], r"failed: stopped after \d s: .*gpu_pack_bench resnet50")
-        self.assertEqual(parts["conformance"], "not run: HVD_GPU_SECONDS are over")
+        self.assertEqual(parts["simulated"], "not run: HVD_GPU_SECONDS are over")
         self.assertIn("before\n", results)
         self.assertIn("before\n", (self.root / "results.txt.d/pack.txt").read_text())
 

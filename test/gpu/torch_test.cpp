@@ -5,11 +5,18 @@
 
 #include <vector>
 
+#include "gpu/nccl_host_id.h"
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
 
 namespace hvd::testing {
 namespace {
+
+// Runs before main(), which calls hvd::init().
+[[maybe_unused]] const bool host_id_is_set = [] {
+  set_nccl_host_id();
+  return true;
+}();
 
 using GpuTraining = CudaTest;
 

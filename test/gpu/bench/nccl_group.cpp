@@ -4,7 +4,6 @@
 
 #include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <cstdint>
@@ -13,7 +12,8 @@
 
 namespace hvd::bench {
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_group() {
+c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  int rank, int size) {
   // Options holds an ncclConfig_t, which grows from one minor version to the next: with another
   // header it has another layout here.
   const std::uint64_t theirs = torch::cuda::nccl::version();
@@ -26,8 +26,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_group() {
                              "; configure with -DHVD_BENCH_NCCL_INCLUDE_DIR=, the folder of the "
                              "nccl.h that belongs to LibTorch");
   }
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::HashStore>(),
-                                                     /*rank=*/0, /*size=*/1);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size);
 }
 
 }  // namespace hvd::bench

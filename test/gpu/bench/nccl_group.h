@@ -1,11 +1,13 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace hvd::bench {
 
-/// LibTorch's ProcessGroupNCCL of one rank.
-/// @throws std::runtime_error that says why there is none
-c10::intrusive_ptr<c10d::Backend> make_nccl_group();
+/// Makes LibTorch's ProcessGroupNCCL, whose ranks meet in `store`.
+/// @throws std::runtime_error with the reason if this build has none
+c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  int rank, int size);
 
 }  // namespace hvd::bench

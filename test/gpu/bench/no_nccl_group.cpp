@@ -4,7 +4,8 @@
 
 namespace hvd::bench {
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_group() {
+c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>&, int,
+                                                  int) {
   throw std::runtime_error(
       "this program was built with a LibTorch without CUDA, or without the headers of NCCL, "
       "cuBLAS, cuSPARSE and cuSOLVER, "

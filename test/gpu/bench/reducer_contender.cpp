@@ -1,6 +1,12 @@
+#include <hvd/torch.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <array>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
 
@@ -15,8 +21,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using BackendType = c10d::ProcessGroup::BackendType;
 
-/// What a job of one rank has to add: nothing. The result is in order on the current stream as it
-/// is.
+/// The exchange of a job of one rank, which changes no tensor. The result is in order on the
+/// current stream.
 class NoExchange final : public c10d::Backend {
  public:
   NoExchange() : Backend(/*rank=*/0, /*size=*/1) {}
@@ -64,14 +70,33 @@ class ReducerTraining final : public TrainingContender {
   std::unique_ptr<c10d::Reducer> reducer_;
 };
 
+/// A store in which the ranks of the job meet, served by rank 0. Collective.
+c10::intrusive_ptr<c10d::Store> make_store() {
+  if (hvd::size() == 1) return c10::make_intrusive<c10d::HashStore>();
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = hvd::rank() == 0;
+  options.waitWorkers = false;
+  c10::intrusive_ptr<c10d::TCPStore> served;
+  if (options.isServer) served = c10::make_intrusive<c10d::TCPStore>("localhost", options);
+  const std::string address = hvd::broadcast_object(std::string(host.data()));
+  options.port = hvd::broadcast_object(served ? served->getPort() : std::uint16_t{0});
+  if (served) return served;
+  return c10::make_intrusive<c10d::TCPStore>(address, options);
+}
+
 }  // namespace
 
 std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name,
                                                           const TrainingData& data) {
-  if (hvd::size() != 1)
-    throw std::runtime_error("it is measured with one rank only, and this job has " +
-                             std::to_string(hvd::size()));
   if (name == "reducer-no-exchange") {
+    if (hvd::size() != 1)
+      throw std::runtime_error(
+          "it exchanges nothing, so it is measured with one rank only, and "
+          "this job has " +
+          std::to_string(hvd::size()));
     return std::make_unique<ReducerTraining>(name, data, c10::make_intrusive<NoExchange>(),
                                              BackendType::CUSTOM);
   }
@@ -79,7 +104,8 @@ std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& nam
     throw std::invalid_argument("gpu_step_bench: there is no contender '" + name +
                                 "'; expected ddp or reducer-no-exchange");
   if (!data.images.is_cuda()) throw std::runtime_error("NCCL works on GPUs only");
-  return std::make_unique<ReducerTraining>(name, data, make_nccl_group(), BackendType::NCCL);
+  return std::make_unique<ReducerTraining>(
+      name, data, make_nccl_group(make_store(), hvd::rank(), hvd::size()), BackendType::NCCL);
 }
 
 }  // namespace hvd::bench
