@@ -9,25 +9,27 @@
 
 namespace hvd::device {
 
-/// Somebody else's buffers, which take turns by count and not by who is free first: ranks that take
-/// as often have the same one. Used by the thread that drives the engine, one buffer at a time;
-/// does not wait on the host.
+/// Round-robin use of buffers that another object owns. The order depends only on the number of
+/// calls, not on which buffer is free first, so that ranks with equal counts use the same buffer.
+/// Only the thread that drives the engine uses it, one buffer at a time. Never blocks the host.
 class BufferRing {
  public:
   explicit BufferRing(Api& api) : api_(api) {}
 
-  /// Whether one of these buffers can be taken for as much.
+  /// Whether these buffers can hold `size` bytes.
   static bool fits(std::span<const std::span<std::byte>> buffers, std::size_t size) noexcept {
     return !buffers.empty() && size > 0 && size <= buffers.front().size();
   }
-  /// The next in turn, or nothing, and no turn, when `size` does not fit. What `stream` does next
-  /// is done once the buffer's last user has finished. With the device current. @pre the last one
-  /// taken has been released; `buffers` are of one size, and always the same
+  /// Takes the next buffer in turn. Returns an empty span, and takes no turn, if `size` does not
+  /// fit. Later work of `stream` waits on the device for the buffer's previous user. The device
+  /// must be current.
+  /// @pre the buffer taken before has been released; `buffers` have one size and are always the
+  /// same
   std::span<std::byte> take(std::span<const std::span<std::byte>> buffers, std::size_t size,
                             Stream stream);
-  /// Its next user waits, on the device, for `after` (null: it does not have to).
+  /// Returns the buffer. Its next user waits on the device for `after`, if it is not null.
   void release(EventPtr after);
-  /// All were released, and the device has got past their last use.
+  /// Whether all buffers are released and the device has finished with them.
   bool idle() const;
 
  private:

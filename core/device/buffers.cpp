@@ -24,16 +24,16 @@ std::size_t capacity_for(std::size_t size) {
 }  // namespace
 
 std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept {
-  constexpr std::size_t kPage = 2 << 20;  // of the device, and what ncclMemAlloc rounds up to
+  constexpr std::size_t kPage = 2 << 20;  // page of the device; ncclMemAlloc rounds up to it
   const auto bytes = static_cast<std::size_t>(fusion_threshold);
   return (bytes + bytes / 16 + kPage - 1) / kPage * kPage;
 }
 
-/// Buffers on their way. The pool reads them when `done`; if it has gone, they are freed where they
-/// were made.
+/// Buffers being made. The pool reads them once `done` is set. If the pool has been destroyed, the
+/// thread that made them frees them.
 struct BufferPool::Making {
   explicit Making(bool is_needed) : needed(is_needed) {}
-  const bool needed;  // by a batch, which cannot go on without
+  const bool needed;  // a batch waits for them
   std::atomic<bool> done{false};
   std::vector<Buffer> buffers = {};
   std::exception_ptr error = nullptr;
@@ -68,8 +68,8 @@ void BufferLease::release(EventPtr after) {
 
 BufferPool::BufferPool(Context& context) : context_(context) {}
 
-// Whoever owns the pool has waited for the device, or given up on it; then what is still in use is
-// left alone.
+// The owner of the pool has waited for the device or given up on it. In the second case buffers in
+// use are left allocated.
 BufferPool::~BufferPool() {
   std::ranges::move(free_, std::back_inserter(retired_));
   std::ranges::move(prepared_, std::back_inserter(retired_));
@@ -105,8 +105,8 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
   std::ranges::move(prepared_, std::inserter(free_, free_.begin()));
   prepared_.clear();
   if (!take_what_was_made()) return false;
-  // The largest first, and each the first that fits, which is the one that was given back first:
-  // buffers take turns.
+  // The largest first, and for each the first buffer that fits, which was returned first: buffers
+  // take turns.
   wanted_.assign(sizes.begin(), sizes.end());
   std::ranges::sort(wanted_, std::greater<>());
   std::vector<std::size_t> missing;
@@ -126,7 +126,7 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
   return making_->done.load(std::memory_order_acquire) && prepare(sizes);
 }
 
-/// False: it is not there yet.
+/// Returns false while the buffers are being made.
 bool BufferPool::take_what_was_made() {
   if (!making_) return true;
   if (!making_->done.load(std::memory_order_acquire)) return false;
@@ -158,7 +158,7 @@ void BufferPool::make(std::vector<std::size_t> capacities, bool needed) {
   });
 }
 
-/// The smallest goes: what is asked for now is larger.
+/// Retires the smallest buffer, because the new request is larger.
 void BufferPool::retire_for_one_more() {
   if (free_.size() < kTurns) return;
   const auto smallest = std::ranges::min_element(free_, {}, &Buffer::capacity);

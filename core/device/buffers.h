@@ -13,12 +13,12 @@ namespace hvd::device {
 
 class BufferPool;
 
-/// Of a buffer for batches of as many bytes, with what their tensors are padded by; 0 where nothing
-/// is fused.
+/// Size in bytes of a buffer for batches up to the fusion threshold, including the padding of their
+/// tensors; 0 if fusion is off.
 std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept;
 
-/// Exclusive use of a buffer. Move-only. Dropped without release(), the buffer leaves the pool and
-/// is kept until the process ends: the device may still work on it.
+/// Exclusive use of a buffer. Move-only. If it is destroyed without release(), the buffer leaves
+/// the pool and is kept until the process ends, because the device may still use it.
 class BufferLease {
  public:
   BufferLease() = default;
@@ -28,8 +28,8 @@ class BufferLease {
 
   std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
   bool valid() const noexcept { return pool_ != nullptr; }
-  /// Back to the pool; whoever gets the buffer next waits, on the device, for `after` (null: nobody
-  /// has to).
+  /// Returns the buffer to the pool. Its next user waits on the device for `after`, if it is not
+  /// null.
   void release(EventPtr after);
 
  private:
@@ -41,10 +41,10 @@ class BufferLease {
   std::size_t capacity_ = 0;
 };
 
-/// Buffers on the device that are used again and again without waiting for the device on the host:
-/// with two, one batch is packed while another is reduced. Grows to what is asked for; memory is
-/// made and freed beside the calling thread (Context::run_aside()). Used by the thread that drives
-/// the engine; outlives its leases.
+/// Reusable device buffers. Reuse never blocks the host: with two buffers, one batch is packed
+/// while another is reduced. The pool grows as requested. Memory is allocated and freed on another
+/// thread (Context::run_aside()). Only the thread that drives the engine uses the pool, which
+/// outlives its leases.
 class BufferPool {
  public:
   explicit BufferPool(Context&);
@@ -52,19 +52,19 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
-  /// Begins to make as many buffers of this size as take turns. Where there is no memory for them
-  /// nothing has happened: prepare() makes what is needed, when it is. @pre nothing was asked for
-  /// yet
+  /// Begins to allocate the buffers of a ring, of this size each. A failure has no effect:
+  /// prepare() allocates the buffers when they are needed.
+  /// @pre no buffer was requested yet
   void reserve(std::size_t size);
-  /// Whether there is a buffer for each of these sizes, which then are to be leased, before this
-  /// is asked for others. False: they are being made; ask again. @throws Error when the device has
-  /// no memory left
+  /// Returns true once there is a buffer for each of these sizes; lease them before the next call
+  /// with other sizes. Returns false while they are being allocated: call again.
+  /// @throws Error when the device is out of memory
   bool prepare(std::span<const std::size_t> sizes);
-  /// At least `size` bytes, 256-byte aligned, contents arbitrary. What `stream` does next is done
-  /// once the last user of the buffer has finished. With the device current. @pre prepare() was
-  /// true for it
+  /// Leases at least `size` bytes, aligned to 256, with arbitrary contents. Later work of `stream`
+  /// waits on the device for the buffer's previous user. The device must be current.
+  /// @pre prepare() has returned true for this size
   BufferLease lease(std::size_t size, Stream stream);
-  /// Buffers that were made so far.
+  /// Number of buffers allocated so far.
   std::size_t allocations() const noexcept { return allocations_; }
 
  private:
@@ -73,7 +73,7 @@ class BufferPool {
     std::shared_ptr<std::byte> memory = nullptr;
     std::size_t capacity = 0;
     EventPtr free_after = {};
-    std::size_t prepared_for = 0;  // of prepared_: the size that was asked for
+    std::size_t prepared_for = 0;  // requested size, for buffers in prepared_
   };
   struct Making;
   bool take_what_was_made();
@@ -82,10 +82,10 @@ class BufferPool {
   void free_what_is_done() noexcept;
 
   Context& context_;
-  std::shared_ptr<Making> making_;  // null: nothing is being made
+  std::shared_ptr<Making> making_;  // null: no allocation under way
   std::vector<Buffer> prepared_;
-  std::vector<Buffer> free_;         // the one given back first is first
-  std::vector<Buffer> retired_;      // too small, and maybe still in use on the device
+  std::vector<Buffer> free_;         // in the order of their release
+  std::vector<Buffer> retired_;      // too small, possibly still in use on the device
   std::vector<std::size_t> wanted_;  // kept for its memory
   std::size_t allocations_ = 0;
 };

@@ -11,16 +11,16 @@
 
 namespace hvd::device {
 
-/// What a Context is given from outside.
+/// Dependencies of a Context.
 struct Surroundings {
-  DeviceMemory memory = {};  ///< of the framework; empty: the device's own alone
-  RunAside run_aside = {};   ///< empty: at once, on the calling thread
+  DeviceMemory memory = {};  ///< the framework's allocator; empty: only the device's own
+  RunAside run_aside = {};   ///< empty: functions run at once on the calling thread
 };
 
-/// The GPU of one rank: which one, and what is kept on it between operations. One per Runtime; a
-/// process works with one device.
+/// The GPU of one rank and the resources that are kept on it between operations. One per Runtime; a
+/// process uses one device.
 ///
-/// Thread-safe. Nothing happens on the device before the first use.
+/// Thread-safe. The constructor does not touch the device.
 class Context {
  public:
   /// @param device ordinal as this process sees it
@@ -29,23 +29,23 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   Api& api() noexcept { return *api_; }
-  /// The same. For use in run_aside(), which may outlive this.
+  /// The same, for functions passed to run_aside(), which may outlive this object.
   const std::shared_ptr<Api>& shared_api() const noexcept { return api_; }
   int device() const noexcept { return device_; }
   const std::shared_ptr<EventPool>& events() noexcept { return events_; }
 
-  /// Queues launches that copy all pieces to the buffer, or from it: one for up to
-  /// PieceTable::kMostEntries of them, none for none. With the device current. @throws Error for a
-  /// form that is not supported()
+  /// Queues launches that copy all pieces to the buffer or from it: one launch per
+  /// PieceTable::kMostEntries pieces. The device must be current.
+  /// @throws Error for a form that is not supported()
   void copy_pieces(std::span<const Piece>, const CopyForm&, std::byte* buffer, bool to_buffer,
                    double factor, Stream);
-  /// What the stream does from now on waits for the event (null: nothing to wait for). With the
-  /// device current.
+  /// Makes later work of the stream wait for the event, if it is not null. The device must be
+  /// current.
   void wait(Stream stream, const EventPtr& event);
-  /// Where memory comes from. For use in run_aside(), which may outlive this.
+  /// The source of device memory, also for functions passed to run_aside().
   const std::shared_ptr<MemorySource>& memory() noexcept { return memory_; }
-  /// Runs what may wait for the device beside the calling thread. @param function must not throw;
-  /// owns what it works with, as it may outlive everything else
+  /// Runs a function that may block on the device on another thread.
+  /// @param function must not throw; owns all its data, since it may outlive every other object
   void run_aside(std::function<void()> function);
 
  private:
@@ -56,8 +56,7 @@ class Context {
   const RunAside run_aside_;
 };
 
-/// A queue that is destroyed with its owner. Made and destroyed with the device made current by
-/// itself.
+/// A stream that is destroyed with its owner. Makes the device current by itself.
 class OwnedStream {
  public:
   explicit OwnedStream(Context&);

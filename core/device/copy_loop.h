@@ -5,8 +5,8 @@
 
 #include "device/copy_plan.h"
 
-/// How the threads of a block copy one tile. Compiled by nvcc for the device, and by the C++
-/// compiler for the tests, which run the same code thread by thread and compare with a plain loop.
+/// The loops by which the threads of a block copy one tile. nvcc compiles them for the device. The
+/// tests compile them for the host, run them thread by thread and compare with a plain loop.
 #ifdef __CUDACC__
 #define HVD_ON_DEVICE __host__ __device__ __forceinline__
 #else
@@ -15,7 +15,7 @@
 
 namespace hvd::device {
 
-/// Which of the threads that share a tile this is.
+/// Position of a thread among those that share a tile.
 struct Share {
   std::uint32_t index;
   std::uint32_t count;
@@ -28,24 +28,23 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// So many elements that are read or written in one access. May alias: it stands for memory of any
-/// type.
+/// Elements that one access reads or writes. May alias memory of any type.
 template <class Element, int kElements>
 struct [[gnu::may_alias]] alignas(sizeof(Element) * kElements) Group {
   Element at[kElements];
 };
 
-/// Accesses per thread under way at the same time.
+/// Accesses in flight per thread.
 inline constexpr std::uint32_t kUnroll = 4;
 
 template <class From, class To>
 inline constexpr int kGroup =
     static_cast<int>(16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To)));
 
-/// The tile of this number, in the order of the table.
+/// Returns tile `number`, in the order of the table.
 HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
-  std::uint32_t below = 0;  // the entry that is searched for is this one or after it,
-  for (std::uint32_t above = table.entries; above - below > 1;) {  // and before that one
+  std::uint32_t below = 0;                                         // the wanted entry is in [below,
+  for (std::uint32_t above = table.entries; above - below > 1;) {  // above)
     const std::uint32_t middle = below + (above - below) / 2;
     if (table.entry[middle].first_tile <= number) {
       below = middle;
@@ -62,7 +61,7 @@ HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
 }
 
 /// to[i] = map(from[i]) for `count` elements, this thread's share of them, in groups of kElements.
-/// @pre both sides come to a multiple of a group after the same number of elements
+/// @pre both sides reach a multiple of a group after the same number of elements
 /// (unchecked: it runs on the device)
 template <int kElements, class From, class To, class Map>
 HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Share share,
@@ -94,8 +93,8 @@ HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Sha
     to[i] = map(from[i]);
 }
 
-/// The largest groups, of up to 16 bytes on the wider side, to which both sides can be aligned
-/// together. Both are aligned to their elements.
+/// The same with the largest groups, of up to 16 bytes on the wider side, to which both sides can
+/// be aligned together. Both sides must be aligned to their elements.
 template <class From, class To, class Map, int kElements = kGroup<From, To>>
 HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, Share share,
                                 const Map& map) {
@@ -109,7 +108,7 @@ HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, S
   map_groups<kElements>(to, from, count, share, map);
 }
 
-/// Copies whole words, this thread's share of them.
+/// Copies this thread's share of whole words.
 template <class Word>
 HVD_ON_DEVICE void copy_words(std::byte* to, const std::byte* from, std::uint32_t words,
                               Share share) {
@@ -148,8 +147,8 @@ HVD_ON_DEVICE void copy_bytes(std::byte* to, const std::byte* from, std::uint32_
   for (std::uint32_t i = after + share.index; i < bytes; i += share.count) to[i] = from[i];
 }
 
-/// Element by element in fp32 (fp64 for fp64), rounded once. Convert says how a 16-bit type becomes
-/// a float and back.
+/// Multiplies an element in fp32 (fp64 for fp64) and rounds once. Convert defines the conversions
+/// between 16-bit types and float.
 template <class From, class To, class Convert>
 struct Scale {
   float factor;

@@ -32,7 +32,7 @@ PieceCutter::PieceCutter(std::span<const Piece> pieces, const CopyForm& form) : 
   }
   const std::size_t tensor_element = size_of(form.tensor);
   const std::size_t buffer_element = size_of(form.buffer);
-  // Every tile but the last of a piece starts as aligned as the piece does.
+  // Every tile of a piece has the alignment of the piece.
   tile_elements_ =
       static_cast<std::uint32_t>(kTileBytes / std::max(tensor_element, buffer_element));
   tensor_element_ = static_cast<std::uint16_t>(tensor_element);

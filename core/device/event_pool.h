@@ -9,8 +9,8 @@
 
 namespace hvd::device {
 
-/// Pool of reusable events, since creating one takes the driver longer than a step may cost.
-/// Thread-safe; owned by shared pointers, as its events may outlive everything else.
+/// Pool of reusable events, because creating one is too slow for a step. Thread-safe. Held by
+/// shared pointers, because events may outlive every other object.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   static std::shared_ptr<EventPool> create(std::shared_ptr<Api>, int device);
@@ -18,11 +18,11 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   EventPool& operator=(const EventPool&) = delete;
   ~EventPool();
 
-  /// Records an event at the stream's current position. It is reused once the last copy of the
-  /// pointer is gone, which is safe at any time: a stream that was told to wait for it waits for
-  /// what it was recorded for.
+  /// Records an event at the stream's current position. The event is reused once the last copy of
+  /// the pointer is destroyed. That is safe at any time, because a stream waits for the record()
+  /// that preceded its wait.
   EventPtr record(Stream);
-  /// Created so far; a step that repeats creates none.
+  /// Number of events created so far. Repeated steps create none.
   std::size_t made() const;
 
  private:

@@ -11,7 +11,7 @@
 
 namespace hvd::device {
 
-/// Shared with the thread, which may be left behind.
+/// Shared with the thread, which may outlive the HelperThread.
 struct HelperThread::Queue {
   Mutex mutex;
   Condition changed;
@@ -20,7 +20,7 @@ struct HelperThread::Queue {
   bool closed HVD_GUARDED_BY(mutex) = false;
   bool over HVD_GUARDED_BY(mutex) = false;
 
-  /// Nothing: there will be no more.
+  /// Returns an empty value when no more functions will follow.
   std::function<void()> next() {
     const MutexLock lock(mutex);
     while (waiting.empty() && !closed) changed.wait(mutex);

@@ -7,23 +7,22 @@
 
 namespace hvd::device {
 
-/// Runs a function, now or later, on whatever thread; never drops one.
+/// Runs a function at some time on some thread. Never drops one.
 using RunAside = std::function<void(std::function<void()>)>;
 
-/// A thread for what may wait for the device, as cudaMalloc and cudaFree do: whoever drives the
-/// engine would miss heartbeats meanwhile. Runs one function after the other, in the order of
-/// run(). Thread-safe. Begins with the first of them.
+/// A thread for calls that may block on the device, as cudaMalloc and cudaFree do. The thread that
+/// drives the engine would miss heartbeats in them. Runs one function after the other, in the order
+/// of run(). The thread starts with the first call. Thread-safe.
 class HelperThread {
  public:
-  /// @param patience of the destructor
+  /// @param patience for how long the destructor waits
   explicit HelperThread(Duration patience);
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
-  /// Waits until all has been run. A device that hangs may keep the thread forever: then it is left
-  /// behind, after `patience`.
+  /// Waits until all functions have run. If the device hangs, detaches the thread after `patience`.
   ~HelperThread();
 
-  /// @param function must not throw; owns what it works with, as it may outlive everything else
+  /// @param function must not throw; owns all its data, since it may outlive every other object
   void run(std::function<void()> function);
 
  private:

@@ -45,11 +45,10 @@ void MemorySource::with_room(std::size_t bytes, const std::function<void()>& mak
               reason + "; a smaller batch or model, or a smaller HVD_FUSION_THRESHOLD, makes room");
 }
 
-// Note [When a buffer is usable]: an allocator that keeps memory by stream gives out what the work
-// that it has in that stream may still use, as whoever asks is expected to work there, too. hvd
-// works in streams of its own, so those wait for that point of the stream first. The other way
-// round nothing is needed: hvd gives memory back when the host has seen that the device is past its
-// last use.
+// Note [When a buffer is usable]: a stream-ordered allocator may return memory that earlier work of
+// its stream still uses, because it expects the caller to use that stream too. hvd uses its own
+// streams, so these first wait for that point of the allocator's stream. Freeing needs no such
+// wait, because hvd frees memory only after the host has seen the device finish with it.
 OwnedMemory MemorySource::allocate_once(std::size_t bytes) {
   if (framework_.allocate) {
     DeviceBlock block = framework_.allocate(device_, bytes);

@@ -11,27 +11,28 @@
 
 namespace hvd::device {
 
-/// Memory of the device, for whoever holds the pointer. When the last copy goes the memory is
-/// freed, which may wait for the device.
+/// Device memory with shared ownership. Destroying the last copy frees it, which may block on the
+/// device.
 struct OwnedMemory {
   std::shared_ptr<std::byte> memory = nullptr;
   EventPtr usable_after = nullptr;  ///< null: at once
 };
 
-/// Where a GPU's memory comes from: the framework's allocator, else the device's library. Its calls
-/// may wait for the device, so they belong into Context::run_aside(). Thread-safe.
+/// The source of a GPU's memory: the framework's allocator if there is one, else the device's
+/// library. Its calls may block on the device, so use it in Context::run_aside(). Thread-safe.
 class MemorySource : public std::enable_shared_from_this<MemorySource> {
  public:
   MemorySource(std::shared_ptr<Api>, int device, std::shared_ptr<EventPool>,
                DeviceMemory framework);
 
-  /// 256-byte aligned, contents arbitrary. When memory is short the framework's cache is emptied,
-  /// and it is tried again. @throws Error that says how much was asked for, and what to do
+  /// Allocates memory aligned to 256 bytes, with arbitrary contents. If memory is short, it empties
+  /// the framework's cache and tries again.
+  /// @throws Error that states the requested size and what to do
   OwnedMemory allocate(std::size_t bytes);
-  /// A pointer that frees by `free`, with the device current.
+  /// Returns a pointer whose last copy calls `free` with the device current.
   std::shared_ptr<std::byte> owned(std::byte* memory, std::function<void(std::byte*)> free);
-  /// The same for memory that `make` gets from elsewhere, with the device current. It throws when
-  /// memory is short.
+  /// Calls `make` with the device current, and again after emptying the framework's cache if it
+  /// throws because memory is short.
   void with_room(std::size_t bytes, const std::function<void()>& make);
 
  private:

@@ -17,8 +17,8 @@ constexpr std::size_t kPage = 4096;
 
 }  // namespace
 
-/// Where the memory comes from and goes. Used in run_aside(), one call at a time, and outlives the
-/// pool there.
+/// Allocates and frees the memory. Used in run_aside(), one call at a time, where it may outlive
+/// the pool.
 class PinnedPool::Source {
  public:
   Source(std::shared_ptr<Api> api, int device, std::shared_ptr<SharedArena> arena)
@@ -41,8 +41,8 @@ class PinnedPool::Source {
   }
 
  private:
-  // Null: not this time, or never again. Ranks need not agree on it: what peers can reduce in place
-  // they find out for each collective.
+  // Returns null if the arena has no room or cannot be pinned. Ranks need not agree on it: each
+  // collective determines which tensors its members can reduce in place.
   std::byte* allocate_in_arena(std::size_t bytes) {
     std::byte* memory = nullptr;
     try {
@@ -70,10 +70,10 @@ class PinnedPool::Source {
   const std::shared_ptr<Api> api_;
   const int device_;
   const std::shared_ptr<SharedArena> arena_;
-  bool pins_;  // until the system has refused it
+  bool pins_;  // false once the system has refused to pin
 };
 
-/// Buffers on their way; the pool reads them when `done`.
+/// Buffers being made; the pool reads them once `done` is set.
 struct PinnedPool::Making {
   explicit Making(bool is_needed) : needed(is_needed) {}
   const bool needed;
@@ -93,7 +93,7 @@ PinnedPool::~PinnedPool() {
     context_.run_aside(
         [source = source_, making = std::move(making_), buffers = std::move(free_)]() noexcept {
           source->release(buffers);
-          if (making) source->release(making->buffers);  // what was asked for before is over
+          if (making) source->release(making->buffers);  // the request before it is obsolete
         });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "pinned memory was not freed: " << error.what();
@@ -128,7 +128,7 @@ std::optional<PinnedPool::Buffer> PinnedPool::find(std::size_t bytes) {
   return buffer;
 }
 
-/// What has been made is free.
+/// Moves the buffers that have been made to the free list.
 void PinnedPool::collect() {
   if (!making_ || !making_->done.load(std::memory_order_acquire)) return;
   const std::shared_ptr<Making> made = std::exchange(making_, nullptr);

@@ -11,17 +11,15 @@
 
 namespace hvd::device {
 
-/// Host memory that the device copies to and from by itself, used again and again. Where the system
-/// lets it be pinned it lies in the rank's arena, so that the other ranks of the host reduce it
-/// where it is instead of copying it once more.
+/// Reusable pinned host memory. Where the system can pin it, the memory is in the rank's arena, so
+/// that the other ranks of the host reduce it in place instead of copying it.
 ///
-/// Used by the thread that drives the engine, with the device current. Pinning and unpinning may
-/// wait for the device, so that is done beside it (Context::run_aside()). What is taken and not
-/// given back is kept forever: the device or a peer may still be at work on it.
+/// Only the thread that drives the engine uses it, with the device current. Pinning and unpinning
+/// may block on the device, so they run in Context::run_aside(). Buffers that are not given back
+/// are kept until the process ends, because the device or a peer may still use them.
 class PinnedPool {
  public:
-  /// Of buffers that have been given back, and that the device still uses; no more are made beside
-  /// them.
+  /// Limit of returned buffers that the device still uses; no further buffers are made beyond it.
   static constexpr std::size_t kMostInUse = 3;
 
   /// @param arena may be null: all memory comes from the device's library
@@ -35,11 +33,13 @@ class PinnedPool {
     std::size_t capacity = 0;
     EventPtr free_after = {};  ///< null: free at once
   };
-  /// Begins to make so many of this size. Where there is no memory for them nothing has happened:
-  /// take() has made what is needed, when it is. @pre nothing was asked for yet
+  /// Begins to make `count` buffers of this size. A failure has no effect: take() makes buffers
+  /// when they are needed.
+  /// @pre no buffer was requested yet
   void reserve(std::size_t count, std::size_t bytes);
-  /// Nothing: it is being made, or the device still uses kMostInUse of them; ask again. @throws
-  /// Error when there is no memory
+  /// Returns a buffer, or an empty value while one is being made or the device still uses
+  /// kMostInUse: call again.
+  /// @throws Error when there is no memory
   std::optional<Buffer> take(std::size_t bytes);
   void give_back(Buffer buffer) { free_.push_back(std::move(buffer)); }
 
@@ -52,7 +52,7 @@ class PinnedPool {
 
   Context& context_;
   const std::shared_ptr<Source> source_;
-  std::shared_ptr<Making> making_;  // null: nothing is being made
+  std::shared_ptr<Making> making_;  // null: no allocation under way
   std::vector<Buffer> free_;
 };
 
