@@ -54,7 +54,8 @@ constexpr Variable kVariables[] = {
      .option = "stall_shutdown",
      .fallback = "600",
      .meaning = "seconds until such an operation ends with `StalledError`, and until work that "
-                "does not leave a GPU's queue is a lost peer; "
+                "does not leave a GPU's queue, or a collective that every rank has submitted and "
+                "that moves no data, is a lost peer; "
                 "0: never"},
     {.name = "DEADLOCK_TIMEOUT",
      .kind = VariableKind::kSeconds,

@@ -39,6 +39,7 @@ bool Engine::do_housekeeping() {
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;
   if (const auto loss = watch_.look(is_waiting)) lose(*loss);
+  executor_.check_headway(time_.awake(time_.step()));
   if (is_waiting)
     for (const int rank : watch_.departed()) note_departed(rank);
   if (steady_.repeating()) blocked_.note_plan();

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/expect.h"
 #include "execution/execution.h"
 #include "execution/staging.h"
@@ -42,6 +44,9 @@ class ChannelQueue {
   std::span<const std::shared_ptr<Execution>> executions() const noexcept {
     return std::span(executions_).subspan(next_);
   }
+  /// For how long, as far as calls of this show, what is at the front has got no further.
+  /// @param headway of the front; nullopt: none is expected of it now
+  Duration standstill(TimePoint now, const std::optional<Headway>& headway) noexcept;
 
   std::string backend;  ///< for messages
   std::unique_ptr<Channel> channel;
@@ -56,6 +61,10 @@ class ChannelQueue {
  private:
   std::vector<std::shared_ptr<Execution>> executions_;  // its memory is kept
   std::size_t next_ = 0;                                // what is before it has been taken
+  std::uint64_t taken_ = 0;                             // by pop() so far
+  /// At the last standstill(): executions taken, and moves of the one at the front.
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> seen_ = {};
+  TimePoint moved_at_{};
 };
 
 /// The one order over several queues: each execution takes a turn when it is started, and may be

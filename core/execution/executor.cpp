@@ -1,6 +1,8 @@
 #include "execution/executor.h"
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <utility>
 
 #include "base/broken_connection.h"
@@ -42,7 +44,7 @@ Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factor
     : environment_(std::move(environment)),
       factory_(std::move(factory)),
       finish_(std::move(finish)),
-      completions_(environment_.clock, environment_.device_limit) {}
+      completions_(environment_.clock, environment_.limit) {}
 
 // What a device may still be at work on outlives this.
 Executor::~Executor() { completions_.abandon(); }
@@ -171,6 +173,36 @@ bool Executor::progress(ChannelQueue& queue) {
     moved = true;
   }
   return moved;
+}
+
+void Executor::check_headway(TimePoint now) {
+  if (in_flight_ == 0 || environment_.limit == Duration::zero()) return;
+  for (auto& [key, queue] : queues_) {
+    const bool under_way = !queue.empty() && queue.front().phase_ == Execution::Phase::kUnderWay &&
+                           queue.front().work_;
+    const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
+    const Duration standstill = queue.standstill(now, headway);
+    if (standstill >= environment_.limit) fail_standing(queue, standstill, headway->waits_for);
+  }
+}
+
+void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int waits_for) const {
+  const Topology& topology = environment_.topology;
+  const auto rank_text = [&topology](int rank) {
+    return "rank " + std::to_string(rank) + " (host " + topology.host_name(rank) + ")";
+  };
+  const auto seconds = [](Duration duration) {
+    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count());
+  };
+  throw PeerLostError(queue.front().batch().title() + " has got no further on " +
+                          rank_text(topology.rank) + " for " + seconds(standstill) + " s on " +
+                          queue.backend + ", although every rank has submitted it; it waits for " +
+                          (waits_for < 0 ? "another rank" : rank_text(waits_for)) +
+                          "; expected progress within " + seconds(environment_.limit) +
+                          " s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
+                          "although the ranks "
+                          "show signs of life",
+                      -1);
 }
 
 bool Executor::may_launch(const ChannelQueue& queue, const Execution& execution) const {

@@ -45,7 +45,9 @@ class Executor {
     observe::Counters& counters;
     TimelineSlot& timeline;
     std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
-    Duration device_limit = {};  ///< how long work may be in a device's queue; zero: forever
+    /// How long work may be in a device's queue, and how long a batch under way may get no further;
+    /// zero: forever.
+    Duration limit = {};
   };
 
   Executor(Environment, std::unique_ptr<QueueFactory>, Finish);
@@ -67,6 +69,10 @@ class Executor {
   device::Context* device_to_be_current() noexcept;
   /// True when something moved. Throws hvd::Error when a backend fails.
   bool progress();
+  /// To be called now and then. What runs has been submitted by every rank, so each of them can
+  /// take part. @param now without the time for which this process was stopped
+  /// @throws PeerLostError for a batch that has got no further for too long
+  void check_headway(TimePoint now);
   bool active() const noexcept { return in_flight_ > 0; }
   /// Something is in flight, visible only by polling.
   bool needs_polling() const noexcept;
@@ -88,6 +94,7 @@ class Executor {
   std::shared_ptr<Execution> make(control::AgreedBatch, std::vector<OperationPtr>);
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
+  [[noreturn]] void fail_standing(const ChannelQueue&, Duration standstill, int waits_for) const;
   bool may_launch(const ChannelQueue&, const Execution&) const;
   void launch(ChannelQueue&, Execution&);
   std::unique_ptr<Work> launch_staged(const ChannelQueue&, const Batch&, const Staged&);

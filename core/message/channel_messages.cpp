@@ -93,6 +93,7 @@ bool MessageWork::progress() {
   for (int pass = 0; pass < kPasses && moved && !complete_; ++pass) {
     complete_ = step();
     moved = messages_->take_moved();
+    if (moved) ++moves_;
   }
   messages_->ring_touched(moved && !complete_);
   return complete_;

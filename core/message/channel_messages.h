@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -84,6 +86,9 @@ class MessageWork : public Work {
     if (!complete_) messages_->abandon();
   }
   bool progress() final;
+  std::optional<Headway> headway() const noexcept final {
+    return Headway{moves_, messages_->requests().awaited()};
+  }
 
  protected:
   /// One pass over the work that can be done now; true when the Work is complete. Called again
@@ -93,6 +98,7 @@ class MessageWork : public Work {
 
  private:
   const std::shared_ptr<ChannelMessages> messages_;
+  std::uint64_t moves_ = 0;  ///< passes in which a message was started or completed
   bool complete_ = false;
 };
 

@@ -19,6 +19,15 @@ void RequestTable::reset(std::size_t slots) {
   completed_.resize(slots);
 }
 
+int RequestTable::awaited() const noexcept {
+  int found = -1;
+  for (const Entry& entry : entries_) {
+    if (entry.state == State::kReceiving) return entry.peer;
+    if (entry.state == State::kSending) found = entry.peer;
+  }
+  return found;
+}
+
 std::span<const int> RequestTable::test() {
   if (in_flight_ == 0) return {};
   const std::span<const Completion> completions = requests_->test();

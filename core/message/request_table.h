@@ -43,6 +43,8 @@ class RequestTable {
   bool idle(std::size_t slot) const noexcept { return entries_[slot].state == State::kIdle; }
   int in_flight() const noexcept { return in_flight_; }
   int peer(std::size_t slot) const noexcept { return entries_[slot].peer; }
+  /// The peer of a message under way, rather one that is received; -1: none is under way.
+  int awaited() const noexcept;
 
   /// Lets the carrier work, and returns the slots whose messages have completed since the last
   /// call. Valid until the next call. @throws hvd::Error when a message has another size than its

@@ -78,6 +78,7 @@ class FakeRequests final : public message::Requests {
   std::span<const Completion> test() override {
     const std::lock_guard lock = enter();
     completions_.clear();
+    if (network_->stalled) return completions_;
     for (std::size_t slot = 0; slot < ends_.size(); ++slot) {
       if (ends_[slot] == nullptr) continue;
       if (!ends_[slot]->done) {

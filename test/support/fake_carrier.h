@@ -41,6 +41,8 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   /// The rank to which nothing can be sent, as its connections have broken; what is under way to it
   /// fails. -1: none.
   int unreachable = -1;
+  /// No message under way completes, and no connection breaks.
+  bool stalled = false;
   bool hands_over_at_once = true;
   bool may_send_to_lost = true;
   int most_process_sets = message::kMostProcessSets;

@@ -102,6 +102,9 @@ class AdasumWork final : public Work {
     return false;
   }
   bool moved() const noexcept override { return work_->moved(); }
+  std::optional<Headway> headway() const noexcept override {
+    return headway_of(begun_, work_->headway());
+  }
 
  private:
   enum class Phase { kExchange, kCombine, kGather };
@@ -124,6 +127,7 @@ class AdasumWork final : public Work {
   }
 
   void launch_next() {
+    ++begun_;
     if (vectors_.size() == 1) return gather();
     phase_ = Phase::kCombine;
     buffers_->products.clear();
@@ -189,6 +193,7 @@ class AdasumWork final : public Work {
   std::vector<std::int64_t> own_counts_;      // elements of this rank's slice, from each rank
   std::vector<std::vector<double>> vectors_;  // this rank's slice of what is left to combine
   Phase phase_ = Phase::kExchange;
+  std::uint64_t begun_ = 1;  // collectives
   bool done_ = false;
   std::unique_ptr<Work> work_;  // last: it uses what is above
 };

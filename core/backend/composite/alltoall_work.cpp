@@ -36,6 +36,9 @@ class AlltoallWork final : public Work {
 
   EventPtr output_ready() const override { return work_->output_ready(); }
   bool moved() const noexcept override { return work_->moved(); }
+  std::optional<Headway> headway() const noexcept override {
+    return headway_of(exchanges_rows_ ? 2 : 1, work_->headway());
+  }
 
   bool progress() override {
     if (!work_->progress()) return false;

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "hvd/backend.h"
@@ -14,6 +16,13 @@ namespace hvd::composite {
 /// done.
 using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<const std::byte> in,
                                                    std::span<std::byte> out)>;
+
+/// Of an operation that has begun so many collectives, given that of the last.
+constexpr std::optional<Headway> headway_of(std::uint64_t begun,
+                                            const std::optional<Headway>& last) noexcept {
+  if (!last) return std::nullopt;
+  return Headway{(begun << 32) + last->moves, last->waits_for};
+}
 
 /// Exchanges how many rows go from whom to whom, asks for the output, then exchanges the rows: no
 /// rank has to know all splits, which are the square of the number of ranks. `submission` stays

@@ -187,6 +187,10 @@ class LocalWork final : public Work {
     return false;
   }
 
+  std::optional<Headway> headway() const noexcept override {
+    return Headway{(meeting_ != nullptr ? 1U : 0U) + (shared_ ? 1U : 0U)};
+  }
+
  private:
   bool complete() const {
     return meeting_->finished.load(std::memory_order_acquire) == group_->size();

@@ -65,6 +65,7 @@ bool PipelinedWork::progress() {
   moved_ = false;
   const auto run_phase = [this](Phase phase, std::uint64_t round) { return run(phase, round); };
   while (pipeline_.advance(run_phase)) moved_ = true;
+  if (moved_) ++moves_;
   const bool done = pipeline_.finish();
   pipeline_.ring();
   return done;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "backend/segment/pipeline.h"
@@ -25,6 +26,7 @@ class PipelinedWork : public Work {
                 std::span<const std::byte> in, std::span<std::byte> out);
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
+  std::optional<Headway> headway() const noexcept final { return Headway{moves_}; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
 
@@ -108,6 +110,7 @@ class PipelinedWork : public Work {
   bool started_ = false;
   bool in_place_ = false;
   bool moved_ = false;         ///< by the last progress()
+  std::uint64_t moves_ = 0;    ///< calls of progress() that moved something
   std::uint64_t skipped_ = 0;  ///< rounds without data
 };
 

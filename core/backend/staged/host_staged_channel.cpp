@@ -79,6 +79,10 @@ class HostStagedWork final : public Work {
     return true;
   }
   bool moved() const noexcept override { return moved_; }
+  std::optional<Headway> headway() const noexcept override {
+    if (done_ == pieces_.size() || !pieces_[done_].work) return std::nullopt;
+    return composite::headway_of(done_ + next_down_, pieces_[done_].work->headway());
+  }
   EventPtr output_ready() const override { return ready_; }
 
  private:
@@ -210,6 +214,9 @@ class CarriedWork final : public Work {
     return false;
   }
   bool moved() const noexcept override { return moved_; }
+  std::optional<Headway> headway() const noexcept override {
+    return work_ ? work_->headway() : std::nullopt;
+  }
   EventPtr output_ready() const override { return own_part_ready_; }
 
  private:

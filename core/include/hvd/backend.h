@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -63,6 +64,14 @@ class Peers {
   virtual void ring(int world_rank) noexcept = 0;
 };
 
+/// How far a launched collective has got.
+struct Headway {
+  /// Changes whenever progress() gets further.
+  std::uint64_t moves = 0;
+  /// World rank of a peer whose data or readiness it waits for; -1: not known.
+  int waits_for = -1;
+};
+
 /// A launched collective. Used by one thread at a time, the one that drives the engine.
 class Work {
  public:
@@ -74,6 +83,10 @@ class Work {
   /// Whether the last call of progress() made progress without completing: it will then be called
   /// again at once.
   virtual bool moved() const noexcept { return false; }
+  /// While it is not complete. The runtime fails when `moves` stands still for longer than
+  /// HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: not known, or it
+  /// waits for this rank's own device; no limit holds meanwhile.
+  virtual std::optional<Headway> headway() const noexcept { return std::nullopt; }
   /// Restarts a completed collective on other buffers of the same sizes; takes the place of
   /// launch() in the order of launches. False: not supported, launch a new Work.
   virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {

@@ -21,6 +21,7 @@ using runtime::Execution;
 using runtime::Executor;
 using runtime::OperationPtr;
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -44,6 +45,7 @@ struct ChannelScript {
   bool launch_fails = false;
   bool work_fails = false;
   std::shared_ptr<FakeEvent> reduced = {};
+  std::optional<Headway> headway = {};
   bool has_host = false;
 };
 
@@ -64,6 +66,7 @@ class FakeWork final : public Work {
     return true;
   }
   bool repeats() const noexcept override { return script_.repeats; }
+  std::optional<Headway> headway() const noexcept override { return script_.headway; }
   EventPtr output_ready() const override { return script_.reduced; }
 
  private:
@@ -159,7 +162,7 @@ class FakeQueues final : public runtime::QueueFactory {
 class ExecutorTest : public ::testing::Test {
  protected:
   ExecutorTest()
-      : executor_({topology_, clock_, counters_, timeline_},
+      : executor_({topology_, clock_, counters_, timeline_, nullptr, seconds(10)},
                   std::make_unique<FakeQueues>(log_, queues_),
                   [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                          bool in_flight) {
@@ -188,7 +191,7 @@ class ExecutorTest : public ::testing::Test {
 
   Log log_;
   std::map<int, QueueScript> queues_;
-  Topology topology_{.rank = 0, .size = 2};
+  Topology topology_{.rank = 0, .size = 2, .host_names = {"a", "b"}, .host_of_rank = {0, 1}};
   VirtualClock clock_;
   observe::Counters counters_;
   runtime::TimelineSlot timeline_;
@@ -423,6 +426,68 @@ TEST_F(ExecutorTest, AnAlltoallAgreesOnItsSizesInTheHostsMemoryAndIsNotStaged) {
                           "1's host launch alltoall 16", "1 launch alltoall 16 after an event",
                           "1's host work destroyed", "1 work destroyed", "x ended"));
   EXPECT_EQ(counters_.backend_calls, 3U) << "not those of the channel beside";
+}
+
+TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {
+  queues_[0].channel.ends = false;
+  queues_[0].channel.headway = Headway{3, 1};
+  start(request("x"));
+  executor_.progress();
+  executor_.check_headway(clock_.now());
+  clock_.advance(seconds(9));
+  executor_.check_headway(clock_.now());
+  queues_[0].channel.headway = Headway{4, 1};  // slow, and not at a standstill
+  executor_.check_headway(clock_.now());
+  clock_.advance(seconds(9));
+  executor_.check_headway(clock_.now());
+  clock_.advance(seconds(2));
+  try {
+    executor_.check_headway(clock_.now());
+    FAIL() << "no error";
+  } catch (const PeerLostError& error) {
+    EXPECT_EQ(error.rank(), -1) << "either end of the connection may be the cause";
+    EXPECT_STREQ(error.what(),
+                 "allreduce 'x' has got no further on rank 0 (host a) for 11 s on fake, although "
+                 "every rank has submitted it; it waits for rank 1 (host b); expected progress "
+                 "within 10 s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
+                 "although the ranks show signs of life");
+  }
+}
+
+TEST_F(ExecutorTest, NoLimitHoldsForABatchThatIsNotUnderWay) {
+  queues_[0].channel.headway = Headway{3, 1};
+  queues_[0].channel.ready = false;
+  start(request("x"));
+  for (int look = 0; look < 3; ++look) {
+    executor_.progress();
+    executor_.check_headway(clock_.now());
+    clock_.advance(seconds(100));
+  }
+  queues_[0].channel.ends = false;
+  queues_[0].channel.ready = true;
+  executor_.progress();
+  executor_.check_headway(clock_.now());  // the time begins here
+  clock_.advance(seconds(9));
+  executor_.check_headway(clock_.now());
+  queues_[0].channel.headway.reset();  // it waits for this rank's device
+  clock_.advance(seconds(100));
+  executor_.check_headway(clock_.now());
+}
+
+TEST_F(ExecutorTest, EachUseOfAReplayedBatchHasItsOwnTime) {
+  queues_[0].channel.headway = Headway{3, 1};
+  queues_[0].channel.repeats = true;
+  const auto execution = prepare(request("x"));
+  for (int use = 0; use < 5; ++use) {
+    queues_[0].channel.ends = false;
+    start_again(execution);
+    executor_.progress();
+    executor_.check_headway(clock_.now());
+    clock_.advance(seconds(6));
+    executor_.check_headway(clock_.now());
+    queues_[0].channel.ends = true;
+    executor_.progress();
+  }
 }
 
 TEST_F(ExecutorTest, ARemovedSetsChannelIsClosedOnceItHasNothingToDo) {
