@@ -6,8 +6,8 @@
 
 namespace hvd {
 
-/// The transport has lost a rank: mostly as its process or its host has ended, for a reason that
-/// other ranks may know better. The engine makes a PeerLostError of it.
+/// The transport has lost its connection to a rank, mostly because the rank's process or host has
+/// ended. Other ranks may know the cause. The engine converts it to a PeerLostError.
 class BrokenConnection : public Error {
  public:
   BrokenConnection(const std::string& message, int rank) : Error(message), rank_(rank) {}

@@ -4,7 +4,8 @@
 
 namespace hvd {
 
-/// Time since an arbitrary start. Logic takes it as an argument; only the runtime reads a clock.
+/// Time since an arbitrary start. Pure classes receive it as an argument; only the runtime reads a
+/// clock.
 using TimePoint = std::chrono::nanoseconds;
 using Duration = std::chrono::nanoseconds;
 

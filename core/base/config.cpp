@@ -15,7 +15,7 @@
 namespace hvd {
 namespace {
 
-// Seconds in milliseconds, kept inside 63 bits of nanoseconds.
+// Converts seconds to milliseconds that fit into 63 bits of nanoseconds.
 constexpr double kMostSeconds = 1e9;
 
 struct Setting {
@@ -127,7 +127,7 @@ void check(const Setting& setting) {
   }
 }
 
-/// Insertions, deletions and substitutions that make one of the other.
+/// The Levenshtein distance: insertions, deletions and substitutions between the two texts.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -143,14 +143,14 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }
 
 bool is_known(std::string_view name) {
-  // What hvdrun and the ranks' supervisors tell each other, and what only tests read.
+  // Variables that hvdrun sets for its supervisors and ranks, and those that only tests read.
   if (name.starts_with("LAUNCHER_") || name.starts_with("TEST_")) return true;
   const auto all = variables();
   return std::any_of(all.begin(), all.end(),
                      [&](const Variable& variable) { return variable.name == name; });
 }
 
-/// Empty when nothing is like it.
+/// Empty if no known name is similar.
 std::string_view nearest(std::string_view name) {
   std::string_view best;
   std::size_t fewest = std::max<std::size_t>(2, name.size() / 3) + 1;

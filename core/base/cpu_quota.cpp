@@ -48,8 +48,8 @@ std::optional<double> cpu_quota(const std::filesystem::path& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool v2 = controllers.empty();
     if (!v2 && (',' + controllers + ',').find(",cpu,") == std::string::npos) continue;
-    // A limit of any group above holds too. In a container the path may be that of the host, of
-    // which only the last group is to be seen, as the root.
+    // The limits of all parent groups apply too. In a container the path may be that of the host,
+    // and only the last group is visible, as the root.
     std::filesystem::path group = std::filesystem::path(line.substr(second + 1)).relative_path();
     const std::filesystem::path base = v2 ? mount : mount / controllers;
     while (true) {

@@ -5,8 +5,9 @@
 
 namespace hvd {
 
-/// The least of what the cgroups of this process grant it, in CPUs; nothing when they do not limit
-/// it. `root` stands for "/", for tests. hvdrun compiles it too.
+/// The smallest CPU quota of this process's cgroups, in CPUs; empty without a limit. `root`
+/// replaces
+/// "/" in tests. hvdrun compiles this file too.
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
 }  // namespace hvd

@@ -28,11 +28,10 @@ namespace {
 // seq_cst access, but a full barrier stands before it (in S1, and again in futex_wait), which is
 // all that the argument uses.
 //
-// S counts itself in and out; the ringer never clears anything. (Clearing a "somebody sleeps" bit
-// from the ringer would save the system calls of a burst, but a slow R whose R1 preceded S0 could
-// clear the bit between S1 and S2, wake nobody, and leave S asleep unseen by the next ringer.) A
-// process killed in its sleep leaves a count behind: rings then cost a needless system call, no
-// more.
+// S counts itself in and out; the ringer clears no state. (A "sleeping" bit that the ringer clears
+// would save the system calls of a burst. But a slow R whose R1 preceded S0 could clear the bit
+// between S1 and S2 without waking S, and the next ringer would not see that S sleeps.) A process
+// killed in its sleep leaves its count behind, and rings then make a needless system call.
 //
 // Drivers: a ringer that finds drivers_ > 0 leaves the standby sleeper asleep. The last driver does
 //
@@ -57,7 +56,7 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t),
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock would not work between processes");
 
-// FUTEX_PRIVATE_FLAG is left out: the doorbell may lie in memory shared between processes.
+// Without FUTEX_PRIVATE_FLAG, because the doorbell may be in memory shared between processes.
 long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
            const timespec* deadline, std::uint32_t bits) noexcept {
   return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, deadline,
@@ -100,8 +99,7 @@ void Doorbell::sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexce
   }
   const std::uint32_t unit = who == Sleeper::kDriver ? kDriverUnit : kStandbyUnit;
   sleepers_.fetch_add(unit, std::memory_order_seq_cst);
-  // EAGAIN (rung already), EINTR and ETIMEDOUT all mean "look again", which is what the caller
-  // does.
+  // After EAGAIN (already rung), EINTR and ETIMEDOUT the caller looks for work again.
   futex(rings_, FUTEX_WAIT_BITSET, ticket, limited ? &deadline : nullptr,
         static_cast<std::uint32_t>(who));
   sleepers_.fetch_sub(unit, std::memory_order_seq_cst);

@@ -12,38 +12,37 @@ namespace hvd {
 /// Thread-safe, and process-safe in shared memory: it holds no pointers and zero-filled memory is a
 /// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the coordinator
 /// thread (standby) and a thread inside wait() that drives the engine (driver). While a driver is
-/// active the standby sleeper is not woken; the driver looks after the doorbell and, on leaving,
-/// calls hand_back(). Any number of threads may sleep as either kind; a ring wakes all of the kinds
-/// that it has to wake.
+/// active the standby sleeper is not woken: the driver handles rings and calls hand_back() when it
+/// leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of the kinds
+/// concerned.
 ///
-/// Protocol of a sleeper: t = ticket(); look for work; none: sleep(t, ...). A ring between ticket()
-/// and sleep() makes sleep() return at once. Protocol of a driver: take progress ownership;
-/// take_over(); drive, with handled = ticket() before each look for work; release progress
-/// ownership; hand_back(handled).
+/// Protocol of a sleeper: t = ticket(); look for work; if there is none, sleep(t, ...). A ring
+/// between ticket() and sleep() makes sleep() return at once. Protocol of a driver: take progress
+/// ownership; take_over(); drive, with handled = ticket() before each look for work; release
+/// progress ownership; hand_back(handled).
 class Doorbell {
  public:
   enum class Sleeper : std::uint32_t { kStandby = 1, kDriver = 2 };
 
-  /// Any thread, any process. A system call only when someone sleeps.
+  /// Any thread of any process may call it. Makes a system call only if a thread sleeps.
   void ring() noexcept;
 
   std::uint32_t ticket() const noexcept { return rings_.load(std::memory_order_seq_cst); }
-  /// Returns when rung after `ticket` was taken, or after `timeout`, or spuriously. A timeout of
+  /// Sleeps until a ring after `ticket` was taken, until `timeout`, or spuriously. A timeout of
   /// zero or less returns at once; Duration::max() waits without limit.
   void sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexcept;
 
-  /// A driver takes over: from now on rings do not wake the standby sleeper. Calls nest.
+  /// Registers a driver: from now on rings do not wake the standby sleeper. Calls nest.
   void take_over() noexcept;
-  /// The driver leaves: rings wake the standby sleeper again, and one that came after `handled`
-  /// wakes it now. To be called after progress ownership was released, or the woken sleeper finds
-  /// it taken and sleeps again. The timeout of a standby sleeper is not looked at again: a driver
-  /// that leaves a nearer deadline behind rings the doorbell itself.
+  /// Unregisters a driver: rings wake the standby sleeper again, and a ring after `handled` wakes
+  /// it now. Call it after releasing progress ownership, or the woken sleeper finds it taken and
+  /// sleeps again. The standby sleeper keeps its timeout: a driver that leaves an earlier deadline
+  /// behind must ring the doorbell.
   void hand_back(std::uint32_t handled) noexcept;
 
  private:
   // See Note [No ring is lost] in doorbell.cpp for why every access is sequentially consistent.
-  std::atomic<std::uint32_t> rings_{
-      0};  ///< the futex word: how often the doorbell rang, modulo 2^32
+  std::atomic<std::uint32_t> rings_{0};  ///< the futex word: number of rings, modulo 2^32
   std::atomic<std::uint32_t> sleepers_{
       0};  ///< standby sleepers in the low half, drivers in the high half
   std::atomic<std::uint32_t> drivers_{0};  ///< active drivers

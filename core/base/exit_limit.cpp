@@ -26,7 +26,7 @@ ExitLimit& exit_limit() {
   return *instance;
 }
 
-// The first of the handlers that are still to come, as the last that was registered.
+// Runs before the remaining exit handlers, because it is registered last.
 void watch_exit(int code, void*) {
   ExitLimit& shared = exit_limit();
   std::chrono::milliseconds limit = {};

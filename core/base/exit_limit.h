@@ -5,10 +5,10 @@
 
 namespace hvd {
 
-/// For a process that holds what may keep its exit handlers from returning, as a GPU does that
-/// hangs: from now on exit(), and so a return from main(), ends the process after `limit` at the
-/// latest, with the code that it would have had, and says why on standard error. The last call
-/// counts. Any thread, exit handlers too.
+/// Limits the time that exit(), and a return from main(), may take from now on. Meant for a process
+/// whose exit handlers may never return, for example because a GPU hangs. After `limit` the process
+/// ends with its exit code and a line on standard error that gives the reason. The last call
+/// counts. Any thread may call it, exit handlers included.
 void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcept;
 
 }  // namespace hvd

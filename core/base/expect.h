@@ -1,14 +1,14 @@
 #pragma once
 
-/// What the code around it relies on, mostly a precondition. Where HVD_CONTRACTS is on (debug and
-/// sanitizer builds), a condition that does not hold ends the program through std::terminate(),
-/// with file, line, condition and text as the cause, so that the other ranks and hvdrun are told.
-/// Elsewhere nothing is evaluated.
+/// Checks a condition that the surrounding code relies on, mostly a precondition. With
+/// HVD_CONTRACTS on (debug and sanitizer builds), a violation ends the program through
+/// std::terminate() with file, line, condition and text as the cause, so that the other ranks and
+/// hvdrun receive it. In other builds the condition is not evaluated.
 ///
 ///    HVD_EXPECT(holds(slot), "the slot is in use");
 ///
-/// Not for what a user or a peer may get wrong: that is an error, in every build. Not while a lock
-/// of EngineFront is held, which telling the others takes.
+/// Mistakes of a user or a peer are errors in every build, so they are not checked by this. Do not
+/// use it while holding a lock of EngineFront, which notifying the other ranks takes.
 #if HVD_CONTRACTS
 #define HVD_EXPECT(condition, expected) \
   (static_cast<bool>(condition)         \

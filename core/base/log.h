@@ -15,18 +15,17 @@ enum class LogLevel : int {
   kOff = 6
 };
 
-/// Below this level nothing is formatted. From HVD_LOG_LEVEL (trace, debug, info, warning, error,
-/// fatal, off); default warning.
+/// The log level: lines below it are not formatted. Set by HVD_LOG_LEVEL (trace, debug, info,
+/// warning, error, fatal, off); the default is warning.
 LogLevel log_level() noexcept;
-/// One line to stderr with time, level, rank and host. Thread-safe.
+/// Writes one line to stderr with time, level, rank and host. Thread-safe.
 void log_message(LogLevel, std::string_view message);
-/// What the lines say about their origin; before it is set they carry the process id.
+/// Sets the rank and host that lines carry. Before that they carry the process id.
 void set_log_identity(int rank, std::string_view host);
-/// Reads HVD_LOG_LEVEL again; what cannot be understood counts as "warning" (hvd::init() refuses
-/// it).
+/// Reads HVD_LOG_LEVEL again. An invalid value counts as "warning", and hvd::init() refuses it.
 void configure_log_from_environment();
 
-/// Collects a line; the destructor writes it. Use through HVD_LOG.
+/// Collects a line, which its destructor writes. Use it through HVD_LOG.
 class LogLine {
  public:
   explicit LogLine(LogLevel level) : level_(level) {}
@@ -42,8 +41,8 @@ class LogLine {
 
 }  // namespace hvd
 
-/// HVD_LOG(kInfo) << ...: the right-hand side is not evaluated when the level is off (Horovod
-/// formats first: 364 ns a disabled line).
+/// HVD_LOG(kInfo) << ...: the right-hand side is not evaluated when the level is off. (Horovod
+/// formats first, which costs 364 ns per disabled line.)
 #define HVD_LOG(level)                               \
   if (::hvd::LogLevel::level < ::hvd::log_level()) { \
   } else                                             \

@@ -1,5 +1,5 @@
-// The only file that includes spdlog: its fmt and the one LibTorch ships cannot meet in a
-// translation unit.
+// The only file that includes spdlog, because its fmt and LibTorch's cannot be in one translation
+// unit.
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -63,8 +63,7 @@ Sink& sink() {
   return *instance;
 }
 
-// A value that cannot be understood is an error of hvd::init(), which looks at all variables;
-// whoever logs before that gets the default.
+// hvd::init() checks all variables and refuses an invalid value. Lines before that use the default.
 LogLevel level_of_environment() noexcept {
   static constexpr const char* kNames[] = {"trace", "debug", "info", "warning",
                                            "error", "fatal", "off"};

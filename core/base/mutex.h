@@ -9,8 +9,7 @@
 
 namespace hvd {
 
-/// std::mutex, which libstdc++ does not annotate, with annotations: the only one that `core` and
-/// `launcher` use.
+/// std::mutex with annotations, which libstdc++'s lacks. `core` and `launcher` use no other mutex.
 class HVD_CAPABILITY("mutex") Mutex {
  public:
   void lock() HVD_ACQUIRE() { mutex_.lock(); }
@@ -22,11 +21,11 @@ class HVD_CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-/// Holds a mutex for as long as it lives.
+/// Holds a mutex in its scope.
 class HVD_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) HVD_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  /// Of a mutex that the caller has locked.
+  /// Adopts a mutex that the caller has locked.
   MutexLock(Mutex& mutex, std::adopt_lock_t) HVD_REQUIRES(mutex) : mutex_(mutex) {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
@@ -36,8 +35,8 @@ class HVD_SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-/// std::condition_variable for a Mutex. Waits end now and then without a reason, so that a caller
-/// asks for its condition in a loop, where the analysis sees which lock it is read under:
+/// std::condition_variable for a Mutex. Waits may end spuriously, so callers test their condition
+/// in a loop, where the analysis sees the lock under which it is read:
 ///
 ///    while (!ready_) changed_.wait(mutex_);
 class Condition {
@@ -46,11 +45,11 @@ class Condition {
     const Adopted adopted(mutex);
     condition_.wait(adopted.lock);
   }
-  /// For at most so long, by CLOCK_MONOTONIC.
+  /// Waits for at most this time, by CLOCK_MONOTONIC.
   void wait_for(Mutex& mutex, Duration patience) HVD_REQUIRES(mutex) {
     wait_until(mutex, SteadyClock().now() + patience);
   }
-  /// @param deadline as SteadyClock counts
+  /// @param deadline in the time of SteadyClock
   void wait_until(Mutex& mutex, TimePoint deadline) HVD_REQUIRES(mutex) {
     const Adopted adopted(mutex);
     condition_.wait_until(adopted.lock, std::chrono::steady_clock::time_point(deadline));
@@ -59,7 +58,7 @@ class Condition {
   void notify_all() noexcept { condition_.notify_all(); }
 
  private:
-  /// The mutex as std::condition_variable wants it. It is locked before and after.
+  /// The lock type that std::condition_variable needs. The mutex is locked before and after.
   struct Adopted {
     explicit Adopted(Mutex& mutex) : lock(mutex.mutex_, std::adopt_lock) {}
     ~Adopted() { lock.release(); }

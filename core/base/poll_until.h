@@ -9,9 +9,9 @@ namespace hvd {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Calls `done` until it returns true (then: true) or the deadline has passed (then: false). For
-/// the start and the end of a job only, where nothing else could use the thread; gives the core
-/// away between attempts.
+/// Calls `done` until it returns true or the deadline has passed, and returns whether it did.
+/// Yields the core between attempts. For the start and the end of a job only, where the thread has
+/// no other work.
 template <typename Done>
 bool poll_until(Deadline deadline, Done&& done) {
   constexpr int kYields = 200;

@@ -79,8 +79,7 @@ ProcessWatch::ProcessWatch(const ProcessIdentity& identity) noexcept {
     ended_ = errno == ESRCH;
     return;
   }
-  // Checked after opening: from now on the descriptor means one process, and this tells whether it
-  // is the right one.
+  // Checked after opening, because from now on the descriptor refers to one process.
   if (!still_names(identity)) ended_ = true;
 }
 

@@ -5,25 +5,25 @@
 
 namespace hvd {
 
-/// Names one process of a host for good: a pid alone may be given to another process.
+/// Identifies one process of a host permanently, because a pid may be reused by another process.
 struct ProcessIdentity {
   std::int64_t pid = 0;
-  /// When it started, in the kernel's unit; 0: could not be read.
+  /// Start time in the kernel's clock ticks; 0 if it could not be read.
   std::uint64_t start_time = 0;
-  /// The pid namespace in which `pid` holds; 0: could not be read.
+  /// The pid namespace of `pid`; 0 if it could not be read.
   std::uint64_t pid_namespace = 0;
 };
 
-/// Tells this run of this host's kernel from all others. Empty: could not be read.
+/// Identifies this boot of this host; empty if it could not be read.
 std::string boot_id();
 ProcessIdentity current_process() noexcept;
-/// Its pid means here what it means there.
+/// Whether the process is in this process's pid namespace, so that its pid is valid here.
 bool same_pid_namespace(const ProcessIdentity&) noexcept;
-/// False when the pid is another process's now.
+/// False if the pid now belongs to another process.
 bool still_names(const ProcessIdentity&) noexcept;
 
-/// Sees when another process ends. A process that has ended but was not waited for (a zombie)
-/// counts as ended, which kill(pid, 0) would not see. Move-only; one thread at a time.
+/// Detects the end of another process. A zombie, which has ended and was not waited for, counts as
+/// ended; kill(pid, 0) would report it as alive. Move-only; one thread at a time.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
@@ -34,8 +34,8 @@ class ProcessWatch {
   ProcessWatch& operator=(const ProcessWatch&) = delete;
   ~ProcessWatch();
 
-  /// False when the process cannot be seen from here (another pid namespace, an old kernel): then
-  /// only its beats tell.
+  /// False if the process cannot be observed (another pid namespace, an old kernel). Its heartbeats
+  /// are the only evidence then.
   bool works() const noexcept { return descriptor_ >= 0 || ended_; }
   bool ended() noexcept;
 

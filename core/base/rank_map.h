@@ -10,7 +10,7 @@
 
 namespace hvd {
 
-/// A value for each of the ranks 0 to size-1, kept once for neighbours that have the same.
+/// A value for each of the ranks 0 to size-1, stored once per run of equal neighbours.
 template <class T>
 class RankMap {
  public:
@@ -23,12 +23,12 @@ class RankMap {
     if (size > 0) entries_.push_back({{0, static_cast<int>(size) - 1}, T{}});
   }
 
-  /// @pre the rank exists, as below (checked by find())
+  /// @pre the rank exists, here and below (checked by find())
   const T& at(int rank) const { return entries_[find(rank)].value; }
   void assign(RankSpan ranks, const T& value) {
     for (const RankRange range : ranks) assign(range, value);
   }
-  /// Calls visit(RankRange, value) for the parts of `ranks` that have the same value.
+  /// Calls visit(RankRange, value) for each part of `ranks` with one value.
   template <class Visit>
   void for_each(RankSpan ranks, Visit&& visit) const {
     for (const RankRange range : ranks) {
@@ -56,7 +56,7 @@ class RankMap {
     std::size_t first = find(range.first);
     std::size_t last = find(range.last);
     if (first == last && entries_[first].value == value) return;
-    // The neighbours that have the value already become part of it.
+    // Merges the neighbours that already have the value.
     if (entries_[first].ranks.first == range.first && first > 0) --first;
     if (entries_[last].ranks.last == range.last && last + 1 < entries_.size()) ++last;
     std::vector<Entry> changed;

@@ -30,15 +30,15 @@ void for_each_rank(RankSpan set, Visit&& visit) {
   }
 }
 
-/// Ranks by the range, so that what concerns ten thousand of them costs as much as what concerns
-/// one, as long as they are neighbours. Every operation is linear in the ranges, not the ranks.
+/// A set of ranks stored as ranges, so that ten thousand neighbouring ranks cost as much as one.
+/// Every operation is linear in the number of ranges.
 class RankSet {
  public:
   RankSet() = default;
   explicit RankSet(int rank) : ranges_{{rank, rank}} {}
   RankSet(int first, int last) : ranges_{{first, last}} {}
   explicit RankSet(RankSpan ranges) : ranges_(ranges.begin(), ranges.end()) {}
-  /// @param ranks ascending, each once
+  /// @param ranks ascending, without duplicates
   static RankSet of(std::span<const int> ranks);
 
   // NOLINTNEXTLINE(google-explicit-constructor): a set is its ranges
@@ -56,8 +56,8 @@ class RankSet {
   }
   std::vector<int> to_vector() const;
 
-  /// Above all that it holds, which need not be ascending ranges' neighbours: adjacent ones are
-  /// joined.
+  /// Appends a range that begins at or above the last one. Adjacent and overlapping ranges are
+  /// merged.
   void append(RankRange range);
   void add(RankSpan);
   void remove(RankSpan);

@@ -23,7 +23,7 @@ namespace hvd {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// Every rank maps every arena of its host, so that address space is what limits it.
+// Every rank maps all arenas of its host, so address space limits the size.
 constexpr std::size_t kMostCapacity = std::size_t{256} << 30;
 
 /// At the beginning of the file.
@@ -50,8 +50,8 @@ std::size_t limit_of(int resource) {
   return limited ? static_cast<std::size_t>(limit.rlim_cur) : kMostCapacity;
 }
 
-/// A file above RLIMIT_FSIZE ends the process with SIGXFSZ; the arenas of all ranks have to leave
-/// most of the address space to others.
+/// A file above RLIMIT_FSIZE ends the process with SIGXFSZ, and the arenas of all ranks must leave
+/// most of the address space free.
 std::size_t most_capacity() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const std::size_t memory = static_cast<std::size_t>(std::max(pages, 1L)) * kPage;
@@ -59,8 +59,7 @@ std::size_t most_capacity() {
   return std::min({memory, limit_of(RLIMIT_FSIZE), room == kMostCapacity ? room : room / 8});
 }
 
-/// Where memory is never promised twice, a page that cannot be had when it is written to would be a
-/// SIGBUS.
+/// Without overcommit a page that is not available at its first write would raise SIGBUS.
 SharedArena::Pages pages_of_this_system() {
   int mode = 0;
   std::ifstream("/proc/sys/vm/overcommit_memory") >> mode;
@@ -119,16 +118,16 @@ SharedArena::~SharedArena() {
   ::close(address_.descriptor);
 }
 
-// The copy is made page by page, by the kernel, when this process writes. Shared, its writes would
-// change what the parent and the other ranks compute with. Only system calls: of a process with
-// several threads the child has one, and whatever the others held is held forever.
+// The kernel copies page by page when this process writes. With a shared mapping its writes would
+// change the data of the parent and the other ranks. Only system calls are allowed here: the child
+// has one thread, and locks that other threads of the parent held stay locked forever.
 void SharedArena::after_fork_in_child() noexcept {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   const bool first =
-      !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild's is a copy already
+      !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild already has a copy
   if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor,
                       0) == MAP_FAILED) {
-    // There may be no room for a copy. Reading takes none.
+    // There may be no memory for a copy, but reading needs none.
     ::mprotect(base_, address_.capacity, PROT_READ);
   }
   mutex_.unlock();
@@ -141,16 +140,15 @@ bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept
   return false;
 }
 
-// Best fit, the lowest of equals: a program that repeats its allocations gets the same addresses
-// again, with pages and caches warm.
+// Best fit, and the lowest address among equals: a program that repeats its allocations gets the
+// same addresses, whose pages and cache lines are warm.
 std::byte* SharedArena::allocate(std::size_t bytes) {
   if (bytes > address_.capacity || inherited()) return nullptr;
   const std::size_t size =
       rounded(std::max<std::size_t>(bytes, 1), bytes < kPage ? kCacheLine : kPage);
   const MutexLock lock(mutex_);
   auto found = by_size_.lower_bound({size, 0});
-  // A small block may lie anywhere; a large one begins a page, which the blocks of small ones may
-  // have moved away from.
+  // A small block may begin anywhere. A large one begins at a page boundary.
   std::size_t begin = 0;
   for (; found != by_size_.end(); ++found) {
     begin = rounded(found->second, size < kPage ? kCacheLine : kPage);
@@ -160,7 +158,7 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
   const auto [block_size, block] = *found;
   const std::size_t end = begin + size;
   const std::size_t rest = block + block_size - end;
-  // What may throw comes first.
+  // Calls that may throw come first.
   Blocks blocks;
   Sizes sizes;
   if (begin > block) {
@@ -246,7 +244,7 @@ std::unique_ptr<PeerArena> PeerArena::map(const ArenaAddress& address) {
       "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return nullptr;
-  // Another process may have that number here, and another file that descriptor.
+  // The process id may belong to another process by now, and the descriptor to another file.
   Header header = {};
   const bool ours = ::pread(descriptor, &header, sizeof(header), 0) == sizeof(header) &&
                     std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0 &&

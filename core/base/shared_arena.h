@@ -13,31 +13,30 @@
 
 namespace hvd {
 
-/// Where the processes of this host find an arena. Plain data, for shared memory.
+/// The address of an arena for other processes of the host. Plain data, for shared memory.
 struct ArenaAddress {
   std::int32_t process = 0;  ///< 0: there is no arena
   std::int32_t descriptor = -1;
   std::uint64_t capacity = 0;
-  std::uint64_t identity =
-      0;  ///< of the file behind the descriptor, since numbers of both are used again
+  std::uint64_t identity = 0;  ///< of the file, since process ids and descriptors are reused
 };
 
-/// Memory of this process that other processes of the host can map: what lies in it can be reduced
-/// by peers where it lies.
+/// Memory of this process that other processes of the host can map, so that peers reduce the
+/// tensors in it in place.
 ///
-/// Thread-safe. The file is sparse and has no name: pages exist once they are written to, and
-/// nothing is left behind when the processes end. A child made by fork() keeps what it inherits, as
-/// a copy, if its parent calls before_fork() and so on (docs/decisions/0016-shared-allocator.md).
+/// Thread-safe. The file is sparse and has no name: pages exist once they are written to, and no
+/// file remains when the processes end. A child made by fork() has a copy of the contents if its
+/// parent calls before_fork() and the functions below it (docs/decisions/0016-shared-allocator.md).
 class SharedArena {
  public:
-  /// When a block's pages are taken from the system: once they are written to, or when it is
-  /// allocated, so that there is an answer when there are none.
+  /// When the pages of a block are taken from the system: at the first write, or at its allocation,
+  /// which then fails if there are none.
   enum class Pages { kWhenWritten, kWhenAllocated };
 
-  /// As much as there is memory, within the limits of the process (`RLIMIT_FSIZE`, a part of
-  /// `RLIMIT_AS`); pages are taken when allocated where the system never promises more memory than
-  /// it has (vm.overcommit_memory=2). Null, with a reason in the log, where the system does not let
-  /// us.
+  /// Makes an arena of the size of the host's memory, within the limits of the process
+  /// (`RLIMIT_FSIZE`, a part of `RLIMIT_AS`). Pages are taken at allocation if the system does not
+  /// overcommit memory (vm.overcommit_memory=2). Returns null, with the reason in the log, where
+  /// the system does not allow it.
   static std::shared_ptr<SharedArena> create();
   static std::shared_ptr<SharedArena> create(std::size_t capacity,
                                              Pages pages = Pages::kWhenWritten);
@@ -45,31 +44,29 @@ class SharedArena {
   SharedArena& operator=(const SharedArena&) = delete;
   ~SharedArena();
 
-  /// 64-byte aligned, from 4 KiB on page-aligned; contents arbitrary. Null when the arena is full,
-  /// or this process has inherited it.
-  /// @throws std::bad_alloc, with nothing changed
+  /// Allocates a block with arbitrary contents, aligned to 64 bytes, or to a page from 4 KiB on.
+  /// Returns null when the arena is full or this process has inherited it.
+  /// @throws std::bad_alloc without any effect
   std::byte* allocate(std::size_t bytes);
-  /// Allocates nothing. Does nothing in a process that has inherited the arena.
+  /// Frees a block, without allocating memory. No effect in a process that has inherited the arena.
   /// @param returns_pages gives the memory back to the system. @pre `memory` comes from allocate()
   void deallocate(std::byte* memory, bool returns_pages) noexcept;
-  /// Where in the arena all of this lies; nothing when it does not.
+  /// The offset of this range in the arena; empty if it is not wholly inside.
   std::optional<std::uint64_t> offset_of(const void* memory, std::size_t bytes) const noexcept;
   const ArenaAddress& address() const noexcept { return address_; }
   std::size_t used() const;
 
-  /// To be called around fork(), by the thread that forks: nobody changes the arena meanwhile.
+  /// Called around fork() by the thread that forks. No thread changes the arena in between.
   void before_fork() HVD_ACQUIRE(mutex_) { mutex_.lock(); }
   void after_fork_in_parent() HVD_RELEASE(mutex_) { mutex_.unlock(); }
-  /// From here on what this process writes to the memory is its own, and the arena gives nothing
-  /// more.
+  /// From here on writes of this process are private to it, and the arena allocates no more blocks.
   void after_fork_in_child() noexcept HVD_RELEASE(mutex_);
   bool inherited() const noexcept { return inherited_.load(std::memory_order_relaxed); }
 
  private:
   using Sizes = std::set<std::pair<std::size_t, std::size_t>>;  // size, offset
   using Blocks = std::map<std::size_t, std::size_t>;            // offset -> size
-  /// A block that is in use keeps what it will need to be free again, so that freeing it cannot
-  /// fail.
+  /// A block in use holds the node that the free list needs later, so that freeing cannot fail.
   struct Taken {
     Blocks::node_type block;
     Sizes::node_type size;
@@ -89,16 +86,16 @@ class SharedArena {
   std::size_t used_ HVD_GUARDED_BY(mutex_) = 0;
 };
 
-/// 64-byte aligned memory of the arena, whose pages go back to the system at the end if
-/// `returns_pages`; of the heap when there is no arena or it is full. The owner keeps the arena
-/// alive. @throws std::bad_alloc
+/// Allocates memory aligned to 64 bytes from the arena, or from the heap if there is no arena or it
+/// is full. With `returns_pages` its pages are returned to the system when it is freed. The pointer
+/// keeps the arena alive. @throws std::bad_alloc
 std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>&, std::size_t bytes,
                                            bool returns_pages);
 
-/// Another process's arena, mapped here.
+/// A mapping of another process's arena.
 class PeerArena {
  public:
-  /// Null when it cannot be reached (another user's, another namespace of processes, ...).
+  /// Returns null if the arena is not accessible (another user, another pid namespace, ...).
   static std::unique_ptr<PeerArena> map(const ArenaAddress&);
   PeerArena(const PeerArena&) = delete;
   PeerArena& operator=(const PeerArena&) = delete;

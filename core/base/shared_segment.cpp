@@ -51,8 +51,8 @@ std::byte* map(int descriptor, std::size_t bytes, const std::string& name) {
 
 std::string path_of(const std::string& name) { return "/dev/shm" + name; }
 
-/// The memfd that the link of that name leads to. @throws hvd::Error when it leads elsewhere; with
-/// ENOENT in errno when the link is gone
+/// Opens the memfd to which the link of that name points; errno is ENOENT if there is no link.
+/// @throws hvd::Error when the link points to another file
 File open_nameless(const std::string& name) {
   File file(::open(path_of(name).c_str(), O_RDWR | O_CLOEXEC));
   const int error = errno;
@@ -73,14 +73,15 @@ File open_nameless(const std::string& name) {
 
 constexpr std::string_view kOwner = ".owner";
 
-/// A file of this name, empty, locked by this process. Its name may be yet to come: see
-/// give_name(). Nothing when the name is taken, or there can be none; errno says why.
+/// Makes an empty file of this name, locked by this process. It may still lack its name; see
+/// give_name(). Returns an invalid file, with the reason in errno, if the name exists or the file
+/// cannot be made.
 File make_locked(const std::string& name) {
   const bool can_name_it = ::access("/proc/self/fd", F_OK) == 0;
   File file(can_name_it ? ::open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1);
   if (file.get() < 0)
     file = File(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  // Nobody else knows the file, but for one who looks for abandoned ones, and lets it go.
+  // Only a process that looks for abandoned files can hold the lock, and it releases it soon.
   while (file.get() >= 0 && ::flock(file.get(), LOCK_SH) != 0 && errno == EINTR) {
   }
   return file;
@@ -91,7 +92,7 @@ bool has_name(int file) {
   return ::fstat(file, &info) == 0 && info.st_nlink > 0;
 }
 
-/// False: errno says why.
+/// Returns false, with the reason in errno, on failure.
 bool give_name(int file, const std::string& name) {
   if (has_name(file)) return true;
   const std::string self = "/proc/self/fd/" + std::to_string(file);
@@ -99,7 +100,7 @@ bool give_name(int file, const std::string& name) {
 }
 
 void remove_if_abandoned(const std::filesystem::path& path) {
-  // NONBLOCK: of a pipe of this name.
+  // O_NONBLOCK, in case the name is a pipe.
   const File file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
@@ -116,8 +117,8 @@ void remove_if_abandoned(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Before Linux 6.11 a signal ends the call with nothing done. So it is repeated, for a piece so
-// small that it gets done between two ticks of a profiler's timer.
+// Before Linux 6.11 a signal interrupts the call without any effect. So it is repeated, for pieces
+// small enough to complete between two ticks of a profiler's timer.
 int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t done = 0; done < size; done += kPiece) {
@@ -132,17 +133,17 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept 
 }
 
 // Note [Who has made it]
-// A maker that is killed cannot remove the name. So it holds a lock (flock) on the file for as long
-// as the file has a name: the kernel gives the lock free when the process ends, and whoever then
-// gets it knows that nobody is left who could need the name. No numbers of processes are asked for,
-// which mean nothing in another pid namespace.
+// A killed maker cannot remove the name. So it holds a lock (flock) on the file for as long as the
+// file has a name. The kernel releases the lock when the process ends, and a process that then
+// acquires it knows that the name is no longer needed. Process ids are not used, because they
+// differ between pid namespaces.
 //
-// The name appears when the lock is held and the pages are there: the file is made without one, and
-// linked. Where that cannot be (a /dev/shm that is no tmpfs, no /proc) it has its name first, and
-// is locked before it is more than empty; so what is empty stays.
+// The file is made without a name and linked once its lock is held and its pages are allocated.
+// Where that is impossible (/dev/shm is not a tmpfs, or there is no /proc) the file has its name
+// first and is locked while it is empty; so remove_abandoned() keeps empty files.
 //
-// A symbolic link cannot be locked. Its maker locks a file of one byte beside it, which comes
-// before it and goes after it, and takes no room either.
+// A symbolic link cannot be locked. Its maker locks a file of one byte beside it, made before the
+// link and removed after it.
 
 void SharedSegment::remove_abandoned(const std::filesystem::path& folder) noexcept {
   try {
@@ -152,7 +153,7 @@ void SharedSegment::remove_abandoned(const std::filesystem::path& folder) noexce
         remove_if_abandoned(entry.path());
     }
   } catch (const std::exception&) {
-    // The next one finds it.
+    // A later call finds it.
   }
 }
 
@@ -180,19 +181,19 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
 }
 
 // Note [No room in /dev/shm]
-// Containers have 64 MiB there by default, and others may fill it while a job runs. Then the pages
-// are those of a memfd, which no limit of a file system counts, and the name is a symbolic link to
-// /proc/PID/fd/N. tmpfs keeps so short a link in the inode, so it takes no room. The descriptor
-// stays open while the segment lives. Whoever follows the link checks that it has led to a memfd of
-// this very name: where processes of one host do not see each other's numbers, it leads elsewhere
-// or nowhere.
+// /dev/shm of a container has 64 MiB by default, and other programs may fill it while a job runs.
+// Then the pages are those of a memfd, which is not counted by any file system, and the name is a
+// symbolic link to /proc/PID/fd/N. tmpfs stores such a short link in the inode, so it needs no
+// space. The descriptor stays open while the segment lives. A process that follows the link checks
+// that it points to a memfd of this name, because across pid namespaces the link may point
+// elsewhere.
 
 bool SharedSegment::needs_no_room() noexcept {
   const File file(::memfd_create("hvd-probe", MFD_CLOEXEC));
   return file.get() >= 0;
 }
 
-/// Null when there is no memory that way either.
+/// Returns null if there is no memory for a memfd either.
 std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name,
                                                                   std::size_t bytes) {
   File memory(::memfd_create(name.c_str(), MFD_CLOEXEC));
@@ -220,7 +221,7 @@ std::unique_ptr<SharedSegment> SharedSegment::attach(const std::string& name, st
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) fail("fstat", name, errno);
   if (static_cast<std::size_t>(info.st_size) != bytes)
-    return nullptr;  // its maker is still reserving pages
+    return nullptr;  // the maker is still reserving pages
   return std::unique_ptr<SharedSegment>(
       new SharedSegment(name, map(file.get(), bytes, name), bytes));
 }
@@ -237,7 +238,7 @@ SharedSegment::~SharedSegment() {
 
 void SharedSegment::unlink() noexcept {
   if (name_.empty()) return;
-  // ENOENT is expected: every process tries, so that the name goes even when its maker has been
+  // ENOENT is expected: every process removes the name, so that it disappears even if its maker is
   // killed.
   ::shm_unlink(name_.c_str());
   ::shm_unlink((name_ + std::string(kOwner)).c_str());

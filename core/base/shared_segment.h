@@ -8,34 +8,34 @@
 
 namespace hvd {
 
-/// Takes pages for a part of a file in memory, so that a page which is not to be had is an error
-/// here and no SIGBUS later. Signals may come meanwhile, however often. @return 0, or a code of
-/// errno; then some of the pages may have been taken.
+/// Allocates the pages of a part of a file in memory, so that a shortage is an error here instead
+/// of a SIGBUS later. Robust against frequent signals.
+/// @return 0, or an errno code, in which case some of the pages may be allocated
 int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept;
 
-/// Zero-filled memory that processes of one host share, found by name in /dev/shm, or, where that
-/// has no room, in a file without a name that the name in /dev/shm points to. See Note [No room in
-/// /dev/shm].
+/// Zero-filled memory shared by processes of one host and found by its name in /dev/shm. If
+/// /dev/shm has no room, the memory is a nameless file to which the name in /dev/shm points (Note
+/// [No room in /dev/shm]).
 ///
-/// The name is there only until unlink(): afterwards nothing is left behind, however the processes
-/// end. What its maker leaves that ends before, remove_abandoned() finds: Note [Who has made it].
+/// The name exists only until unlink(), after which no file remains, however the processes end. If
+/// the maker ends earlier, remove_abandoned() of a later process finds the file (Note [Who has made
+/// it]).
 class SharedSegment {
  public:
-  /// Names that remove_abandoned() looks at begin with this.
+  /// Prefix of the names that remove_abandoned() considers.
   static constexpr std::string_view kPrefix = "/hvd-segment-";
-  /// Removes the names of segments whose maker has ended. Those of other users stay.
+  /// Removes the names of segments whose maker has ended, except those of other users.
   static void remove_abandoned(const std::filesystem::path& folder = "/dev/shm") noexcept;
 
-  /// @throws hvd::Error when the name exists, or the system has no memory for it (the pages are
-  /// reserved at once: they would be missing later,
-  ///         as SIGBUS).
+  /// @throws hvd::Error when the name exists or there is no memory for it. All pages are reserved
+  /// at once, because a shortage would raise SIGBUS later.
   static std::unique_ptr<SharedSegment> create(const std::string& name, std::size_t bytes);
-  /// Null while there is no segment of that name and size. @throws hvd::Error when it cannot be
-  /// mapped, or reached.
+  /// Returns null while there is no segment of that name and size.
+  /// @throws hvd::Error when it cannot be opened or mapped
   static std::unique_ptr<SharedSegment> attach(const std::string& name, std::size_t bytes);
-  /// Whether create() can do without room in /dev/shm.
+  /// Whether create() works without free space in /dev/shm.
   static bool needs_no_room() noexcept;
-  /// Memory of this process only, for one that has nobody to share with.
+  /// Makes private memory, for a process that shares with no other.
   static std::unique_ptr<SharedSegment> unshared(std::size_t bytes);
 
   SharedSegment(const SharedSegment&) = delete;
@@ -43,7 +43,7 @@ class SharedSegment {
   ~SharedSegment();
 
   std::byte* data() const noexcept { return data_; }
-  /// Removes the name; any process may, and more than one may try.
+  /// Removes the name. Any process may call it, and several may.
   void unlink() noexcept;
 
  private:
@@ -55,8 +55,8 @@ class SharedSegment {
   std::string name_;  ///< empty once unlinked
   std::byte* const data_;
   const std::size_t bytes_;
-  int nameless_ = -1;  ///< the file behind it, open for as long as others may look for it
-  int lock_ = -1;      ///< of its maker, while it has a name
+  int nameless_ = -1;  ///< the nameless file, open for as long as others may open it
+  int lock_ = -1;      ///< the maker's lock, while the segment has a name
 };
 
 }  // namespace hvd
