@@ -22,7 +22,7 @@ struct RankRecord {
   bool drained = false;       ///< all its output has come
   bool told_to_stop = false;  ///< hvdrun ordered it to end
 
-  // What the program has said of itself (runtime/supervisor_notice.h).
+  // What the program has said of itself (observe/supervisor_notice.h).
   bool uses_hvd = false;
   bool in_job = false;   ///< it is past hvd::init(), and hvd::shutdown() has not ended in order
   bool has_mpi = false;  ///< the program had started MPI itself before

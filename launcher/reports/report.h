@@ -18,7 +18,7 @@
 ///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   notice {kind, time, code, text}       ->     what the program says of itself:
-///                                                runtime/supervisor_notice.h
+///                                                observe/supervisor_notice.h
 ///   meeting <session, last, bytes>        <->    between a process of the rank and the meeting of
 ///                                                the ranks: rendezvous/meeting.h
 ///   ended {time, code, signal, ...}       ->
@@ -156,7 +156,7 @@ struct Ended {
   int start_error = 0;  ///< errno when the program could not be started; then pid is 0
 };
 
-/// What the program has said of itself; the kinds are those of hvd's runtime/supervisor_notice.h.
+/// What the program has said of itself; the kinds are those of hvd's observe/supervisor_notice.h.
 struct Notice {
   std::string kind = {};
   long long time_ns = 0;
