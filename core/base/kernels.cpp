@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <type_traits>
 
+#include "base/floating.h"
 #include "base/kernels_loop.h"
 #include "hvd/error.h"
 
@@ -24,7 +26,7 @@ bool has_f16c() noexcept {
 
 bool combines(ReduceOp op) {
   return op == ReduceOp::kSum || op == ReduceOp::kMin || op == ReduceOp::kMax ||
-         op == ReduceOp::kProduct;
+         op == ReduceOp::kProduct || is_bitwise(op);
 }
 
 // Apart from the check, which is on the path of every small operation and must not build a text.
@@ -46,18 +48,25 @@ bool combines(ReduceOp op) {
     throw Error(what + "unknown dtype number " + std::to_string(static_cast<int>(dtype)));
   }
   if (!combines(op)) {
-    throw Error(what + "expected sum, min, max or product (an average is a sum with a divisor)");
+    throw Error(what +
+                "expected sum, min, max, product, bit_and, bit_or or bit_xor (an average is a sum "
+                "with a divisor)");
+  }
+  if (is_bitwise(op) && is_floating(dtype)) {
+    throw Error(what + "expected an integer type or bool");
   }
   if (scale.divisor < 1) {
     throw Error(what + "expected a divisor of at least 1, got " + std::to_string(scale.divisor));
   }
-  throw Error(what + "a bool cannot be scaled or averaged");
+  throw Error(what + (is_bitwise(op) ? "the result of a bitwise operation cannot be scaled"
+                                     : "a bool cannot be scaled or averaged"));
 }
 
 void check_reduction(std::size_t sources, std::size_t destinations, std::int64_t count,
                      DataType dtype, ReduceOp op, const ReduceScale& scale) {
   if (sources == 0 || destinations == 0 || count < 0 || size_of(dtype) == 0 || !combines(op) ||
-      scale.divisor < 1 || (dtype == DataType::kBool && !scale.identity())) {
+      scale.divisor < 1 || (is_bitwise(op) && is_floating(dtype)) ||
+      ((dtype == DataType::kBool || is_bitwise(op)) && !scale.identity())) {
     refuse(sources, destinations, count, dtype, op, scale);
   }
 }
@@ -86,6 +95,8 @@ T identity_of(ReduceOp op) {
       return Limits::has_infinity ? Limits::infinity() : Limits::max();
     case ReduceOp::kMax:
       return Limits::has_infinity ? static_cast<T>(-Limits::infinity()) : Limits::lowest();
+    case ReduceOp::kBitAnd:
+      return std::is_integral_v<T> ? static_cast<T>(-1) : T{0};
     default:
       return T{0};
   }
@@ -229,7 +240,8 @@ void fill_identity(std::byte* destination, std::int64_t count, DataType dtype, R
     case DataType::kBool:
       return fill(
           destination, count,
-          static_cast<std::uint8_t>(op == ReduceOp::kProduct || op == ReduceOp::kMin ? 1 : 0));
+          static_cast<std::uint8_t>(
+              op == ReduceOp::kProduct || op == ReduceOp::kMin || op == ReduceOp::kBitAnd ? 1 : 0));
     case DataType::kFloat16:
       return fill(destination, count, identity_of_16(op, 0x3c00, 0x7c00));
     case DataType::kBFloat16:

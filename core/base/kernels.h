@@ -13,9 +13,9 @@ namespace hvd {
 /// elements. Thread-safe; no state.
 ///
 /// Elements are combined strictly in source order and independently of one another, so the result
-/// does not depend on how a tensor was cut up. `op` is sum, min, max or product (an average is a
-/// sum with scale.divisor). `destination` may be one of the sources; otherwise no overlap. Any
-/// alignment.
+/// does not depend on how a tensor was cut up. `op` is sum, min, max, product or bitwise (an
+/// average is a sum with scale.divisor). `destination` may be one of the sources; otherwise no
+/// overlap. Any alignment.
 ///
 /// Floating types: result = (op of prescale * x) * factor, factor = postscale / divisor computed in
 /// double. fp32, fp16 and bf16 take both factors rounded to fp32 and compute in fp32 (fp16 and bf16
@@ -24,10 +24,10 @@ namespace hvd {
 /// with a divisor they are accumulated in 64 bits (int64: in 128) and the exact quotient is
 /// truncated toward zero. Other factors: in long double, truncated toward zero and limited to the
 /// type's range (NaN gives 0). Bool: sum and max are a logical or, product and min a logical and,
-/// results are 0 or 1.
+/// results are 0 or 1. Bitwise operations: integers and bool, without factors.
 ///
-/// @throws Error when there is no source, `op` is average or adasum, the divisor is below 1, or a
-/// bool is to be scaled.
+/// @throws Error when there is no source, `op` is average or adasum, the divisor is below 1, a bool
+/// or a bitwise result is to be scaled, or `op` is bitwise and the type floating.
 void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
             DataType, ReduceOp, const ReduceScale&);
 
@@ -62,7 +62,7 @@ void reduce_partly(const ReductionStage&);
 void reduce_last(const ReductionStage&);
 
 /// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
-/// type's highest, ...).
+/// type's highest, all bits for bit_and, ...).
 void fill_identity(std::byte* destination, std::int64_t count, DataType, ReduceOp);
 
 }  // namespace hvd

@@ -103,8 +103,44 @@ bool only_divides(const ReduceScale& scale) noexcept {
   return scale.prescale == 1.0 && scale.postscale == 1.0;
 }
 
+/// Bit by bit, in an unsigned type of the element's size.
+template <class T, ReduceOp op>
+struct BitPolicy {
+  using Accumulator = T;
+  HVD_INLINE T load(const std::byte* source, std::int64_t i) const {
+    return kernels::load<T>(source, i);
+  }
+  HVD_INLINE T combine(T a, T b) const {
+    if constexpr (op == ReduceOp::kBitAnd) {
+      return static_cast<T>(a & b);
+    } else if constexpr (op == ReduceOp::kBitOr) {
+      return static_cast<T>(a | b);
+    } else {
+      return static_cast<T>(a ^ b);
+    }
+  }
+  HVD_INLINE T finish(T value) const { return value; }
+};
+
+template <class Policy>
+void run_policy(InstructionSet instructions, const ReductionArgs& args, const Policy& policy) {
+  args.staged ? run_stage(instructions, args, policy) : run(instructions, args, policy);
+}
+
+template <class T>
+void reduce_bits(InstructionSet instructions, const ReductionArgs& args) {
+  if (args.op == ReduceOp::kBitAnd) {
+    run_policy(instructions, args, BitPolicy<T, ReduceOp::kBitAnd>{});
+  } else if (args.op == ReduceOp::kBitOr) {
+    run_policy(instructions, args, BitPolicy<T, ReduceOp::kBitOr>{});
+  } else {
+    run_policy(instructions, args, BitPolicy<T, ReduceOp::kBitXor>{});
+  }
+}
+
 template <class T>
 void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
+  if (is_bitwise(args.op)) return reduce_bits<std::make_unsigned_t<T>>(instructions, args);
   const ReduceScale& scale = args.scale;
   // What divides or is 80 bits wide does not vectorise.
   const auto run_plainly = [&](const auto& policy) {
@@ -112,8 +148,7 @@ void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
   };
   with_op(args.op, [&](auto op) {
     if (scale.identity()) {
-      const PlainPolicy<T, op.value> policy;
-      args.staged ? run_stage(instructions, args, policy) : run(instructions, args, policy);
+      run_policy(instructions, args, PlainPolicy<T, op.value>{});
     } else if (only_divides(scale)) {
       run_plainly(QuotientPolicy<T, op.value>{scale.divisor});
     } else {
@@ -124,14 +159,15 @@ void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
   });
 }
 
-template <bool is_or>
+/// Bytes that are not 0 count as 1.
+template <ReduceOp op>
 struct BoolPolicy {
   using Accumulator = std::uint8_t;
   HVD_INLINE std::uint8_t load(const std::byte* source, std::int64_t i) const {
     return kernels::load<std::uint8_t>(source, i) != 0 ? 1 : 0;
   }
   HVD_INLINE std::uint8_t combine(std::uint8_t a, std::uint8_t b) const {
-    return static_cast<std::uint8_t>(is_or ? a | b : a & b);
+    return BitPolicy<std::uint8_t, op>{}.combine(a, b);
   }
   HVD_INLINE std::uint8_t finish(std::uint8_t value) const { return value; }
 };
@@ -164,13 +200,15 @@ std::size_t partial_size_of_integer(DataType dtype, const ReduceScale& scale) no
 }
 
 void reduce_bool(InstructionSet instructions, const ReductionArgs& args) {
-  const auto reduce_with_policy = [&](const auto& policy) {
-    args.staged ? run_stage(instructions, args, policy) : run(instructions, args, policy);
-  };
-  if (args.op == ReduceOp::kSum || args.op == ReduceOp::kMax) {
-    reduce_with_policy(BoolPolicy<true>{});
-  } else {
-    reduce_with_policy(BoolPolicy<false>{});
+  switch (args.op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMax:
+    case ReduceOp::kBitOr:
+      return run_policy(instructions, args, BoolPolicy<ReduceOp::kBitOr>{});
+    case ReduceOp::kBitXor:
+      return run_policy(instructions, args, BoolPolicy<ReduceOp::kBitXor>{});
+    default:
+      return run_policy(instructions, args, BoolPolicy<ReduceOp::kBitAnd>{});
   }
 }
 

@@ -270,7 +270,8 @@ void run_stage([[maybe_unused]] InstructionSet instructions, const ReductionArgs
 template <ReduceOp op>
 using OpConstant = std::integral_constant<ReduceOp, op>;
 
-/// Calls function(OpConstant<op>()), so that the operation is a constant in the loop.
+/// Calls function(OpConstant<op>()), so that the operation is a constant in the loop. A
+/// bitwise one has loops of its own and calls nothing here.
 template <class Function>
 void with_op(ReduceOp op, const Function& function) {
   switch (op) {
@@ -280,6 +281,10 @@ void with_op(ReduceOp op, const Function& function) {
       return function(OpConstant<ReduceOp::kMax>());
     case ReduceOp::kProduct:
       return function(OpConstant<ReduceOp::kProduct>());
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return;
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
     case ReduceOp::kAdasum:

@@ -62,6 +62,12 @@ std::string_view to_string(ReduceOp op) noexcept {
       return "product";
     case ReduceOp::kAdasum:
       return "adasum";
+    case ReduceOp::kBitAnd:
+      return "bit_and";
+    case ReduceOp::kBitOr:
+      return "bit_or";
+    case ReduceOp::kBitXor:
+      return "bit_xor";
   }
   return "unknown";
 }
@@ -88,6 +94,10 @@ std::string_view to_string(OpKind kind) noexcept {
       return "add_process_set";
     case OpKind::kRemoveProcessSet:
       return "remove_process_set";
+    case OpKind::kReduce:
+      return "reduce";
+    case OpKind::kScatter:
+      return "scatter";
   }
   return "unknown";
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "capi/process_set.h"
 #include "capi/versioned.h"
 #include "hvd/collectives.h"
+#include "hvd/hvd.h"
 
 namespace hvd::capi {
 
@@ -38,7 +41,9 @@ static_assert(HVD_DTYPE_FLOAT64 + 1 == kDataTypeCount);
 static_assert(same(HVD_OP_AVERAGE, ReduceOp::kAverage) && same(HVD_OP_SUM, ReduceOp::kSum));
 static_assert(same(HVD_OP_MIN, ReduceOp::kMin) && same(HVD_OP_MAX, ReduceOp::kMax));
 static_assert(same(HVD_OP_PRODUCT, ReduceOp::kProduct) && same(HVD_OP_ADASUM, ReduceOp::kAdasum));
-static_assert(HVD_OP_ADASUM + 1 == kReduceOpCount);
+static_assert(same(HVD_OP_BIT_AND, ReduceOp::kBitAnd) && same(HVD_OP_BIT_OR, ReduceOp::kBitOr));
+static_assert(same(HVD_OP_BIT_XOR, ReduceOp::kBitXor));
+static_assert(HVD_OP_BIT_XOR + 1 == kReduceOpCount);
 
 static_assert(same(HVD_COMPRESSION_NONE, Compression::kNone) &&
               same(HVD_COMPRESSION_FLOAT16, Compression::kFloat16));
@@ -52,7 +57,8 @@ static_assert(same(HVD_KIND_BROADCAST, OpKind::kBroadcast) &&
 static_assert(same(HVD_KIND_ALLTOALL, OpKind::kAlltoall) &&
               same(HVD_KIND_BARRIER, OpKind::kBarrier));
 static_assert(same(HVD_KIND_JOIN, OpKind::kJoin) && same(HVD_KIND_GATHER, OpKind::kGather));
-static_assert(HVD_KIND_GATHER + 3 == kOpKindCount,
+static_assert(same(HVD_KIND_REDUCE, OpKind::kReduce) && same(HVD_KIND_SCATTER, OpKind::kScatter));
+static_assert(HVD_KIND_SCATTER + 1 == kOpKindCount,
               "a new kind: give it a place in hvd_kind_t and describe()");
 
 namespace {
@@ -106,7 +112,11 @@ class Translator {
 
   std::pair<Submission, std::shared_ptr<const Outcome>> translate() {
     if (given_.name != nullptr) submission_.name = given_.name;
-    const auto kind = enumerator<OpKind>(given_.kind, HVD_KIND_GATHER + 1, "kind");
+    const auto kind = enumerator<OpKind>(given_.kind, HVD_KIND_SCATTER + 1, "kind");
+    if (kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet)
+      fail("kind is " + std::to_string(given_.kind) +
+           ", which is a process set's; see "
+           "hvd_process_set_add()");
     submission_.process_set = set_of(given_.process_set).id();
     if (kind == OpKind::kBarrier) {
       submission_.parameters = Barrier{};
@@ -136,7 +146,8 @@ class Translator {
     check_fields_of_all_kinds();
     submission_.parameters = parameters(kind);
     describe_input();
-    if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather) {
+    if (kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kGather ||
+        kind == OpKind::kScatter) {
       receive_later();
     } else {
       describe_output();
@@ -176,6 +187,10 @@ class Translator {
         return Alltoall{splits()};
       case OpKind::kGather:
         return Gather{given_.root};
+      case OpKind::kReduce:
+        return Reduce{op, given_.prescale, given_.postscale, given_.root};
+      case OpKind::kScatter:
+        return Scatter{given_.root};
       default:
         return Allreduce{op, given_.prescale, given_.postscale,
                          static_cast<Compression>(given_.compression)};
@@ -214,10 +229,18 @@ class Translator {
       output.count = output.count / output.shape[0] * rows;
       output.shape[0] = rows;
     }
+    if (submission_.kind() == OpKind::kReduce && given_.output == nullptr &&
+        given_.root != rank()) {
+      outcome_->owned = std::make_unique_for_overwrite<std::byte[]>(output.bytes());
+      output.data = outcome_->owned.get();
+      submission_.keep_alive = outcome_;
+      return;
+    }
     if (output.bytes() > given_.output_bytes) {
       fail("the result takes " + std::to_string(output.bytes()) + " bytes, output_bytes is " +
            std::to_string(given_.output_bytes));
     }
+    if (submission_.kind() == OpKind::kReduce && given_.root != rank()) return;
     outcome_->data = given_.output;
     outcome_->bytes = output.bytes();
   }
@@ -396,6 +419,18 @@ hvd_status_t hvd_done(const hvd_operation_t* operation, int* done) {
   return guarded([&] {
     const bool ended = required(operation, "hvd_done: operation").operation.done();
     required(done, "hvd_done: done") = ended ? 1 : 0;
+  });
+}
+
+hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done) {
+  return guarded([&] {
+    const hvd::Operation& handle = required(operation, "hvd_wait_for: operation").operation;
+    int& ended = required(done, "hvd_wait_for: done");
+    constexpr std::int64_t kLongest = std::int64_t{1} << 40;  // more does not fit in nanoseconds
+    ended = handle.wait_for(
+                std::chrono::milliseconds(std::clamp(timeout_ms, std::int64_t{0}, kLongest)))
+                ? 1
+                : 0;
   });
 }
 

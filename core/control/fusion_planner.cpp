@@ -13,7 +13,7 @@ namespace {
 
 bool fusible(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast ||
-         kind == OpKind::kReducescatter;
+         kind == OpKind::kReducescatter || kind == OpKind::kReduce;
 }
 
 // Adasum weighs each tensor by its own length.

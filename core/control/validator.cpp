@@ -31,12 +31,17 @@ std::string group_text(const wire::Request& request) {
   return out.str();
 }
 
-bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
+bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter || kind == OpKind::kReduce;
+}
 
 // Not a number is what all ranks may have agreed on.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-bool has_root(OpKind kind) { return kind == OpKind::kBroadcast || kind == OpKind::kGather; }
+bool has_root(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kReduce ||
+         kind == OpKind::kScatter;
+}
 
 // Concatenating and exchanging operations agree on all dimensions but the first.
 bool first_dim_is_free(OpKind kind) { return wire::gathers(kind) || kind == OpKind::kAlltoall; }

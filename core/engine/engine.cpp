@@ -167,10 +167,10 @@ std::vector<OperationPtr> Engine::outstanding_in_order() const {
   return operations;
 }
 
-bool Engine::note_blocked() noexcept {
+bool Engine::note_blocked(Waiting waiting) noexcept {
   if (gathering_.let_go()) return true;
   if (!waits_for_others() || executor_.active()) return false;
-  blocked_.note_wait();
+  if (waiting == Waiting::kWithoutLimit) blocked_.note_wait();
   return steady_.note_blocked();
 }
 

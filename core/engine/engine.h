@@ -69,9 +69,10 @@ class Engine {
   /// while one of them has a callback, so that no callback runs unless its operation was in flight
   /// before.
   bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
+  enum class Waiting : std::uint8_t { kWithoutLimit, kForSomeTime };
   /// A thread waits for an operation and is about to sleep. True when step() has work because of
-  /// it.
-  bool note_blocked() noexcept HVD_REQUIRES(progress_);
+  /// it. One that waits for some time only goes on by itself, so it is no part of a deadlock.
+  bool note_blocked(Waiting) noexcept HVD_REQUIRES(progress_);
   /// Something is in flight, visible only by polling.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved right now.

@@ -19,4 +19,11 @@ void Operation::wait() const {
   if (const auto runtime = state_->runtime()) runtime->wait(*state_);
 }
 
+bool Operation::wait_for(std::chrono::nanoseconds timeout) const {
+  if (!state_) throw UsageError("wait_for() on an empty operation handle");
+  if (state_->done()) return true;
+  const auto runtime = state_->runtime();
+  return runtime != nullptr && runtime->wait_for(*state_, timeout);
+}
+
 }  // namespace hvd

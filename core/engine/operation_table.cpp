@@ -33,6 +33,7 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
   try {
     for (const Submission& submission : submissions)
       claimed_.push_back(claim(submission, owner, now));
+    check_unnamed_groups(submissions, rank_);
   } catch (...) {
     take_back();
     throw;
@@ -89,15 +90,6 @@ OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint
 wire::Request OperationTable::number(const Submission& submission) {
   wire::Request request = make_request(submission, *front_.process_sets(), rank_, gpu_);
   if (request.unnamed) {
-    const auto numbered = ordinals_.find({request.process_set, request.kind});
-    if (request.group_index > 0 &&
-        (numbered == ordinals_.end() ||
-         numbered->second < static_cast<std::uint64_t>(request.group_index))) {
-      throw UsageError(std::string(to_string(request.kind)) + " on rank " + std::to_string(rank_) +
-                       ": member " + std::to_string(request.group_index) +
-                       " of an unnamed group of " + std::to_string(request.group_size) +
-                       " comes before the others; submit all members in one call, in order");
-    }
     request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
     request.name = wire::unnamed_name(request.kind, request.ordinal);
   }

@@ -23,6 +23,8 @@ constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
 // Ranks on other hosts cannot ring: this is how late their news may be noticed.
 constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
+// A longer timeout is no limit: a clock's time plus it might not fit.
+constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
 
 void relax() noexcept {
 #if defined(__x86_64__)
@@ -213,7 +215,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
 }
 
 template <class Done>
-void Runtime::drive_until(const Done& done) {
+void Runtime::drive_until(const Done& done, const Patience& patience) {
   Doorbell& doorbell = engine_.doorbell();
   doorbell.take_over();
   std::uint32_t ticket = doorbell.ticket();
@@ -230,10 +232,12 @@ void Runtime::drive_until(const Done& done) {
       relax();
       continue;
     }
-    const Duration pause = pause_after(idle_rounds - spins, engine_);
+    Duration pause = pause_after(idle_rounds - spins, engine_);
+    if (patience.until)
+      pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.note_blocked()) {
+    } else if (!engine_.note_blocked(patience.waiting)) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
@@ -277,12 +281,30 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
 }
 
 template <class Done>
-void Runtime::wait_until(const Done& done, std::optional<TimePoint> until) {
-  while (!done() && acquire_progress_as_waiter(done, until)) drive_until(done);
+void Runtime::wait_until(const Done& done, const Patience& patience) {
+  while (!done() && acquire_progress_as_waiter(done, patience.until)) drive_until(done, patience);
 }
 
 void Runtime::wait(const OperationState& operation) {
   wait_until([&operation] { return operation.done(); });
+}
+
+bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
+  if (timeout <= Duration::zero()) {
+    move_on();
+    return operation.done();
+  }
+  if (timeout > kLongestTimeout) {
+    wait(operation);
+    return operation.done();
+  }
+  const TimePoint until = clock_.now() + timeout;
+  wait_until([&] { return operation.done() || clock_.now() >= until; },
+             {until, Engine::Waiting::kForSomeTime});
+  if (operation.done()) return true;
+  // The coordinator thread has stood back for this one, which leaves the operation to it.
+  engine_.doorbell().ring();
+  return false;
 }
 
 bool Runtime::step() {
@@ -301,7 +323,7 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
         return engine_.front().shut_down() || engine_.front().failed() ||
                (until && clock_.now() >= *until);
       },
-      until);
+      {until});
   const bool in_order = engine_.front().shut_down();
   if (!in_order && !engine_.front().failed()) {
     HVD_LOG(kWarning)

@@ -38,6 +38,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Operation> submit(const std::vector<Submission>&, Progress);
   /// Until the operation is done. The calling thread drives the engine when nobody else does.
   void wait(const OperationState&);
+  /// The same, for `timeout` at most. @return whether the operation is done
+  bool wait_for(const OperationState&, Duration timeout);
   /// Collective: until every rank has called it, or the runtime has failed, or, with a warning,
   /// `patience` (default: stall_shutdown; 0 = forever) has passed. Idempotent. @return whether
   /// every rank has called it
@@ -81,10 +83,15 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
   /// own progress, or stop is requested.
   void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
+  /// Of a thread that waits.
+  struct Patience {
+    std::optional<TimePoint> until = {};  ///< when it is over, which nothing else wakes it for
+    Engine::Waiting waiting = Engine::Waiting::kWithoutLimit;
+  };
   template <class Done>
-  void wait_until(const Done& done, std::optional<TimePoint> until = std::nullopt);
+  void wait_until(const Done& done, const Patience& patience = {});
   template <class Done>
-  void drive_until(const Done& done) HVD_RELEASE(engine_.progress());
+  void drive_until(const Done& done, const Patience&) HVD_RELEASE(engine_.progress());
   template <class Done>
   bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until)
       HVD_TRY_ACQUIRE(true, engine_.progress());

@@ -26,7 +26,9 @@ static_assert(belong_together<Allreduce, OpKind::kAllreduce> &&
               belong_together<Barrier, OpKind::kBarrier> && belong_together<Join, OpKind::kJoin> &&
               belong_together<Gather, OpKind::kGather> &&
               belong_together<AddProcessSet, OpKind::kAddProcessSet> &&
-              belong_together<RemoveProcessSet, OpKind::kRemoveProcessSet>);
+              belong_together<RemoveProcessSet, OpKind::kRemoveProcessSet> &&
+              belong_together<Reduce, OpKind::kReduce> &&
+              belong_together<Scatter, OpKind::kScatter>);
 
 class Checker {
  public:
@@ -60,6 +62,11 @@ class Checker {
     if (reducescatter.op == ReduceOp::kAdasum) fail("Adasum needs whole vectors; use allreduce");
     check_reduction(reducescatter);
   }
+  void check_parameters(const Reduce& reduce) const {
+    check_root("root", reduce.root);
+    check_reduction(reduce);
+  }
+  void check_parameters(const Scatter& scatter) const { check_root("root", scatter.root); }
   void check_parameters(const Broadcast& broadcast) const { check_root("root", broadcast.root); }
   void check_parameters(const Gather& gather) const {
     check_root("destination", gather.destination);
@@ -160,11 +167,22 @@ class Checker {
     const DataType type = submission_.input.dtype;
     if (reduction.op == ReduceOp::kAdasum && !is_floating(type))
       fail("Adasum is for floating types, got " + std::string(to_string(type)) + "; use sum");
+    if (is_bitwise(reduction.op)) check_bitwise(reduction);
     if (type != DataType::kBool) return;
     if (reduction.op == ReduceOp::kAverage)
       fail("an average of bool has no meaning; use sum (or), product (and), min or max");
     if (reduction.prescale != 1 || reduction.postscale != 1)
       fail("bool cannot be scaled; leave prescale and postscale at 1");
+  }
+
+  template <class Reduction>
+  void check_bitwise(const Reduction& reduction) const {
+    const std::string op(to_string(reduction.op));
+    const DataType type = submission_.input.dtype;
+    if (is_floating(type))
+      fail(op + " is for integers and bool, got " + std::string(to_string(type)));
+    if (reduction.prescale != 1 || reduction.postscale != 1)
+      fail(op + " has no factors; leave prescale and postscale at 1");
   }
 
   void check_compression(Compression compression) const {
@@ -192,7 +210,9 @@ class Checker {
       fail("the shape " + shape_to_string(input.shape) + " has " + std::to_string(elements) +
            " elements, the view " + std::to_string(input.count));
     }
-    if (input.count > 0 && input.data == nullptr && submission_.parts.empty())
+    const auto* const scatter = std::get_if<Scatter>(&submission_.parameters);
+    const bool reads_input = scatter == nullptr || scatter->root == rank_;
+    if (reads_input && input.count > 0 && input.data == nullptr && submission_.parts.empty())
       fail("the input has no memory");
     if (cuts_rows() && input.shape.empty())
       fail("a scalar has no first dimension; reshape it to [1]");
@@ -305,7 +325,7 @@ class Checker {
 /// Writes what a kind is told into the request that travels, which has one form for all kinds.
 class RequestWriter {
  public:
-  explicit RequestWriter(wire::Request& request) : request_(request) {}
+  RequestWriter(wire::Request& request, int rank) : request_(request), rank_(rank) {}
   void operator()(const Allreduce& allreduce) const {
     write_reduction(allreduce);
     request_.compression = allreduce.compression;
@@ -313,6 +333,15 @@ class RequestWriter {
   void operator()(const Reducescatter& reducescatter) const { write_reduction(reducescatter); }
   void operator()(const Broadcast& broadcast) const { request_.root = broadcast.root; }
   void operator()(const Gather& gather) const { request_.root = gather.destination; }
+  void operator()(const Reduce& reduce) const {
+    write_reduction(reduce);
+    request_.root = reduce.root;
+  }
+  // Only the root's rows are sent.
+  void operator()(const Scatter& scatter) const {
+    request_.root = scatter.root;
+    if (scatter.root != rank_) request_.shape[0] = 0;
+  }
   void operator()(const AddProcessSet& add) const { request_.new_set = add.ranks; }
   void operator()(const RemoveProcessSet& remove) const {
     request_.removed_set = remove.process_set;
@@ -332,9 +361,57 @@ class RequestWriter {
   }
 
   wire::Request& request_;
+  const int rank_;
 };
 
 }  // namespace
+
+namespace {
+
+bool in_unnamed_group(const Submission& submission) noexcept {
+  return submission.group_size > 0 && submission.name.empty();
+}
+
+std::string member_text(const Submission& submission) {
+  return std::string(to_string(submission.kind())) + " in process set " +
+         std::to_string(submission.process_set);
+}
+
+/// The last member of `members` is not what belongs there, or missing.
+[[noreturn]] void refuse_unnamed_group(std::span<const Submission> members, int rank) {
+  const Submission& first = members.front();
+  const Submission& last = members.back();
+  const std::string group = "rank " + std::to_string(rank) + ": an unnamed group of " +
+                            std::to_string(first.group_size) + " begins with " + member_text(first);
+  if (in_unnamed_group(last) &&
+      (last.kind() != first.kind() || last.process_set != first.process_set)) {
+    throw UsageError(group + ", and has " + member_text(last) +
+                     "; its members are of one kind and process set, so give the group and its "
+                     "members names");
+  }
+  throw UsageError(group + " and is not complete; submit its members, 0 to " +
+                   std::to_string(first.group_size - 1) + ", in one call and in order");
+}
+
+}  // namespace
+
+void check_unnamed_groups(std::span<const Submission> submissions, int rank) {
+  for (std::size_t first = 0; first < submissions.size(); ++first) {
+    if (!in_unnamed_group(submissions[first])) continue;
+    const Submission& begin = submissions[first];
+    const auto size = static_cast<std::size_t>(begin.group_size);
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t next = std::min(first + i, submissions.size() - 1);
+      const Submission& member = submissions[next];
+      const bool belongs = next == first + i && in_unnamed_group(member) &&
+                           member.group_size == begin.group_size &&
+                           member.group_index == static_cast<int>(i) &&
+                           member.kind() == begin.kind() && member.process_set == begin.process_set;
+      if (!belongs) refuse_unnamed_group(submissions.subspan(first, next - first + 1), rank);
+    }
+    first += size - 1;
+  }
+}
 
 wire::Request make_request(const Submission& submission, const control::ProcessSetTable& sets,
                            int rank, std::optional<int> gpu) {
@@ -352,7 +429,7 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
     request.dtype = submission.input.dtype;
     request.shape.assign(submission.input.shape.begin(), submission.input.shape.end());
   }
-  std::visit(RequestWriter(request), submission.parameters);
+  std::visit(RequestWriter(request, rank), submission.parameters);
   request.alone = submission.alone;
   request.group = submission.group;
   request.group_size = submission.group_size;

@@ -89,10 +89,13 @@ void Batch::describe() {
                        first.op == ReduceOp::kAverage ? contributors : 1};
   if (conversion_.casts() || conversion_.scales_early()) collective_.scale.prescale = 1.0;
   if (conversion_.after != 1.0) collective_.scale.postscale = 1.0;
-  if (first.kind == OpKind::kBroadcast || first.kind == OpKind::kGather) {
+  const bool has_root = first.kind == OpKind::kBroadcast || first.kind == OpKind::kGather ||
+                        first.kind == OpKind::kReduce || first.kind == OpKind::kScatter;
+  if (has_root) {
     const auto root = std::lower_bound(spec_.ranks.begin(), spec_.ranks.end(), first.root);
     collective_.root = static_cast<int>(root - spec_.ranks.begin());
   }
+  if (first.kind == OpKind::kReduce) collective_.kind = OpKind::kAllreduce;
   if (wire::gathers(first.kind) || first.kind == OpKind::kReducescatter) return describe_rows();
   for (const auto& operation : agreed_.operations)
     collective_.count += operation.request.elements();
@@ -100,10 +103,13 @@ void Batch::describe() {
 
 std::vector<std::int64_t> Batch::rows_of(std::size_t tensor) const {
   const wire::Response& operation = agreed_.operations[tensor];
-  if (operation.request.kind != OpKind::kReducescatter) return operation.first_dims;
+  const OpKind kind = operation.request.kind;
+  if (kind != OpKind::kReducescatter && kind != OpKind::kScatter) return operation.first_dims;
+  const std::int64_t all = kind == OpKind::kReducescatter
+                               ? operation.request.shape[0]
+                               : operation.first_dims[static_cast<std::size_t>(collective_.root)];
   std::vector<std::int64_t> rows;
-  for (int rank = 0; rank < size(); ++rank)
-    rows.push_back(rows_of_member(operation.request.shape[0], size(), rank));
+  for (int rank = 0; rank < size(); ++rank) rows.push_back(rows_of_member(all, size(), rank));
   return rows;
 }
 
@@ -120,15 +126,30 @@ void Batch::describe_rows() {
     part_bytes_.push_back(std::move(parts));
   }
   collective_.count = std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
-  if (collective_.kind == OpKind::kGather) {  // an exchange in which everybody sends to one
-    collective_.kind = OpKind::kAlltoall;
-    send_counts_.resize(counts_.size());
-    send_counts_[static_cast<std::size_t>(collective_.root)] =
-        counts_[static_cast<std::size_t>(spec_.set_rank)];
-    if (!at_root()) counts_.assign(counts_.size(), 0);
-    collective_.send_counts = send_counts_;
-  }
+  if (collective_.kind == OpKind::kGather) describe_gather();
+  if (collective_.kind == OpKind::kScatter) describe_scatter();
   collective_.counts = counts_;
+}
+
+/// An exchange in which all members send to one.
+void Batch::describe_gather() {
+  collective_.kind = OpKind::kAlltoall;
+  send_counts_.resize(counts_.size());
+  send_counts_[static_cast<std::size_t>(collective_.root)] =
+      counts_[static_cast<std::size_t>(spec_.set_rank)];
+  if (!at_root()) counts_.assign(counts_.size(), 0);
+  collective_.send_counts = send_counts_;
+}
+
+/// An exchange in which all members receive from one.
+void Batch::describe_scatter() {
+  collective_.kind = OpKind::kAlltoall;
+  const std::int64_t own = counts_[static_cast<std::size_t>(spec_.set_rank)];
+  send_counts_.resize(counts_.size());
+  if (at_root()) send_counts_ = counts_;
+  counts_.assign(counts_.size(), 0);
+  counts_[static_cast<std::size_t>(collective_.root)] = own;
+  collective_.send_counts = send_counts_;
 }
 
 std::size_t Batch::in_bytes() const {
@@ -138,7 +159,8 @@ std::size_t Batch::in_bytes() const {
   const auto own = static_cast<std::size_t>(spec_.set_rank);
   if (collective_.kind == OpKind::kAllgather)
     return static_cast<std::size_t>(counts_[own]) * element;
-  return static_cast<std::size_t>(send_counts_[static_cast<std::size_t>(collective_.root)]) *
+  return static_cast<std::size_t>(
+             std::accumulate(send_counts_.begin(), send_counts_.end(), std::int64_t{0})) *
          element;
 }
 
@@ -155,16 +177,20 @@ std::size_t Batch::out_bytes() const {
 
 std::vector<EventPtr> Batch::allocate_outputs() const {
   std::vector<EventPtr> all_writable;
-  const bool receives =
-      request().kind == OpKind::kAllgather || (request().kind == OpKind::kGather && at_root());
-  if (absent_here() || !receives) return all_writable;
+  const bool scatters = request().kind == OpKind::kScatter;
+  if (absent_here() || !wire::gathers(request().kind) || !has_output()) return all_writable;
+  const auto own = static_cast<std::size_t>(spec_.set_rank);
   for (std::size_t i = 0; i < operations_.size(); ++i) {
     Submission& submission = operations_[i]->submission;
     EventPtr writable;
-    submission.output = submission.allocate_output({agreed_.operations[i].first_dims, &writable});
+    std::span<const std::int64_t> sizes = agreed_.operations[i].first_dims;
+    const std::int64_t own_rows = scatters ? rows_of(i)[own] : 0;
+    if (scatters) sizes = {&own_rows, 1};
+    submission.output = submission.allocate_output({sizes, &writable});
     if (writable) all_writable.push_back(std::move(writable));
     const std::size_t expected =
-        std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
+        scatters ? part_bytes_[i][own]
+                 : std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
     if (submission.output.bytes() != expected ||
         (expected > 0 && submission.output.data == nullptr)) {
       throw Error("the allocated output has " + std::to_string(submission.output.bytes()) +

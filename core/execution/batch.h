@@ -70,6 +70,10 @@ class Batch {
   /// As many elements out as in, on every rank.
   bool in_place_kind() const noexcept;
   bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
+  /// This rank's tensors are read. Of a scatter only the root's are.
+  bool reads_input() const noexcept { return request().kind != OpKind::kScatter || at_root(); }
+  /// This rank has a result. Of a gather only the root has.
+  bool has_output() const noexcept { return request().kind != OpKind::kGather || at_root(); }
   /// Of the collective.
   std::size_t in_bytes() const;
   std::size_t out_bytes() const;
@@ -85,6 +89,8 @@ class Batch {
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
   void describe();
   void describe_rows();
+  void describe_gather();
+  void describe_scatter();
   std::vector<std::int64_t> rows_of(std::size_t tensor) const;
 
   const control::AgreedBatch agreed_;

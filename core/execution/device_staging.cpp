@@ -147,9 +147,8 @@ void DeviceStaging::wait_for_inputs(const Batch& batch, std::span<const EventPtr
 void DeviceStaging::use_tensor(const Batch& batch) {
   const Submission& submission = batch.operations().front()->submission;
   staged_.collective.input_ready = submission.input_ready;
-  staged_.in = {submission.input.data, submission.input.bytes()};
-  if (batch.request().kind != OpKind::kGather || batch.at_root())
-    staged_.out = {submission.output.data, submission.output.bytes()};
+  if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
+  if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
   if (!batch.conversion().scales_early()) return;
   // Into the output where it is as large, so that the caller's input stays as it is.
   std::span<std::byte> scaled = staged_.out;

@@ -34,6 +34,10 @@ const char* phase_of(OpKind kind) {
       return "ADD_PROCESS_SET";
     case OpKind::kRemoveProcessSet:
       return "REMOVE_PROCESS_SET";
+    case OpKind::kReduce:
+      return "REDUCE";
+    case OpKind::kScatter:
+      return "SCATTER";
   }
   return "?";
 }

@@ -19,9 +19,8 @@ const Staged& HostStaging::stage(const Batch& batch) {
     staged_.out = output_.bytes();
   } else {
     const Submission& submission = batch.operations().front()->submission;
-    staged_.in = {submission.input.data, submission.input.bytes()};
-    if (batch.request().kind != OpKind::kGather || batch.at_root())
-      staged_.out = {submission.output.data, submission.output.bytes()};
+    if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
+    if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
     if (!batch.conversion().scales_early()) return staged_;
   }
   std::span<std::byte> packed = staged_.out;

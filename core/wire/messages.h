@@ -52,7 +52,8 @@ struct Request {
   DataType dtype = DataType::kFloat32;
   DeviceType device = DeviceType::kCpu;
   int process_set = 0;
-  int root = 0;          ///< kBroadcast, kGather: world rank of the source or destination
+  int root =
+      0;  ///< kBroadcast, kGather, kReduce, kScatter: world rank of the source or destination
   int last_to_join = 0;  ///< kJoin, in a plan: world rank
   int removed_set = 0;   ///< kRemoveProcessSet
   double prescale = 1.0;
@@ -76,9 +77,10 @@ struct Request {
   std::string group_key() const;
 };
 
-/// Members' first dimensions may differ, and are agreed on.
+/// Members' first dimensions may differ, and are agreed on. Of a scatter they are 0 but for the
+/// root's.
 constexpr bool gathers(OpKind kind) noexcept {
-  return kind == OpKind::kAllgather || kind == OpKind::kGather;
+  return kind == OpKind::kAllgather || kind == OpKind::kGather || kind == OpKind::kScatter;
 }
 
 /// Once the ranks have agreed on it, it is done: no data moves.

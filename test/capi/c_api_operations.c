@@ -298,6 +298,113 @@ static void test_grouped(void) {
   EXPECT_EQ(sum_of(1, "after the group"), size);
 }
 
+static void test_reduce(void) {
+  double data[2] = {rank + 1.0, -rank};
+  double out[2] = {0};
+  const int64_t two = 2;
+  const int root = size - 1;
+  hvd_result_t result = HVD_RESULT_INIT;
+  hvd_operation_t* operation = NULL;
+  hvd_submission_t reduce =
+      submission("reduce", HVD_KIND_REDUCE, HVD_DTYPE_FLOAT64, data, &two, sizeof data);
+  reduce.root = root;
+  reduce.output = rank == root ? out : NULL; /* elsewhere the library's */
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_OK(hvd_run(&reduce, &operation));
+    EXPECT_OK(hvd_operation_result(operation, &result));
+    EXPECT(rank == root ? result.data == out && result.bytes == sizeof out
+                        : result.data == NULL && result.bytes == 0);
+    EXPECT_EQ(data[0], rank + 1.0);
+    if (rank == root) {
+      EXPECT_EQ(out[0], sum_of_ranks() + (float)size);
+      EXPECT_EQ(out[1], -sum_of_ranks());
+    }
+    hvd_operation_free(operation);
+  }
+  if (rank == root) {
+    reduce.output = NULL;
+    EXPECT_USAGE(hvd_run(&reduce, NULL), "no memory");
+  }
+  reduce.root = size;
+  reduce.output = out;
+  EXPECT_USAGE(hvd_run(&reduce, NULL), "root");
+}
+
+static void test_scatter(void) {
+  int32_t rows[2 * (2 * kMostRanks + 1)];
+  const int root = size / 2;
+  const int count = rank == root ? 2 * size + 1 : 0;
+  const int own = rank == 0 ? 3 : 2;
+  const int first = rank == 0 ? 0 : 2 * rank + 1;
+  const int64_t shape[2] = {count, 2};
+  hvd_result_t result = HVD_RESULT_INIT;
+  hvd_operation_t* operation = NULL;
+  hvd_submission_t scatter =
+      submission("scatter rows", HVD_KIND_SCATTER, HVD_DTYPE_INT32, rows, shape, 0);
+  fill_rows(rows, count, root);
+  scatter.ndim = 2;
+  scatter.root = root;
+  scatter.output = NULL;
+  if (rank != root) scatter.input = NULL;
+  EXPECT_OK(hvd_run(&scatter, &operation));
+  EXPECT_OK(hvd_operation_result(operation, &result));
+  EXPECT_EQ(result.bytes, (size_t)own * 2 * sizeof(int32_t));
+  EXPECT_EQ(result.first_dims_count, 1);
+  EXPECT(result.first_dims != NULL && result.first_dims[0] == own);
+  for (int row = 0; row < own; ++row) {
+    EXPECT_EQ(((const int32_t*)result.data)[2 * row], first + row);
+    EXPECT_EQ(((const int32_t*)result.data)[2 * row + 1], root);
+  }
+  hvd_operation_free(operation);
+}
+
+static void test_bitwise(void) {
+  uint8_t bits[2] = {(uint8_t)(1 << rank), 0xff};
+  float data = 1;
+  const int64_t two = 2, one = 1;
+  hvd_submission_t combine =
+      submission("bits", HVD_KIND_ALLREDUCE, HVD_DTYPE_UINT8, bits, &two, sizeof bits);
+  combine.op = HVD_OP_BIT_OR;
+  EXPECT_OK(hvd_run(&combine, NULL));
+  EXPECT_EQ(bits[0], (1 << size) - 1);
+  combine.op = HVD_OP_BIT_AND;
+  bits[0] = (uint8_t)(rank == 0 ? 0x6 : 0xc);
+  EXPECT_OK(hvd_run(&combine, NULL));
+  EXPECT_EQ(bits[0], size == 1 ? 0x6 : 0x4);
+  EXPECT_EQ(bits[1], 0xff);
+  combine.op = HVD_OP_BIT_XOR;
+  EXPECT_OK(hvd_run(&combine, NULL));
+  EXPECT_EQ(bits[1], size % 2 == 1 ? 0xff : 0);
+  combine = submission("bits", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &one, sizeof data);
+  combine.op = HVD_OP_BIT_XOR;
+  EXPECT_USAGE(hvd_run(&combine, NULL), "bit_xor is for integers and bool, got float32");
+}
+
+static void test_wait_for(void) {
+  float data = (float)rank;
+  const int64_t one = 1;
+  int done = -1;
+  hvd_operation_t* operation = NULL;
+  hvd_submission_t sum =
+      submission("awaited", HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, &data, &one, sizeof data);
+  if (rank == 0) {
+    EXPECT_OK(hvd_submit(&sum, &operation));
+    EXPECT_OK(hvd_wait_for(operation, 20, &done));
+    EXPECT_EQ(done, size == 1); /* the others wait at the barrier */
+  }
+  EXPECT_OK(hvd_barrier(NULL));
+  if (rank != 0) EXPECT_OK(hvd_submit(&sum, &operation));
+  EXPECT_OK(hvd_wait_for(operation, INT64_MAX, &done));
+  EXPECT_EQ(done, 1);
+  EXPECT_OK(hvd_wait_for(operation, -1, &done));
+  EXPECT_EQ(done, 1);
+  EXPECT_OK(hvd_wait(operation));
+  EXPECT_EQ(data, sum_of_ranks());
+  EXPECT_USAGE(hvd_wait_for(operation, 1, NULL), "NULL");
+  hvd_operation_free(operation);
+  EXPECT_USAGE(hvd_wait_for(NULL, 1, &done), "NULL");
+}
+
 static void test_mismatch(void) {
   float data[kMostRanks] = {0};
   const int64_t count = rank == 0 ? 2 : 3;
@@ -336,7 +443,8 @@ static void test_bad_submissions(void) {
   EXPECT_REFUSED(struct_size, offsetof(hvd_submission_t, compression) - 8, "struct_size");
   EXPECT_REFUSED(kind, 8, "kind is 8");
   EXPECT_REFUSED(kind, -1, "kind is -1");
-  EXPECT_REFUSED(op, 6, "op is 6");
+  EXPECT_REFUSED(kind, 12, "kind is 12");
+  EXPECT_REFUSED(op, 9, "op is 9");
   EXPECT_REFUSED(dtype, 10, "dtype is 10");
   EXPECT_REFUSED(dtype, -1, "dtype is -1");
   EXPECT_REFUSED(compression, 3, "compression is 3");
@@ -403,6 +511,10 @@ void test_operations(void) {
   test_alltoall();
   test_async();
   test_grouped();
+  test_reduce();
+  test_scatter();
+  test_bitwise();
+  test_wait_for();
   test_mismatch();
   test_bad_submissions();
   test_null_arguments();

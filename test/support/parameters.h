@@ -38,6 +38,10 @@ struct AnyParameters {
         return AddProcessSet{};
       case OpKind::kRemoveProcessSet:
         return RemoveProcessSet{};
+      case OpKind::kReduce:
+        return Reduce{op, prescale, postscale, root};
+      case OpKind::kScatter:
+        return Scatter{root};
     }
     return {};
   }

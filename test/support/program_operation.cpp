@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "base/floating.h"
+
 namespace hvd::testing {
 namespace {
 
@@ -36,14 +38,24 @@ void append_rows(const Bytes& from, std::int64_t first, std::int64_t rows, std::
   to.insert(to.end(), from.begin() + first * row, from.begin() + (first + rows) * row);
 }
 
-bool reduces(OpKind kind) { return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter; }
+bool reduces(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter || kind == OpKind::kReduce;
+}
+
+bool has_root(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kReduce ||
+         kind == OpKind::kScatter;
+}
 
 void choose_sizes(ProgramOperation& operation, int ranks, const Draw& draw) {
   const OpKind kind = operation.parameters.kind;
-  if (kind == OpKind::kAllgather || kind == OpKind::kGather) {
+  if (kind == OpKind::kAllgather || kind == OpKind::kGather || kind == OpKind::kScatter) {
     for (int rank = 0; rank < ranks; ++rank)
       operation.rows.push_back(static_cast<std::int64_t>(draw() % 4));
   }
+  if (kind == OpKind::kScatter)
+    operation.rows[static_cast<std::size_t>(operation.parameters.root)] =
+        static_cast<std::int64_t>(draw() % 11);
   if (kind != OpKind::kAlltoall) return;
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> splits;
@@ -71,10 +83,11 @@ std::int64_t ProgramOperation::rows_on(int rank) const {
 std::pair<std::int64_t, std::int64_t> ProgramOperation::scattered_rows(int rank) const {
   const auto count = static_cast<int>(members.size());
   const auto own = static_cast<int>(position_of(rank, members));
+  const std::int64_t all =
+      parameters.kind == OpKind::kScatter ? rows_on(parameters.root) : form.input.shape[0];
   std::int64_t first = 0;
-  for (int position = 0; position < own; ++position)
-    first += rows_of_member(form.input.shape[0], count, position);
-  return {first, rows_of_member(form.input.shape[0], count, own)};
+  for (int position = 0; position < own; ++position) first += rows_of_member(all, count, position);
+  return {first, rows_of_member(all, count, own)};
 }
 
 Bytes ProgramOperation::input(int use, int rank) const {
@@ -159,7 +172,13 @@ Bytes ProgramOperation::expected(int use, int rank, const std::vector<int>& cont
     case OpKind::kBroadcast:
       return input(use, parameters.root);
     case OpKind::kAllreduce:
+    case OpKind::kReduce:
       return expected_reduction(use, contributors);
+    case OpKind::kScatter: {
+      const auto [first, count] = scattered_rows(rank);
+      append_rows(input(use, parameters.root), first, count, row_bytes(), all);
+      return all;
+    }
     case OpKind::kAlltoall:
       return expected_blocks(use, rank);
     case OpKind::kReducescatter: {
@@ -181,6 +200,7 @@ Bytes ProgramOperation::expected(int use, int rank, const std::vector<int>& cont
 std::string ProgramOperation::fault(int use, int rank, const std::vector<int>& contributors,
                                     const Bytes& output) const {
   if (is_barrier()) return {};
+  if (parameters.kind == OpKind::kReduce && rank != parameters.root) return {};
   const Bytes right = expected(use, rank, contributors);
   if (output.size() != right.size())
     return std::to_string(output.size()) + " bytes, expected " + std::to_string(right.size());
@@ -192,20 +212,24 @@ OpKind choose_kind(bool joins, const Draw& draw) {
   constexpr std::array kKinds = {OpKind::kBarrier,       OpKind::kAllgather,     OpKind::kAllgather,
                                  OpKind::kBroadcast,     OpKind::kAllreduce,     OpKind::kAllreduce,
                                  OpKind::kAllreduce,     OpKind::kAllreduce,     OpKind::kGather,
-                                 OpKind::kReducescatter, OpKind::kReducescatter, OpKind::kAlltoall};
+                                 OpKind::kReducescatter, OpKind::kReducescatter, OpKind::kReduce,
+                                 OpKind::kScatter,       OpKind::kAlltoall};
   return kKinds[draw() % (kKinds.size() - (joins ? 1 : 0))];
 }
 
 void choose_form(ProgramOperation& operation, int ranks, bool joins, const Draw& draw) {
   AnyParameters& parameters = operation.parameters;
   // Rank 0 always stays to the end.
-  if (parameters.kind == OpKind::kBroadcast || parameters.kind == OpKind::kGather)
+  if (has_root(parameters.kind))
     parameters.root = joins ? 0 : operation.members[draw() % operation.members.size()];
   choose_sizes(operation, ranks, draw);
   if (!reduces(parameters.kind)) return;
-  constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin,
-                                      ReduceOp::kMax, ReduceOp::kProduct};
-  parameters.op = kReductions[draw() % kReductions.size()];
+  constexpr std::array kReductions = {ReduceOp::kAverage, ReduceOp::kSum,     ReduceOp::kMin,
+                                      ReduceOp::kMax,     ReduceOp::kProduct, ReduceOp::kBitAnd,
+                                      ReduceOp::kBitOr,   ReduceOp::kBitXor};
+  constexpr std::size_t kBitwise = 3;
+  parameters.op = kReductions[draw() % (kReductions.size() -
+                                        (is_floating(operation.form.input.dtype) ? kBitwise : 0))];
   if (operation.form.input.dtype == DataType::kBool && parameters.op == ReduceOp::kAverage)
     parameters.op = ReduceOp::kMax;
   if (operation.form.input.dtype != DataType::kFloat32) return;

@@ -118,6 +118,12 @@ T combine_integers(ReduceOp op, T a, T b) {
       return std::min(a, b);
     case ReduceOp::kMax:
       return std::max(a, b);
+    case ReduceOp::kBitAnd:
+      return static_cast<T>(a & b);
+    case ReduceOp::kBitOr:
+      return static_cast<T>(a | b);
+    case ReduceOp::kBitXor:
+      return static_cast<T>(a ^ b);
     default:
       return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   }
@@ -149,14 +155,14 @@ void reduce_integers(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp o
 }
 
 void reduce_bools(const std::vector<Bytes>& inputs, Bytes& output, ReduceOp op) {
-  const bool is_or = op == ReduceOp::kSum || op == ReduceOp::kMax;
+  const bool is_or = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kBitOr;
   for (std::size_t i = 0; i < output.size(); ++i) {
-    bool result = inputs[0][i] != std::byte{0};
-    for (const Bytes& input : inputs) {
-      const bool value = input[i] != std::byte{0};
-      result = is_or ? result || value : result && value;
-    }
-    output[i] = static_cast<std::byte>(result);
+    const auto set = std::count_if(inputs.begin(), inputs.end(),
+                                   [i](const Bytes& input) { return input[i] != std::byte{0}; });
+    const bool all = set == static_cast<std::ptrdiff_t>(inputs.size());
+    output[i] = static_cast<std::byte>(op == ReduceOp::kBitXor ? set % 2 == 1
+                                       : is_or                 ? set > 0
+                                                               : all);
   }
 }
 

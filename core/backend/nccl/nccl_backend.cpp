@@ -42,6 +42,11 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
     case OpKind::kReducescatter:
       // The host computes averages of integers exactly, NCCL would let their sum overflow first.
       if (collective.dtype == DataType::kInt16) return 0;
+      // NCCL has no bitwise operations. The host's memory takes them, except for those that are a
+      // minimum or maximum of bools.
+      if (is_bitwise(collective.op) &&
+          (collective.dtype != DataType::kBool || collective.op == ReduceOp::kBitXor))
+        return 0;
       return is_floating(collective.dtype) || collective.scale.identity() ? kScore : 0;
     default:
       return 0;

@@ -138,6 +138,8 @@ class NcclWork final : public Work {
       throw Error("nccl: cannot reduce " + std::string(to_string(type)) +
                   (scale.identity() ? "" : " with a factor"));
     }
+    if (is_bitwise(collective_.op) && type != DataType::kBool)
+      throw Error("nccl: cannot combine bits of " + std::string(to_string(type)));
     switch (collective_.op) {
       // Bools are 0 or 1: or is their maximum, and their minimum.
       case ReduceOp::kSum:
@@ -147,9 +149,11 @@ class NcclWork final : public Work {
         wire_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
         break;
       case ReduceOp::kMin:
+      case ReduceOp::kBitAnd:
         wire_.reduction = Reduction::kMin;
         break;
       case ReduceOp::kMax:
+      case ReduceOp::kBitOr:
         wire_.reduction = Reduction::kMax;
         break;
       default:

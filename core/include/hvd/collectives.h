@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,7 +21,8 @@ namespace hvd {
 /// Per-rank sizes that only negotiation can tell.
 struct OutputSizes {
   /// Allgather, and gather at its destination: the first dimension of every member's input, in set
-  /// order. Alltoall: the rows received from each member.
+  /// order. Alltoall: the rows received from each member. Scatter: one number, the rows that this
+  /// rank gets.
   std::span<const std::int64_t> first_dims = {};
   /// On a GPU: where the callback may store the event after which the memory it returns may be
   /// written. Null otherwise.
@@ -78,9 +80,24 @@ struct RemoveProcessSet {
   int process_set = 0;  ///< the one to remove
   friend bool operator==(const RemoveProcessSet&, const RemoveProcessSet&) = default;
 };
+/// The result goes to one rank. It moves as much as an allreduce.
+struct Reduce {
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;  ///< the rank that gets the result
+  friend bool operator==(const Reduce&, const Reduce&) = default;
+};
+/// The rows of the root's input are shared out: see rows_of_member(). Each rank receives its own
+/// rows and no others.
+struct Scatter {
+  int root = 0;  ///< the source
+  friend bool operator==(const Scatter&, const Scatter&) = default;
+};
 /// In the order of OpKind.
-using OperationParameters = std::variant<Allreduce, Allgather, Broadcast, Reducescatter, Alltoall,
-                                         Barrier, Join, Gather, AddProcessSet, RemoveProcessSet>;
+using OperationParameters =
+    std::variant<Allreduce, Allgather, Broadcast, Reducescatter, Alltoall, Barrier, Join, Gather,
+                 AddProcessSet, RemoveProcessSet, Reduce, Scatter>;
 static_assert(std::variant_size_v<OperationParameters> == kOpKindCount);
 
 /// Some of a tensor's elements, which lie in a place of their own.
@@ -96,10 +113,14 @@ struct Submission {
   /// kind.
   std::string name = {};
   OperationParameters parameters = {};
-  /// Unused by Barrier, Join, AddProcessSet and RemoveProcessSet, as are the outputs.
+  /// Unused by Barrier, Join, AddProcessSet and RemoveProcessSet, as are the outputs. Scatter: only
+  /// the root's elements are read; elsewhere its dtype, its device and the sizes behind the first
+  /// have to be those of the root's, and it needs no memory.
   TensorView input = {};
   /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
-  /// input's rows, and of the input's memory only those. Unused when `allocate_output` is set.
+  /// input's rows, and of the input's memory only those. Reduce: as large as the input on every
+  /// rank; elsewhere than at the root it is room to work in, whose contents mean nothing
+  /// afterwards. Unused when `allocate_output` is set.
   TensorView output = {};
   /// Allreduce on a GPU, in place: where the elements lie, in ascending order, instead of in the
   /// memory of `input` and `output`, which have none and describe the tensor as a whole. One launch
@@ -108,9 +129,9 @@ struct Submission {
   /// parts, each rank in parts of its own. Valid until the operation is done.
   std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
-  /// Alltoall, and Gather (at the destination only). It returns the output; the memory's owner is
-  /// whatever the callback captured. An allgather's input may lie in the output, where this rank's
-  /// rows go.
+  /// Alltoall, Scatter, and Gather (at the destination only). It returns the output; the memory's
+  /// owner is whatever the callback captured. An allgather's input may lie in the output, where
+  /// this rank's rows go.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   int process_set = 0;
   /// Members of a group become ready together or fail together: ranks must agree on its name and
@@ -190,6 +211,10 @@ class Operation {
   /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
   /// operation's error: see status(). Ends in bounded time when a peer is lost.
   void wait() const;
+  /// As wait(), for `timeout` at most; zero or less: what can be done at once is done. Returns
+  /// whether the operation is done. The operation goes on when the time is up, and can be waited
+  /// for again.
+  bool wait_for(std::chrono::nanoseconds timeout) const;
   /// How it ended. Valid once done().
   const Status& status() const;
   /// On a GPU: the event after which the result is ready (see hvd::wait_for_event()); null: it is

@@ -36,7 +36,8 @@ inline constexpr int kDataTypeCount = 10;
 ///
 /// Average divides by the number of ranks that contribute; on integers it truncates toward zero. On
 /// `kBool` a sum or maximum is a logical or, a product or minimum a logical and, and an average is
-/// a UsageError.
+/// a UsageError. The bitwise operations are for integers and `kBool` and take no factors; anything
+/// else is a UsageError.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,
   kSum = 1,
@@ -44,8 +45,16 @@ enum class ReduceOp : std::uint8_t {
   kMax = 3,
   kProduct = 4,
   kAdasum = 5,
+  kBitAnd = 6,
+  kBitOr = 7,
+  kBitXor = 8,
 };
-inline constexpr int kReduceOpCount = 6;
+inline constexpr int kReduceOpCount = 9;
+
+/// Whether the reduction combines elements bit by bit.
+constexpr bool is_bitwise(ReduceOp op) noexcept {
+  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+}
 
 /// Kinds of collective operation. The numbers travel on the wire: append only.
 enum class OpKind : std::uint8_t {
@@ -59,8 +68,10 @@ enum class OpKind : std::uint8_t {
   kGather = 7,
   kAddProcessSet = 8,
   kRemoveProcessSet = 9,
+  kReduce = 10,
+  kScatter = 11,
 };
-inline constexpr int kOpKindCount = 10;
+inline constexpr int kOpKindCount = 12;
 
 /// The 16-bit type as which float32 travels. The numbers travel on the wire: append only.
 enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };

@@ -198,6 +198,16 @@ bool PendingResult::done() const noexcept {
   return true;
 }
 
+bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::hours kLongest(24 * 365);  // more does not fit into a time of the clock
+  const auto until = Clock::now() + std::min<std::chrono::nanoseconds>(timeout, kLongest);
+  for (const Operation& operation : operations_) {
+    if (!operation.wait_for(until - Clock::now())) return false;
+  }
+  return true;
+}
+
 std::vector<torch::Tensor> PendingResult::wait() {
   // All of them before the first error is raised: a group's tensors are free again when wait()
   // returns.
@@ -237,6 +247,14 @@ void PendingResult::finish(Results& results) const {
 }  // namespace libtorch
 
 bool Handle::done() const noexcept { return result_ && result_->done(); }
+
+bool Handle::wait_for(std::chrono::nanoseconds timeout) const {
+  if (!result_) {
+    throw UsageError(
+        "Handle::wait_for() on an empty handle; expected one that an operation returned");
+  }
+  return result_->wait_for(timeout);
+}
 
 torch::Tensor Handle::wait() const {
   const std::vector<torch::Tensor> results = wait_all();

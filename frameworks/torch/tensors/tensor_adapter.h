@@ -3,6 +3,7 @@
 #include <c10/util/Synchronized.h>
 #include <torch/types.h>
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -90,6 +91,8 @@ class PendingResult {
   PendingResult(std::vector<Operation> operations,
                 std::vector<std::function<torch::Tensor()>> finish);
   bool done() const noexcept;
+  /// Blocks for `timeout` at most. @return done()
+  bool wait_for(std::chrono::nanoseconds timeout) const;
   /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued;
   /// every waiter's current stream then waits for the results.
   std::vector<torch::Tensor> wait();

@@ -96,8 +96,8 @@ TEST_P(KernelsTest, EqualTheReference) {
   const auto [dtype, op] = GetParam();
   for (const ReduceScale& scale : {ReduceScale{}, ReduceScale{1.0, 1.0, 3},
                                    ReduceScale{0.75, 1.0, 1}, ReduceScale{1.25, 0.3, 7}}) {
-    if (!scale.identity() &&
-        (dtype == DataType::kBool || (scale.divisor != 1 && op != ReduceOp::kSum))) {
+    if (!scale.identity() && (dtype == DataType::kBool || is_bitwise(op) ||
+                              (scale.divisor != 1 && op != ReduceOp::kSum))) {
       continue;
     }
     for (const std::int64_t count : kCounts) {
@@ -212,7 +212,8 @@ TEST_P(KernelsTest, EveryDestinationGetsTheResult) {
 TEST_P(KernelsTest, AResultDoesNotDependOnWhereATensorWasCut) {
   const auto [dtype, op] = GetParam();
   constexpr std::int64_t kCount = 2500;
-  const ReduceScale scale = dtype == DataType::kBool ? ReduceScale{} : ReduceScale{0.5, 1.5, 1};
+  const ReduceScale scale =
+      dtype == DataType::kBool || is_bitwise(op) ? ReduceScale{} : ReduceScale{0.5, 1.5, 1};
   std::vector<Bytes> inputs;
   for (int rank = 0; rank < 3; ++rank) {
     inputs.push_back(make_input(kCount, dtype, op, rank, 5));
@@ -233,7 +234,7 @@ TEST_P(KernelsTest, AResultDoesNotDependOnWhereATensorWasCut) {
 TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
   const auto [dtype, op] = GetParam();
   std::vector<ReduceScale> scales = {{}};
-  if (dtype != DataType::kBool) {
+  if (dtype != DataType::kBool && !is_bitwise(op)) {
     for (const ReduceScale& scale :
          {ReduceScale{1.25, 0.3, 1}, ReduceScale{1.0, 0.75, 1}, ReduceScale{0.5, 1.0, 1}})
       scales.push_back(scale);
@@ -324,6 +325,11 @@ TEST_P(KernelsTest, TheIdentityChangesNothing) {
   }
 }
 
+std::string name_of(const ::testing::TestParamInfo<std::tuple<DataType, ReduceOp>>& test) {
+  return std::string(to_string(std::get<0>(test.param))) + "_" +
+         std::string(to_string(std::get<1>(test.param)));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     AllTypes, KernelsTest,
     ::testing::Combine(::testing::Values(DataType::kUInt8, DataType::kInt8, DataType::kInt16,
@@ -331,10 +337,14 @@ INSTANTIATE_TEST_SUITE_P(
                                          DataType::kFloat16, DataType::kBFloat16,
                                          DataType::kFloat32, DataType::kFloat64),
                        ::testing::ValuesIn(kOps)),
-    [](const auto& test) {
-      return std::string(to_string(std::get<0>(test.param))) + "_" +
-             std::string(to_string(std::get<1>(test.param)));
-    });
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    Bitwise, KernelsTest,
+    ::testing::Combine(::testing::Values(DataType::kUInt8, DataType::kInt8, DataType::kInt16,
+                                         DataType::kInt32, DataType::kInt64, DataType::kBool),
+                       ::testing::Values(ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor)),
+    name_of);
 
 template <class T>
 T reduce_values(std::initializer_list<T> values, DataType dtype, ReduceOp op,
@@ -406,6 +416,13 @@ TEST(Kernels, FloatsAreAddedInSourceOrder) {
   EXPECT_EQ(reduce_values({1e8f, -1e8f, 1.0f}, DataType::kFloat32, ReduceOp::kSum), 1.0f);
 }
 
+TEST(Kernels, BitwiseOperationsAreRefusedForFloatsAndFactors) {
+  EXPECT_EQ(reduce_values<std::int16_t>({0x6c, -2}, DataType::kInt16, ReduceOp::kBitXor), ~0x6d);
+  EXPECT_THROW(reduce_values({1.0f, 2.0f}, DataType::kFloat32, ReduceOp::kBitOr), Error);
+  EXPECT_THROW(reduce_values({1, 2}, DataType::kInt32, ReduceOp::kBitOr, {2, 1, 1}), Error);
+  EXPECT_THROW(reduce_values({1, 2}, DataType::kInt32, ReduceOp::kBitAnd, divide_by(2)), Error);
+}
+
 TEST(Kernels, BoolsAreLogicalAndBecomeZeroOrOne) {
   const std::uint8_t no = 0;
   const std::uint8_t two = 2;
@@ -419,6 +436,9 @@ TEST(Kernels, BoolsAreLogicalAndBecomeZeroOrOne) {
     EXPECT_EQ(reduce_values({two, four}, DataType::kBool, op), 1);  // a bitwise and would be 0
     EXPECT_EQ(reduce_values({two, no}, DataType::kBool, op), 0);
   }
+  EXPECT_EQ(reduce_values({two, four}, DataType::kBool, ReduceOp::kBitAnd), 1);
+  EXPECT_EQ(reduce_values({two, four}, DataType::kBool, ReduceOp::kBitXor), 0);
+  EXPECT_EQ(reduce_values({two, no}, DataType::kBool, ReduceOp::kBitXor), 1);
 }
 
 // Runs every position of a 19-element vector through the vector body and the tail.
@@ -568,7 +588,8 @@ TEST(Kernels, ARefusalSaysWhatWasAsked) {
     FAIL() << "an average was not refused";
   } catch (const Error& error) {
     EXPECT_EQ(std::string(error.what()),
-              "reduce average of float32: expected sum, min, max or product (an average is a sum "
+              "reduce average of float32: expected sum, min, max, product, bit_and, bit_or or "
+              "bit_xor (an average is a sum "
               "with a divisor)");
   }
 }

@@ -29,16 +29,17 @@ TEST(Types, SizeAndNameOfEveryDataType) {
 }
 
 TEST(Types, NamesOfOperations) {
-  const char* const ops[] = {"average", "sum", "min", "max", "product", "adasum"};
+  const char* const ops[] = {"average", "sum",     "min",    "max",    "product",
+                             "adasum",  "bit_and", "bit_or", "bit_xor"};
   ASSERT_EQ(std::size(ops), static_cast<std::size_t>(kReduceOpCount));
   for (int i = 0; i < kReduceOpCount; ++i) {
     EXPECT_EQ(to_string(static_cast<ReduceOp>(i)), ops[i]);
   }
   EXPECT_EQ(to_string(static_cast<ReduceOp>(kReduceOpCount)), "unknown");
 
-  const char* const kinds[] = {"allreduce",       "allgather",         "broadcast", "reducescatter",
-                               "alltoall",        "barrier",           "join",      "gather",
-                               "add_process_set", "remove_process_set"};
+  const char* const kinds[] = {
+      "allreduce", "allgather", "broadcast",       "reducescatter",      "alltoall", "barrier",
+      "join",      "gather",    "add_process_set", "remove_process_set", "reduce",   "scatter"};
   ASSERT_EQ(std::size(kinds), static_cast<std::size_t>(kOpKindCount));
   for (int i = 0; i < kOpKindCount; ++i) {
     EXPECT_EQ(to_string(static_cast<OpKind>(i)), kinds[i]);

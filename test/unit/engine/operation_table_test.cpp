@@ -133,6 +133,47 @@ TEST_F(OperationTableTest, AllAreAcceptedOrNone) {
   EXPECT_EQ(submit(named("b"))->request.name, "b") << "this rank has not joined";
 }
 
+TEST_F(OperationTableTest, AnUnnamedGroupIsOfOneKindAndSetAndComplete) {
+  control::ProcessSetTable sets(2);
+  const int set = sets.add({0, 1});
+  front_.set_process_sets(sets);
+  const auto member = [](int index, int size, OperationParameters parameters = Allreduce{},
+                         int process_set = 0) {
+    Submission submission = named("", process_set);
+    submission.parameters = std::move(parameters);
+    submission.group_size = size;
+    submission.group_index = index;
+    return submission;
+  };
+  // Both kinds have come before, so that each has numbers to take.
+  for (const OperationPtr& operation :
+       submit({named(""), member(0, 1, Broadcast{}), named("", set)}))
+    end(operation);
+  const char* const one_kind =
+      "rank 1: an unnamed group of 2 begins with allreduce in process set 0, and has ";
+  const char* const incomplete =
+      "rank 1: an unnamed group of 2 begins with allreduce in process set 0 and is not complete; "
+      "submit its members, 0 to 1, in one call and in order";
+  EXPECT_THAT(refused({member(0, 2), member(1, 2, Broadcast{})}),
+              HasSubstr(std::string(one_kind) + "broadcast in process set 0"));
+  EXPECT_THAT(refused({member(0, 2), member(1, 2, Allreduce{}, set)}),
+              HasSubstr(std::string(one_kind) + "allreduce in process set 1"));
+  for (const auto& submissions : {std::vector{member(0, 2)},
+                                  {member(1, 2)},
+                                  {member(1, 2), member(0, 2)},
+                                  {member(0, 2), member(0, 2), member(1, 2)},
+                                  {member(0, 2), named(""), member(1, 2)},
+                                  {member(0, 2), named("a"), member(1, 2)},
+                                  {named("a"), member(0, 2)},
+                                  {member(0, 2), member(1, 3)}})
+    EXPECT_THAT(refused(submissions), HasSubstr(incomplete));
+  EXPECT_THAT(front_.submissions(), IsEmpty());
+  const auto operations = submit({named("a"), member(0, 2), member(1, 2), member(0, 1), named("")});
+  std::vector<std::uint64_t> ordinals;
+  for (const OperationPtr& operation : operations) ordinals.push_back(operation->request.ordinal);
+  EXPECT_THAT(ordinals, ElementsAre(0, 1, 2, 3, 4)) << "refused calls take no numbers";
+}
+
 TEST_F(OperationTableTest, AJoinEndsAllSubmissionsUntilItHasEnded) {
   end(submit(named("")));
   const OperationPtr join = submit(Submission{.name = "join", .parameters = Join{}});

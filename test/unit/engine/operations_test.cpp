@@ -11,6 +11,7 @@
 #include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
+#include "support/stepped_ranks.h"
 
 namespace hvd::testing {
 namespace {
@@ -18,51 +19,6 @@ namespace {
 using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-LocalJobOptions stepped(int ranks) {
-  LocalJobOptions options;
-  options.size = ranks;
-  options.runtime.background_thread = false;
-  return options;
-}
-
-class Ranks {
- public:
-  explicit Ranks(int size) : job_(stepped(size), clock_) {}
-  int size() const { return job_.size(); }
-  runtime::Runtime& rank(int number) { return job_.rank(number); }
-  void submit(int number, Submission submission) {
-    operations_.push_back(submit_one(job_.rank(number), std::move(submission)));
-  }
-  /// Runs until all that was submitted has ended, and forgets it. @return the operations
-  std::vector<Operation> run() {
-    EXPECT_TRUE(job_.run_until(clock_, seconds(10), [this] {
-      return std::all_of(operations_.begin(), operations_.end(),
-                         [](const Operation& operation) { return operation.done(); });
-    })) << "an operation hangs";
-    return std::exchange(operations_, {});
-  }
-  void step_a_while() {
-    for (int i = 0; i < 200; ++i) job_.step_all();
-  }
-  int add_set(const std::vector<int>& members) {
-    for (int number = 0; number < size(); ++number) {
-      submit(number, {.parameters = AddProcessSet{members}});
-    }
-    return static_cast<int>(run().front().result());
-  }
-  void remove_set(int id) {
-    for (int number = 0; number < size(); ++number) {
-      submit(number, {.parameters = RemoveProcessSet{id}});
-    }
-    for (const Operation& operation : run()) EXPECT_TRUE(operation.status().ok());
-  }
-
- private:
-  VirtualClock clock_;
-  LocalJob job_;
-  std::vector<Operation> operations_;
-};
 
 // The definition, pair by pair, on whole vectors.
 std::vector<double> adasum(const std::vector<double>& a, const std::vector<double>& b) {
@@ -414,6 +370,43 @@ TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
   EXPECT_THROW(use(memory.data() + 1), UsageError);
   use(memory.data());
   EXPECT_THAT(memory, ElementsAre(9, 9, 9, 9, 9, 9, 9, 9, 1));
+}
+
+TEST(Groups, AnUnnamedOneOfTwoKindsIsRefusedAtOnce) {
+  Ranks ranks(2);
+  std::vector<std::vector<float>> data = {{1}, {2}};
+  const auto group = [&](std::size_t rank, bool named) {
+    std::vector<Submission> members = {
+        float_operation(data[rank], named ? "a" : ""),
+        float_operation(data[rank], named ? "b" : "", OpKind::kBroadcast)};
+    for (int i = 0; i < 2; ++i) {
+      members[static_cast<std::size_t>(i)].group = named ? "both" : "";
+      members[static_cast<std::size_t>(i)].group_size = 2;
+      members[static_cast<std::size_t>(i)].group_index = i;
+    }
+    return members;
+  };
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    ranks.submit(static_cast<int>(rank), float_operation(data[rank], "", OpKind::kBroadcast));
+  }
+  ranks.run();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THROW(ranks.rank(rank).submit(group(static_cast<std::size_t>(rank), false),
+                                         Progress::kBackground),
+                 UsageError);
+  }
+  // With names it is a group like any other, though not in one batch.
+  std::vector<Operation> operations;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (Operation& operation : ranks.rank(rank).submit(group(static_cast<std::size_t>(rank), true),
+                                                        Progress::kBackground))
+      operations.push_back(std::move(operation));
+  }
+  ranks.step_a_while();
+  for (const Operation& operation : operations) {
+    ASSERT_TRUE(operation.done());
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  }
 }
 
 TEST(Groups, AnUnnamedOneThatBeginsInTheMiddleIsRefused) {

@@ -134,6 +134,84 @@ TEST(ProgressOwnership, ShutdownEndsInTimeThoughAnotherThreadDrives) {
   EXPECT_FALSE(job.rank(0).shutdown(seconds(60))) << "once more, at once";
 }
 
+TEST(WaitFor, GivesUpInTimeAndLosesNothing) {
+  const SteadyClock clock;
+  for (const ProgressMode progress : {ProgressMode::kBackground, ProgressMode::kInline}) {
+    LocalJobOptions options;
+    options.runtime.progress = progress;
+    LocalJob job(options, clock);
+    std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
+    const Operation early = submit_one(job.rank(0), float_operation(data[0], "w"));
+    EXPECT_FALSE(early.wait_for(seconds(0)));
+    const Duration took = time_of([&] { EXPECT_FALSE(early.wait_for(milliseconds(50))); });
+    EXPECT_GE(took, milliseconds(50));
+    EXPECT_FALSE(early.wait_for(seconds(-1)));
+    const Operation late = submit_one(job.rank(1), float_operation(data[1], "w"));
+    EXPECT_TRUE(late.wait_for(seconds(60)));
+    EXPECT_TRUE(early.wait_for(std::chrono::nanoseconds::max())) << "no limit";
+    EXPECT_TRUE(early.status().ok()) << early.status().message;
+    EXPECT_TRUE(early.wait_for(seconds(0)));
+    EXPECT_THAT(data[0], ::testing::ElementsAre(4, 6));
+    job.shut_down();
+  }
+}
+
+// What its submission woke nobody for, as it is to be waited for, is driven by the one that waits.
+TEST(WaitFor, DrivesTheEngineAndHandsItOverWhenTheTimeIsUp) {
+  const SteadyClock clock;
+  LocalJobOptions options;
+  options.runtime.peer_timeout = seconds(300);  // an idle coordinator thread sleeps for an eighth
+  LocalJob job(options, clock);
+  std::vector<std::vector<float>> data(2, std::vector<float>(4, 1));
+  for (int i = 0; i < 20; ++i) {
+    const Operation first =
+        submit_one(job.rank(0), float_operation(data[0], "w"), Progress::kCaller);
+    EXPECT_FALSE(first.wait_for(i % 2 == 0 ? milliseconds(0) : milliseconds(2)));
+    const Operation second =
+        submit_one(job.rank(1), float_operation(data[1], "w"), Progress::kCaller);
+    ASSERT_TRUE(second.wait_for(seconds(30)));
+    ASSERT_TRUE(done_within(first, seconds(30))) << "no thread of rank 0 drives, round " << i;
+  }
+  job.shut_down();
+}
+
+// All ranks wait, some of them only for a while: these go on by themselves.
+TEST(WaitFor, ARankThatWaitsForAWhileIsNoPartOfADeadlock) {
+  const SteadyClock clock;
+  LocalJobOptions options;
+  options.runtime.deadlock_timeout = milliseconds(100);
+  LocalJob job(options, clock);
+  std::vector<std::vector<float>> data(4, std::vector<float>(1, 1));
+  const Operation ours = submit_one(job.rank(0), float_operation(data[0], "a"));
+  const Operation theirs = submit_one(job.rank(1), float_operation(data[1], "b"));
+  std::jthread waits([&] { ours.wait(); });
+  EXPECT_FALSE(theirs.wait_for(milliseconds(700)));
+  EXPECT_FALSE(ours.done()) << ours.status().message;
+  const Operation one = submit_one(job.rank(1), float_operation(data[2], "a"));
+  const Operation other = submit_one(job.rank(0), float_operation(data[3], "b"));
+  EXPECT_TRUE(theirs.wait_for(seconds(60)));
+  waits.join();
+  for (const Operation& operation : {ours, theirs, one, other}) {
+    operation.wait();
+    EXPECT_TRUE(operation.status().ok()) << operation.status().message;
+  }
+  job.shut_down();
+}
+
+TEST(WaitFor, AnEmptyHandleIsRefusedAndAFailureEndsIt) {
+  EXPECT_THROW((void)Operation().wait_for(seconds(1)), UsageError);
+  const SteadyClock clock;
+  LocalJob job({}, clock);
+  std::vector<float> data(4, 1);
+  const Operation never = submit_one(job.rank(0), float_operation(data, "never"));
+  std::jthread fails([&] {
+    while (!job.rank(0).has_waiters()) std::this_thread::sleep_for(milliseconds(1));
+    job.rank(0).abort({StatusCode::kPeerLost, "rank 1 is gone", 1});
+  });
+  EXPECT_TRUE(never.wait_for(seconds(60)));
+  EXPECT_EQ(never.status().code, StatusCode::kPeerLost);
+}
+
 /// Lets another thread act when this one asks for the time.
 class InterruptedClock final : public Clock {
  public:

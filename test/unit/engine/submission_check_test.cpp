@@ -93,6 +93,16 @@ TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
   expect_only(Allgather{}, OpKind::kAllgather, nothing);
   expect_only(Broadcast{2}, OpKind::kBroadcast, [](wire::Request& request) { request.root = 2; });
   expect_only(Gather{3}, OpKind::kGather, [](wire::Request& request) { request.root = 3; });
+  expect_only(Reduce{ReduceOp::kMax, 2, 3, 1}, OpKind::kReduce, [](wire::Request& request) {
+    request.op = ReduceOp::kMax;
+    request.prescale = 2, request.postscale = 3;
+    request.root = 1;
+  });
+  expect_only(Scatter{1}, OpKind::kScatter, [](wire::Request& request) { request.root = 1; });
+  expect_only(Scatter{2}, OpKind::kScatter, [](wire::Request& request) {
+    request.root = 2;
+    request.shape = {0};  // this rank's rows are not sent
+  });
   expect_only(Alltoall{{1, 2, 3, 0}}, OpKind::kAlltoall,
               [](wire::Request& request) { request.shape = {0}; });
   expect_only(Barrier{}, OpKind::kBarrier, nothing);
@@ -125,6 +135,43 @@ TEST_F(SubmissionCheckTest, RefusesWhatConcernsAllRanksOfASetAndSetsThatCannotBe
     submission_.parameters = parameters_of(kind);
     expect_refused("it concerns all ranks");
   }
+}
+
+TEST_F(SubmissionCheckTest, BitwiseOperationsAreForIntegersAndBoolWithoutFactors) {
+  for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+    for (const DataType type : {DataType::kInt64, DataType::kUInt8, DataType::kBool}) {
+      submission_.input.dtype = submission_.output.dtype = type;
+      submission_.parameters = Allreduce{.op = op};
+      EXPECT_EQ(runtime::make_request(submission_, sets_, 1).op, op);
+      submission_.parameters = Allreduce{.op = op, .postscale = 2};
+      expect_refused(std::string(to_string(op)) + " has no factors");
+    }
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat64}) {
+      submission_.input.dtype = submission_.output.dtype = type;
+      for (const OperationParameters& parameters :
+           {OperationParameters(Allreduce{.op = op}), OperationParameters(Reduce{.op = op}),
+            OperationParameters(Reducescatter{.op = op})}) {
+        submission_.parameters = parameters;
+        expect_refused(std::string(to_string(op)) + " is for integers and bool, got " +
+                       std::string(to_string(type)));
+      }
+    }
+  }
+}
+
+TEST_F(SubmissionCheckTest, ChecksTheRootAndMemoryOfAReduceAndAScatter) {
+  submission_.parameters = Reduce{.root = 4};
+  expect_refused("root rank 4 is not in process set 0");
+  submission_.parameters = Scatter{4};
+  submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
+  expect_refused("root rank 4 is not in process set 0");
+  submission_.input.data = nullptr;
+  submission_.parameters = Scatter{1};
+  expect_refused("the input has no memory");
+  submission_.parameters = Scatter{0};
+  EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1)) << "only the root's is read";
+  submission_.allocate_output = nullptr;
+  expect_refused("allocate_output must be set");
 }
 
 TEST_F(SubmissionCheckTest, RefusesMoreBytesThanCanBeCounted) {

@@ -240,6 +240,76 @@ TEST_P(DeviceOperationsTest, Gather) {
   job_.expect_no_faults();
 }
 
+TEST_P(DeviceOperationsTest, ReduceToOneRank) {
+  const int root = size_ - 1;
+  std::vector<std::vector<FloatOperation>> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    auto& own = ranks.emplace_back();
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      own.push_back(FloatOperation::in_place(job_, rank, "r" + std::to_string(tensor),
+                                             OpKind::kReduce, DataType::kFloat32,
+                                             numbers(9, rank, tensor)));
+      own.back().submission.parameters = Reduce{.prescale = 2, .root = root};
+    }
+  }
+  run(ranks);
+  for (int tensor = 0; tensor < 2; ++tensor) {
+    const Floats values =
+        result(root, ranks[static_cast<std::size_t>(root)][static_cast<std::size_t>(tensor)]);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_FLOAT_EQ(values[i], 2 * (static_cast<float>(sum_of_ranks() * (tensor + 1)) +
+                                      static_cast<float>(size_) * static_cast<float>(i)));
+    }
+  }
+  EXPECT_EQ(job_.runtime(0).metrics().backend_calls, 1U) << "one batch";
+  job_.expect_no_faults();
+}
+
+TEST_P(DeviceOperationsTest, ScatterFromOneRank) {
+  const int root = size_ / 2;
+  const std::int64_t rows = 2 * size_ + 1;
+  std::vector<std::vector<FloatOperation>> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    ranks.push_back(
+        {FloatOperation::gathering(job_, rank, "s", OpKind::kScatter, DataType::kFloat32,
+                                   numbers(rank == root ? rows : rank, rank, 0))});
+    ranks.back()[0].submission.parameters = Scatter{root};
+  }
+  run(ranks);
+  const Floats all = numbers(rows, root, 0);
+  auto next = all.begin();
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto end = next + (rank == 0 ? 3 : 2);
+    EXPECT_EQ(result(rank, ranks[static_cast<std::size_t>(rank)][0]), Floats(next, end)) << rank;
+    next = end;
+  }
+  job_.expect_no_faults();
+}
+
+TEST_P(DeviceOperationsTest, BitwiseOperationsOfIntegersAndBools) {
+  using IntOperation = DeviceOperation<std::int32_t>;
+  std::vector<std::vector<IntOperation>> ranks;
+  std::vector<std::vector<DeviceOperation<std::uint8_t>>> flags;
+  for (int rank = 0; rank < size_; ++rank) {
+    ranks.push_back({IntOperation::in_place(job_, rank, "i", OpKind::kAllreduce, DataType::kInt32,
+                                            {1 << rank, 3 << rank, -1})});
+    allreduce_of(ranks.back()[0].submission).op = ReduceOp::kBitXor;
+    flags.push_back({DeviceOperation<std::uint8_t>::in_place(
+        job_, rank, "b", OpKind::kAllreduce, DataType::kBool,
+        {static_cast<std::uint8_t>(rank == 0 ? 1 : 0), 1})});
+    allreduce_of(flags.back()[0].submission).op = ReduceOp::kBitAnd;
+  }
+  run(ranks);
+  run(flags);
+  const int last = size_ - 1;
+  EXPECT_EQ(
+      result(last, ranks[static_cast<std::size_t>(last)][0]),
+      (std::vector<std::int32_t>{(1 << size_) - 1, (1 << size_) | 1, size_ % 2 == 1 ? -1 : 0}));
+  EXPECT_EQ(result(last, flags[static_cast<std::size_t>(last)][0]),
+            (std::vector<std::uint8_t>{static_cast<std::uint8_t>(size_ == 1 ? 1 : 0), 1}));
+  job_.expect_no_faults();
+}
+
 TEST_P(DeviceOperationsTest, AnAverageOfIntegersIsExact) {
   // Sums that overflow 32 bits, and numbers that no double holds.
   std::vector<std::vector<DeviceOperation<std::int32_t>>> small;

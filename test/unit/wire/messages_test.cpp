@@ -119,9 +119,13 @@ TEST(Messages, NumbersOnTheWireArePinned) {
   EXPECT_EQ(static_cast<int>(MessageKind::kPong), 5);
   EXPECT_EQ(static_cast<int>(OpKind::kAllgather), 1);
   EXPECT_EQ(static_cast<int>(OpKind::kBroadcast), 2);
-  EXPECT_EQ(static_cast<int>(OpKind::kRemoveProcessSet), kOpKindCount - 1);
+  EXPECT_EQ(static_cast<int>(OpKind::kRemoveProcessSet), 9);
+  EXPECT_EQ(static_cast<int>(OpKind::kReduce), 10);
+  EXPECT_EQ(static_cast<int>(OpKind::kScatter), kOpKindCount - 1);
   EXPECT_EQ(static_cast<int>(ReduceOp::kSum), 1);
-  EXPECT_EQ(static_cast<int>(ReduceOp::kAdasum), kReduceOpCount - 1);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kAdasum), 5);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kBitAnd), 6);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kBitXor), kReduceOpCount - 1);
   EXPECT_EQ(static_cast<int>(DataType::kFloat16), 6);
   EXPECT_EQ(static_cast<int>(DataType::kFloat64), kDataTypeCount - 1);
   EXPECT_EQ(static_cast<int>(Compression::kFloat16), 1);
@@ -252,8 +256,8 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   };
   EXPECT_EQ(failure(request("00 0161 00 01 08 00 00 01 05")), "(no error)");
   EXPECT_THAT(failure(request("80 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 128"));
-  EXPECT_THAT(failure(request("00 0161 0a 01 08 00 00 01 05")), HasSubstr("kind at byte"));
-  EXPECT_THAT(failure(request("00 0161 00 06 08 00 00 01 05")), HasSubstr("op at byte"));
+  EXPECT_THAT(failure(request("00 0161 0c 01 08 00 00 01 05")), HasSubstr("kind at byte"));
+  EXPECT_THAT(failure(request("00 0161 00 09 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 08 02 00 01 05")), HasSubstr("device at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 08 00 8080808008 01 05")),
@@ -349,7 +353,8 @@ TEST(Messages, WhatAKindHasInsteadOfARootTakesItsPlace) {
   broadcast.kind = OpKind::kBroadcast;
   broadcast.root = 3;
   const Bytes bytes = encode(with(broadcast));
-  for (const OpKind kind : {OpKind::kJoin, OpKind::kRemoveProcessSet, OpKind::kGather}) {
+  for (const OpKind kind : {OpKind::kJoin, OpKind::kRemoveProcessSet, OpKind::kGather,
+                            OpKind::kReduce, OpKind::kScatter}) {
     Request other;
     other.name = "a";
     other.kind = kind;

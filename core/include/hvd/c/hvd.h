@@ -186,14 +186,18 @@ typedef enum hvd_dtype {
 
 /// An average divides by the number of ranks that contribute; on integers it truncates toward zero.
 /// On bool a sum or maximum is a logical or, a product or minimum a logical and, and an average is
-/// HVD_ERROR_USAGE. Adasum: allreduce of floating types.
+/// HVD_ERROR_USAGE. Adasum: allreduce and reduce of floating types. The bitwise operations are for
+/// integers and bool, without factors.
 typedef enum hvd_reduce_op {
   HVD_OP_AVERAGE = 0,
   HVD_OP_SUM = 1,
   HVD_OP_MIN = 2,
   HVD_OP_MAX = 3,
   HVD_OP_PRODUCT = 4,
-  HVD_OP_ADASUM = 5
+  HVD_OP_ADASUM = 5,
+  HVD_OP_BIT_AND = 6,
+  HVD_OP_BIT_OR = 7,
+  HVD_OP_BIT_XOR = 8
 } hvd_reduce_op_t;
 
 /// The 16-bit type as which float32 travels.
@@ -214,7 +218,11 @@ typedef enum hvd_kind {
   HVD_KIND_ALLTOALL = 4,  ///< `splits` says how many rows go to each member
   HVD_KIND_BARRIER = 5,
   HVD_KIND_JOIN = 6,
-  HVD_KIND_GATHER = 7  ///< an allgather whose result only `root` gets
+  HVD_KIND_GATHER = 7,   ///< an allgather whose result only `root` gets
+  HVD_KIND_REDUCE = 10,  ///< an allreduce whose result only `root` gets
+  /// Member p gets its share of the rows of `root`'s input, as of a reducescatter's. Elsewhere
+  /// `input` may be NULL, and of the shape only what follows the first dimension matters.
+  HVD_KIND_SCATTER = 11
 } hvd_kind_t;
 
 /// Provides the memory of a result whose size only negotiation can tell: at least `bytes` (0 when
@@ -234,7 +242,7 @@ typedef struct hvd_submission {
   /// and kind, so that all ranks must make unnamed calls in the same order.
   const char* name;
   int32_t kind;   ///< hvd_kind_t. Barrier and join look at nothing but name and process_set.
-  int32_t op;     ///< hvd_reduce_op_t: allreduce, reducescatter
+  int32_t op;     ///< hvd_reduce_op_t: allreduce, reducescatter, reduce
   int32_t dtype;  ///< hvd_dtype_t
   /// The input's shape, row-major and dense. No dimensions: one element, which has no rows to
   /// gather, scatter or exchange.
@@ -242,22 +250,23 @@ typedef struct hvd_submission {
   const int64_t* shape;
   /// Broadcast: may be NULL, for output's memory.
   const void* input;
-  /// Where the result of an allreduce, broadcast or reducescatter goes, and how many bytes there
-  /// are, which may be more than it takes. It may be the input's memory (reducescatter: the rows
-  /// that this rank gets). NULL for the other kinds: see `allocate`.
+  /// Where the result of an allreduce, broadcast, reducescatter or reduce goes, and how many bytes
+  /// there are, which may be more than it takes. It may be the input's memory (reducescatter: the
+  /// rows that this rank gets). Reduce, elsewhere than at `root`: room to work in, as large as the
+  /// result; NULL for the library's. NULL for the other kinds: see `allocate`.
   void* output;
   size_t output_bytes;
   /// Reductions: the result is postscale * op(prescale * x). 0 is HVD_ERROR_USAGE, as it is what
   /// forgetting HVD_SUBMISSION_INIT leaves.
   double prescale;
   double postscale;
-  int32_t root;  ///< world rank of the source (broadcast) or the destination (gather), also within
-                 ///< a process set
+  int32_t root;  ///< world rank of the source (broadcast, scatter) or the destination (gather,
+                 ///< reduce), also within a process set
   int32_t splits_count;  ///< alltoall: the size of the process set
   const int64_t* splits;
   const hvd_process_set_t*
       process_set;  ///< NULL: all ranks. The handle may be freed after the call.
-  /// Allgather, alltoall, and gather at its root: memory for the result, which is the caller's.
+  /// Allgather, alltoall, scatter, and gather at its root: memory for the result, the caller's.
   /// NULL: the library's, until the operation is freed.
   hvd_allocate_t allocate;
   void* user_data;  ///< for `allocate`
@@ -322,6 +331,10 @@ hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** opera
 hvd_status_t hvd_wait(hvd_operation_t* operation);
 /// Waits for all of them, also after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
+/// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done
+/// and 0 when the time was up first: then it goes on, and can be waited for again. How it ended
+/// hvd_wait() returns.
+hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done);
 /// 1 when hvd_wait() would not block, otherwise 0. Never blocks.
 hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
 /// Frees the handle and the library's memory of the result. Dropping it cancels nothing: an
@@ -335,7 +348,8 @@ typedef struct hvd_result {
   void* data;
   size_t bytes;
   /// Allgather, and gather at its root: the first dimension of every member's input, in set order.
-  /// Alltoall: the rows received from each member. Otherwise NULL. The operation's.
+  /// Alltoall: the rows received from each member. Scatter: one number, the rows received.
+  /// Otherwise NULL. The operation's.
   const int64_t* first_dims;
   int64_t first_dims_count;
   int64_t value;  ///< join: the last rank to join; otherwise -1

@@ -322,6 +322,13 @@ TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
   EXPECT_GT(score(OpKind::kAllreduce, DataType::kInt64, sums, {}, DeviceType::kCuda), 0);
   EXPECT_EQ(score(OpKind::kReducescatter, DataType::kInt16, sums, {}, DeviceType::kCuda), 0)
       << "NCCL has none";
+  for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+    EXPECT_EQ(score(OpKind::kAllreduce, DataType::kInt32, op, {}, DeviceType::kCuda), 0)
+        << "NCCL has none";
+    EXPECT_EQ(score(OpKind::kReducescatter, DataType::kBool, op, {}, DeviceType::kCuda) > 0,
+              op != ReduceOp::kBitXor)
+        << "a minimum or maximum, except for " << to_string(op);
+  }
   EXPECT_GT(score(OpKind::kBroadcast, DataType::kInt16, sums, {}, DeviceType::kCuda), 0)
       << "moved as bytes";
   EXPECT_EQ(score(OpKind::kAllreduce, DataType::kFloat32, ReduceOp::kAdasum, {}, DeviceType::kCuda),

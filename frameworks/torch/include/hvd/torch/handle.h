@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,11 @@ class Handle {
   bool valid() const noexcept { return result_ != nullptr; }
   /// Whether wait() would return at once. False for an empty handle.
   bool done() const noexcept;
+  /// Blocks until the operation is done, for `timeout` at most, and returns whether it is (of a
+  /// group: whether all are). When the time is up the operation goes on, and can be waited for
+  /// again. Does not throw the operation's error, which wait() does. @throws UsageError on an empty
+  /// handle.
+  bool wait_for(std::chrono::nanoseconds timeout) const;
   /// Blocks until the operation is done and returns its result; in place, the tensor that was
   /// passed. On a GPU: until it is queued; the caller's current stream then waits for the result.
   /// May be called again, also from other threads: every call returns the same tensor or
