@@ -66,6 +66,7 @@ bool Engine::step(Callbacks callbacks) noexcept {
       dump_state_if_asked();
       end_outstanding(front_.failure());
       route_.drop_own_plan();
+      if (watch_.due(true)) control_->heartbeat(time_.step());
       while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
       return moved;
     }
@@ -85,9 +86,13 @@ bool Engine::step(Callbacks callbacks) noexcept {
     if (shutdown_agreed_ && !executor_.active() && executor_.device_completions().empty())
       front_.set_shut_down();
   } catch (const std::exception& error) {
-    if (front_.failed()) control_broken_ = true;
-    if (!front_.failed()) fail(explained(status_of(error)), true);
-    return !control_broken_;
+    if (!front_.failed()) {
+      fail(explained(status_of(error)), true);
+      return true;
+    }
+    // A broken connection ends what was sent to one rank. The others still have to be told.
+    control_broken_ = control_broken_ || dynamic_cast<const BrokenConnection*>(&error) == nullptr;
+    return false;
   }
   return moved;
 }
@@ -304,7 +309,7 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
 bool Engine::needs_polling() const noexcept { return transferring() || control_->needs_polling(); }
 
 Duration Engine::time_to_deadline() const noexcept {
-  if (front_.failed()) return time_.longest_sleep();  // nothing goes by the clock any more
+  if (front_.failed()) return std::max(watch_.next() - time_.now(), Duration::zero());
   TimePoint next = watch_.next();
   const auto at_most = [&next](std::optional<TimePoint> limit) {
     if (limit) next = std::min(next, *limit);

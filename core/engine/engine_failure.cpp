@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/broken_connection.h"
 #include "base/log.h"
 #include "base/poll_until.h"
 #include "control/validator.h"
@@ -108,8 +109,9 @@ std::optional<Status> Engine::hear_of_loss() {
         const auto decoded = wire::decode(message->bytes);
         if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
       }
+    } catch (const BrokenConnection&) {  // another one has broken too
     } catch (const std::exception&) {
-      listens = false;  // that connection has broken too
+      listens = false;
     }
     return told.has_value();
   });

@@ -63,6 +63,11 @@ class Requests {
   /// @pre a message is under way
   virtual std::span<const Completion> test() = 0;
 
+  /// After a test() that threw: the slot whose message has failed. It is idle, and the error is not
+  /// thrown again; further calls of test() serve the other slots. -1: the error concerns more than
+  /// one message, or the message stays under way until take_back().
+  virtual int failed_slot() const noexcept { return -1; }
+
   /// Cancels all messages under way so that their memory can be freed. The first call begins, and
   /// each further call continues. After kDone all slots are idle; which of the messages were
   /// delivered is unknown.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/broken_connection.h"
 #include "base/kept_memory.h"
 #include "base/poll_until.h"
 #include "hvd/error.h"
@@ -113,6 +114,7 @@ class MessageControlPlane final : public control::ControlPlane {
   /// keeps the messages of one rank in order.
   RequestTable incoming_;
   control::Message receiving_;
+  std::exception_ptr send_failure_;  ///< to be thrown when nothing has arrived
   bool accused_ = false;
   bool said_farewell_ = false;
 };
@@ -135,7 +137,10 @@ MessageControlPlane::~MessageControlPlane() {
       const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
       poll_until(std::chrono::steady_clock::now() + limit, [&] {
         if (!lingers) {
-          retire_sends();
+          try {
+            retire_sends();
+          } catch (const BrokenConnection&) {  // the other ranks still need their messages
+          }
           return sends_.empty();
         }
         carrier_->progress();  // messages to the lost rank never complete
@@ -219,14 +224,13 @@ bool MessageControlPlane::start_receive() {
 }
 
 std::optional<control::Message> MessageControlPlane::poll() {
-  std::exception_ptr failure;
   try {
     if (!sends_.empty()) retire_sends();
   } catch (const std::exception&) {  // a received message may hold the cause, so it comes first
-    failure = std::current_exception();
+    if (!send_failure_) send_failure_ = std::current_exception();
   }
   std::optional<control::Message> message = next_message();
-  if (!message && failure) std::rethrow_exception(failure);
+  if (!message && send_failure_) std::rethrow_exception(std::exchange(send_failure_, nullptr));
   return message;
 }
 

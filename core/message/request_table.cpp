@@ -1,6 +1,7 @@
 #include "message/request_table.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include "hvd/error.h"
@@ -28,9 +29,22 @@ int RequestTable::awaited() const noexcept {
   return found;
 }
 
+std::span<const Completion> RequestTable::test_requests() {
+  try {
+    return requests_->test();
+  } catch (const std::exception&) {
+    const int failed = requests_->failed_slot();
+    if (failed >= 0) {
+      entries_[static_cast<std::size_t>(failed)].state = State::kIdle;
+      --in_flight_;
+    }
+    throw;
+  }
+}
+
 std::span<const int> RequestTable::test() {
   if (in_flight_ == 0) return {};
-  const std::span<const Completion> completions = requests_->test();
+  const std::span<const Completion> completions = test_requests();
   in_flight_ -= static_cast<int>(completions.size());
   for (std::size_t index = 0; index < completions.size(); ++index) {
     const Completion& completion = completions[index];

@@ -48,7 +48,7 @@ class RequestTable {
 
   /// Lets the carrier work, and returns the slots whose messages have completed since the last
   /// call. Valid until the next call. @throws hvd::Error when a message has another size than its
-  /// receiver expects.
+  /// receiver expects, or has failed: its slot is idle if the carrier can tell which it is.
   std::span<const int> test();
 
   /// See Requests::take_back(). Returns kDone at once if no message is under way.
@@ -66,6 +66,8 @@ class RequestTable {
     entries_[slot] = entry;
     ++in_flight_;
   }
+
+  std::span<const Completion> test_requests();
 
   std::string_view carrier_;
   std::unique_ptr<Requests> requests_;

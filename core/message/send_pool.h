@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,16 +27,25 @@ class SendPool {
   void send(std::span<const std::byte> message, std::span<const int> ranks, Tag tag);
   /// Recycles the buffers of sent messages. Calls `ranks_done(ranks)` for each message that did not
   /// complete inside send(): its receivers may have gone to sleep in the meantime.
+  /// @throws hvd::Error when a message could not be sent to a rank; all others are still served
   template <typename RanksDone>
   void retire(RanksDone&& ranks_done) {
+    std::exception_ptr failure;
     for (std::size_t index = 0; index < active_.size();) {
-      if (!finished(*active_[index])) {
+      bool done = false;
+      try {
+        done = finished(*active_[index]);
+      } catch (const std::exception&) {
+        if (!failure) failure = std::current_exception();
+      }
+      if (!done) {
         ++index;
         continue;
       }
       ranks_done(std::span<const int>(active_[index]->ranks));
       recycle(index);
     }
+    if (failure) std::rethrow_exception(failure);
   }
   bool empty() const noexcept { return active_.empty(); }
 

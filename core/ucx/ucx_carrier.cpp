@@ -47,6 +47,7 @@ class UcxRequests final : public message::Requests, private Pending {
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) override;
   std::span<const Completion> test() override;
+  int failed_slot() const noexcept override { return failed_; }
   TakenBack take_back() noexcept override;
 
  private:
@@ -58,6 +59,7 @@ class UcxRequests final : public message::Requests, private Pending {
     void* received = nullptr;  ///< the request; null: it is over, and test() has not said so
     Status status = kOk;       ///< of a receive that is over
     std::size_t bytes = 0;
+    bool given_up = false;  ///< the connection of a receive has broken, and test() has said so
   };
 
   void forget(Side) noexcept override;
@@ -68,6 +70,8 @@ class UcxRequests final : public message::Requests, private Pending {
   }
   void look_at(Slot&);
   void collect();
+  void collect_from(std::size_t index);
+  [[noreturn]] void fail(std::size_t index);
 
   const std::shared_ptr<Connections> connections_;
   const Plane plane_;
@@ -77,6 +81,7 @@ class UcxRequests final : public message::Requests, private Pending {
   std::vector<Completion> completions_;
   int under_way_ = 0;
   int receiving_ = 0;  ///< of those
+  int failed_ = -1;    ///< slot of the message whose failure test() has thrown
   bool kept_ = false;  ///< memory of what was given up may still be touched
 };
 
@@ -133,34 +138,51 @@ void UcxRequests::look_at(Slot& slot) {
 
 void UcxRequests::collect() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    Slot& slot = slots_[index];
-    if (slot.state == State::kIdle) continue;
-    const bool receives = slot.state == State::kReceiving;
-    look_at(slot);
-    if (under_way(slot)) {
-      // A receive would wait for a peer that is gone.
-      const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
-      if (failure != kOk) connections_->raise("receiving from", slot.peer, failure);
-      continue;
-    }
-    const Status status = receives ? slot.status : slot.sent.status;
-    if (receives && status == kTruncated) {
-      throw Error("ucx: rank " + std::to_string(slot.peer) +
-                  " sent a longer message than was expected; do all ranks run the same build with "
-                  "the same settings?");
-    }
-    if (status != kOk)
-      connections_->raise(receives ? "receiving from" : "sending to", slot.peer, status);
-    completions_.push_back({static_cast<int>(index), slot.bytes});
-    slot = {};
-    --under_way_;
-    receiving_ -= receives ? 1 : 0;
+    if (slots_[index].state == State::kIdle) continue;
+    look_at(slots_[index]);
+    collect_from(index);
   }
+}
+
+// Completions are returned before a failure is thrown, which would drop them: the failed message
+// keeps its slot until the next call.
+void UcxRequests::collect_from(std::size_t index) {
+  Slot& slot = slots_[index];
+  const bool receives = slot.state == State::kReceiving;
+  if (under_way(slot)) {
+    // A receive would wait for a peer that is gone.
+    const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
+    if (failure == kOk || slot.given_up || !completions_.empty()) return;
+    slot.given_up = true;
+    connections_->raise("receiving from", slot.peer, failure);
+  }
+  const Status status = receives ? slot.status : slot.sent.status;
+  if (status != kOk) return completions_.empty() ? fail(index) : void();
+  completions_.push_back({static_cast<int>(index), slot.bytes});
+  slot = {};
+  --under_way_;
+  receiving_ -= receives ? 1 : 0;
+}
+
+void UcxRequests::fail(std::size_t index) {
+  const Slot failed = std::exchange(slots_[index], {});
+  const bool receives = failed.state == State::kReceiving;
+  --under_way_;
+  receiving_ -= receives ? 1 : 0;
+  failed_ = static_cast<int>(index);
+  if (receives && failed.status == kTruncated) {
+    throw Error("ucx: rank " + std::to_string(failed.peer) +
+                " sent a longer message than was expected; do all ranks run the same build with "
+                "the same settings?");
+  }
+  connections_->raise(receives ? "receiving from" : "sending to", failed.peer,
+                      receives ? failed.status : failed.sent.status);
 }
 
 std::span<const Completion> UcxRequests::test() {
   HVD_EXPECT(under_way_ > 0, "something is under way");
   completions_.clear();
+  failed_ = -1;
   for (int round = 0; round < kMostRoundsOfLook; ++round) {
     const bool moved = connections_->progress(plane_, receiving_ > 0);
     collect();

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/broken_connection.h"
 #include "hvd/error.h"
 
 namespace hvd::testing {
@@ -79,10 +80,11 @@ class FakeRequests final : public message::Requests {
     const std::lock_guard lock = enter();
     completions_.clear();
     if (network_->stalled) return completions_;
+    failed_slot_ = -1;
     for (std::size_t slot = 0; slot < ends_.size(); ++slot) {
       if (ends_[slot] == nullptr) continue;
       if (!ends_[slot]->done) {
-        require_reachable(ends_[slot]->receiver);
+        if (completions_.empty()) fail_unless_reachable(slot);
         continue;
       }
       completions_.push_back({static_cast<int>(slot), ends_[slot]->bytes});
@@ -90,6 +92,8 @@ class FakeRequests final : public message::Requests {
     }
     return completions_;
   }
+
+  int failed_slot() const noexcept override { return failed_slot_; }
 
   TakenBack take_back() noexcept override {
     const std::lock_guard lock(network_->mutex_);
@@ -109,7 +113,16 @@ class FakeRequests final : public message::Requests {
   }
   void require_reachable(int peer) const {
     if (peer < 0 || peer != network_->unreachable) return;
-    throw Error("fake: sending to rank " + std::to_string(peer) + " failed");
+    throw BrokenConnection("fake: sending to rank " + std::to_string(peer) + " failed", peer);
+  }
+  void fail_unless_reachable(std::size_t slot) {
+    const int peer = ends_[slot]->receiver;
+    if (peer < 0 || peer != network_->unreachable) return;
+    std::erase_if(network_->mailbox(peer).sent,
+                  [&](const auto& message) { return message.sender == ends_[slot]; });
+    ends_[slot] = nullptr;
+    failed_slot_ = static_cast<int>(slot);
+    require_reachable(peer);
   }
   std::shared_ptr<FakeNetwork::End> begin(std::size_t slot) {
     if (ends_[slot] != nullptr) throw Error("fake: slot " + std::to_string(slot) + " is not idle");
@@ -130,6 +143,7 @@ class FakeRequests final : public message::Requests {
   const int rank_;
   std::vector<std::shared_ptr<FakeNetwork::End>> ends_;  ///< per slot; null: idle
   std::vector<Completion> completions_;
+  int failed_slot_ = -1;
 };
 
 class FakeCarrier final : public message::Carrier {

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "backend/local/local_backend.h"
+#include "base/broken_connection.h"
+#include "hvd/error.h"
 #include "support/local_job.h"
 
 namespace hvd::testing {
@@ -121,6 +123,72 @@ TEST_F(EngineTest, AfterSchedulesThatDidNotLastTheNextOneComesLaterAndLater) {
     ASSERT_TRUE(run("y"));
   }
   EXPECT_GT(steps.back(), steps[1] + 2) << "as if the coordinator had not heard of them";
+}
+
+/// A rank's end of another network, whose poll() the test replaces.
+class BreakingPlane final : public control::ControlPlane {
+ public:
+  BreakingPlane(std::unique_ptr<control::ControlPlane> inner, std::function<void()> before_poll)
+      : inner_(std::move(inner)), before_poll_(std::move(before_poll)) {}
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  void ring(int rank) noexcept override { inner_->ring(rank); }
+  const Topology& topology() const noexcept override { return inner_->topology(); }
+  void report(std::span<const std::byte> message) override { inner_->report(message); }
+  void publish(std::span<const std::byte> message) override { inner_->publish(message); }
+  void send(int rank, std::span<const std::byte> message) override { inner_->send(rank, message); }
+  void send(std::span<const int> ranks, std::span<const std::byte> message) override {
+    inner_->send(ranks, message);
+  }
+  std::optional<control::Message> poll() override {
+    before_poll_();
+    return inner_->poll();
+  }
+  bool busy() const noexcept override { return inner_->busy(); }
+  bool rung_by_all() const noexcept override { return inner_->rung_by_all(); }
+  bool quiet() const noexcept override { return false; }
+  Doorbell& doorbell() noexcept override { return inner_->doorbell(); }
+  ArrivalFlags* arrival_flags(int rank) noexcept override { return inner_->arrival_flags(rank); }
+  ArrivalFlags* remote_arrival_flags() noexcept override { return inner_->remote_arrival_flags(); }
+  void heartbeat(TimePoint now) noexcept override { inner_->heartbeat(now); }
+  std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {
+    return inner_->check_peers(now, timeout);
+  }
+  void accuse(int rank, std::string_view cause) noexcept override { inner_->accuse(rank, cause); }
+  void farewell() noexcept override { inner_->farewell(); }
+
+ private:
+  const std::unique_ptr<control::ControlPlane> inner_;
+  const std::function<void()> before_poll_;
+};
+
+// What it tells the others of its failure may wait for their connections.
+TEST_F(EngineTest, AfterAFailureItGoesOnSendingThoughConnectionsBreak) {
+  make({"a", "b"});
+  std::function<void()> before_poll = [] {};
+  int polls = 0;
+  auto plane = std::make_unique<BreakingPlane>(network_->plane(0), [&] {
+    ++polls;
+    before_poll();
+  });
+  Engine failing(
+      RuntimeOptions{},
+      runtime::EngineParts{
+          std::move(plane), {std::make_shared<LocalBackend>(world_)}, clock_, counters_, timeline_},
+      [](const OperationState&) {});
+  failing.front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  step(failing);
+  ASSERT_TRUE(failing.front().failed());
+  before_poll = [] { throw BrokenConnection("sending to rank 1 failed", 1); };
+  polls = 0;
+  for (int round = 1; round <= 3; ++round) {
+    EXPECT_FALSE(step(failing)) << "or the thread that drives would never sleep";
+    EXPECT_EQ(polls, round);
+  }
+  before_poll = [] { throw Error("the transport is gone"); };
+  polls = 0;
+  for (int round = 0; round < 3; ++round) step(failing);
+  EXPECT_EQ(polls, 1) << "nothing more can be sent";
 }
 
 /// Rank 1 is an engine, the first of its host; rank 0, the coordinator, is played.

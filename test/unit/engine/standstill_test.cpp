@@ -86,7 +86,7 @@ TEST_F(StandstillTest, AConnectionThatDoesNotDeliverEndsTheJobAndBothRanksAreNam
     pass(minutes(9), operations);
     EXPECT_FALSE(over(operations));
     pass(minutes(2), operations);
-    ASSERT_TRUE(over(operations)) << "the ranks wait for ever";
+    ASSERT_TRUE(over(operations)) << "the ranks wait forever";
     for (const Operation& operation : operations) {
       EXPECT_EQ(operation.status().code, StatusCode::kPeerLost);
       EXPECT_EQ(operation.status().rank, -1);

@@ -66,6 +66,21 @@ TEST_F(SendPoolTest, WhoCannotBeReachedKeepsNoOtherFromIt) {
   EXPECT_EQ(receive(2), message);
 }
 
+TEST_F(SendPoolTest, ASendThatFailsOnItsWayIsToldOfOnceAndKeepsNoOtherFromIt) {
+  network->eager_bytes = 10;
+  pool->send(message, others, kTag);
+  pool->send(message, std::vector{2}, kTag);
+  network->unreachable = 1;
+  EXPECT_EQ(receive(2), message);
+  EXPECT_EQ(receive(2), message);
+  int told = 0;
+  const auto count = [&](std::span<const int> done) { told += static_cast<int>(done.size()); };
+  EXPECT_THROW(pool->retire(count), Error);
+  EXPECT_EQ(told, 1) << "the second message has gone out";
+  EXPECT_EQ(retired(), 2);
+  EXPECT_TRUE(pool->empty());
+}
+
 TEST_F(SendPoolTest, SaysWhomASlowMessageHasReached) {
   network->eager_bytes = 10;
   pool->send(message, others, kTag);

@@ -118,6 +118,28 @@ TEST_F(UcxCarrierTest, NamesThePeerOfASendThatFails) {
   EXPECT_EQ(table.take_back(), TakenBack::kDone);
 }
 
+TEST_F(UcxCarrierTest, ASendThatFailsIsToldOfOnceAndTheOthersGoOn) {
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(3);
+  table.send(0, memory, 2, kTag);
+  table.send(1, memory, 3, kTag);
+  table.send(2, memory, 0, kTag);
+  connect();
+  end(sending(2), kOk);
+  end(sending(3), -25);
+  EXPECT_THAT(table.test(), ElementsAre(0)) << "a failure must not drop what has completed";
+  EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 3 failed: trouble 25");
+  EXPECT_TRUE(table.idle(1));
+  EXPECT_EQ(table.in_flight(), 1);
+  EXPECT_THAT(table.test(), ElementsAre()) << "it has been told";
+  end(sending(0), kOk);
+  EXPECT_THAT(table.test(), ElementsAre(2));
+  EXPECT_EQ(table.in_flight(), 0);
+  table.send(1, memory, 0, kTag);
+  end(sending(0), kOk);
+  EXPECT_THAT(table.test(), ElementsAre(1)) << "the slot can be used again";
+}
+
 TEST_F(UcxCarrierTest, NamesThePeerThatCannotBeReached) {
   ucx->connect_answer = -6;
   RequestTable table(*carrier, Plane::kData);
@@ -158,6 +180,8 @@ TEST_F(UcxCarrierTest, DoesNotWaitForAPeerWhoseConnectionIsBroken) {
   EXPECT_THAT(table.test(), ElementsAre(1)) << "it came before the connection broke";
   ucx->break_connections(0, -80);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 0 failed: trouble 80");
+  EXPECT_THAT(table.test(), ElementsAre()) << "it has been told";
+  EXPECT_EQ(table.in_flight(), 1) << "its memory is taken back";
 }
 
 TEST_F(UcxCarrierTest, AMessageThatIsTooLongIsAnErrorThatSaysWhy) {
