@@ -146,25 +146,30 @@ bool Coordinator::may_gather_for_device() const {
   return all;
 }
 
-std::optional<wire::Plan> Coordinator::decide(TimePoint now, std::size_t in_flight) {
-  if (auto repeated = repeat_plan(now, in_flight)) return repeated;
+std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead& ahead) {
+  if (auto repeated = repeat_plan(now, ahead)) return repeated;
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
   fail_stalled(now, plan);
   fail_deadlocked(now, plan);
   if (!departures_.none()) fail_for_shutdown(plan);
   if (join_failure_) fail_what_counts_on_joined(plan);
-  const bool hold_back = in_flight >= kBusyBatches && plan.errors.empty() &&
-                         table_.ready_bytes() < options_.fusion_threshold;
-  const std::int64_t ready_bytes = table_.ready_bytes();
-  if (table_.anything_ready() && !hold_back) plan_ready(now, plan);
-  if (repeated_.learning()) repeated_.learn(plan, ready_bytes, table_.pending().empty());
+  if (table_.anything_ready()) plan_ready(now, ahead, plan);
+  if (repeated_.learning()) repeated_.learn(plan, table_.pending().empty());
   if (!table_.anything_ready()) plan.shutdown = departures_.take_end();
   if (options_.schedule_lock) replay_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
   blocked_.note_change(now);
   return plan;
+}
+
+ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahead) const {
+  if (!ahead) return {};
+  return [this, &ahead](const FusionSort& sort, std::int64_t bytes) {
+    return bytes < options_.fusion_threshold &&
+           ahead(sort.process_set, sort.device) >= kBusyBatches;
+  };
 }
 
 // Since another plan it may have something to go on with.
@@ -285,11 +290,14 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
 }
 
 // What can run, in canonical order; what cannot is failed.
-std::vector<PendingRef> Coordinator::take_sound(wire::Plan& plan) {
+std::vector<PendingRef> Coordinator::take_sound(const BatchesAhead& ahead, wire::Plan& plan) {
   std::vector<PendingRef> sound;
+  const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
   // Failing one tensor may make held members of its group ready, so take until nothing comes.
-  while (table_.anything_ready()) {
-    for (const PendingRef tensor : table_.take_ready()) {
+  for (;;) {
+    const std::vector<PendingRef> taken = table_.take_ready(goes_on);
+    if (taken.empty()) break;
+    for (const PendingRef tensor : taken) {
       if (const auto fault = fault_of(*tensor)) {
         fail(tensor, {StatusCode::kMismatch, *fault}, plan);
       } else {
@@ -317,8 +325,8 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
   return tensor.mismatch;
 }
 
-void Coordinator::plan_ready(TimePoint now, wire::Plan& plan) {
-  std::vector<PendingRef> sound = take_sound(plan);
+void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Plan& plan) {
+  std::vector<PendingRef> sound = take_sound(ahead, plan);
   stalls_.note_resumed(sound, now);
   // A set ends after what is ready in it.
   const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +23,13 @@
 
 namespace hvd::control {
 
-/// With as many batches under way, less than a full one is held back.
+/// With as many batches ahead of it, less than a full one is held back.
 inline constexpr std::size_t kBusyBatches = 2;
+
+/// How many batches rank 0 has in flight on the channel where a tensor of this process set and on
+/// this device would run. None for sets without rank 0, whose channels it does not see. An empty
+/// function: nothing is in flight.
+using BatchesAhead = std::function<std::size_t(int process_set, DeviceType)>;
 
 struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
@@ -54,9 +60,10 @@ class Coordinator {
   /// Something is ready, and all of it is small and on a device, where it may be fused with what
   /// comes: decide() may count what the device has not finished as in flight.
   bool may_gather_for_device() const;
-  /// The next plan, or nothing to do. With two or more batches still `in_flight`, small tensors are
-  /// held back until one completes or a full batch has gathered: fusion without a timer.
-  std::optional<wire::Plan> decide(TimePoint now, std::size_t in_flight);
+  /// The next plan, or nothing to do. With two or more batches ahead of them, tensors that may
+  /// share a batch are held back until one completes or a full batch of their sort has gathered:
+  /// fusion without a timer. What shares no batch is never held back.
+  std::optional<wire::Plan> decide(TimePoint now, const BatchesAhead&);
 
   /// For the other ranks: the bytes of the last plan, which are cheaper to make here where a plan
   /// repeats.
@@ -96,7 +103,9 @@ class Coordinator {
 
   bool take_whole(const wire::MergedReport&);
   void spread_whole(TimePoint now);
-  std::optional<wire::Plan> repeat_plan(TimePoint now, std::size_t in_flight);
+  std::optional<wire::Plan> repeat_plan(TimePoint now, const BatchesAhead&);
+  ReadyTable::GoesOnGathering gathering_while(const BatchesAhead&) const;
+  bool may_hold_back_repeated(const BatchesAhead&) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request);
   void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
@@ -111,8 +120,8 @@ class Coordinator {
   void fail_for_shutdown(wire::Plan&);
   void fail_what_counts_on_joined(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
-  void plan_ready(TimePoint now, wire::Plan&);
-  std::vector<PendingRef> take_sound(wire::Plan&);
+  void plan_ready(TimePoint now, const BatchesAhead&, wire::Plan&);
+  std::vector<PendingRef> take_sound(const BatchesAhead&, wire::Plan&);
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
   void end_set(int process_set);

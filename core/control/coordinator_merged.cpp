@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "control/aggregator.h"
@@ -71,9 +72,18 @@ void Coordinator::spread_whole(TimePoint now) {
   });
 }
 
-std::optional<wire::Plan> Coordinator::repeat_plan(TimePoint now, std::size_t in_flight) {
+// Some batch is of a sort that could gather. The ready table finds out whether it does.
+bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
+  return ahead && std::ranges::any_of(repeated_.plan().batches, [&](const wire::Batch& batch) {
+           const wire::Request& request = cache_.at(*batch.tensors.front().slot).request;
+           return fusion_sort(request) &&
+                  ahead(request.process_set, request.device) >= kBusyBatches;
+         });
+}
+
+std::optional<wire::Plan> Coordinator::repeat_plan(TimePoint now, const BatchesAhead& ahead) {
   if (!repeated_.waiting()) return std::nullopt;
-  if (in_flight >= kBusyBatches && repeated_.bytes() < options_.fusion_threshold) {
+  if (may_hold_back_repeated(ahead)) {
     spread_whole(now);
     return std::nullopt;
   }

@@ -3,7 +3,6 @@
 #include <bit>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "control/saturating.h"
@@ -21,14 +20,17 @@ bool fusible(const wire::Request& request) {
   return fusible(request.kind) && request.op != ReduceOp::kAdasum && !request.alone;
 }
 
-// The factors by their bits: a NaN among the keys would undo the map's order.
-auto sort_of(const wire::Request& request) {
-  return std::tuple(request.process_set, request.kind, request.op, request.dtype,
-                    request.compression, request.device, request.root,
-                    std::bit_cast<std::uint64_t>(request.prescale),
-                    std::bit_cast<std::uint64_t>(request.postscale));
+FusionSort sort_of(const wire::Request& request) {
+  return {request.process_set,
+          request.kind,
+          request.op,
+          request.dtype,
+          request.compression,
+          request.device,
+          request.root,
+          std::bit_cast<std::uint64_t>(request.prescale),
+          std::bit_cast<std::uint64_t>(request.postscale)};
 }
-using Sort = decltype(sort_of(wire::Request{}));
 
 // What stays together: one tensor, or the members of a group that are of one sort.
 struct Unit {
@@ -38,7 +40,7 @@ struct Unit {
 
 std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
   std::vector<Unit> units;
-  std::map<std::pair<std::string, Sort>, std::size_t> unit_of_group;
+  std::map<std::pair<std::string, FusionSort>, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const wire::Request& request = *tensors[i].request;
     std::size_t index = units.size();
@@ -60,6 +62,10 @@ struct OpenBatch {
 
 }  // namespace
 
+std::optional<FusionSort> fusion_sort(const wire::Request& request) {
+  return fusible(request) ? std::optional(sort_of(request)) : std::nullopt;
+}
+
 bool may_share_batch(const wire::Request& a, const wire::Request& b) {
   return fusible(a) && sort_of(a) == sort_of(b);
 }
@@ -67,10 +73,10 @@ bool may_share_batch(const wire::Request& a, const wire::Request& b) {
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
                                                   std::int64_t threshold) {
   std::vector<std::vector<std::size_t>> batches;
-  std::map<Sort, OpenBatch> open;
+  std::map<FusionSort, OpenBatch> open;
   for (Unit& unit : make_units(tensors)) {
     const wire::Request& request = *tensors[unit.indices.front()].request;
-    const Sort sort = sort_of(request);
+    const FusionSort sort = sort_of(request);
     const auto found = fusible(request) && threshold > 0 ? open.find(sort) : open.end();
     const std::int64_t together =
         found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,6 +16,24 @@ struct ReadyTensor {
   const wire::Request* request = nullptr;
   std::int64_t bytes = 0;  ///< what it adds to a fusion buffer
 };
+
+/// What tensors have in common that may go through the backend in one call. Factors are kept by
+/// their bits, as a NaN among the keys would break their order.
+struct FusionSort {
+  int process_set = 0;
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  DataType dtype = DataType::kFloat32;
+  Compression compression = Compression::kNone;
+  DeviceType device = DeviceType::kCpu;
+  int root = 0;
+  std::uint64_t prescale = 0;
+  std::uint64_t postscale = 0;
+  friend auto operator<=>(const FusionSort&, const FusionSort&) = default;
+};
+
+/// None: the tensor shares its batch with no other.
+std::optional<FusionSort> fusion_sort(const wire::Request&);
 
 /// Whether two tensors may go through the backend in one call.
 bool may_share_batch(const wire::Request&, const wire::Request&);

@@ -219,19 +219,39 @@ void ReadyTable::complete(PendingRef tensor) {
   if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {
     tensor->mismatch = describe(request) + ": the result has more than 2^63 bytes";
   }
-  if (request.group_size == 0 || tensor->mismatch || tensor->groups.front()->failure)
-    return make_ready(tensor);
+  if (request.group_size == 0) return make_ready(tensor, !tensor->mismatch);
+  if (tensor->mismatch || tensor->groups.front()->failure) return make_ready(tensor, false);
   TensorGroup& group = *tensor->groups.front();
   group.held.push_back(tensor);
   tensor->held = true;
   if (group.held.size() < static_cast<std::size_t>(group.size)) return;
-  for (const PendingRef held : std::exchange(group.held, {})) make_ready(held);
+  const bool of_one_sort = std::ranges::all_of(
+      group.held, [&](PendingRef member) { return may_share_batch(member->request, request); });
+  for (const PendingRef member : std::exchange(group.held, {})) make_ready(member, of_one_sort);
 }
 
-void ReadyTable::make_ready(PendingRef tensor) {
+void ReadyTable::make_ready(PendingRef tensor, bool may_gather) {
   tensor->held = false;
-  ready_.push_back(tensor);
-  ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*tensor));
+  tensor->ready = true;
+  const auto sort = may_gather ? fusion_sort(tensor->request) : std::nullopt;
+  if (!sort) return at_once_.push_back(tensor);
+  Gathered& gathered = gathering_[*sort];
+  gathered.tensors.push_back(tensor);
+  gathered.bytes = saturating_sum(gathered.bytes, batch_bytes(*tensor));
+}
+
+void ReadyTable::forget_ready(PendingRef tensor) {
+  if (std::erase(at_once_, tensor) > 0) return;
+  const auto sort = gathering_.find(fusion_sort(tensor->request).value());
+  Gathered& gathered = sort->second;
+  std::erase(gathered.tensors, tensor);
+  if (gathered.tensors.empty()) {
+    gathering_.erase(sort);
+    return;
+  }
+  gathered.bytes = 0;
+  for (const PendingRef other : gathered.tensors)
+    gathered.bytes = saturating_sum(gathered.bytes, batch_bytes(*other));
 }
 
 /// These ranks have something else where others have a member that they have not asked for. A rank
@@ -275,12 +295,25 @@ void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire:
   }
 }
 
-std::vector<PendingRef> ReadyTable::take_ready() {
-  std::sort(ready_.begin(), ready_.end(), [](PendingRef a, PendingRef b) {
+std::vector<PendingRef> ReadyTable::take_ready(const GoesOnGathering& goes_on) {
+  std::vector<PendingRef> taken = std::exchange(at_once_, {});
+  const bool leaves_nothing = std::ranges::any_of(taken, [](PendingRef tensor) {
+    return tensor->request.kind == OpKind::kJoin ||
+           tensor->request.kind == OpKind::kRemoveProcessSet;
+  });
+  for (auto sort = gathering_.begin(); sort != gathering_.end();) {
+    if (!leaves_nothing && goes_on && goes_on(sort->first, sort->second.bytes)) {
+      ++sort;
+      continue;
+    }
+    taken.insert(taken.end(), sort->second.tensors.begin(), sort->second.tensors.end());
+    sort = gathering_.erase(sort);
+  }
+  for (const PendingRef tensor : taken) tensor->ready = false;
+  std::sort(taken.begin(), taken.end(), [](PendingRef a, PendingRef b) {
     return std::tie(a->request.process_set, a->order) < std::tie(b->request.process_set, b->order);
   });
-  ready_bytes_ = 0;
-  return std::exchange(ready_, {});
+  return taken;
 }
 
 std::optional<Status> ReadyTable::group_failure(const PendingTensor& tensor) const {
@@ -293,18 +326,14 @@ void ReadyTable::fail_group(const PendingTensor& tensor, const Status& reason) {
 
 void ReadyTable::fail_group(TensorGroup& group, const Status& reason) {
   if (!group.failure) group.failure = reason;
-  for (const PendingRef held : std::exchange(group.held, {})) make_ready(held);
+  for (const PendingRef held : std::exchange(group.held, {})) make_ready(held, false);
 }
 
 void ReadyTable::erase(PendingRef tensor) {
   if (join_ == tensor) join_.reset();
   by_key_.erase(key_of(tensor->request));
   if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
-  if (std::erase(ready_, tensor) > 0) {
-    ready_bytes_ = 0;
-    for (const PendingRef ready : ready_)
-      ready_bytes_ = saturating_sum(ready_bytes_, batch_bytes(*ready));
-  }
+  if (tensor->ready) forget_ready(tensor);
   for (const auto& group : tensor->groups) {
     std::erase(group->held, tensor);
     if (++group->gone < group->size) continue;

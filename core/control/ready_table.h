@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/rank_set.h"
+#include "control/fusion_planner.h"
 #include "control/process_set_table.h"
 #include "control/tensor_key.h"
 #include "hvd/status.h"
@@ -43,7 +45,8 @@ struct PendingTensor {
   std::optional<std::uint32_t> cached_slot = {};
   /// More than one only when ranks disagree about the group.
   std::vector<std::shared_ptr<TensorGroup>> groups = {};
-  bool held = false;  ///< complete, but its group is not
+  bool held = false;   ///< complete, but its group is not
+  bool ready = false;  ///< can be planned, and has not been taken for it
   TimePoint first_seen{};
   /// When the lowest-ranked member that has reported did so, counted in that rank's own
   /// submissions: equal in every run, whatever the ranks' relative speed.
@@ -111,17 +114,25 @@ class ReadyTable {
   /// Drops what is pending in a process set that was removed.
   void drop_set(int process_set);
 
+  /// Whether ready tensors of this sort, which are so many bytes, go on gathering.
+  using GoesOnGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
   /// whole group is complete or one of it has failed.
-  std::vector<PendingRef> take_ready();
-  bool anything_ready() const noexcept { return !ready_.empty(); }
-  std::int64_t ready_bytes() const noexcept { return ready_bytes_; }
+  ///
+  /// Only what may share a batch gathers, if a function is given. Groups of several sorts do not,
+  /// as their members are planned together. A join that is ready and the end of a process set leave
+  /// nothing behind: what gathers may count on ranks that have joined, or be of that set.
+  std::vector<PendingRef> take_ready(const GoesOnGathering& = {});
+  bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
   /// The predicate holds for the request of each tensor that is ready.
   template <class Predicate>
   bool all_ready(const Predicate& predicate) const {
-    return std::ranges::all_of(
-        ready_, [&](const PendingRef& tensor) { return predicate(tensor->request); });
+    const auto holds = [&](const PendingRef& tensor) { return predicate(tensor->request); };
+    return std::ranges::all_of(at_once_, holds) &&
+           std::ranges::all_of(gathering_, [&](const auto& of_sort) {
+             return std::ranges::all_of(of_sort.second.tensors, holds);
+           });
   }
   /// How a sibling in the group ended that makes this tensor fail, if one does.
   std::optional<Status> group_failure(const PendingTensor&) const;
@@ -155,7 +166,8 @@ class ReadyTable {
   std::size_t position_of(const PendingTensor&, int rank) const;
   void mark_absent(PendingRef, const RankSet& ranks);
   void complete(PendingRef);
-  void make_ready(PendingRef);
+  void make_ready(PendingRef, bool may_gather);
+  void forget_ready(PendingRef);
   void join_group(PendingRef, const Askers&, const wire::Request&);
   bool replaces_member(const TensorGroup&, const Askers&, const wire::Request&) const;
   void fail_group(TensorGroup&, const Status& reason);
@@ -166,8 +178,13 @@ class ReadyTable {
   /// The tensor that is pending by hits on the slot only.
   std::vector<std::optional<PendingRef>> by_slot_;
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
-  std::vector<PendingRef> ready_;
-  std::int64_t ready_bytes_ = 0;
+  /// Ready tensors of one sort.
+  struct Gathered {
+    std::vector<PendingRef> tensors = {};
+    std::int64_t bytes = 0;
+  };
+  std::vector<PendingRef> at_once_;           // ready, to be planned without delay
+  std::map<FusionSort, Gathered> gathering_;  // the others that are ready; none is empty
   RankSet joined_;
   int last_to_join_ = 0;
   std::optional<PendingRef> join_;

@@ -34,7 +34,7 @@ wire::Bytes RepeatedPlan::encode(const wire::Plan& plan) const {
   return repeated ? wire::renumber(known_->encoded, plan.sequence) : wire::encode(plan);
 }
 
-void RepeatedPlan::learn(wire::Plan plan, std::int64_t bytes, bool nothing_pending) {
+void RepeatedPlan::learn(wire::Plan plan, bool nothing_pending) {
   const std::optional<wire::SlotSet> asked = std::exchange(learning_, std::nullopt);
   if (!asked || plan.shutdown || !plan.errors.empty() || !nothing_pending) return;
   wire::SlotSet planned;
@@ -47,7 +47,7 @@ void RepeatedPlan::learn(wire::Plan plan, std::int64_t bytes, bool nothing_pendi
   if (planned != *asked) return;
   plan.sequence = 0;
   wire::Bytes encoded = wire::encode(plan);
-  known_ = {planned, std::move(encoded), std::move(plan), bytes, true, 0};
+  known_ = {planned, std::move(encoded), std::move(plan), true, 0};
 }
 
 }  // namespace hvd::control

@@ -34,10 +34,10 @@ class RepeatedPlan {
     HVD_EXPECT(waiting(), "hits wait");
     return waiting_->slots;
   }
-  /// How many bytes the plan for them moves. @pre waiting()
-  std::int64_t bytes() const noexcept {
+  /// The plan for them, without its number. @pre waiting()
+  const wire::Plan& plan() const noexcept {
     HVD_EXPECT(waiting(), "hits wait");
-    return known_->bytes;
+    return known_->plan;
   }
   /// Something else comes in between: the hits that have waited, for the ready table, if any have.
   std::optional<wire::StampedHits> give_back();
@@ -48,7 +48,7 @@ class RepeatedPlan {
 
   bool learning() const noexcept { return learning_.has_value(); }
   /// What has been decided since offer(). @param nothing_pending after it
-  void learn(wire::Plan, std::int64_t bytes, bool nothing_pending);
+  void learn(wire::Plan, bool nothing_pending);
   /// Another plan has changed the order of the cache.
   void note_touched() noexcept {
     if (known_) known_->just_used = false;
@@ -61,7 +61,6 @@ class RepeatedPlan {
     wire::SlotSet slots = {};
     wire::Bytes encoded = {};  ///< with the sequence 0
     wire::Plan plan = {};
-    std::int64_t bytes = 0;      ///< that it moves
     bool just_used = false;      ///< the cache's order is what this plan makes of it
     std::uint64_t taken_as = 0;  ///< the number that take() last gave it
   };

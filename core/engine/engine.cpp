@@ -254,8 +254,15 @@ void Engine::start(control::AgreedBatch batch) {
 
 // A rank that repeats a schedule has reported nothing, and a plan needs all.
 bool Engine::decide() {
-  const bool decided =
-      !steady_.repeating() && route_.decide(executor_.in_flight() + busy_on_device());
+  const auto decide_now = [this]() HVD_REQUIRES(progress_) {
+    const std::size_t on_device = busy_on_device();
+    return route_.decide([this, on_device](int process_set, DeviceType device)
+                             HVD_REQUIRES(progress_) {
+                               return executor_.batches_ahead(process_set, device) +
+                                      (device == DeviceType::kCpu ? 0 : on_device);
+                             });
+  };
+  const bool decided = !steady_.repeating() && decide_now();
   if (gathering_.under_way() && (decided || steady_.repeating() || !route_.may_gather_for_device()))
     gathering_.end();
   return decided;
@@ -263,7 +270,7 @@ bool Engine::decide() {
 
 /// What the device has queued as far as small tensors for it may wait for that.
 std::size_t Engine::busy_on_device() {
-  const std::size_t here = executor_.in_flight();
+  const std::size_t here = executor_.batches_ahead(0, DeviceType::kCuda);
   if (here >= control::kBusyBatches || executor_.device_completions().empty() ||
       !route_.may_gather_for_device() || !gathering_.may_last(time_.step()))
     return 0;

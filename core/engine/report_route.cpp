@@ -134,9 +134,9 @@ void ReportRoute::note_left(std::uint64_t batches_run) {
   if (coordinator_) coordinator_->note_replay_left(batches_run);
 }
 
-bool ReportRoute::decide(std::size_t in_flight) {
+bool ReportRoute::decide(const control::BatchesAhead& ahead) {
   if (!coordinator_ || own_plan_) return false;
-  auto plan = coordinator_->decide(time_.awake(time_.step()), in_flight);
+  auto plan = coordinator_->decide(time_.awake(time_.step()), ahead);
   if (!plan) return false;
   if (!receivers_.empty()) sender_.send(receivers_, coordinator_->encode(*plan));
   own_plan_ = std::move(plan);

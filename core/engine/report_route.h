@@ -78,7 +78,7 @@ class ReportRoute {
   }
   /// Rank 0: decides, and publishes, the next plan; none before receive() has given the last one.
   /// @return whether there was one
-  bool decide(std::size_t in_flight);
+  bool decide(const control::BatchesAhead&);
   /// Before this rank applies the plan: ranks below report after it, in terms that this one must
   /// know by then.
   void pass_down(const wire::Plan&);

@@ -56,6 +56,7 @@ class ChannelQueue {
   bool ordered;
   /// Nothing is launched unless the device is current. See Note [The device of MPI's calls].
   bool carries_device_memory;
+  bool urgent = false;   ///< beside the one where batches of its process set queue
   bool retired = false;  ///< it is closed once what was started has ended
 
  private:

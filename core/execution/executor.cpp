@@ -130,6 +130,16 @@ device::Context* Executor::device_to_be_current() noexcept {
   return device_is_current_ ? device : nullptr;
 }
 
+std::size_t Executor::batches_ahead(int process_set, DeviceType device) const noexcept {
+  std::size_t batches = 0;
+  for (const auto& [key, queue] : queues_) {
+    if (queue.empty() || queue.urgent) continue;
+    if (device == DeviceType::kCpu && key.first != process_set) continue;
+    if (queue.front().batch().spec().device.type == device) batches += queue.executions().size();
+  }
+  return batches;
+}
+
 std::size_t Executor::unfinished_on_device(std::size_t most) {
   if (completions_.empty()) return 0;
   const std::size_t unfinished = completions_.unfinished(most);

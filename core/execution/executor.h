@@ -78,6 +78,10 @@ class Executor {
   bool needs_polling() const noexcept;
   /// Batches that have been started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
+  /// Those of them that a batch of this process set and on this device would queue behind: of the
+  /// same set, but for small operations that have a channel beside it; on a GPU of all sets, as its
+  /// channels take turns.
+  std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
   /// Of the batches that are complete here, how many the device has not finished, counted up to
   /// `most`. Asks the device. @throws Error when one has failed there
   std::size_t unfinished_on_device(std::size_t most);

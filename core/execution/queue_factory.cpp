@@ -66,8 +66,10 @@ class BackendQueues final : public QueueFactory {
     if (on_device(batch)) return open_on_device(batch);
     ChannelSpec spec = batch.spec();
     if (urgent(batch)) spec.instance = kUrgentInstance;
-    return {choose(batch), host_backend(spec, batch).open(spec, parts_.peers),
-            std::make_unique<HostStaging>(buffers_)};
+    ChannelQueue queue{choose(batch), host_backend(spec, batch).open(spec, parts_.peers),
+                       std::make_unique<HostStaging>(buffers_)};
+    queue.urgent = urgent(batch);
+    return queue;
   }
 
   void keep_buffers_for(std::span<const Batch* const> batches) override {

@@ -79,7 +79,8 @@ class Job {
   void decide(int seconds) {
     now_ += std::chrono::seconds(seconds);
     coordinator_.stall_warnings(now_);
-    decided_ = coordinator_.decide(now_, static_cast<std::size_t>(seconds % 3));
+    decided_ = coordinator_.decide(
+        now_, [=](int, DeviceType) { return static_cast<std::size_t>(seconds % 3); });
     coordinator_.next_deadline();
   }
   void publish() {

@@ -255,7 +255,8 @@ void ProtocolSim::receive(int from, int to, const wire::Bytes& bytes) {
 
 void ProtocolSim::coordinate() {
   outcome_.warnings += world_.coordinator().stall_warnings(loop_.now()).size();
-  while (const auto plan = world_.coordinator().decide(loop_.now(), at(0).batches_in_flight)) {
+  const auto ahead = [this](int, DeviceType) { return at(0).batches_in_flight; };
+  while (const auto plan = world_.coordinator().decide(loop_.now(), ahead)) {
     ++outcome_.plans;
     latest_plan_ = plan->sequence;
     for (const auto& batch : plan->batches) outcome_.fused += batch.tensors.size() > 1 ? 1 : 0;

@@ -107,7 +107,7 @@ void UniformWorld::decide(const wire::AnyMessage& own, Round& round, const Watch
   watch.begin();
   hear(0, own);
   watch.accepted();
-  const auto plan = world_.coordinator().decide(now_, 0);
+  const auto plan = world_.coordinator().decide(now_, {});
   if (!plan)
     throw std::runtime_error("simulated world: all ranks have reported and there is no plan");
   const wire::Bytes bytes = world_.coordinator().encode(*plan);

@@ -245,7 +245,7 @@ class World {
   bool may_gather_for_device() { return tree_.coordinator().may_gather_for_device(); }
   void decide_and_compare(std::size_t in_flight = 0) {
     ASSERT_EQ(may_gather_for_device(), star_.coordinator().may_gather_for_device());
-    const auto plan = tree_.coordinator().decide({}, in_flight);
+    const auto plan = tree_.coordinator().decide({}, [=](int, DeviceType) { return in_flight; });
     ASSERT_EQ(plan, star_.decide(in_flight));
     if (!plan) return;
     ASSERT_EQ(std::get<wire::Plan>(wire::decode(tree_.coordinator().encode(*plan))), *plan);

@@ -77,8 +77,9 @@ class Cluster {
     for (int number = 0; number < size(); ++number) report(number);
   }
 
+  /// @param in_flight on each channel
   std::optional<wire::Plan> decide(std::size_t in_flight = 0) {
-    const auto plan = coordinator().decide(now, in_flight);
+    const auto plan = coordinator().decide(now, [=](int, DeviceType) { return in_flight; });
     if (!plan) return std::nullopt;
     plans_.push_back(std::get<wire::Plan>(wire::decode(wire::encode(*plan))));
     return plans_.back();

@@ -290,6 +290,85 @@ TEST(Coordinator, SmallTensorsAreHeldBackWhileTwoBatchesAreUnderWay) {
   EXPECT_TRUE(cluster.decide(1));
 }
 
+TEST(Coordinator, WhatSharesNoBatchIsNotHeldBack) {
+  wire::Request alone = allreduce("alone"), adasum = allreduce("adasum");
+  alone.alone = true;
+  adasum.op = ReduceOp::kAdasum;
+  for (const wire::Request& request : {alone, adasum, unnamed(OpKind::kBarrier, 0, {})}) {
+    Cluster cluster(2);
+    cluster.submit_everywhere(allreduce("small"));
+    cluster.submit_everywhere(request);
+    cluster.report_all();
+    const auto plan = cluster.decide(2);
+    ASSERT_TRUE(plan) << request.name;
+    EXPECT_THAT(names(*plan), ElementsAre(request.name));
+    cluster.apply_everywhere();
+    EXPECT_FALSE(cluster.decide(2));
+    EXPECT_THAT(names(*cluster.decide(1)), ElementsAre("small"));
+  }
+}
+
+TEST(Coordinator, WhatCannotRunIsNotHeldBack) {
+  Cluster cluster(2);
+  cluster.submit(0, allreduce("a", {4}));
+  cluster.submit(1, allreduce("a", {5}));
+  cluster.report_all();
+  const auto plan = cluster.decide(2);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->errors.size(), 1U);
+}
+
+TEST(Coordinator, ABusySetHoldsBackItsOwnTensorsOnly) {
+  Cluster cluster(4);
+  wire::Request add = unnamed(OpKind::kAddProcessSet, 0, {});
+  add.new_set = {2, 3};
+  cluster.submit_everywhere(add);
+  cluster.exchange();
+  wire::Request of_pair = allreduce("pair");
+  of_pair.process_set = 1;
+  for (const int rank : {2, 3}) cluster.submit(rank, of_pair);
+  cluster.submit_everywhere(allreduce("world"));
+  cluster.report_all();
+  const auto world_is_busy = [](int process_set, DeviceType) -> std::size_t {
+    return process_set == 0 ? 2 : 0;
+  };
+  const auto plan = cluster.coordinator().decide({}, world_is_busy);
+  ASSERT_TRUE(plan);
+  EXPECT_THAT(names(*plan), ElementsAre("pair"));
+  EXPECT_THAT(names(*cluster.decide(1)), ElementsAre("world"));
+}
+
+// What gathers could not run after them: nobody is absent from it any more, or its set has gone.
+TEST(Coordinator, NothingGathersAcrossAJoinOrTheEndOfASet) {
+  wire::Request join = unnamed(OpKind::kJoin, 0, {0});
+  join.dtype = DataType::kUInt8;
+  Cluster joining(2);
+  joining.submit(1, join);
+  joining.report_all();
+  joining.submit(0, allreduce("a"));
+  joining.report_all();
+  EXPECT_FALSE(joining.decide(2));
+  joining.submit(0, join);
+  joining.report_all();
+  EXPECT_EQ(joining.decide(2)->batches.size(), 2U);
+  joining.apply_everywhere();
+
+  Cluster ending(2);
+  wire::Request add = unnamed(OpKind::kAddProcessSet, 0, {});
+  add.new_set = {0, 1};
+  ending.submit_everywhere(add);
+  ending.exchange();
+  wire::Request of_set = allreduce("a"), remove = unnamed(OpKind::kRemoveProcessSet, 0, {});
+  of_set.process_set = remove.removed_set = 1;
+  ending.submit_everywhere(of_set);
+  ending.report_all();
+  EXPECT_FALSE(ending.decide(2));
+  ending.submit_everywhere(remove);
+  ending.report_all();
+  EXPECT_EQ(ending.decide(2)->batches.size(), 2U);
+  for (const Applied& applied : ending.apply_everywhere()) EXPECT_TRUE(applied.errors.empty());
+}
+
 TEST(Coordinator, OnlyWhatMayBeFusedOnADeviceGathersForIt) {
   Cluster cluster(2);
   const auto submit = [&](wire::Request request, DeviceType device = DeviceType::kCuda) {

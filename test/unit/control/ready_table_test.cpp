@@ -16,6 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 class ReadyTableTest : public ::testing::Test {
  protected:
@@ -44,10 +45,8 @@ TEST_F(ReadyTableTest, ReadyWhenTheLastHasAsked) {
   EXPECT_FALSE(table_.has_reported(*tensor, 1));
   ask(1, allreduce("a"));
   EXPECT_TRUE(table_.anything_ready());
-  EXPECT_EQ(table_.ready_bytes(), 16);
   EXPECT_THAT(take_names(), ElementsAre("a"));
   EXPECT_FALSE(table_.anything_ready());
-  EXPECT_EQ(table_.ready_bytes(), 0);
   EXPECT_EQ(table_.pending().size(), 1u);
   table_.erase(tensor);
   EXPECT_TRUE(table_.pending().empty());
@@ -256,10 +255,48 @@ TEST_F(ReadyTableTest, WhenRanksDisagreeAboutTheGroupAllGroupsConcernedFail) {
 TEST_F(ReadyTableTest, ErasingWhatIsReadyTakesItsBytesAway) {
   ask_all(allreduce("a"));
   ask_all(allreduce("b", {100}));
-  EXPECT_EQ(table_.ready_bytes(), 416);
   table_.erase(table_.pending().begin());
-  EXPECT_EQ(table_.ready_bytes(), 400);
+  std::vector<std::int64_t> gathered;
+  EXPECT_THAT(table_.take_ready([&](const FusionSort&, std::int64_t bytes) {
+    gathered.push_back(bytes);
+    return true;
+  }),
+              IsEmpty());
+  EXPECT_THAT(gathered, ElementsAre(400));
+  EXPECT_TRUE(table_.anything_ready());
   EXPECT_THAT(take_names(), ElementsAre("b"));
+  EXPECT_FALSE(table_.anything_ready());
+}
+
+TEST_F(ReadyTableTest, OnlySortsThatMayShareABatchGather) {
+  wire::Request alone = allreduce("alone"), adasum = allreduce("adasum"), half = allreduce("half");
+  alone.alone = true;
+  adasum.op = ReduceOp::kAdasum;
+  half.dtype = DataType::kFloat16;
+  ask_all(allreduce("a"));
+  ask_all(allreduce("b"));
+  for (const wire::Request& request : {alone, adasum, half}) ask_all(request);
+  ask_all(unnamed(OpKind::kBarrier, 0, {}));
+  const auto floats = [](const FusionSort& sort, std::int64_t bytes) {
+    return sort.dtype == DataType::kFloat32 && bytes < 33;
+  };
+  std::vector<std::string> taken;
+  for (const auto& tensor : table_.take_ready(floats)) taken.push_back(tensor->request.name);
+  EXPECT_THAT(taken, UnorderedElementsAre("alone", "adasum", "half", "barrier.unnamed.0"));
+  EXPECT_THAT(take_names(), ElementsAre("a", "b"));
+}
+
+// Its members are planned together, so that none waits for another that has run.
+TEST_F(ReadyTableTest, AGroupOfSeveralSortsDoesNotGather) {
+  const auto always = [](const FusionSort&, std::int64_t) { return true; };
+  wire::Request half = in_group(allreduce("b"), "mixed", 2, 1);
+  half.dtype = DataType::kFloat16;
+  ask_all(in_group(allreduce("a"), "mixed", 2, 0));
+  ask_all(half);
+  ask_all(in_group(allreduce("c"), "alike", 2, 0));
+  ask_all(in_group(allreduce("d"), "alike", 2, 1));
+  EXPECT_EQ(table_.take_ready(always).size(), 2U);
+  EXPECT_THAT(take_names(), ElementsAre("c", "d"));
 }
 
 }  // namespace

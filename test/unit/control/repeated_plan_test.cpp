@@ -25,7 +25,7 @@ class RepeatedPlanTest : public ::testing::Test {
   }
   void learn(const std::vector<std::uint32_t>& slots) {
     EXPECT_FALSE(repeated_.offer(hits(slots)));
-    repeated_.learn(plan_for(slots), 12, /*nothing_pending=*/true);
+    repeated_.learn(plan_for(slots), /*nothing_pending=*/true);
   }
   /// Which of the cache's slots is given up next.
   std::uint32_t oldest() {
@@ -42,11 +42,11 @@ TEST_F(RepeatedPlanTest, ThePlanForTheSameSlotsIsGivenAgainUnderAnotherNumber) {
   EXPECT_FALSE(repeated_.offer(hits({0, 2})));
   EXPECT_TRUE(repeated_.learning());
   EXPECT_FALSE(repeated_.waiting());
-  repeated_.learn(plan_for({0, 2}), 12, true);
+  repeated_.learn(plan_for({0, 2}), true);
   EXPECT_FALSE(repeated_.learning());
   ASSERT_TRUE(repeated_.offer(hits({0, 2}, 2)));
   EXPECT_TRUE(repeated_.waiting());
-  EXPECT_EQ(repeated_.bytes(), 12);
+  EXPECT_EQ(repeated_.plan().batches, plan_for({0, 2}).batches);
   EXPECT_EQ(repeated_.slots(), wire::SlotSet({0, 2}));
   wire::Plan expected = plan_for({0, 2});
   expected.sequence = 300;
@@ -74,7 +74,7 @@ TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
   learn({0, 2});
   EXPECT_FALSE(repeated_.offer(hits({0, 1})));
   EXPECT_TRUE(repeated_.learning());
-  repeated_.learn(plan_for({0, 1}), 12, true);
+  repeated_.learn(plan_for({0, 1}), true);
   EXPECT_FALSE(repeated_.offer(hits({0, 2})));
 }
 
@@ -92,7 +92,7 @@ TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
     repeated.offer(hits({0, 2}));
     wire::Plan plan = plan_for({0, 2});
     change(plan);
-    repeated.learn(plan, 12, nothing_pending);
+    repeated.learn(plan, nothing_pending);
     return repeated.offer(hits({0, 2}));
   };
   EXPECT_TRUE(kept([](wire::Plan&) {}, true));
@@ -106,7 +106,7 @@ TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
   RepeatedPlan repeated;
   repeated.offer(hits({0, 2}));
   repeated.give_back();
-  repeated.learn(plan_for({0, 2}), 12, true);
+  repeated.learn(plan_for({0, 2}), true);
   EXPECT_FALSE(repeated.offer(hits({0, 2})));
 }
 

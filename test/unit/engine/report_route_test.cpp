@@ -144,11 +144,11 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
     for (const std::size_t rank : {0, 1}) node(rank).submit("x");
     EXPECT_THAT(node(0).receive(), IsEmpty());
     EXPECT_TRUE(route(0).waiting());
-    EXPECT_FALSE(route(0).decide(0)) << "rank 2 has not asked";
+    EXPECT_FALSE(route(0).decide({})) << "rank 2 has not asked";
     node(2).submit("x");
     EXPECT_THAT(node(0).receive(), IsEmpty());
-    EXPECT_TRUE(route(0).decide(0));
-    EXPECT_FALSE(route(0).decide(0));
+    EXPECT_TRUE(route(0).decide({}));
+    EXPECT_FALSE(route(0).decide({}));
     clock_.advance(milliseconds(1));
     for (const std::size_t rank : {0, 1, 2}) {
       EXPECT_FALSE(route(rank).quiet());
@@ -158,7 +158,7 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
       EXPECT_EQ(route(rank).last_plan_at(), clock_.now());
       EXPECT_EQ(node(rank).counters.plans_applied, round);
     }
-    EXPECT_FALSE(route(1).decide(0));
+    EXPECT_FALSE(route(1).decide({}));
     // What a rank tells itself counts.
     EXPECT_EQ(node(0).sent(), round * (1 + 3));
     EXPECT_EQ(node(0).received(), round * (3 + 1));
@@ -178,7 +178,7 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
   node(1).submit("x");
   node(0).receive();
   EXPECT_FALSE(route(0).has_own_plan());
-  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_TRUE(route(0).decide({}));
   EXPECT_TRUE(mail(0).empty());
   EXPECT_TRUE(route(0).has_own_plan());
   EXPECT_FALSE(route(0).quiet());
@@ -201,14 +201,14 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
 TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
   make({"a"});
   node(0).submit("x");
-  EXPECT_TRUE(route(0).decide(0));
-  EXPECT_FALSE(route(0).decide(0)) << "and the plan is still there";
+  EXPECT_TRUE(route(0).decide({}));
+  EXPECT_FALSE(route(0).decide({})) << "and the plan is still there";
   EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
   EXPECT_EQ(node(0).sent(), 2U) << "as it always counted";
   EXPECT_THAT(node(0).receive(), ElementsAre(1U));
-  EXPECT_FALSE(route(0).decide(0));
+  EXPECT_FALSE(route(0).decide({}));
   node(0).submit("x");
-  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_TRUE(route(0).decide({}));
   route(0).drop_own_plan();
   EXPECT_THAT(node(0).receive(), IsEmpty());
 }
@@ -225,10 +225,10 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
     EXPECT_EQ(route(rank).forward_reports(), inner);
     EXPECT_EQ(node(rank).sent(), 1U) << "one message to its parent, rank " << rank;
   }
-  EXPECT_FALSE(route(0).decide(0)) << "nothing has come to it";
+  EXPECT_FALSE(route(0).decide({})) << "nothing has come to it";
   node(0).receive();
   EXPECT_TRUE(route(0).forward_reports());
-  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_TRUE(route(0).decide({}));
   for (std::size_t rank = 0; rank < nodes_.size(); ++rank) {
     EXPECT_THAT(node(rank).receive(), ElementsAre(1U)) << "rank " << rank;
     const auto place =
@@ -306,10 +306,10 @@ TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
   EXPECT_EQ(node(1).sent(), 2U);
   node(0).receive();
   EXPECT_EQ(node(0).received(), 4U);
-  EXPECT_FALSE(route(0).decide(0));
+  EXPECT_FALSE(route(0).decide({}));
   clock_.advance(options_.deadlock_timeout);
   begin_step();
-  EXPECT_TRUE(route(0).decide(0));
+  EXPECT_TRUE(route(0).decide({}));
   const auto plans = mail(1);
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(std::get<wire::Plan>(plans[0]).errors.size(), 2U);

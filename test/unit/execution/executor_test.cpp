@@ -226,6 +226,9 @@ TEST_F(ExecutorTest, TheBatchesOfAQueueFollowEachOther) {
                                       "1 launch allreduce 16", "1 unstage elsewhere",
                                       "1 work destroyed", "elsewhere ended"));
   EXPECT_EQ(executor_.in_flight(), 2U);
+  EXPECT_EQ(executor_.batches_ahead(0, DeviceType::kCpu), 2U);
+  EXPECT_EQ(executor_.batches_ahead(1, DeviceType::kCpu), 0U) << "of another set";
+  EXPECT_EQ(executor_.batches_ahead(0, DeviceType::kCuda), 0U) << "of another device";
   queues_[0].channel.ends = true;
   executor_.progress();
   EXPECT_THAT(take_log(),

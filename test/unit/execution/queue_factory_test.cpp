@@ -50,6 +50,7 @@ class QueueFactoryTest : public ::testing::Test {
     const runtime::Batch batch(std::move(agreed), {}, 0);
     const runtime::ChannelQueue opened = queues_->open(batch);
     EXPECT_EQ(opened.backend, queues_->choose(batch));
+    EXPECT_EQ(opened.urgent, opened.backend.ends_with(", urgent"));
     return opened.backend;
   }
 
