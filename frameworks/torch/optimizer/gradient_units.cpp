@@ -30,6 +30,7 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
 
 /// As the user has grouped the parameters.
 void GradientUnits::add_units_without_bucket() {
+  ++version_;
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (places_[i]) continue;
@@ -77,7 +78,7 @@ bool GradientUnits::buckets_fit() const {
     if (place.has_value() != fits_bucket(parameters_[i])) return false;
     const torch::Tensor& tensor = parameters_[i].tensor();
     if (place && (tensor.scalar_type() != place->type || tensor.device() != place->device ||
-                  tensor.sizes() != place->sizes))
+                  tensor.sizes() != place->sizes || tensor.strides() != place->strides))
       return false;
   }
   return true;
@@ -164,7 +165,8 @@ void GradientUnits::move_into_buckets() {
   for (const GradientUnit& unit : units_) {
     for (std::size_t m = 0; m < unit.members.size(); ++m) {
       const torch::Tensor& tensor = parameters_[unit.members[m]].tensor();
-      places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec()};
+      places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
+                                       tensor.strides().vec()};
       if (unit.bucket->gathers()) continue;
       ReducedParameter& parameter = parameters_[unit.members[m]];
       parameter.set_view(unit.bucket->view(m));

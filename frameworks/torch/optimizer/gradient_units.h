@@ -34,6 +34,8 @@ class GradientUnits {
 
   GradientUnit& operator[](std::size_t unit) { return units_[unit]; }
   const std::vector<GradientUnit>& all() const noexcept { return units_; }
+  /// Another number when units are others.
+  std::uint64_t version() const noexcept { return version_; }
   /// Of each unit.
   std::vector<std::vector<std::size_t>> members() const;
 
@@ -53,6 +55,7 @@ class GradientUnits {
     torch::ScalarType type;
     torch::Device device;
     std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
   };
 
   void add_units_without_bucket();
@@ -71,6 +74,7 @@ class GradientUnits {
   std::vector<GradientUnit> units_;
   std::vector<std::optional<Place>> places_;  ///< by parameter; nothing: it is in no bucket
   State state_ = State::kLearning;
+  std::uint64_t version_ = 0;
 };
 
 }  // namespace hvd::libtorch

@@ -84,30 +84,65 @@ void ParameterShards::follow_parameters() {
   }
 }
 
-void ParameterShards::lay_out(std::vector<Unit> units) {
+bool ParameterShards::strides_changed() const {
+  for (std::size_t p = 0; p < known_.size(); ++p) {
+    if (parameters_[p].strides() != known_[p].strides) return true;
+  }
+  return false;
+}
+
+bool ParameterShards::activity_changed() const {
+  for (std::size_t p = 0; p < known_.size(); ++p) {
+    if (parameters_[p].requires_grad() != known_[p].active) return true;
+  }
+  return false;
+}
+
+std::vector<ParameterShards::Known> ParameterShards::look_at_parameters() const {
+  std::vector<Known> known;
+  for (const torch::Tensor& parameter : parameters_) {
+    known.push_back({.strides = parameter.strides().vec(),
+                     .elements = strides_for(parameter),
+                     .active = parameter.requires_grad()});
+  }
+  return known;
+}
+
+void ParameterShards::lay_out(std::uint64_t version,
+                              const std::function<std::vector<Unit>()>& units) {
   const torch::NoGradGuard no_grad;
-  if (laid_out_as(units)) {
-    for (std::size_t i = 0; i < units.size(); ++i)
-      shards_[i].unit.memory = std::move(units[i].memory);
+  const bool first = shards_.empty();
+  const bool moved = strides_changed();
+  if (!first && version == version_ && !moved && !activity_changed()) {
     follow_parameters();
-    absorb_state();
+    if (absorb_state()) add_first_states();
+    return;
+  }
+  version_ = version;
+  std::vector<Unit> wanted = units();
+  if (!first) absorb_state();
+  const std::vector<Known> known = std::exchange(known_, look_at_parameters());
+  if (!first && !moved && laid_out_as(wanted)) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      shards_[i].unit.memory = std::move(wanted[i].memory);
+      for (Piece& piece : shards_[i].pieces) piece.gradient = torch::Tensor();
+    }
+    follow_parameters();
     return add_first_states();
   }
-  const bool first = shards_.empty();
-  if (!first) absorb_state();
-  const std::vector<Shard> former = std::exchange(shards_, make_shards(std::move(units)));
+  const std::vector<Shard> former = std::exchange(shards_, make_shards(std::move(wanted)));
   if (first) {
     absorb_state();
   } else if (is_elementwise(optimizer_)) {
-    move_state(former, std::exchange(states_, {}));
+    move_state(former, known, std::exchange(states_, {}));
   }
   add_first_states();
 }
 
-/// What the optimizer keeps of a whole parameter.
-void ParameterShards::absorb_state() {
+/// What the optimizer keeps of a whole parameter. @return whether it has kept anything
+bool ParameterShards::absorb_state() {
   auto& given = optimizer_.state();
-  if (given.empty()) return;
+  if (given.empty()) return false;
   for (const Shard& shard : shards_) {
     for (const Piece& piece : shard.pieces) {
       const auto found = given.find(parameters_[piece.plan.parameter].unsafeGetTensorImpl());
@@ -117,6 +152,7 @@ void ParameterShards::absorb_state() {
     }
   }
   given.clear();
+  return true;
 }
 
 void ParameterShards::add_first_states() {
@@ -132,12 +168,11 @@ void ParameterShards::add_first_states() {
 
 ParameterShards::StatePtr ParameterShards::cut(const Piece& piece,
                                                const ElementState& whole) const {
-  const torch::Tensor& parameter = parameters_[piece.plan.parameter];
   ElementState own{.step = whole.step, .tensors = {}};
   for (const torch::Tensor& tensor : whole.tensors) {
     torch::Tensor& part = own.tensors.emplace_back();
     if (!tensor.defined()) continue;
-    const torch::Tensor lying = lying_as(parameter, tensor);
+    const torch::Tensor lying = with_strides(known_[piece.plan.parameter].elements, tensor);
     const ElementRange elements = piece.plan.elements;
     part = piece.whole ? lying.clone() : flat_part(lying, elements.begin, elements.size()).clone();
   }
@@ -145,7 +180,9 @@ ParameterShards::StatePtr ParameterShards::cut(const Piece& piece,
 }
 
 /// One parameter after the other, so that no rank has more than one parameter's whole state.
-void ParameterShards::move_state(const std::vector<Shard>& from, States states) {
+/// @param known what the parameters were like when they were shared out as `from`
+void ParameterShards::move_state(const std::vector<Shard>& from, const std::vector<Known>& known,
+                                 States states) {
   // Of each parameter of which this rank has state: steps, and the types of its tensors; -1: none.
   using Header = std::pair<std::int64_t, std::vector<int>>;
   std::map<std::size_t, Header> own;
@@ -161,7 +198,8 @@ void ParameterShards::move_state(const std::vector<Shard>& from, States states) 
         header.second.push_back(tensor.defined() ? static_cast<int>(tensor.scalar_type()) : -1);
         torch::Tensor& part = parts[piece.plan.parameter].emplace_back();
         if (!tensor.defined()) continue;
-        part = piece.whole ? flat(lying_as(parameters_[piece.plan.parameter], tensor)) : tensor;
+        part =
+            piece.whole ? flat(with_strides(known[piece.plan.parameter].elements, tensor)) : tensor;
       }
     }
   }
@@ -184,14 +222,23 @@ void ParameterShards::move_state(const std::vector<Shard>& from, States states) 
           parts.contains(p) ? parts[p][t] : torch::empty({0}, parameters_[p].options().dtype(type));
       const torch::Tensor gathered =
           allgather(part.detach(), {.name = scope_ + ".state", .process_set = set_});
-      tensor = torch::empty_strided(parameters_[p].sizes(), strides_for(parameters_[p]),
-                                    gathered.options());
+      tensor = torch::empty_strided(parameters_[p].sizes(), known[p].elements, gathered.options());
       flat(tensor).copy_(gathered);
     }
     const auto piece = wanted.find(p);
     if (piece != wanted.end())
       states_[piece->second->tensor.unsafeGetTensorImpl()] = cut(*piece->second, whole);
   }
+}
+
+/// It is where the gradient of the last step was, in memory that the unit keeps.
+bool ParameterShards::lies_in_unit(const Piece& piece, const torch::Tensor& gradient) const {
+  return piece.gradient.defined() && gradient.layout() == torch::kStrided &&
+         gradient.scalar_type() == piece.gradient.scalar_type() && !gradient.is_neg() &&
+         !gradient.is_conj() && gradient.strides() == known_[piece.plan.parameter].elements &&
+         static_cast<const std::byte*>(gradient.const_data_ptr()) +
+                 piece.plan.elements.begin * gradient.element_size() ==
+             piece.gradient.const_data_ptr();
 }
 
 void ParameterShards::take_gradients() {
@@ -201,11 +248,18 @@ void ParameterShards::take_gradients() {
       const torch::Tensor& parameter = parameters_[piece.plan.parameter];
       torch::Tensor& gradient = parameter.mutable_grad();
       torch::Tensor& part = piece.tensor.mutable_grad();
+      if (gradient.defined() && lies_in_unit(piece, gradient)) {
+        part = piece.gradient;
+        continue;
+      }
       part = torch::Tensor();
       if (!gradient.defined()) continue;
       const torch::Tensor lying = lying_as(parameter, gradient);
       if (!lying.is_same(gradient)) gradient = lying;
       part = flat_part(gradient, piece.plan.elements.begin, piece.plan.elements.size());
+      // Other memory than the unit's must not outlive the gradient.
+      const torch::Tensor& memory = shard.unit.memory;
+      if (memory.defined() && gradient.is_alias_of(memory)) piece.gradient = part;
     }
   }
 }
@@ -272,8 +326,12 @@ torch::Tensor ParameterShards::pack(const Shard& shard) const {
   if (!elements.defined())
     elements = torch::empty({shard.unit.plan.elements}, like.options().requires_grad(false));
   for (const Piece& piece : shard.pieces) {
-    elements.narrow(0, piece.plan.place, piece.plan.elements.size())
-        .copy_(piece.whole ? piece.tensor.detach().reshape({-1}) : piece.tensor);
+    const std::int64_t size = piece.plan.elements.size();
+    if (piece.whole) {
+      elements.narrow(0, piece.plan.place, size).copy_(piece.tensor.detach().reshape({-1}));
+    } else {
+      copy_elements(piece.tensor, 0, elements, piece.plan.place, size);
+    }
   }
   return elements;
 }
@@ -338,8 +396,7 @@ void ParameterShards::unpack(const Gathering& gathering) const {
     }
     const auto copy = [&](std::int64_t begin, std::int64_t end) {
       if (begin >= end) return;
-      flat_part(parameter, begin - first, end - begin)
-          .copy_(gathering.elements.narrow(0, begin, end - begin));
+      copy_elements(gathering.elements, begin, parameter, begin - first, end - begin);
     };
     copy(first, std::min(own.begin, first + size));
     copy(std::max(own.end, first), first + size);
@@ -404,11 +461,12 @@ void ParameterShards::encode(ObjectWriter& writer) {
   }
   std::vector<SavedPiece> saved;
   const auto add = [&](std::size_t p, ElementRange elements, bool cut, const ElementState& state) {
-    saved.push_back({p, strides_for(parameters_[p]), elements, {state.step, {}}});
+    const std::vector<std::int64_t> strides =
+        whole ? strides_for(parameters_[p]) : known_[p].elements;
+    saved.push_back({p, strides, elements, {state.step, {}}});
     for (const torch::Tensor& tensor : state.tensors) {
       const bool as_it_is = cut || !tensor.defined();
-      saved.back().state.tensors.push_back(as_it_is ? tensor
-                                                    : flat(lying_as(parameters_[p], tensor)));
+      saved.back().state.tensors.push_back(as_it_is ? tensor : flat(with_strides(strides, tensor)));
     }
   };
   for (std::size_t p = 0; whole && own && p < parameters_.size(); ++p) {

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,10 +44,13 @@ class ParameterShards {
 
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
 
-  /// Shares the parameters out anew unless they already are as `units` say, which are the same on
+  /// Shares the parameters out anew unless they already are as the units say, which are the same on
   /// all ranks; state moves with them. Collective. Then takes over what state the optimizer has by
   /// itself: all of a parameter's, loaded by the user on every rank.
-  void lay_out(std::vector<Unit> units);
+  /// @param version another number whenever `units` returns others, but for frozen parameters
+  void lay_out(std::uint64_t version, const std::function<std::vector<Unit>()>& units);
+  /// A parameter's strides are not those that it had at the last lay_out().
+  bool strides_changed() const;
   /// The values of the parts' gradients, those that are defined, in the memory of the parameters'.
   /// @pre lay_out()
   std::vector<torch::Tensor> gradients();
@@ -71,6 +76,14 @@ class ParameterShards {
     std::size_t group = 0;
     bool whole = false;  ///< `tensor` is the parameter
     torch::Tensor tensor;
+    torch::Tensor gradient = {};  ///< of `tensor`, in the unit's memory; see take_gradients()
+  };
+  /// What a parameter was like when it was shared out.
+  struct Known {
+    std::vector<std::int64_t> strides;   ///< its own
+    std::vector<std::int64_t> elements;  ///< the strides that give the order of its elements
+    bool active = false;
+    friend bool operator==(const Known&, const Known&) = default;
   };
   struct Shard {
     Unit unit;
@@ -85,13 +98,16 @@ class ParameterShards {
   };
 
   bool laid_out_as(const std::vector<Unit>& units) const;
+  bool activity_changed() const;
+  std::vector<Known> look_at_parameters() const;
   std::vector<Shard> make_shards(std::vector<Unit> units) const;
   void follow_parameters();
-  void absorb_state();
+  bool absorb_state();
   void add_first_states();
-  void move_state(const std::vector<Shard>& from, States states);
+  void move_state(const std::vector<Shard>& from, const std::vector<Known>& known, States states);
   StatePtr cut(const Piece& piece, const ElementState& whole) const;
 
+  bool lies_in_unit(const Piece& piece, const torch::Tensor& gradient) const;
   void take_gradients();
   std::size_t end_of_stage(std::size_t begin) const;
   void update(std::size_t begin, std::size_t end);
@@ -109,6 +125,8 @@ class ParameterShards {
   const ProcessSet set_;
   std::vector<std::size_t> group_of_;  ///< by parameter
   std::vector<std::int64_t> sizes_;    ///< by parameter, in elements
+  std::vector<Known> known_;           ///< by parameter
+  std::uint64_t version_ = 0;          ///< of the units
   std::vector<Shard> shards_;
   States states_;  ///< by piece's tensor, as the optimizer knows it
 };

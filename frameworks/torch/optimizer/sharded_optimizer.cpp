@@ -80,6 +80,20 @@ bool can_be_cut(const ReducedParameter& parameter) {
          parameter.agreed_layout().value_or(0) == 0;
 }
 
+/// The rank has other elements of a gradient than of the parameter, whose order has changed since.
+void refuse_other_strides(const GradientReducer& reducer) {
+  for (const ReducedParameter& parameter : reducer.parameters()) {
+    if (!parameter.view().defined() || !parameter.has_gradient() ||
+        parameter.view().strides() == libtorch::strides_for(parameter.tensor()))
+      continue;
+    throw UsageError("ShardedOptimizer: the strides (memory format) of parameter '" +
+                     parameter.name() +
+                     "' have changed since backward(), so that this rank does not have the part of "
+                     "its gradient that it updates; expected such changes between step() and "
+                     "backward(); call zero_grad(), and backward() again");
+  }
+}
+
 /// As gradients are reduced: a bucket is shared out as it is scattered, what travels alone by
 /// itself.
 Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
@@ -165,14 +179,16 @@ ShardedOptimizer::~ShardedOptimizer() {
 
 /// Those that the optimizer was given since have no place in any rank's part.
 void ShardedOptimizer::refuse_new_parameters() const {
-  std::vector<torch::Tensor> now;
-  for (const auto& group : optimizer_.param_groups())
-    now.insert(now.end(), group.params().begin(), group.params().end());
   const std::vector<torch::Tensor>& known = shards_->parameters();
-  const bool same =
-      std::equal(now.begin(), now.end(), known.begin(), known.end(),
-                 [](const torch::Tensor& a, const torch::Tensor& b) { return a.is_same(b); });
-  if (same) return;
+  std::size_t next = 0;
+  bool same = true;
+  for (const auto& group : optimizer_.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      same = same && next < known.size() && parameter.is_same(known[next]);
+      ++next;
+    }
+  }
+  if (same && next == known.size()) return;
   throw UsageError(
       "ShardedOptimizer: the optimizer's parameters are not those that it had when the "
       "ShardedOptimizer was constructed (add_param_group()); add them before, or construct the "
@@ -181,12 +197,17 @@ void ShardedOptimizer::refuse_new_parameters() const {
 
 void ShardedOptimizer::prepare() {
   locked(*reducer_, &GradientReducer::synchronize);
+  if (shards_->strides_changed()) locked(*reducer_, refuse_other_strides);
   lay_out();
 }
 
 void ShardedOptimizer::lay_out() {
-  shards_->lay_out(locked(*reducer_, units_of, libtorch::is_elementwise(optimizer_),
-                          options_.process_set.size()));
+  const auto version =
+      locked(*reducer_, [](const GradientReducer& reducer) { return reducer.units().version(); });
+  shards_->lay_out(version, [this] {
+    return locked(*reducer_, units_of, libtorch::is_elementwise(optimizer_),
+                  options_.process_set.size());
+  });
 }
 
 torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
@@ -195,9 +216,6 @@ torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
   if (closure) loss = reduced_loss(closure);
   prepare();
   shards_->step();
-  // In buckets there are parameters now.
-  for (const torch::Tensor& parameter : shards_->parameters())
-    parameter.mutable_grad() = torch::Tensor();
   end_step();
   return loss;
 }
@@ -216,7 +234,11 @@ torch::Tensor ShardedOptimizer::reduced_loss(const Optimizer::LossClosure& closu
                                    .process_set = options_.process_set});
 }
 
+/// Also of a step that a GradScaler skips: what it leaves would be added to.
 void ShardedOptimizer::end_step() {
+  // In buckets there are parameters now.
+  for (const torch::Tensor& parameter : shards_->parameters())
+    parameter.mutable_grad() = torch::Tensor();
   locked(*reducer_, &GradientReducer::begin_cycle);
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }

@@ -149,6 +149,36 @@ TEST(ShardedCheckpoint, IsSavedBeforeTheFirstStep) {
   }
 }
 
+/// State goes by the order that elements had in the last step, whatever they have now.
+TEST(ShardedCheckpoint, FollowsParametersThatGetOtherStrides) {
+  const auto train = [](auto& wrapper, torch::nn::Conv2d& layer, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      torch::manual_seed(step);
+      wrapper.zero_grad();
+      layer->forward(torch::randn({2, 4, 5, 5})).pow(2).mean().backward();
+      wrapper.step();
+    }
+  };
+  const auto make = [] {
+    torch::manual_seed(7);
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3));
+  };
+  const SharedFolder folder;
+  torch::nn::Conv2d expected = make(), layer = make();
+  torch::optim::Adam reference(expected->parameters(), torch::optim::AdamOptions(0.01));
+  train(reference, expected, 0, 6);
+  torch::optim::Adam inner(layer->parameters(), torch::optim::AdamOptions(0.01));
+  ShardedOptimizer optimizer(inner, layer);
+  train(optimizer, layer, 0, 3);
+  for (const auto format : {torch::MemoryFormat::ChannelsLast, torch::MemoryFormat::Contiguous}) {
+    layer->weight.set_data(layer->weight.detach().contiguous(format));
+    save_checkpoint(folder.path(), TrainingState().optimizer(optimizer));
+    load_checkpoint(folder.path(), TrainingState().optimizer(optimizer));
+  }
+  train(optimizer, layer, 3, 6);
+  EXPECT_TRUE(near(layer->weight, expected->weight, 1e-5));
+}
+
 /// Each rank's file has its part only.
 TEST(ShardedCheckpoint, EachRankWritesItsPart) {
   const SharedFolder folder;

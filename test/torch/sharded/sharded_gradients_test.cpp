@@ -89,6 +89,28 @@ TEST(ShardedGradients, AreScaled) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
+/// Gradients are taken by a step that is skipped, too: what overflowed is not added to.
+TEST(ShardedGradients, OfASkippedStepAreGone) {
+  Job job;
+  ShardedOptimizer optimizer(job.inner, job.nets.sharded);
+  GradScaler scaler({.init_scale = 1024, .growth_interval = 100});
+  for (int step = 0; step < kFewSteps; ++step) {  // and no zero_grad()
+    const bool overflow = step == 0 || step == 3;
+    torch::Tensor loss = loss_of(job.nets.sharded, Batch::of_rank(rank(), step));
+    if (overflow && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
+    scaler.scale(loss).backward();
+    EXPECT_EQ(scaler.step(optimizer), !overflow) << step;
+    scaler.update();
+    for (const torch::Tensor& parameter : job.nets.sharded->parameters())
+      EXPECT_FALSE(parameter.grad().defined()) << step;
+    if (overflow) continue;
+    job.serial.zero_grad();
+    loss_of(job.nets.serial, Batch::joined(step)).backward();
+    job.serial.step();
+  }
+  expect_equal_models(job.nets.sharded, job.nets.serial);
+}
+
 TEST(ShardedGradients, AddUp) {
   Job job;
   ShardedOptimizer optimizer(job.inner, job.nets.sharded, {.backward_passes_per_step = 2});

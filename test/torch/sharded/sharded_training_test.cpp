@@ -173,6 +173,79 @@ TEST(ShardedTraining, FollowsParametersThatMove) {
   });
 }
 
+/// A convolution on every rank, and its copy of the serial run.
+struct Convolutions {
+  torch::nn::Conv2d sharded{nullptr};
+  torch::nn::Conv2d serial{nullptr};
+
+  Convolutions() {
+    torch::manual_seed(12);
+    sharded = torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3));
+    serial = torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3));
+    broadcast_parameters(sharded);
+    copy_values(*sharded, *serial);
+  }
+  static torch::Tensor loss_of(torch::nn::Conv2d& layer, int rank, int step) {
+    torch::manual_seed(100 * step + rank);
+    return layer->forward(torch::randn({2, 4, 5, 5})).pow(2).mean();
+  }
+  void backward(int step) { loss_of(sharded, rank(), step).backward(); }
+  void backward_serial(int step) {
+    torch::Tensor sum = torch::zeros({});
+    for (int r = 0; r < size(); ++r) sum = sum + loss_of(serial, r, step) / size();
+    sum.backward();
+  }
+  void lay_weight_out(torch::MemoryFormat format) const {
+    sharded->weight.set_data(sharded->weight.detach().contiguous(format));
+  }
+};
+
+/// The same elements in another order: in the first step, between steps in buckets, and in the step
+/// behind such a one. State moves along.
+TEST(ShardedTraining, FollowsParametersThatGetOtherStrides) {
+  for (const auto& [name, make] : elementwise_optimizers()) {
+    SCOPED_TRACE(name);
+    Convolutions layers;
+    const auto inner = make(layers.sharded->parameters());
+    const auto serial = make(layers.serial->parameters());
+    ShardedOptimizer optimizer(*inner, layers.sharded);
+    for (int step = 0; step < 10; ++step) {
+      if (step == 1 || step == 5) layers.lay_weight_out(torch::MemoryFormat::ChannelsLast);
+      if (step == 4 || step == 6) layers.lay_weight_out(torch::MemoryFormat::Contiguous);
+      optimizer.zero_grad();
+      layers.backward(step);
+      optimizer.step();
+      serial->zero_grad();
+      layers.backward_serial(step);
+      serial->step();
+      EXPECT_TRUE(near(layers.sharded->weight, layers.serial->weight, 1e-4)) << step;
+    }
+    EXPECT_TRUE(same_on_all_ranks(layers.sharded->parameters()));
+  }
+}
+
+/// The ranks have parts of a gradient in the former order.
+TEST(ShardedTraining, RefusesOtherStridesBetweenBackwardAndStep) {
+  if (size() == 1) GTEST_SKIP() << "a rank alone has all of every gradient";
+  Convolutions layers;
+  torch::optim::SGD inner(layers.sharded->parameters(), torch::optim::SGDOptions(0.1));
+  ShardedOptimizer optimizer(inner, layers.sharded);
+  for (int step = 0; step < 3; ++step) {
+    layers.backward(step);
+    optimizer.step();
+  }
+  layers.backward(3);
+  layers.lay_weight_out(torch::MemoryFormat::ChannelsLast);
+  const auto before = layers.sharded->weight.detach().clone();
+  const std::string message = message_of<UsageError>([&] { optimizer.step(); });
+  EXPECT_TRUE(contains(message, "strides (memory format) of parameter 'weight'")) << message;
+  EXPECT_TRUE(torch::equal(before, layers.sharded->weight));
+  optimizer.zero_grad();
+  layers.backward(3);
+  optimizer.step();
+  EXPECT_TRUE(same_on_all_ranks(layers.sharded->parameters()));
+}
+
 TEST(ShardedState, IsDividedByTheNumberOfRanks) {
   torch::manual_seed(3);
   torch::nn::Sequential net(torch::nn::Linear(67, 301), torch::nn::Tanh(),
