@@ -30,7 +30,7 @@ namespace hvd::launcher {
 ///      ---------------------------------------------------------->  over
 ///
 /// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
-/// failed ranks, and of those that left a job of hvd's without the others, live until they are
+/// failed ranks, and of those that use hvd, live until they are
 /// released, so that mpirun sees no failure, and stops nobody, before hvdrun has done so with the
 /// grace that it promises.
 ///

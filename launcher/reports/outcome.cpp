@@ -341,7 +341,7 @@ void take_notice(RankRecord& rank, Notice notice) {
   }
 }
 
-bool must_be_held(const RankRecord& rank) { return rank.in_job && !rank.has_mpi; }
+bool must_be_held(const RankRecord& rank) { return rank.uses_hvd && !rank.has_mpi; }
 
 std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks) {
   std::optional<int> left;

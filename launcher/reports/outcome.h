@@ -74,10 +74,10 @@ struct JobRecord {
 
 void take_notice(RankRecord& rank, Notice notice);
 
-/// Its supervisor must not end yet, although the rank has ended with code 0: it left its job
-/// without the others, and mpirun would end them. They learn of it from hvd. Where the program has
-/// started MPI itself the others may wait for it in MPI, and mpirun's way is the only one to end
-/// that.
+/// Its supervisor must not end before the other ranks, although the rank has ended with code 0: it
+/// may have left without MPI_Finalize, and mpirun would end the others. They learn of it from hvd.
+/// Where the program has started MPI itself the others may wait for it in MPI, and mpirun's way is
+/// the only one to end that.
 bool must_be_held(const RankRecord& rank);
 
 /// The rank that still runs although all others have ended, each of them told that this one is
