@@ -29,7 +29,7 @@ class EngineFront {
   std::vector<OperationPtr> submissions() const;
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   bool shutdown_requested() const noexcept { return shutdown_requested_.load(); }
-  /// Before request_shutdown(): nobody has called shutdown(), the process ends without.
+  /// The process ends without shutdown(). At an exit in order it comes before request_shutdown().
   void note_ending() noexcept { ending_.store(true); }
   bool ending() const noexcept { return ending_.load(); }
   /// A failure that was seen outside the engine; of several the first counts.

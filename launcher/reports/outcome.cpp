@@ -136,14 +136,41 @@ std::string indented(std::string_view text) {
   return result;
 }
 
+/// The C++ library prints what() of an uncaught exception, so the last lines show it too.
+bool is_quoted(const JobRecord& job, const Notice& death) {
+  constexpr std::string_view kUncaught = "uncaught exception: ";
+  std::string_view what = death.text;
+  const std::size_t at = what.find(kUncaught);
+  if (job.tail_lines == 0 || at == std::string_view::npos) return false;
+  what = what.substr(at + kUncaught.size());
+  what = what.substr(0, what.find('\n'));
+  return std::any_of(job.stderr_tail.begin(), job.stderr_tail.end(),
+                     [what](const auto& line) { return line.find(what) != std::string::npos; });
+}
+
+/// All ranks, of several, have thrown what this one has.
+bool all_threw_alike(const JobRecord& job, const RankRecord& rank) {
+  const auto threw = [&rank](const RankRecord& other) {
+    return other.death && other.death->kind == "throw" && !other.death->stopped &&
+           other.death->text == rank.death->text;
+  };
+  return rank.death && job.ranks.size() > 1 &&
+         std::all_of(job.ranks.begin(), job.ranks.end(), threw);
+}
+
 /// What the rank itself said of its end.
-std::string own_words(const RankRecord& rank) {
+std::string own_words(const JobRecord& job, const RankRecord& rank) {
   constexpr int kShutdownStatus = 5;  // hvd::StatusCode::kShutdown
   std::string text;
   if (rank.death && !rank.death->stopped && rank.death->kind == "exit")
     text += "        it ended without hvd::shutdown()\n";
-  if (rank.death && !rank.death->stopped && !rank.death->text.empty())
+  if (rank.death && !rank.death->stopped && !rank.death->text.empty() &&
+      !is_quoted(job, *rank.death))
     text += indented(rank.death->text);
+  if (all_threw_alike(job, rank)) {
+    text += "        (all " + count_ranks(job.ranks.size()) +
+            " threw the same: which was the first is chance)\n";
+  }
   if (rank.lost_to_others) text += indented(rank.lost_to_others->text);
   if (is_consequence(rank)) {
     text += indented(rank.loss->text);
@@ -241,7 +268,7 @@ std::string failure_message(const JobRecord& job, int index) {
       "  " + where(rank) + "  after " +
       format_duration(static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9) + "\n";
   if (const std::string advice = hint(rank); !advice.empty()) text += "        (" + advice + ")\n";
-  text += own_words(rank) + lost_line(job, index) + last_lines(job, index);
+  text += own_words(job, rank) + lost_line(job, index) + last_lines(job, index);
   const std::vector<int> lost = lost_elsewhere(job, index);
   if (lost.empty()) return text + stopped_line(job, index);
   return text + "hvdrun: lost " + hosts_of(job, lost) +

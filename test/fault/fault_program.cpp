@@ -5,13 +5,13 @@
 // (SIGKILL while large tensors move), stop (SIGSTOP), stop-last (SIGSTOP after the loop, before
 // shutdown()), exec (becomes another program), exit (exit(0) without shutdown), quit (_Exit(0)),
 // quit-all (every rank calls _Exit(0) after the loop), skip (exit(0) before init()), throw (an
-// uncaught exception), leave (shutdown() while the others go on), leave-well (and then returns 0),
-// absent (stops submitting), late (submits late, within all deadlines), mismatch (one wrong shape,
-// then goes on), none. "second-" before it: a job that goes well comes first, in the same
-// processes, with its own init() and shutdown(). "saves-" before it: a rank that gets an error
-// returns 0, and leaves a rank that is stopped as it is. Every rank that lives prints "RANK r CLASS
-// seconds message" when an operation fails, "DONE r" when the loop ends well, and "SHUTDOWN r
-// seconds".
+// uncaught exception), throw-all (the same on every rank), leave (shutdown() while the others go
+// on), leave-well (and then returns 0), absent (stops submitting), late (submits late, within all
+// deadlines), mismatch (one wrong shape, then goes on), none. "second-" before it: a job that goes
+// well comes first, in the same processes, with its own init() and shutdown(). "saves-" before it:
+// a rank that gets an error returns 0, and leaves a rank that is stopped as it is. Every rank that
+// lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends
+// well, and "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -120,6 +120,11 @@ void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong,
       std::vector<float>(tensor_size(mode, bad_step), static_cast<float>(hvd::rank() + step)));
   if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
   std::vector<hvd::Operation> operations;
+  if (bad_step && mode == "throw-all") {
+    // The others are still taking up the results of the step before.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    misbehave("throw", next);
+  }
   for (int i = 0; i < kTensors; ++i) {
     if (goes_wrong && i == kTensors / 2) misbehave(mode, next);
     operations.push_back(

@@ -318,6 +318,29 @@ TEST(FaultUnderHvdrun, ARankThatLeavesEarlyByShutdownIsNotTheOneThatFailed) {
   }
 }
 
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+// By the rank that threw, by the other one's log and program, and in the last message.
+TEST(FaultUnderHvdrun, AnUncaughtErrorIsPrintedFourTimesAtTwoRanks) {
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw 1 20");
+    EXPECT_EQ(outcome.exit_code, 134) << outcome.output;
+    EXPECT_LE(count(outcome.output, "the data set is broken"), 4U) << outcome.output;
+  }
+}
+
+TEST(FaultUnderHvdrun, ThatAllRanksThrewTheSameIsSaid) {
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw-all 1 20");
+    EXPECT_EQ(outcome.exit_code, 134) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("(all 2 ranks threw the same"));
+  }
+}
+
 TEST(FaultUnderHvdrun, AHealthyJobEndsWithZero) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " none 0 0");

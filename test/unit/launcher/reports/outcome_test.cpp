@@ -302,6 +302,27 @@ TEST(FinalMessage, QuotesWhatTheRankSaid) {
                         "rank (2), gone "));
 }
 
+TEST(FinalMessage, DoesNotRepeatWhatTheLastLinesShow) {
+  const std::string said = "it ended with an uncaught exception: no data\nin line 3";
+  JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, said)});
+  job.stderr_tail = {"terminate called", "  what():  no data", "in line 3"};
+  const std::string message = final_message(job);
+  EXPECT_THAT(message, HasSubstr("|   what():  no data\n"));
+  EXPECT_EQ(message.find("no data"), message.rfind("no data")) << message;
+  job.tail_lines = 0;
+  EXPECT_THAT(final_message(job), HasSubstr("        in line 3\n"));
+}
+
+TEST(FinalMessage, SaysThatAllRanksThrewTheSame) {
+  const RankRecord one = with_notice(ended(134, 1.5), "throw", 1.0, 134, "it ended: no data");
+  const std::string hint = "(all 2 ranks threw the same: which was the first is chance)\n";
+  EXPECT_THAT(final_message(job_of({one, one})), HasSubstr(hint));
+  EXPECT_THAT(
+      final_message(job_of({one, with_notice(ended(134, 1.5), "throw", 1.0, 134, "other")})),
+      ::testing::Not(HasSubstr("threw the same")));
+  EXPECT_THAT(final_message(job_of({one})), ::testing::Not(HasSubstr("threw the same")));
+}
+
 TEST(FinalMessage, OfAnUnevenNumberOfBatches) {
   const JobRecord job =
       job_of({with_notice(ended(134, 1), "loss", 0.9, 5, "'w': rank 1 (h) has called shutdown()"),
