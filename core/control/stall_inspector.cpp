@@ -33,7 +33,9 @@ std::string progress_of_group(const PendingTensor& tensor) {
 
 std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
   return describe(tensor.request) +
-         (operations > 1 ? " and " + std::to_string(operations - 1) + " more" : "");
+         (operations > 2   ? " and " + std::to_string(operations - 1) + " more operations"
+          : operations > 1 ? " and 1 more operation"
+                           : "");
 }
 
 // For the same ranks, or the rest of the same group: one warning does for both.
@@ -81,7 +83,9 @@ std::string StallInspector::who_is_missing(const ReadyTable& table, const Pendin
   const std::vector<int> missing = table.missing_ranks(tensor);
   std::string text;
   for (std::size_t i = 0; i < missing.size(); ++i) {
-    if (i == kMostRanksTold) return text + "; and " + std::to_string(missing.size() - i) + " more";
+    if (i == kMostRanksTold)
+      return text + "; and " + std::to_string(missing.size() - i) +
+             (missing.size() - i == 1 ? " more rank" : " more ranks");
     const Activity& activity = last_.at(missing[i]);
     text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
             hosts_[static_cast<std::size_t>(missing[i])] + ") ";

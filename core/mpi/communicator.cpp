@@ -72,11 +72,11 @@ void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int
   });
   if (arrived) return;
   mark_failed();
-  throw PeerLostError("init: not all " + std::to_string(size) + " ranks arrived in time (" +
-                          std::string(call) +
-                          " was still waiting at the deadline); see that every rank of the job "
-                          "calls hvd::init(), and which of them ended early",
-                      -1);
+  throw PeerLostError(
+      "init: not all " + std::to_string(size) + " ranks arrived in time (" + std::string(call) +
+          " was still waiting after HVD_START_TIMEOUT); see that every rank of the job "
+          "calls hvd::init(), and which of them ended early",
+      -1);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -25,10 +26,13 @@ std::optional<Number> number_in(const std::string& text) {
   return number;
 }
 
-/// "rank 3", "ranks 1, 3".
+/// "rank 3", "ranks 1, 3", "ranks 0, 1, 2, 3 and 96 more ranks".
 std::string list_of(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 32;
   std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  const std::size_t shown = std::min(ranks.size(), kMost);
+  for (std::size_t i = 0; i < shown; ++i) list += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (shown < ranks.size()) list += " and " + std::to_string(ranks.size() - shown) + " more ranks";
   return (ranks.size() == 1 ? "rank " : "ranks ") + list;
 }
 
@@ -184,7 +188,7 @@ std::optional<Refusal> object_to(const Arrival& arrival, const Introduction& own
   const auto usage = [](std::string text) {
     return Refusal{.usage = true, .rank = -1, .text = "hvd::init: " + std::move(text)};
   };
-  if (other.job != own.job || other.token != own.token) {
+  if (!is_of_job(other, own)) {
     return usage(rank + " has come to " + place + " for " +
                  (other.job != own.job
                       ? "job '" + other.job + "', where " + first + " begins job '" + own.job + "'"
@@ -227,12 +231,43 @@ Refusal ended(const Arrival& arrival, const std::string& place, const std::vecto
                   "; see what it last wrote"};
 }
 
-Refusal missing(const std::vector<int>& ranks, const std::string& place,
-                const std::string& advice) {
+std::string within(Deadline::duration limit) {
+  char text[64];
+  std::snprintf(text, sizeof text, "within %.1f s (HVD_START_TIMEOUT)",
+                std::chrono::duration<double>(limit).count());
+  return text;
+}
+
+bool is_of_job(const Introduction& other, const Introduction& own) {
+  return other.job == own.job && other.token == own.token;
+}
+
+void Strangers::note(const Arrival& arrival, const Introduction& own) {
+  const Introduction& other = arrival.introduction;
+  if (other.rank < 0 || other.rank >= own.size) return;
+  by_rank_[other.rank] =
+      "a process (" + arrival.who() + ") that came as rank " + std::to_string(other.rank) +
+      " was refused: it has " +
+      (other.job != own.job ? "another job name (HVD_JOB_NAME)" : "another token (HVD_JOB_TOKEN)");
+}
+
+std::string Strangers::text(const std::vector<int>& absent) const {
+  constexpr int kMost = 3;
+  std::string text;
+  int told = 0;
+  for (const int rank : absent) {
+    const auto found = by_rank_.find(rank);
+    if (found != by_rank_.end() && told++ < kMost) text += "; " + found->second;
+  }
+  return text;
+}
+
+Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
+                const std::string& advice, const std::string& refused) {
   return {.usage = false,
           .rank = ranks.size() == 1 ? ranks.front() : -1,
           .text = "hvd::init: " + list_of(ranks) + (ranks.size() == 1 ? " has" : " have") +
-                  " not come to " + place + " in time; " + advice};
+                  " not come to " + place + " " + within(limit) + refused + "; " + advice};
 }
 
 }  // namespace hvd::rendezvous

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -85,9 +86,28 @@ inline constexpr const char* kStartAsManyRanks =
     "start as many ranks as the world size says, with the same place, and see whether one has "
     "ended "
     "early";
+/// "within 10.0 s (HVD_START_TIMEOUT)", of a rank that had so much time.
+std::string within(Deadline::duration limit);
 /// Of ranks that have not come in time.
+/// @param limit how much time they had
 /// @param advice what to do
-Refusal missing(const std::vector<int>& ranks, const std::string& place,
-                const std::string& advice = kStartAsManyRanks);
+/// @param refused what is known of them: Strangers::text()
+Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
+                const std::string& advice = kStartAsManyRanks, const std::string& refused = {});
+
+/// It has the job's name and token.
+bool is_of_job(const Introduction&, const Introduction& own);
+
+/// Processes that were refused alone, as they have another job's name or token. Whoever waits for a
+/// rank in vain is told that such a process has come as that rank.
+class Strangers {
+ public:
+  void note(const Arrival&, const Introduction& own);
+  /// Of those that came as one of these ranks; empty: none.
+  std::string text(const std::vector<int>& absent) const;
+
+ private:
+  std::map<int, std::string> by_rank_;
+};
 
 }  // namespace hvd::rendezvous

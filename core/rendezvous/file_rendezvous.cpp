@@ -144,7 +144,8 @@ class FileRendezvous final : public Rendezvous {
   const std::string place_;
   const Arrival own_;
   Deadline deadline_ = {};
-  Deadline give_up_ = {};  ///< of rank 0
+  Deadline::duration limit_{0};  ///< from the beginning to the deadline
+  Deadline give_up_ = {};        ///< of rank 0
   std::string folder_;
   std::optional<Arrival> rival_;  ///< has come to this folder as the same rank
   RankProcesses processes_;
@@ -170,6 +171,7 @@ std::string FileRendezvous::folder_in_force() const {
 
 void FileRendezvous::begin(Deadline deadline) {
   deadline_ = deadline;
+  limit_ = deadline - std::chrono::steady_clock::now();
   folder_ = path_ + "." + file_name_of(own_.identity);
   if (::mkdir(folder_.c_str(), 0700) != 0) fail_with("make", folder_, errno);
   const std::string draft = file("draft");
@@ -181,7 +183,7 @@ void FileRendezvous::begin(Deadline deadline) {
   poll_until(deadline, [&] {
     return look_for_ranks(missing_ranks) || std::chrono::steady_clock::now() >= give_up_;
   });
-  if (!missing_ranks.empty()) refuse(missing(missing_ranks, place_));
+  if (!missing_ranks.empty()) refuse(missing(missing_ranks, place_, limit_));
   create(with_rank("come", 0), encode(own_));
   for (int other = 1; other < size(); ++other) {
     const auto arrival = decode_arrival(read(with_rank("come", other)).value_or(Bytes()));
@@ -279,6 +281,7 @@ bool FileRendezvous::welcomed() {
 
 void FileRendezvous::come(Deadline deadline) {
   deadline_ = deadline;
+  limit_ = deadline - std::chrono::steady_clock::now();
   if (poll_until(deadline, [&] { return follow() && welcomed(); })) return;
   if (rival_) {
     throw UsageError("hvd::init: rank " + std::to_string(rank()) + " has come to " + place_ +
@@ -287,7 +290,8 @@ void FileRendezvous::come(Deadline deadline) {
   }
   throw PeerLostError("hvd::init: rank 0 has not " +
                           std::string(folder_.empty() ? "come to " : "answered at ") + place_ +
-                          " in time; start it with the same path, which has to be the same file "
+                          " " + within(limit_) +
+                          "; start it with the same path, which has to be the same file "
                           "on every host",
                       0);
 }

@@ -74,7 +74,7 @@ bool Meeting::handle(int session, std::span<const std::byte> bytes, Deadline now
   const auto known = visitors_.find(session);
   if (request->verb == "come") {
     if (known != visitors_.end()) return false;
-    come(session, request->value, time_to_refuse(until, now));
+    come(session, *request, now);
     return true;
   }
   if (known == visitors_.end() || !begun_ || !known->second.awaited.empty()) return false;
@@ -98,8 +98,8 @@ bool Meeting::handle(int session, std::span<const std::byte> bytes, Deadline now
   return true;
 }
 
-void Meeting::come(int session, const std::string& value, Deadline give_up) {
-  const auto arrival = decode_arrival(bytes_of(value));
+void Meeting::come(int session, const Request& request, Deadline now) {
+  const auto arrival = decode_arrival(bytes_of(request.value));
   if (refused_) {
     if (arrival) told_.insert(arrival->introduction.rank);
     return refuse(session, *refused_);
@@ -114,7 +114,7 @@ void Meeting::come(int session, const std::string& value, Deadline give_up) {
   const Introduction& own = *rules_.reference;
   if (const auto objection = object_to(*arrival, own, rules_.place)) {
     refuse(session, *objection);
-    if (other.job != own.job || other.token != own.token) return;
+    if (!is_of_job(other, own)) return strangers_.note(*arrival, own);
     told_.insert(other.rank);
     return refuse_all(*objection);
   }
@@ -131,7 +131,11 @@ void Meeting::come(int session, const std::string& value, Deadline give_up) {
   }
   visitors_[session] = {.arrival = *arrival};
   session_of_[other.rank] = session;
-  if (!give_up_ || give_up < *give_up_) give_up_ = give_up;
+  const Deadline give_up = time_to_refuse(now + request.left, now);
+  if (!give_up_ || give_up < *give_up_) {
+    give_up_ = give_up;
+    limit_ = request.left;
+  }
   if (static_cast<int>(session_of_.size()) < rules_.size) return;  // all are answered at once
   begun_ = true;
   if (rules_.size == 1) values_[kAllLeft] = "";
@@ -261,7 +265,8 @@ std::optional<Deadline> Meeting::next_deadline() const {
 
 void Meeting::on_time(Deadline now) {
   if (gathering() && give_up_ && now >= *give_up_) {
-    refuse_all(missing(absent(), rules_.place, rules_.advice));
+    const std::vector<int> ranks = absent();
+    refuse_all(missing(ranks, rules_.place, limit_, rules_.advice, strangers_.text(ranks)));
   }
   for (auto& [session, visitor] : visitors_) {
     if (visitor.awaited.empty() || now < visitor.until) continue;

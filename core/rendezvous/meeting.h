@@ -101,7 +101,7 @@ class Meeting {
   };
   using Exchange = std::map<int, std::string>;  ///< parts by rank
 
-  void come(int session, const std::string& value, Deadline give_up);
+  void come(int session, const Request&, Deadline now);
   void put(int session, const std::string& key, const std::string& value);
   void wait(int session, const std::string& key, Deadline until);
   void exchange(int session, const Request&, Deadline until);
@@ -127,6 +127,8 @@ class Meeting {
   std::set<int> told_;  ///< ranks that were there to hear it
   std::optional<std::string> failed_;
   std::optional<Deadline> give_up_;
+  Deadline::duration limit_{0};  ///< the time of the rank that gives up first
+  Strangers strangers_;
   bool begun_ = false;
   int left_ = 0;
 };

@@ -27,7 +27,8 @@ struct Introduction {
   int size = 1;
 };
 
-/// @throws UsageError for a rank that is not below the size
+/// @throws UsageError for a rank that is not below the size, a size above 1,000,000, and a name or
+/// token of the job above 4 KiB
 void check(const Introduction&);
 
 /// Why a job does not begin.

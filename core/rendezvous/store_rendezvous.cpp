@@ -92,8 +92,7 @@ class StoreRendezvous final : public Rendezvous {
   void look_at(std::int64_t number, const Arrival&);
   void note(std::int64_t number, const Arrival&);
   bool is_of_this_job(const Arrival& arrival) const {
-    const Introduction& other = arrival.introduction;
-    return other.job == own_.introduction.job && other.token == own_.introduction.token;
+    return is_of_job(arrival.introduction, own_.introduction);
   }
   void refuse(std::int64_t number, const Refusal& refusal) {
     set("refused." + std::to_string(number), encode(refusal));
@@ -108,8 +107,10 @@ class StoreRendezvous final : public Rendezvous {
   std::string place_;
   RankProcesses processes_;
   Deadline deadline_ = {};
+  Deadline::duration limit_{0};  ///< from the beginning to the deadline
   // Of rank 0.
   Deadline give_up_ = {};
+  Strangers strangers_;
   std::int64_t looked_at_ = 0;
   std::vector<std::int64_t> number_of_;  ///< by rank; 0: it has not come
   std::vector<Arrival> come_;
@@ -129,6 +130,7 @@ bool StoreRendezvous::ask_until(Deadline deadline, Done&& done) {
 
 void StoreRendezvous::begin(Deadline deadline) {
   deadline_ = deadline;
+  limit_ = deadline - std::chrono::steady_clock::now();
   place_ = "hvd/" + own_.introduction.job + "/" + own_.identity;
   number_of_.assign(static_cast<std::size_t>(size()), 0);
   come_.resize(number_of_.size());
@@ -136,7 +138,10 @@ void StoreRendezvous::begin(Deadline deadline) {
   give_up_ = time_to_refuse(deadline);
   ask_until(deadline,
             [this] { return look_for_ranks() || std::chrono::steady_clock::now() >= give_up_; });
-  if (!absent().empty()) refuse_all(missing(absent(), place()));
+  if (!absent().empty()) {
+    const std::vector<int> ranks = absent();
+    refuse_all(missing(ranks, place(), limit_, kStartAsManyRanks, strangers_.text(ranks)));
+  }
   come_.front() = own_;
   for (int other = 0; other < size(); ++other)
     set("rank." + std::to_string(other), encode(come_[static_cast<std::size_t>(other)]));
@@ -180,7 +185,7 @@ void StoreRendezvous::look_at(std::int64_t number, const Arrival& arrival) {
   const Introduction& other = arrival.introduction;
   if (const auto objection = object_to(arrival, own_.introduction, place())) {
     refuse(number, *objection);
-    if (!is_of_this_job(arrival)) return;
+    if (!is_of_this_job(arrival)) return strangers_.note(arrival, own_.introduction);
     note(number, arrival);
     refuse_all(*objection);
   }
@@ -239,14 +244,16 @@ bool StoreRendezvous::welcomed() {
 
 void StoreRendezvous::come(Deadline deadline) {
   deadline_ = deadline;
+  limit_ = deadline - std::chrono::steady_clock::now();
   const bool begun = ask_until(deadline, [this] {
     follow();
     return welcomed();
   });
   if (begun) return;
   throw PeerLostError("hvd::init: rank 0 has not " +
-                          std::string(number_ == 0 ? "come to " : "answered at ") + place() +
-                          " in time; give all ranks the same store, and see whether rank 0 has "
+                          std::string(number_ == 0 ? "come to " : "answered at ") + place() + " " +
+                          within(limit_) +
+                          "; give all ranks the same store, and see whether rank 0 has "
                           "ended",
                       0);
 }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "base/poll_until.h"
 #include "hvd/error.h"
 #include "rendezvous/served_rendezvous.h"
@@ -26,6 +27,8 @@ class Client {
  public:
   /// Empty: connected; else what has gone wrong.
   std::string connect(const std::string& host, std::uint16_t port, Deadline);
+  /// connect() has failed because the host has no address.
+  bool unresolved() const noexcept { return unresolved_; }
   /// @throws hvd::Error when the connection breaks or the deadline passes
   Answer ask(const Bytes& request, Deadline);
 
@@ -51,6 +54,7 @@ class Client {
 
   asio::io_context io_{1};
   tcp::socket socket_{io_};
+  bool unresolved_ = false;
 };
 
 struct Resolved {
@@ -58,9 +62,9 @@ struct Resolved {
   ErrorCode error = asio::error::timed_out;
 };
 
-/// A name server that does not answer may take longer than the deadline, and nothing ends a
+/// A name server that does not answer may take longer than any deadline, and nothing ends a
 /// look-up: its thread is left to itself.
-Resolved resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+std::future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
   const auto answer = std::make_shared<std::promise<Resolved>>();
   auto coming = answer->get_future();
   std::thread([answer, host, port] {
@@ -69,13 +73,23 @@ Resolved resolve(const std::string& host, std::uint16_t port, Deadline deadline)
     resolved.endpoints = tcp::resolver(io).resolve(host, std::to_string(port), resolved.error);
     answer->set_value(std::move(resolved));
   }).detach();
+  return coming;
+}
+
+Resolved resolve(const std::string& host, std::uint16_t port, Deadline deadline) {
+  auto coming = begin_to_resolve(host, port);
   if (coming.wait_until(deadline) != std::future_status::ready) return {};
   return coming.get();
 }
 
+std::string does_not_resolve(const std::string& host, ErrorCode error) {
+  return "host name '" + host + "' does not resolve: " + error.message();
+}
+
 std::string Client::connect(const std::string& host, std::uint16_t port, Deadline deadline) {
   const auto [endpoints, trouble] = resolve(host, port, deadline);
-  if (trouble) return "host name '" + host + "' does not resolve: " + trouble.message();
+  unresolved_ = static_cast<bool>(trouble);
+  if (trouble) return does_not_resolve(host, trouble);
   ErrorCode error;
   socket_ = tcp::socket(io_);
   error = run(deadline, [&, &found = endpoints](auto handler) {
@@ -120,12 +134,23 @@ class TcpRendezvous final : public ServedRendezvous {
         port_(port) {}
 
   void begin(const Introduction& own, Deadline deadline) {
+    limit_ = deadline - std::chrono::steady_clock::now();
     if (rank() != 0) return meet(host_, deadline);
+    // Rank 0 does not need the name, but the others do.
+    auto own_name = begin_to_resolve(host_, port_);
     server_ = std::make_unique<TcpServer>(port_, place(), own, deadline);
     try {
       meet("localhost", deadline);
+    } catch (const PeerLostError& error) {
+      tell_late_comers(deadline);
+      if (own_name.wait_for(std::chrono::seconds(0)) != std::future_status::ready) throw;
+      const ErrorCode trouble = own_name.get().error;
+      if (!trouble) throw;
+      throw PeerLostError(std::string(error.what()) + "; " + does_not_resolve(host_, trouble) +
+                              " on the host of rank 0, so others may not find it either",
+                          error.rank());
     } catch (const Error&) {
-      poll_until(time_to_tell_late_comers(deadline), [this] { return server_->everybody_knows(); });
+      tell_late_comers(deadline);
       throw;
     }
   }
@@ -146,11 +171,15 @@ class TcpRendezvous final : public ServedRendezvous {
     check_size(body);
     return client_->ask(body, deadline);
   }
+  void tell_late_comers(Deadline deadline) const {
+    poll_until(time_to_tell_late_comers(deadline), [this] { return server_->everybody_knows(); });
+  }
   void meet(const std::string& host, Deadline);
   std::string try_to_meet(const std::string& host, Deadline);
 
   const std::string host_;
   const std::uint16_t port_;
+  Deadline::duration limit_{0};        ///< from the beginning to the deadline
   std::unique_ptr<TcpServer> server_;  ///< of rank 0
   std::unique_ptr<Client> client_;     // before the server ends
 };
@@ -171,15 +200,20 @@ std::string TcpRendezvous::try_to_meet(const std::string& host, Deadline deadlin
 
 void TcpRendezvous::meet(const std::string& host, Deadline deadline) {
   std::string trouble;
-  for (;;) {
+  for (bool warned = false;;) {
     std::string latest = try_to_meet(host, deadline);
     if (latest.empty()) return;
+    if (client_->unresolved() && !std::exchange(warned, true)) {
+      HVD_LOG(kWarning) << "hvd::init: rank " << rank() << " cannot go to " << place() << ": "
+                        << latest << "; it tries again, and gives up " << within(limit_);
+    }
     // An attempt that the deadline has cut off says less than the one before.
     if (trouble.empty() || std::chrono::steady_clock::now() < deadline) trouble = std::move(latest);
     if (std::chrono::steady_clock::now() + kPauseBetweenAttempts >= deadline) break;
     std::this_thread::sleep_for(kPauseBetweenAttempts);
   }
-  throw PeerLostError("hvd::init: rank 0 could not be met at " + place() + " in time: " + trouble +
+  throw PeerLostError("hvd::init: rank 0 could not be met at " + place() + " " + within(limit_) +
+                          ": " + trouble +
                           "; start rank 0 on that host, with the same host and port",
                       0);
 }

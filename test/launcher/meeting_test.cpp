@@ -144,7 +144,7 @@ TEST_F(HvdrunMeeting, ARankThatEndsBeforeItComesIsNamedAtOnce) {
 TEST_F(HvdrunMeeting, ARankThatDoesNotComeIsNamedInTime) {
   const Result result = run_mode("absent", {"-x", "HVD_START_TIMEOUT=2", "--fail-grace", "1"});
   EXPECT_EQ(
-      count(result.out, "PeerLostError 1 hvd::init: rank 1 has not come to hvdrun:// in time"), 2)
+      count(result.out, "PeerLostError 1 hvd::init: rank 1 has not come to hvdrun:// within "), 2)
       << result.out << result.err;
 }
 

@@ -40,7 +40,9 @@ std::vector<std::string> RankTalk::after(const std::string& phase,
   }
   if (!complaint.empty()) {
     throw CheckpointError(label_ + ": " + complaint +
-                          (others > 0 ? " (and " + std::to_string(others) + " more)" : ""));
+                          (others > 1    ? " (and " + std::to_string(others) + " more ranks)"
+                           : others == 1 ? " (and 1 more rank)"
+                                         : ""));
   }
   return said;
 }

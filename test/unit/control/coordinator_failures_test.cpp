@@ -54,14 +54,14 @@ TEST(CoordinatorFailures, WhatGoesOnAfterAWarningIsToldOnce) {
   cluster.exchange();
   cluster.now = seconds(40);
   EXPECT_THAT(cluster.coordinator().stall_warnings(cluster.now),
-              ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 40.0 s")));
+              ElementsAre(HasSubstr("allreduce 'a' and 1 more operation have waited 40.0 s")));
   EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
   cluster.now = seconds(45);
   cluster.submit(1, allreduce("a"));
   cluster.submit(1, allreduce("b"));
   cluster.exchange();
   EXPECT_THAT(cluster.coordinator().resumptions(),
-              ElementsAre(HasSubstr("allreduce 'a' and 1 more go on after 45.0 s")));
+              ElementsAre(HasSubstr("allreduce 'a' and 1 more operation go on after 45.0 s")));
   EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
 }
 

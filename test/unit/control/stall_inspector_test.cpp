@@ -87,7 +87,7 @@ TEST_F(StallInspectorTest, LongListsAreCut) {
   table.add(0, allreduce("a"), std::nullopt, at(0));
   const std::string text = stalls.error_text(table, table.pending().back(), at(9));
   EXPECT_THAT(text, HasSubstr("waits for allreduce 't0', allreduce 't1', allreduce 't2', ...;"));
-  EXPECT_THAT(text, HasSubstr("; and 11 more;"));
+  EXPECT_THAT(text, HasSubstr("; and 11 more ranks;"));
 }
 
 TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
@@ -95,9 +95,9 @@ TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
   ask(0, allreduce("a"), 10);
   ask(0, allreduce("b"), 20);
   EXPECT_EQ(stalls_.next_deadline(table_), at(40));
-  EXPECT_THAT(
-      stalls_.warnings(table_, at(40)),
-      ElementsAre(HasSubstr("allreduce 'a' and 1 more have waited 30.0 s for 2 of 3 ranks")))
+  EXPECT_THAT(stalls_.warnings(table_, at(40)),
+              ElementsAre(HasSubstr(
+                  "allreduce 'a' and 1 more operation have waited 30.0 s for 2 of 3 ranks")))
       << "one line for the same ranks";
   EXPECT_EQ(stalls_.next_deadline(table_), at(610));
   ask(1, allreduce("c"), 45);
@@ -114,9 +114,11 @@ TEST_F(StallInspectorTest, WhatGoesOnIsToldOnceIfItWasWarnedOf) {
   EXPECT_THAT(stalls_.take_resumptions(), IsEmpty()) << "nothing was warned of";
   all[0]->warned = all[1]->warned = true;
   stalls_.note_resumed(all, at(42));
-  EXPECT_THAT(stalls_.take_resumptions(),
-              ElementsAre("allreduce 'old' and 1 more go on after 32.0 s: every rank has asked for "
-                          "them by now"));
+  EXPECT_THAT(
+      stalls_.take_resumptions(),
+      ElementsAre(
+          "allreduce 'old' and 1 more operation go on after 32.0 s: every rank has asked for "
+          "them by now"));
   EXPECT_THAT(stalls_.take_resumptions(), IsEmpty());
   stalls_.note_resumed(std::span(all).first(1), at(42));
   stalls_.note_resumed(std::span(all).last(1), at(42));

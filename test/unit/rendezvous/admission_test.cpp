@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -90,17 +91,38 @@ TEST(Admission, RefusesWhatContradictsRank0) {
 }
 
 TEST(Admission, ARefusalIsTheSameErrorEverywhere) {
-  const auto lost = decode_refusal(encode(missing({2}, "file:///x")));
+  const auto lost = decode_refusal(encode(missing({2}, "file:///x", std::chrono::seconds(10))));
   ASSERT_TRUE(lost.has_value());
   try {
     lost->raise();
   } catch (const PeerLostError& error) {
     EXPECT_EQ(error.rank(), 2);
-    EXPECT_THAT(error.what(), HasSubstr("rank 2 has not come to file:///x in time"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("rank 2 has not come to file:///x within 10.0 s (HVD_START_TIMEOUT); "));
   }
-  EXPECT_THAT(missing({1, 3}, "here").text, HasSubstr("ranks 1, 3 have not come to here"));
-  EXPECT_EQ(missing({1, 3}, "here").rank, -1);
+  const auto missing_in_1_s = [](const std::vector<int>& ranks) {
+    return missing(ranks, "here", std::chrono::seconds(1));
+  };
+  EXPECT_THAT(missing_in_1_s({1, 3}).text, HasSubstr("ranks 1, 3 have not come to here"));
+  EXPECT_EQ(missing_in_1_s({1, 3}).rank, -1);
+  std::vector<int> many(1000);
+  std::iota(many.begin(), many.end(), 1);
+  EXPECT_THAT(missing_in_1_s(many).text, HasSubstr(", 31, 32 and 968 more ranks have not come"));
   EXPECT_THROW(decode_refusal(encode({.usage = true, .text = "no"}))->raise(), UsageError);
+}
+
+TEST(Admission, AStrangerIsNamedWhereARankIsMissed) {
+  const Introduction own = {.job = "a", .token = "t", .rank = 0, .size = 4};
+  Strangers strangers;
+  for (const Introduction& other : {Introduction{.job = "b", .token = "t", .rank = 1, .size = 4},
+                                    Introduction{.job = "a", .token = "u", .rank = 2, .size = 4},
+                                    Introduction{.job = "b", .token = "t", .rank = 99, .size = 4}})
+    strangers.note({.introduction = other, .identity = "h 7 x"}, own);
+  EXPECT_EQ(strangers.text({3, 99}), "");
+  EXPECT_THAT(strangers.text({1, 2}),
+              AllOf(HasSubstr("; a process (host h, process 7) that came as rank 1 was refused: it "
+                              "has another job name (HVD_JOB_NAME)"),
+                    HasSubstr("rank 2 was refused: it has another token (HVD_JOB_TOKEN)")));
 }
 
 TEST(Admission, Rank0GivesUpBeforeTheOthers) {

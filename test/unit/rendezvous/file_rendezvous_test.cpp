@@ -246,9 +246,22 @@ TEST_F(FileRendezvousTest, AFolderThatIsNotThereIsAnErrorThatSaysWhatIsNeeded) {
             HasSubstr("No such file or directory"), HasSubstr("that every rank can write to")));
 }
 
+TEST(Meet, RefusesSizesAndSecretsThatCannotBeMeant) {
+  const auto comes = [](Introduction own) {
+    return outcome_of([&] { meet("tcp://localhost:1", own, soon()); });
+  };
+  EXPECT_THAT(comes({.rank = 0, .size = 100'000'000}),
+              AllOf(HasSubstr("usage: "), HasSubstr("at most 1000000, got 100000000 on rank 0")));
+  EXPECT_THAT(comes({.token = std::string(70'000, 'x'), .rank = 1, .size = 2}),
+              HasSubstr("HVD_JOB_TOKEN: expected at most 4096 bytes, got 70000 on rank 1"));
+  EXPECT_THAT(comes({.job = std::string(5'000, 'x'), .rank = 1, .size = 2}),
+              HasSubstr("HVD_JOB_NAME: expected at most 4096 bytes"));
+}
+
 TEST(Meet, RefusesWhatItDoesNotUnderstand) {
   for (const char* const method :
-       {"", "file", "file://", "file:///", "file://relative/job", "file:///folder/", "smoke://x"}) {
+       {"", "file", "file://", "file:///", "file://relative/job", "file:///folder/", "smoke://x",
+        "tcp://[::1", "tcp://[::1:29400", "tcp://::1]:29400", "tcp://[]:29400", "tcp://h"}) {
     try {
       meet(method, {}, short_time());
       ADD_FAILURE() << method;

@@ -132,11 +132,24 @@ TEST_F(MeetingTest, TheFirstDeadlineIsThatOfAll) {
   EXPECT_EQ(last_answer(10), "nothing yet");
   meeting_->on_time(now_ + 19s);
   for (const int session : {10, 13})
-    EXPECT_EQ(last_answer(session),
-              "refused hvd::init: ranks 1, 2 have not come to here in time; look (last)");
+    EXPECT_EQ(
+        last_answer(session),
+        "refused hvd::init: ranks 1, 2 have not come to here within 20.0 s (HVD_START_TIMEOUT); "
+        "look (last)");
   EXPECT_TRUE(meeting_->over());
   come(11, introduction(1, 4));
   EXPECT_THAT(last_answer(11), HasSubstr("ranks 1, 2 have not come"));
+}
+
+TEST_F(MeetingTest, AStrangerIsNamedWhereARankIsMissed) {
+  hold(2);
+  come(10, introduction(0, 2));
+  Introduction stranger = introduction(1, 2);
+  stranger.token = "guess";
+  come(11, stranger);
+  EXPECT_THAT(last_answer(11), HasSubstr("another token"));
+  meeting_->on_time(now_ + 10s);
+  EXPECT_THAT(last_answer(10), HasSubstr("that came as rank 1 was refused: it has another token"));
 }
 
 TEST_F(MeetingTest, WhoEndsBeforeAllHaveComeIsLostToAll) {

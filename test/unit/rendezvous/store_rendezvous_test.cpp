@@ -178,6 +178,14 @@ TEST_F(StoreRendezvousTest, AnotherTokenIsRefusedAlone) {
   EXPECT_THAT(outcomes, ::testing::Each("fine"));
 }
 
+TEST_F(StoreRendezvousTest, AStrangerIsNamedWhereARankIsMissed) {
+  auto stranger = introduction(1, 2);
+  stranger.token = "guess";
+  const auto outcomes =
+      all_of({[&] { meet_as(0, 2, in(std::chrono::seconds(2))); }, rank_that_comes(stranger)});
+  EXPECT_THAT(outcomes[0], HasSubstr("that came as rank 1 was refused: it has another token"));
+}
+
 TEST_F(StoreRendezvousTest, AReasonToFailIsHeardByWhoWaits) {
   const auto outcomes = all_of({[this] {
                                   const auto place = meet_as(0, 2);

@@ -148,6 +148,16 @@ TEST_F(TcpRendezvousTest, AHostWithoutAnAddressIsNamed) {
       AllOf(HasSubstr("lost 0: "), HasSubstr("'no-such-host.invalid' does not resolve")));
 }
 
+// Rank 0 itself does not need the name. One that is too long for the name service has an answer at
+// once.
+TEST_F(TcpRendezvousTest, AHostWithoutAnAddressIsNamedByRank0Too) {
+  const std::string host(300, 'x');
+  EXPECT_THAT(outcome_of([&] { meet(method(host), introduction(0, 2), in(2s)); }),
+              AllOf(HasSubstr("lost 1: "), HasSubstr("within 2.0 s (HVD_START_TIMEOUT)"),
+                    HasSubstr("'" + host + "' does not resolve"),
+                    HasSubstr("on the host of rank 0, so others may not find it either")));
+}
+
 TEST_F(TcpRendezvousTest, APortThatIsTakenIsAnErrorThatSaysWhatToDo) {
   asio::io_context io;
   const tcp::acceptor other(io, {tcp::v4(), port});

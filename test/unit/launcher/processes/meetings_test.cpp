@@ -248,7 +248,7 @@ TEST_F(MeetingsTest, WhoDoesNotComeIsNamedInTime) {
   ASSERT_TRUE(meetings_->next_deadline());
   EXPECT_EQ(*meetings_->next_deadline(), now_ + 9s);
   meetings_->on_time(now_ + 9s);
-  EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0, 2 have not come to hvdrun:// in time"),
+  EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0, 2 have not come to hvdrun:// within "),
                                HasSubstr("before it calls hvd::init()")));
   EXPECT_FALSE(meetings_->next_deadline());
 }
