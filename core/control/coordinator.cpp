@@ -186,7 +186,9 @@ void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
   if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;
   std::set<std::uint32_t> slots;
-  for (const auto& batch : learner_.schedule()) slots.insert(batch.begin(), batch.end());
+  for (const wire::SlotBundle& bundle : learner_.schedule()) {
+    for (const auto& batch : bundle) slots.insert(batch.begin(), batch.end());
+  }
   for (const PendingTensor& tensor : table_.pending()) {
     if (!tensor.cached_slot || !slots.contains(*tensor.cached_slot)) return;
   }

@@ -1,7 +1,6 @@
 #include "control/negotiator.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "control/fusion_planner.h"
@@ -163,35 +162,41 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
 
 // The coordinator forgets what has been asked for, too: reports from before this plan no longer
 // count.
-std::vector<AgreedBatch> Negotiator::apply_replay(
-    const std::vector<std::vector<std::uint32_t>>& schedule) {
-  std::vector<AgreedBatch> batches;
+std::vector<AgreedBundle> Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule) {
+  std::vector<AgreedBundle> bundles;
   std::set<std::uint32_t> seen;
-  for (const auto& slots : schedule) {
-    AgreedBatch batch;
-    batch.members = sets_.members(0);
-    for (const std::uint32_t slot : slots) {
-      if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
-          !seen.insert(slot).second) {
-        throw Error("a plan replays cache slot " + std::to_string(slot) +
-                    ", which is empty, of a process set, or replayed twice");
-      }
-      wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
-      if (!batch.operations.empty() &&
-          !may_share_batch(batch.operations.front().request, operation.request)) {
-        throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
-                    describe(operation.request) + " in one batch");
-      }
-      batch.operations.push_back(std::move(operation));
-    }
-    if (batch.operations.empty()) throw Error("a plan replays an empty batch");
-    batches.push_back(std::move(batch));
+  for (const wire::SlotBundle& slots_of_batches : schedule) {
+    if (slots_of_batches.empty()) throw Error("a plan replays an empty bundle");
+    AgreedBundle& bundle = bundles.emplace_back();
+    for (const auto& slots : slots_of_batches) bundle.push_back(replayed_batch(slots, seen));
   }
   awaiting_.clear();
   unsent_.clear();
   join_.reset();
   shutdown_reported_ = false;
-  return batches;
+  return bundles;
+}
+
+AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
+                                       std::set<std::uint32_t>& seen) const {
+  if (slots.empty()) throw Error("a plan replays an empty batch");
+  AgreedBatch batch;
+  batch.members = sets_.members(0);
+  for (const std::uint32_t slot : slots) {
+    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
+        !seen.insert(slot).second) {
+      throw Error("a plan replays cache slot " + std::to_string(slot) +
+                  ", which is empty, of a process set, or replayed twice");
+    }
+    wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
+    if (!batch.operations.empty() &&
+        !may_share_batch(batch.operations.front().request, operation.request)) {
+      throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
+                  describe(operation.request) + " in one batch");
+    }
+    batch.operations.push_back(std::move(operation));
+  }
+  return batch;
 }
 
 wire::Response Negotiator::agree(const wire::PlannedTensor& tensor, const wire::Response& response,

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,9 @@ struct AgreedBatch {
   std::int64_t result = -1;
 };
 
+/// The batches of one position of a schedule: all of them start there, or none does.
+using AgreedBundle = std::vector<AgreedBatch>;
+
 /// What a plan means for one rank.
 struct Applied {
   std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
@@ -34,7 +38,7 @@ struct Applied {
   std::vector<int> sets_removed = {};
   /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as
   /// if it had never been.
-  std::vector<AgreedBatch> replay = {};
+  std::vector<AgreedBundle> replay = {};
 };
 
 /// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
@@ -82,7 +86,9 @@ class Negotiator {
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
   void apply_error(const wire::ErrorEntry&, Applied&);
-  std::vector<AgreedBatch> apply_replay(const std::vector<std::vector<std::uint32_t>>&);
+  std::vector<AgreedBundle> apply_replay(const std::vector<wire::SlotBundle>&);
+  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots,
+                             std::set<std::uint32_t>& seen) const;
 
   const int rank_;
   ProcessSetTable sets_;  ///< as of the last plan applied

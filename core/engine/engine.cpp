@@ -144,7 +144,7 @@ bool Engine::run_steady() {
   }
 }
 
-void Engine::begin_steady(std::vector<control::AgreedBatch> schedule) {
+void Engine::begin_steady(std::vector<control::AgreedBundle> schedule) {
   steady_.begin(std::move(schedule), time_.step());
   for (const OperationPtr& operation : outstanding_.in_order()) {
     if (steady_.offer(operation, time_.step()))

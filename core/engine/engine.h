@@ -102,7 +102,7 @@ class Engine {
   /// Runs what repeats, and applies the plans that had to wait until it was left.
   bool run_steady() HVD_REQUIRES(progress_);
   void leave_steady() HVD_REQUIRES(progress_);
-  void begin_steady(std::vector<control::AgreedBatch> schedule) HVD_REQUIRES(progress_);
+  void begin_steady(std::vector<control::AgreedBundle> schedule) HVD_REQUIRES(progress_);
   bool waits_for_others() const noexcept HVD_REQUIRES(progress_) {
     return steady_.anything_waits() || !outstanding_.empty();
   }

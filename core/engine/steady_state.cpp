@@ -61,12 +61,14 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       schedule_(make_schedule(options, control)),
       barrier_(make_dissemination_barrier(schedule_, control)) {}
 
-void SteadyState::begin(std::vector<control::AgreedBatch> schedule, TimePoint now) {
+void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint now) {
   HVD_EXPECT(!repeating() && !anything_waits(), "the last schedule has been left");
-  HVD_LOG(kDebug) << "replaying a schedule of " << schedule.size() << " batches";
   executions_.clear();
-  for (const control::AgreedBatch& batch : schedule)
-    executions_.push_back(executor_.prepare(batch));
+  for (const control::AgreedBundle& bundle : schedule) {
+    for (const control::AgreedBatch& batch : bundle)
+      executions_.push_back(executor_.prepare(batch));
+  }
+  HVD_LOG(kDebug) << "replaying a schedule of " << executions_.size() << " batches";
   executor_.keep_buffers_for(executions_);
   schedule_.enter(std::move(schedule));
   moved_at_ = now;
@@ -100,7 +102,7 @@ SteadyState::Outcome SteadyState::advance(TimePoint now) {
       HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
       return Outcome::kLeft;
     }
-    run(next.batch);
+    for (std::size_t i = 0; i < next.batches; ++i) run(next.batch + i);
     outcome = Outcome::kRun;
   }
   return outcome;

@@ -45,7 +45,7 @@ class SteadyState {
   std::uint64_t batches_run() const noexcept { return schedule_.batches_run(); }
 
   /// Every rank repeats this from now on. @pre !repeating(), and nothing waits from before
-  void begin(std::vector<control::AgreedBatch> schedule, TimePoint now);
+  void begin(std::vector<control::AgreedBundle> schedule, TimePoint now);
   /// An operation has come. If it is not what comes in this schedule, this rank leaves.
   /// @return whether it has its place, and waits there. @pre repeating()
   bool offer(const OperationPtr&, TimePoint now);

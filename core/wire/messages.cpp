@@ -301,10 +301,13 @@ Plan read_plan(Reader& in) {
   const std::size_t errors = in.count("errors", kMaxTensors);
   for (std::size_t i = 0; i < errors; ++i) plan.errors.push_back(read_error(in));
   if ((flags & kHasReplay) == 0) return plan;
-  plan.replay.resize(in.count("replayed batches", kMaxTensors));
-  for (auto& batch : plan.replay) {
-    batch.resize(in.count("replayed tensors", kMaxTensors));
-    for (auto& slot : batch) slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
+  plan.replay.resize(in.count("replayed bundles", kMaxTensors));
+  for (auto& bundle : plan.replay) {
+    bundle.resize(in.count("replayed batches", kMaxTensors));
+    for (auto& batch : bundle) {
+      batch.resize(in.count("replayed tensors", kMaxTensors));
+      for (auto& slot : batch) slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
+    }
   }
   return plan;
 }
@@ -408,9 +411,12 @@ Bytes encode(const Plan& plan) {
   for (const auto& error : plan.errors) write_error(out, error);
   if (plan.replay.empty()) return std::move(out).take();
   out.varint(plan.replay.size());
-  for (const auto& batch : plan.replay) {
-    out.varint(batch.size());
-    for (const auto slot : batch) out.varint(slot);
+  for (const auto& bundle : plan.replay) {
+    out.varint(bundle.size());
+    for (const auto& batch : bundle) {
+      out.varint(batch.size());
+      for (const auto slot : batch) out.varint(slot);
+    }
   }
   return std::move(out).take();
 }

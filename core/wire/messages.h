@@ -219,15 +219,18 @@ struct ErrorEntry {
   friend bool operator==(const ErrorEntry&, const ErrorEntry&) = default;
 };
 
+/// Batches, of cache slots, that all ranks start together when they repeat a schedule.
+using SlotBundle = std::vector<std::vector<std::uint32_t>>;
+
 /// Coordinator to all: what happens next, in order. Every rank applies exactly this.
 struct Plan {
   std::uint64_t sequence = 0;
   bool shutdown = false;
   std::vector<Batch> batches = {};
   std::vector<ErrorEntry> errors = {};
-  /// Unless empty: from here on every rank repeats these batches, of cache slots as they are after
+  /// Unless empty: from here on every rank repeats these bundles, of cache slots as they are after
   /// this plan, without being told.
-  std::vector<std::vector<std::uint32_t>> replay = {};
+  std::vector<SlotBundle> replay = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 

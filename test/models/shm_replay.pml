@@ -1,25 +1,25 @@
-/* Schedule replay of the ranks of one host: docs/models.md.
+/* Schedule replay of the ranks of one host, as control/schedule_replay.h, control/coordinator.h and control/negotiator.h have it:
+ * docs/models.md.
  *
- * Each rank has an arrival flag in shared memory, {epoch, n, exit}, written once per position n of the schedule. Nobody touches the
- * data of n before all have arrived at n. If one arrived with `exit`, all leave at exactly n, with their data as it was, and go back
- * to the negotiated path: reports to a coordinator, plans from it. The coordinator may begin the replay at any moment.
+ * Each rank has a flag in shared memory, the position at which it has arrived and whether it leaves there. Positions go on through all
+ * replays. No rank starts the batches of a position before all have arrived there. If one arrives leaving, all leave at that position
+ * and go back to the negotiated path: reports to a coordinator, plans from it. A plan that completes a step may begin the replay.
+ * Collectives run on, side by side with the engine, and end in their order.
  *
- * Items 0 and 1 share bucket 0, item 2 is bucket 1. EXTRA and SHUTDOWN are in no schedule. Bucket 0 is reduced by every rank for
- * itself, bucket 1 by slices in place, with done words.
+ * GROUP=0: items 0 and 1 share a batch. GROUP=1: they are a group of two sorts, in two batches, which are one bundle. Item 2 is a batch
+ * of its own. EXTRA and SHUTDOWN are in no schedule.
  *
- * Options: N ranks (2 or 3), K steps, MAXE how often the schedule is locked, PROGRAM what the applications do, EXTRAS, TIMER a rank
- * may leave for no reason at any moment.
+ * Options: N ranks (2 or 3), K steps, MAXE how many replays begin, PROGRAM what the applications do, GROUP, EXTRAS, ASKS a rank that waits
+ * may ask the others to leave at any moment, TIMER a rank may leave for no reason at any moment.
  * Mutants, each of which must fail:
- *   MUT_EARLY    who exits leaves without waiting for the others' arrival
- *   MUT_TOUCH    a rank touches the data as soon as it has itself arrived
- *   MUT_STAY     a rank that arrived ready does not heed an exit that it sees afterwards
- *   MUT_EPOCH    the word of a rank that is in a later epoch already is taken for "ready"
+ *   MUT_TOUCH    a rank starts a position as soon as it has itself arrived
+ *   MUT_STAY     a rank that has arrived ready does not heed another that leaves
  *   MUT_NOBLOCK  a thread that waits is no reason to leave
- *   MUT_SINGLE   slots are not double-buffered
- *   MUT_AHEAD    what a rank has for n + 1 is written as soon as it has itself arrived at n
- *   MUT_DONE     a rank does not wait for the done words
- *   MUT_OLD      the coordinator counts reports that were sent before the sender applied the locking plan
- *   MUT_FORGET   the coordinator does not forget at the locking plan what is pending
+ *   MUT_RESTART  positions begin anew with each replay
+ *   MUT_SOON     a replay may begin without a step of all ranks before it
+ *   MUT_BUNDLE   a position is a batch, also of a group of several (with GROUP=1)
+ *   MUT_OLD      the coordinator counts reports that were sent before the sender applied the plan with the replay
+ *   MUT_FORGET   the coordinator does not forget what is pending when a replay begins
  *   MUT_KEEP     a rank does not take back what it has reported
  */
 #ifndef N
@@ -34,81 +34,49 @@
 #ifndef TIMER
 #define TIMER 0
 #endif
-/* 0: any order; 1: waits for item 0 before it submits 1; 2: waits for item 2 before 0 and 1; 3: one rank lacks item 2 in step 0
- * (needs K >= 2) */
+#ifndef ASKS
+#define ASKS 0
+#endif
+#ifndef GROUP
+#define GROUP 0
+#endif
+/* 0: any order; 1: waits for item 0 before it submits 1 (not with GROUP); 2: waits for item 2 before 0 and 1; 3: one rank lacks item 2 in
+ * step 0 (needs K >= 2); 4: each item or group begins again as soon as it has ended */
 #ifndef PROGRAM
 #define PROGRAM 0
 #endif
-
 #ifndef EXTRAS
 #define EXTRAS 0                /* 1: another thread of each rank submits an operation outside the schedule, at any moment */
 #endif
 
-#define BUCKETS 2
 #define ITEMS 5
 #define EXTRA 3
 #define SHUTDOWN 4
-#define LOCK 32                 /* as a plan; the others are masks of items */
+#define REPLAY 32               /* in a plan, beside the items: a replay begins after it */
 #define BIT(x) (1 << (x))
-#define ALL (BIT(N) - 1)
+#define STEP_ITEMS 7
+#define STRANGERS (BIT(EXTRA) | BIT(SHUTDOWN))
 
-/* Of each operation: 0 not submitted, 1 submitted, 2 reported to the coordinator. */
+/* Of each operation: 0 not submitted, 1 submitted (or offered to the replay), 2 reported to the coordinator, 3 runs. */
 byte item[N * ITEMS];
 #define S(i, b) item[(i) * ITEMS + (b)]
-byte count[N * 4];              /* how often an item was reduced, as the rank sees it */
+byte count[N * 4];              /* how many uses of an item have ended, as the rank sees it */
 #define COUNT(i, b) count[(i) * 4 + (b)]
-bool blocked[N];                /* the application waits for something that is pending */
+bool blocked[N];                /* the application waits for something */
 bool done[N];                   /* its engine has ended */
 
-/* The words in shared memory. Positions are stored plus one: 0 is "nowhere yet". */
-byte arrived_epoch[N], arrived[N], reduced_epoch[N], reduced[N];
-bool exits[N];
-/* The slots, double-buffered: whose contribution lies there, and the slices that hold the result. */
-byte slot[N * 2], result[N * 2];
+/* The flags in shared memory: where a rank has arrived, whether it leaves there, and where it asks others to leave. */
+byte arrived[N], asked[N];
+bool leaves[N];
 
-/* Collectives as they run, matched by order. */
-int kind[2];
-byte launched[2], finished[2];
+/* Collectives as they run, matched by their number. */
+#define LOG 8
+int kind[LOG];
+byte started[N], ended[N];
 
-chan report[N] = [5] of { byte, byte };   /* last_applied, of which only the number of locking plans matters, and items */
+chan report[N] = [5] of { byte, byte };   /* last_applied, of which only the number of replays matters, and items */
 chan plan[N] = [6] of { byte };
 
-/* All ranks run the same collectives, in the same order, with the same contribution of each: what was reduced before is equal. */
-#define KIND(what) ((what) + 64 * (COUNT(i, 0) + 4 * COUNT(i, 1) + 16 * COUNT(i, 2) + 64 * COUNT(i, 3)))
-inline launch(what) {
-  if
-  :: launched[l] == 0 -> kind[l] = KIND(what)
-  :: else -> assert(kind[l] == KIND(what))
-  fi;
-  launched[l]++;
-  assert(launched[l] <= N)
-}
-inline finish() {
-  finished[l]++;
-  if
-  :: finished[l] == N -> launched[l] = 0; finished[l] = 0; kind[l] = 0
-  :: else
-  fi;
-  l = 1 - l
-}
-inline deliver(b) {
-  assert(S(i, b) != 0);
-  S(i, b) = 0;
-  if
-  :: b < SHUTDOWN -> COUNT(i, b) = COUNT(i, b) + 1
-  :: else
-  fi
-}
-
-#define COMPLETE ((n % BUCKETS == 0 && S(i, 0) == 1 && S(i, 1) == 1) || (n % BUCKETS == 1 && S(i, 2) == 1))
-#define THERE(q) (arrived_epoch[q] > epoch || (arrived_epoch[q] == epoch && arrived[q] > n))
-#define EXITS_HERE(q) (arrived_epoch[q] == epoch && arrived[q] == n + 1 && exits[q])
-#ifdef MUT_EPOCH
-#define EXITED(q) EXITS_HERE(q)
-#else
-/* Who is in a later epoch has left this one, and can have left it only here. */
-#define EXITED(q) (arrived_epoch[q] > epoch || EXITS_HERE(q))
-#endif
 #if N == 2
 #define EVERY(p) (p(0) && p(1))
 #define SOME(p) (p(0) || p(1))
@@ -116,51 +84,91 @@ inline deliver(b) {
 #define EVERY(p) (p(0) && p(1) && p(2))
 #define SOME(p) (p(0) || p(1) || p(2))
 #endif
-#define REDUCED(q) (reduced_epoch[q] == epoch && reduced[q] > n)
+
+/* All ranks run the same collectives, in the same order, and each with the same use of its items. */
+#define USE(b, shift) (((what) >> (b)) & 1 -> COUNT(i, b) << (shift) : 0)
+inline start(what, from) {
+  v = (what) + USE(0, 5) + USE(1, 7) + USE(2, 9) + USE(3, 11);
+  if
+  :: kind[started[i] % LOG] == 0 -> kind[started[i] % LOG] = v
+  :: else -> assert(kind[started[i] % LOG] == v)
+  fi;
+  v = 0;
+  for (b : 0 .. ITEMS - 1) {
+    if
+    :: (what) & BIT(b) -> assert(S(i, b) == from); S(i, b) = 3
+    :: else
+    fi
+  }
+  b = 0;
+  started[i]++;
+  assert(started[i] - ended[i] <= LOG)
+}
+#define STARTED(q) (started[q] > ended[i])
+#define ENDED(q) (ended[q] > last)
+
+#if GROUP
+#ifdef MUT_BUNDLE
+#define BUNDLES 3
+#define COMPLETE ((head == 0 && S(i, 0) == 1) || (head == 1 && S(i, 1) == 1) || (head == 2 && S(i, 2) == 1))
+#else
+#define BUNDLES 2
+#define COMPLETE ((head == 0 && S(i, 0) == 1 && S(i, 1) == 1) || (head == 1 && S(i, 2) == 1))
+#endif
+#else
+#define BUNDLES 2
+#define COMPLETE ((head == 0 && S(i, 0) == 1 && S(i, 1) == 1) || (head == 1 && S(i, 2) == 1))
+#endif
+inline start_bundle() {
+#if GROUP
+#ifdef MUT_BUNDLE
+  start(BIT(head), 1)
+#else
+  if
+  :: head == 0 -> start(1, 1); start(2, 1)
+  :: else -> start(4, 1)
+  fi
+#endif
+#else
+  if
+  :: head == 0 -> start(3, 1)
+  :: else -> start(4, 1)
+  fi
+#endif
+}
+
+#define THERE(q) (arrived[q] >= position)
+#define LEAVES(q) (arrived[q] == position && leaves[q])
+#define ASKED(q) (asked[q] == position)
+#define SUBMITTED (S(i, 0) == 1 || S(i, 1) == 1 || S(i, 2) == 1 || S(i, EXTRA) == 1 || S(i, SHUTDOWN) == 1)
+#define IDLE (started[i] == ended[i])
 #ifdef MUT_NOBLOCK
 #define STUCK false
 #else
-#define STUCK (blocked[i] && !COMPLETE)
+#define STUCK (blocked[i] && IDLE && SUBMITTED && !COMPLETE)
 #endif
-/* The reasons to leave. Who has one and a complete bucket may as well go on: both are explored. */
-#define REASON (S(i, EXTRA) != 0 || S(i, SHUTDOWN) != 0 || STUCK || SOME(EXITED) || TIMER)
-/* Another order than the schedule's is a reason too, or is not; it must not matter. */
-#define OTHER_ORDER (!COMPLETE && ((n % BUCKETS == 0 && S(i, 2) == 1) || (n % BUCKETS == 1 && (S(i, 0) == 1 || S(i, 1) == 1))))
-#ifdef MUT_SINGLE
-#define AT(q) ((q) * 2)
-#else
-#define AT(q) ((q) * 2 + n % 2)
-#endif
-#define AT_NEXT(q) ((q) * 2 + (n + 1) % 2)
-#define TAG (epoch * 16 + n + 1)
-
-#ifdef MUT_STAY
-#define LEAVES (EVERY(THERE) && exits[i])
-#define RUNS (EVERY(THERE) && !exits[i])
-#else
-#define LEAVES (EVERY(THERE) && SOME(EXITED))
+/* A rank that has a reason and a complete bundle may as well go on: both are explored. */
+#define REASON (S(i, EXTRA) == 1 || S(i, SHUTDOWN) == 1 || STUCK || SOME(ASKED) || TIMER)
 #ifdef MUT_TOUCH
-#define RUNS (!SOME(EXITED))
+#define RUNS (here)
 #else
-#define RUNS (EVERY(THERE) && !SOME(EXITED))
+#define RUNS (here && EVERY(THERE))
 #endif
+#ifdef MUT_STAY
+#define LEFT (!here && SOME(LEAVES))
+#define MAY_RUN RUNS
+#else
+#define LEFT SOME(LEAVES)
+#define MAY_RUN (RUNS && !SOME(LEAVES))
 #endif
-
-inline arrive(leaves) {
-  arrived_epoch[i] = epoch;
-  arrived[i] = n + 1;
-  exits[i] = leaves
-}
 
 proctype engine(byte i) {
-  byte epoch = 0, n = 0, b = 0, p = 0, q = 0, l = 0;
-  bool here = false;            /* has arrived at n */
+  byte epoch = 0, position = 0, head = 0, b = 0, p = 0, last = 0;
+  int v = 0;
+  bool replaying = false, here = false;         /* has arrived at the position */
 
-negotiated:
   do
-  :: atomic {
-       (S(i, 0) == 1 || S(i, 1) == 1 || S(i, 2) == 1 || S(i, EXTRA) == 1 || S(i, SHUTDOWN) == 1) && nfull(report[i]) ->
-       p = 0;
+  :: atomic { !replaying && SUBMITTED && nfull(report[i]) ->
        for (b : 0 .. ITEMS - 1) {
          if
          :: S(i, b) == 1 -> S(i, b) = 2; p = p | BIT(b)
@@ -171,9 +179,18 @@ negotiated:
        b = 0; p = 0
      }
   :: atomic { plan[i]?p ->
+       assert(!replaying);                      /* every plan needs a report of each rank */
        if
-       :: p == LOCK ->
-            p = 0;
+       :: GROUP && (p & 3) -> assert((p & 3) == 3); start(1, 2); start(2, 2)
+       :: !GROUP && (p & 3) -> start(p & 3, 2)
+       :: else
+       fi;
+       if
+       :: p & (4 | STRANGERS) -> start(p & (4 | STRANGERS), 2)
+       :: else
+       fi;
+       if
+       :: p & REPLAY ->
 #ifndef MUT_KEEP
             for (b : 0 .. ITEMS - 1) {
               if
@@ -183,98 +200,55 @@ negotiated:
             }
             b = 0;
 #endif
-            epoch++;
-            goto locked
+            epoch++; head = 0; replaying = true;
+#ifdef MUT_RESTART
+            position = 1
+#else
+            position++
+#endif
        :: else
-       fi
-     };
-     atomic {                                           /* a plan is one collective */
-       for (b : 0 .. ITEMS - 1) {
-         assert(!(p & BIT(b)) || S(i, b) == 2)          /* nothing runs that was not submitted here, or runs twice */
-       }
-       b = 0;
-       launch(p)
+       fi;
+       p = 0
      }
-     atomic { launched[l] == N ->
-       finish();
+  :: atomic { replaying && !here && REASON -> arrived[i] = position; leaves[i] = true; replaying = false }
+  :: atomic { replaying && !here && COMPLETE -> arrived[i] = position; leaves[i] = false; here = true }
+  :: atomic { replaying && LEFT -> here = false; replaying = false }
+  :: atomic { replaying && MAY_RUN ->
+       here = false;
+       start_bundle();
+       head = (head + 1) % BUNDLES;
+       position++
+     }
+  :: atomic { ASKS && replaying && here && !EVERY(THERE) && asked[i] != position -> asked[i] = position }
+  :: atomic { !IDLE && EVERY(STARTED) ->
+       last = ended[i];
+       p = kind[last % LOG] & 31;
        for (b : 0 .. ITEMS - 1) {
          if
-         :: p & BIT(b) -> deliver(b)
+         :: (p & BIT(b)) && b < SHUTDOWN -> assert(S(i, b) == 3); S(i, b) = 0; COUNT(i, b) = COUNT(i, b) + 1
+         :: (p & BIT(b)) && b == SHUTDOWN -> S(i, b) = 0
          :: else
          fi
        }
        b = 0;
+       ended[i]++;
        if
-       :: p & BIT(SHUTDOWN) -> p = 0; goto ended
+       :: EVERY(ENDED) -> kind[last % LOG] = 0
+       :: else
+       fi;
+       last = 0;
+       if
+       :: p & BIT(SHUTDOWN) -> p = 0; break
        :: else -> p = 0
        fi
      }
   od;
-
-locked:
-  do
-  :: atomic { !here && (REASON || OTHER_ORDER) ->
-       arrive(true);
-#ifdef MUT_EARLY
-       n = 0; goto negotiated
-#else
-       here = true
-#endif
-     }
-  :: atomic { !here && COMPLETE ->
-       slot[AT(i)] = TAG; result[AT(i)] = 0;
-#ifdef MUT_AHEAD
-       slot[AT_NEXT(i)] = 0;
-#endif
-       arrive(false);
-       here = true
-     }
-  :: atomic { here && LEAVES -> here = false; n = 0; goto negotiated }
-  :: atomic { here && RUNS ->
-       here = false;
-       slot[AT_NEXT(i)] = 0;                            /* from now on the application may write what it has for n + 1 */
-       if
-       :: n % BUCKETS == 0 -> launch(32)                /* every rank adds up all slots for itself ... */
-       :: else ->                                       /* its slice, from all slots and into all */
-            launch(33);
-            for (q : 0 .. N - 1) {
-              assert(slot[AT(q)] == TAG);
-              result[AT(q)] = result[AT(q)] | BIT(i)
-            }
-            q = 0;
-            reduced_epoch[i] = epoch; reduced[i] = n + 1
-       fi
-     };
-     atomic {
-#ifdef MUT_DONE
-       true ->
-#else
-       n % BUCKETS == 0 || EVERY(REDUCED) ->
-#endif
-       if
-       :: n % BUCKETS == 0 ->                           /* ... and has not read them all before now */
-            for (q : 0 .. N - 1) {
-              assert(slot[AT(q)] == TAG)
-            }
-            q = 0;
-            deliver(0); deliver(1)
-       :: else ->
-            assert(slot[AT(i)] == TAG && result[AT(i)] == ALL);
-            deliver(2)
-       fi;
-       finish();
-       n++
-     }
-  od;
-
-ended:
   done[i] = true
 }
 
-/* On rank 0. It plans an operation when every rank has reported it. */
+/* On rank 0. It plans an operation when every rank has reported it, and a member of a group when all members are. */
 proctype coordinator() {
-  byte pending[N], ready = 0, e = 0, m = 0, epoch = 0, q = 0;
-  bool in_lock = false;
+  byte pending[N], ready = 0, e = 0, m = 0, epoch = 0, q = 0, step = 0;
 
   end: do
   :: atomic {
@@ -287,38 +261,53 @@ proctype coordinator() {
        fi;
 #ifndef MUT_OLD
        if
-       :: e < epoch -> m = 0                            /* the sender has taken it back since */
+       :: e < epoch -> m = 0                    /* the sender has taken it back since */
        :: else
        fi;
 #endif
-       if
-       :: m -> in_lock = false; pending[q] = pending[q] | m
-       :: else
-       fi;
+       pending[q] = pending[q] | m;
        ready = pending[0] & pending[1];
+       m = pending[0] | pending[1];
 #if N > 2
        ready = ready & pending[2];
+       m = m | pending[2];
 #endif
-       e = 0; m = 0;
+       if
+       :: GROUP && (ready & 3) != 3 -> ready = ready & (255 - 3)
+       :: else
+       fi;
+       /* A replay begins with a plan that completes a step. Something else that is pending would end it at once. */
+       step = (step & ready -> ready : step | ready);
+       m = (m & (255 - ready)) & STRANGERS;
+       if
+       :: ready && step == STEP_ITEMS && m == 0 && epoch < MAXE -> epoch++; step = 0; e = REPLAY
+       :: e = 0
+       fi;
        for (q : 0 .. N - 1) {
          pending[q] = pending[q] & (255 - ready);
+#ifndef MUT_FORGET
          if
-         :: ready -> assert(nfull(plan[q])); plan[q]!ready
+         :: e -> pending[q] = 0
+         :: else
+         fi;
+#endif
+         if
+         :: ready -> assert(nfull(plan[q])); plan[q]!(ready | e)
          :: else
          fi
        }
-       q = 0; ready = 0
+       q = 0; ready = 0; e = 0; m = 0
      }
-  :: atomic { !in_lock && epoch < MAXE ->
-       epoch++; in_lock = true;
+#ifdef MUT_SOON
+  :: atomic { epoch < MAXE ->
+       epoch++; step = 0;
        for (q : 0 .. N - 1) {
-#ifndef MUT_FORGET
          pending[q] = 0;
-#endif
-         assert(nfull(plan[q])); plan[q]!LOCK
+         assert(nfull(plan[q])); plan[q]!REPLAY
        }
        q = 0
      }
+#endif
   od
 }
 
@@ -330,6 +319,21 @@ proctype coordinator() {
 /* One atomic step is what the engine need not see the middle of. */
 proctype application(byte i; bool lacks) {
   byte k = 0;
+#if PROGRAM == 4
+  byte used[3];
+
+  blocked[i] = true;                            /* some thread waits whenever something is in flight */
+  do
+#if GROUP
+  :: atomic { NONE(0) && NONE(1) && used[0] < K -> SUBMIT(0); SUBMIT(1); used[0]++ }
+#else
+  :: atomic { NONE(0) && used[0] < K -> SUBMIT(0); used[0]++ }
+  :: atomic { NONE(1) && used[1] < K -> SUBMIT(1); used[1]++ }
+#endif
+  :: atomic { NONE(2) && used[2] < K -> SUBMIT(2); used[2]++ }
+  :: atomic { STEP && used[0] == K && (GROUP || used[1] == K) && used[2] == K -> k = K - 1; goto next }
+  od;
+#endif
 
 again:
   atomic {
@@ -351,9 +355,16 @@ again:
     :: lacks && k == 1 -> SUBMIT(2); goto second_first
     :: k > 1 -> SUBMIT(0)
 #endif
-    fi
+    fi;
+#if GROUP
+    SUBMIT(1)                                   /* its members are submitted in one call */
+#endif
   }
+#if GROUP
+  atomic { SUBMIT(2); WAIT(STEP); goto next }
+#else
   atomic { SUBMIT(1); SUBMIT(2); WAIT(STEP); goto next }
+#endif
 second_first:
   atomic { SUBMIT(0); SUBMIT(1); WAIT(STEP) }
 next:
@@ -380,7 +391,7 @@ init {
   byte i, who = 0;
   if
   :: skip
-  :: PROGRAM == 3 -> who = N - 1                        /* rank 0, where the coordinator is, or another */
+  :: PROGRAM == 3 -> who = N - 1                /* rank 0, where the coordinator is, or another */
   fi;
   atomic {
     run coordinator();

@@ -50,8 +50,8 @@ class RandomProgram {
   const ProgramShape shape_;
   int ranks_;
   std::mt19937_64 random_;
-  /// Of steps that repeat: members of several sorts, which run in several batches, so that the step
-  /// is negotiated each time. Otherwise they are alike.
+  /// In steps that repeat: the members of the group are of several sorts, and run in several
+  /// batches. Otherwise they are alike.
   bool mixed_group_;
   std::vector<int> steps_;
   std::vector<std::vector<int>> sets_;

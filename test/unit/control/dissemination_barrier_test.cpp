@@ -41,7 +41,7 @@ class Hosts {
   }
   std::size_t hosts() const { return hosts_.size(); }
   ScheduleReplay& replay(std::size_t host, std::size_t rank) { return hosts_[host]->replays[rank]; }
-  void enter(const std::vector<AgreedBatch>& schedule) {
+  void enter(const std::vector<AgreedBundle>& schedule) {
     for (auto& host : hosts_) {
       for (ScheduleReplay& replay : host->replays) replay.enter(schedule);
     }
@@ -93,7 +93,7 @@ class Hosts {
 
 TEST(DisseminationBarrier, ABatchRunsOnceEveryRankOfEveryHostHasIt) {
   Hosts hosts(3, 2);
-  hosts.enter({batch("a")});
+  hosts.enter({{batch("a")}});
   for (std::size_t host = 0; host < 3; ++host) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       for (std::size_t other = 0; other < 3; ++other)
@@ -112,7 +112,7 @@ TEST(DisseminationBarrier, ABatchRunsOnceEveryRankOfEveryHostHasIt) {
 
 TEST(DisseminationBarrier, OneThatLeavesTakesAllWithIt) {
   Hosts hosts(4, 2);
-  hosts.enter({batch("a"), batch("b")});
+  hosts.enter({{batch("a")}, {batch("b")}});
   for (std::size_t host = 0; host < 3; ++host) {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       hosts.offer(host, rank, "a");
@@ -133,7 +133,7 @@ TEST(DisseminationBarrier, OneThatLeavesTakesAllWithIt) {
 
 TEST(DisseminationBarrier, ARankThatWaitsInVainIsHeardOnOtherHosts) {
   Hosts hosts(5, 1);
-  hosts.enter({batch("a")});
+  hosts.enter({{batch("a")}});
   for (std::size_t host = 0; host < 4; ++host) {
     hosts.offer(host, 0, "a");
     hosts.replay(host, 0).advance();
@@ -166,7 +166,7 @@ TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) 
     const std::size_t ranks = 1 + seed % 3;
     Hosts hosts(static_cast<int>(count), static_cast<int>(ranks));
     for (int replay = 0; replay < 3; ++replay) {
-      hosts.enter({batch("a"), batch("b")});
+      hosts.enter({{batch("a")}, {batch("b")}});
       std::vector<std::uint64_t> runs(count * ranks), offers(count * ranks);
       std::vector<bool> left(count * ranks);
       const auto leaver = static_cast<std::size_t>(random() % (count * ranks));

@@ -63,7 +63,7 @@ TEST_F(RepeatedPlanTest, OtherPlansAreEncodedAsTheyAre) {
   ASSERT_TRUE(repeated_.offer(hits({0, 2})));
   wire::Plan repeated = repeated_.take(8, cache_);
   EXPECT_EQ(repeated_.encode(other), wire::encode(other));
-  repeated.replay = {{0}, {2}};
+  repeated.replay = {{{0}}, {{2}}};
   EXPECT_EQ(repeated_.encode(repeated), wire::encode(repeated));
   other.sequence = 8;
   learn({1});

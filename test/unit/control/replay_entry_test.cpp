@@ -27,6 +27,14 @@ std::vector<std::string> names_of(const std::vector<AgreedBatch>& schedule) {
   return names;
 }
 
+std::vector<std::string> names_of(const std::vector<AgreedBundle>& schedule) {
+  std::vector<std::string> names;
+  for (const AgreedBundle& bundle : schedule) {
+    for (std::string& name : names_of(bundle)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
 /// Steps of "a" and an allgather "b", until the next would be replayed.
 void learn(Cluster& cluster) {
   for (int step = 0; step < 2; ++step) {
@@ -51,8 +59,28 @@ TEST(ReplayEntry, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
   for (int rank = 0; rank < 2; ++rank) {
     const auto& schedule = applied[static_cast<std::size_t>(rank)].replay;
     EXPECT_EQ(names_of(schedule), (std::vector<std::string>{"a", "b"}));
-    EXPECT_EQ(schedule.back().operations.front().request.shape[0], rank + 1);
-    EXPECT_EQ(schedule.back().operations.front().first_dims, (std::vector<std::int64_t>{1, 2}));
+    EXPECT_EQ(schedule.back().back().operations.front().request.shape[0], rank + 1);
+    EXPECT_EQ(schedule.back().back().operations.front().first_dims,
+              (std::vector<std::int64_t>{1, 2}));
+  }
+}
+
+TEST(ReplayEntry, AStepWithAGroupOfSeveralSortsIsReplayed) {
+  Cluster cluster(2, replaying_options());
+  wire::Request half = in_group(allreduce("half"), "g", 2, 1), adasum = allreduce("adasum");
+  half.dtype = DataType::kFloat16;
+  adasum.op = ReduceOp::kAdasum;
+  const std::vector<wire::Request> step = {in_group(allreduce("single"), "g", 2, 0), half, adasum,
+                                           allreduce("a")};
+  std::vector<Applied> applied;
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const wire::Request& request : step) cluster.submit_everywhere(request);
+    applied = cluster.exchange();
+  }
+  for (const Applied& one : applied) {
+    ASSERT_EQ(one.replay.size(), 2U);
+    EXPECT_EQ(names_of(one.replay[0]), (std::vector<std::string>{"single", "a", "half"}));
+    EXPECT_EQ(names_of(one.replay[1]), std::vector<std::string>{"adasum"});
   }
 }
 
@@ -195,8 +223,9 @@ TEST(ReplayEntry, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
 }
 
 TEST(ReplayEntry, ANegotiatorRefusesALockThatCannotBe) {
-  for (const std::vector<std::vector<std::uint32_t>>& schedule :
-       std::vector<std::vector<std::vector<std::uint32_t>>>{{{7}}, {{0}, {0}}, {{}}, {{0, 1}}}) {
+  const std::vector<std::vector<wire::SlotBundle>> schedules = {
+      {{{7}}}, {{{0}}, {{0}}}, {{{0}, {0}}}, {{{}}}, {{}}, {{{0, 1}}}};
+  for (const std::vector<wire::SlotBundle>& schedule : schedules) {
     Cluster cluster(2);
     for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
     cluster.exchange();

@@ -34,7 +34,13 @@ class Ranks {
       replays_.push_back(std::make_unique<ScheduleReplay>(pointers, rank));
   }
   ScheduleReplay& operator[](std::size_t rank) { return *replays_[rank]; }
+  /// A position for each batch.
   void enter(const std::vector<AgreedBatch>& schedule) {
+    std::vector<AgreedBundle> bundles;
+    for (const AgreedBatch& batch : schedule) bundles.push_back({batch});
+    enter_bundles(bundles);
+  }
+  void enter_bundles(const std::vector<AgreedBundle>& schedule) {
     for (auto& replay : replays_) replay->enter(schedule);
   }
 
@@ -191,6 +197,59 @@ TEST(ScheduleReplay, ASecondLockDoesNotTakeTheFirstOnesWordsForItsOwn) {
   EXPECT_EQ(runs(ranks[0]), "a");
 }
 
+TEST(ScheduleReplay, TheBatchesOfABundleRunTogetherOrNotAtAll) {
+  Ranks ranks(2);
+  ranks.enter_bundles({{batch({"a", "b"}), batch({"c"})}, {batch({"d"})}});
+  for (const char* const name : {"a", "b", "c"}) offer(ranks[0], request(name));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
+  for (const char* const name : {"a", "b", "d"}) offer(ranks[1], request(name));
+  EXPECT_EQ(ranks[1].advance().outcome, Outcome::kNothing) << "its first batch is complete";
+  EXPECT_TRUE(ranks[1].lacks_own());
+  offer(ranks[1], request("c"));
+  for (const std::size_t rank : {1, 0}) {
+    const auto advance = ranks[rank].advance();
+    EXPECT_EQ(advance.outcome, Outcome::kRun);
+    EXPECT_EQ(advance.batch, 0U);
+    EXPECT_EQ(advance.batches, 2U);
+    EXPECT_EQ(ranks[rank].batches_run(), 2U);
+  }
+  offer(ranks[0], request("d"));
+  ranks[0].advance();
+  const auto last = ranks[1].advance();
+  EXPECT_EQ(last.batch, 2U);
+  EXPECT_EQ(last.batches, 1U);
+  ranks[0].advance();
+  for (const char* const name : {"a", "b"}) offer(ranks[0], request(name));
+  for (const char* const name : {"a", "b", "c"}) offer(ranks[1], request(name));
+  ranks[1].advance();
+  ranks[0].leave_soon();
+  for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].advance().outcome, Outcome::kLeft);
+  for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].batches_run(), 3U);
+}
+
+// Its members are known by their parameters, and may lie in different bundles.
+TEST(ScheduleReplay, AnUnnamedGroupThatIsPutTogetherAnewEndsTheReplay) {
+  const auto member = [](std::uint64_t ordinal, int index, std::int64_t elements) {
+    wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal), elements);
+    asked.unnamed = true;
+    asked.ordinal = ordinal;
+    asked.group_size = 2;
+    asked.group_index = index;
+    return asked;
+  };
+  Ranks ranks(1);
+  AgreedBatch first, second;
+  first.operations = {{member(0, 0, 1)}, {member(1, 1, 2)}};
+  second.operations = {{member(2, 0, 3)}, {member(3, 1, 4)}};
+  ranks.enter({first, second});
+  EXPECT_TRUE(offer(ranks[0], member(4, 0, 1)));
+  EXPECT_TRUE(offer(ranks[0], member(5, 1, 2)));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kRun);
+  EXPECT_TRUE(offer(ranks[0], member(6, 0, 3)));
+  EXPECT_FALSE(offer(ranks[0], member(7, 1, 2)));
+  EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
+}
+
 // Random interleavings and deviations: every rank runs the same number of batches, and leaves
 // there.
 TEST(ScheduleReplay, RanksAgreeInEveryInterleaving) {
@@ -254,6 +313,19 @@ class Learner : public ::testing::Test {
     }
     return made;
   }
+  /// Slots of the two members of a group.
+  std::vector<std::uint32_t> put_group(const std::string& group) {
+    std::vector<std::uint32_t> members;
+    for (int i = 0; i < 2; ++i) {
+      wire::Request member = request(group + std::to_string(i));
+      member.group = group;
+      member.group_size = 2;
+      member.group_index = i;
+      cache_.put({member});
+      members.push_back(*cache_.find(member));
+    }
+    return members;
+  }
   bool observe(const std::vector<std::vector<std::uint32_t>>& batches) {
     return learner_.observe(plan(batches), cache_);
   }
@@ -267,7 +339,7 @@ TEST_F(Learner, LocksAfterTwoEqualStepsInAnyOrder) {
   EXPECT_FALSE(observe({{2}}));
   EXPECT_FALSE(observe({{1}}));
   EXPECT_TRUE(observe({{2, 0}}));
-  EXPECT_EQ(learner_.schedule(), (std::vector<std::vector<std::uint32_t>>{{1}, {2, 0}}));
+  EXPECT_EQ(learner_.schedule(), (std::vector<wire::SlotBundle>{{{1}}, {{2, 0}}}));
 }
 
 TEST_F(Learner, DoesNotLockStepsThatDiffer) {
@@ -285,23 +357,63 @@ TEST_F(Learner, DoesNotLockABatchThatHasASlotTwice) {
 
 // A replay that is left after the first of these batches would leave the second member waiting for
 // the first, which has run.
-TEST_F(Learner, DoesNotLockAGroupThatRunsInSeveralBatches) {
-  std::vector<std::uint32_t> members;
-  for (int i = 0; i < 2; ++i) {
-    wire::Request member = request("member" + std::to_string(i));
-    member.group = "group";
-    member.group_size = 2;
-    member.group_index = i;
-    cache_.put({member});
-    members.push_back(*cache_.find(member));
-  }
-  for (int i = 0; i < 10; ++i) EXPECT_FALSE(observe({{0, members[0]}, {members[1]}}));
-  EXPECT_FALSE(observe({{members[1], members[0]}}));
-  EXPECT_TRUE(observe({{members[0], members[1]}})) << "in one batch they are done together";
+TEST_F(Learner, BatchesThatShareAGroupAreABundle) {
+  const std::vector<std::uint32_t> members = put_group("group");
+  const std::vector<std::uint32_t> others = put_group("other");
+  const auto learnt = [&](const std::vector<std::vector<std::uint32_t>>& batches) {
+    for (int step = 0; step < 4 && !observe(batches); ++step) {
+    }
+    learner_.note_left(100);
+    return learner_.schedule();
+  };
+  EXPECT_EQ(learnt({{0, members[0]}, {1}, {members[1]}}),
+            (std::vector<wire::SlotBundle>{{{1}}, {{0, members[0]}, {members[1]}}}));
+  EXPECT_EQ(learnt({{0}, {members[1], members[0]}}),
+            (std::vector<wire::SlotBundle>{{{0}}, {{members[1], members[0]}}}))
+      << "in one batch they are done together";
+  EXPECT_EQ(
+      learnt({{members[0], others[0]}, {members[1]}, {2}, {others[1]}}),
+      (std::vector<wire::SlotBundle>{{{2}}, {{members[0], others[0]}, {members[1]}, {others[1]}}}))
+      << "both groups share a batch";
+}
+
+// Equal steps that were fused in different ways, as the ranks' speed had it.
+TEST_F(Learner, RepeatsTheStepOfTheFewestBatches) {
+  EXPECT_FALSE(observe({{0}, {1}, {2}}));
+  EXPECT_FALSE(observe({{0, 1}, {2}})) << "it compares";
+  EXPECT_FALSE(observe({{0}, {1}, {2}}));
+  EXPECT_TRUE(observe({{0}, {1}, {2}}));
+  EXPECT_EQ(learner_.schedule(), (std::vector<wire::SlotBundle>{{{0, 1}}, {{2}}}));
+  learner_.note_left(100);
+  EXPECT_TRUE(observe({{0}, {1}, {2}}));
+  EXPECT_EQ(learner_.schedule().size(), 2U) << "it has lasted";
+  learner_.note_left(100);
+  EXPECT_TRUE(observe({{0, 1, 2}}));
+  EXPECT_EQ(learner_.schedule().size(), 1U);
+}
+
+// The program may need one of the operations before it submits the other.
+TEST_F(Learner, AfterAReplayThatDidNotLastTheLastStepIsRepeated) {
+  EXPECT_FALSE(observe({{0, 1}}));
+  EXPECT_TRUE(observe({{0, 1}}));
+  learner_.note_left(1);
+  EXPECT_TRUE(observe({{0}, {1}}));
+  EXPECT_EQ(learner_.schedule().size(), 2U);
+}
+
+TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
+  EXPECT_FALSE(observe({{0, 1}}));
+  EXPECT_TRUE(observe({{0, 1}}));
+  learner_.note_left(100);
+  wire::Plan in_full = plan({{0}});
+  in_full.batches[0].tensors[0].slot.reset();
+  EXPECT_FALSE(learner_.observe(in_full, cache_));
+  EXPECT_TRUE(observe({{0}, {1}}));
+  EXPECT_EQ(learner_.schedule().size(), 2U) << "slot 1 may not be of slot 0's sort any more";
 }
 
 // Unnamed groups are told apart by their ordinals, where the cache sees the same members.
-TEST_F(Learner, LocksSeveralUnnamedGroupsEachInItsBatch) {
+TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
   std::vector<wire::PlannedTensor> members;
   for (std::uint64_t ordinal = 0; ordinal < 4; ++ordinal) {
     wire::Request member = request("", static_cast<std::int64_t>(ordinal + 1));
@@ -319,9 +431,12 @@ TEST_F(Learner, LocksSeveralUnnamedGroupsEachInItsBatch) {
   whole.batches[1].tensors = {members[2], members[3]};
   split.batches[0].tensors = {members[0], members[1], members[2]};
   split.batches[1].tensors = {members[3]};
-  for (int i = 0; i < 3; ++i) EXPECT_FALSE(learner_.observe(split, cache_));
   EXPECT_FALSE(learner_.observe(whole, cache_));
   EXPECT_TRUE(learner_.observe(whole, cache_));
+  EXPECT_EQ(learner_.schedule().size(), 2U);
+  learner_.note_left(1);
+  EXPECT_TRUE(learner_.observe(split, cache_));
+  EXPECT_EQ(learner_.schedule().size(), 1U);
 }
 
 TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {

@@ -219,7 +219,7 @@ class PlayedCoordinator : public EngineTest {
     submit(*engine_, "x");
     step(*engine_);
     wire::Plan first = plan_of_x();
-    first.replay = {{0}};
+    first.replay = {{{0}}};
     send(wire::encode(first));
     step(*engine_);
     kinds(*coordinator_);
@@ -244,7 +244,7 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   submit(*engine_, "x");
   step(*engine_);
   wire::Plan second = plan(2);
-  second.replay = {{0}};
+  second.replay = {{{0}}};
   send(wire::encode(second));
   step(*engine_);
   ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;

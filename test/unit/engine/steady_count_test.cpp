@@ -60,7 +60,8 @@ namespace {
 
 constexpr int kRanks = 2;
 
-/// A rank with tensors of all kinds of places: fused with others, large, and in shared memory.
+/// A rank with tensors of all kinds of places: fused with others, large, in shared memory, and in a
+/// group.
 struct Rank {
   std::shared_ptr<SharedArena> arena = SharedArena::create();
   std::shared_ptr<runtime::Runtime> runtime = {};
@@ -92,7 +93,15 @@ struct Rank {
       allreduce_of(submissions.back()).compression = Compression::kFloat16;
       submissions.back().alone = i == 2;
     }
+    join_group(submissions.front(), 0);
+    join_group(submissions[memory.size() + 1], 1);
     handles.resize(submissions.size());
+  }
+  /// Of two sorts, so that it runs in two batches.
+  static void join_group(Submission& submission, int index) {
+    submission.group = "of two types";
+    submission.group_size = 2;
+    submission.group_index = index;
   }
   void set(float value) {
     for (auto& tensor : memory) std::fill(tensor.begin(), tensor.end(), value);

@@ -93,10 +93,10 @@ class SteadyStateTest : public ::testing::Test {
   SteadyState& steady(std::size_t rank) { return ranks_[rank]->steady; }
   void begin(const std::vector<std::vector<wire::Request>>& schedule) {
     for (const auto& rank : ranks_) {
-      std::vector<control::AgreedBatch> batches;
+      std::vector<control::AgreedBundle> bundles;
       for (const auto& requests : schedule)
-        batches.push_back(batch(requests, static_cast<int>(ranks_.size())));
-      rank->steady.begin(std::move(batches), clock_.now());
+        bundles.push_back({batch(requests, static_cast<int>(ranks_.size()))});
+      rank->steady.begin(std::move(bundles), clock_.now());
     }
   }
   OperationPtr make_operation(std::size_t rank, const wire::Request& asked) {
@@ -220,7 +220,7 @@ TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   EXPECT_EQ(steady(1).take_plan()->sequence, 7U);
   EXPECT_EQ(steady(1).take_plan()->sequence, 8U);
   steady(1).take_waiting();
-  steady(1).begin({batch({request("x")}, 2)}, clock_.now());
+  steady(1).begin({{batch({request("x")}, 2)}}, clock_.now());
   EXPECT_FALSE(steady(1).take_plan().has_value()) << "plan 8 has begun a schedule";
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);

@@ -308,7 +308,7 @@ TEST(Messages, TheScheduleToRepeatEndsAPlan) {
   Plan plan;
   plan.sequence = 5;
   const std::size_t without = encode(plan).size();
-  plan.replay = {{3, 1}, {0}};
+  plan.replay = {{{3, 1}, {0}}, {{2}}};
   EXPECT_EQ(encode(plan).size(), without + 6);
   EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
   Bytes cut = encode(plan);
