@@ -43,13 +43,12 @@ void ChannelMessages::touch(int world_rank) noexcept {
   touched_ranks_.push_back(world_rank);  // reserved: one entry per member
 }
 
-void ChannelMessages::ring_touched(bool more) noexcept {
+void ChannelMessages::ring_touched() noexcept {
   for (const int world_rank : touched_ranks_) {
     touched_[static_cast<std::size_t>(world_rank)] = 0;
     peers_.ring(world_rank);
   }
   touched_ranks_.clear();
-  if (more) peers_.ring(peers_.rank());
 }
 
 void ChannelMessages::send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind) {
@@ -86,16 +85,18 @@ bool ChannelMessages::settle() noexcept {
 }
 
 bool MessageWork::progress() {
-  // The engine may sleep until it is rung when this returns false, so all possible work must be
-  // done, or the rank must ring itself. The limit gives other Works their turn.
+  // The limit gives other Works, and the engine, their turn. After a pass in which something moved
+  // there may be more to do.
   constexpr int kPasses = 8;
-  bool moved = true;
-  for (int pass = 0; pass < kPasses && moved && !complete_; ++pass) {
+  bool gives_way = false;
+  moved_ = true;
+  for (int pass = 0; pass < kPasses && moved_ && !complete_ && !gives_way; ++pass) {
     complete_ = step();
-    moved = messages_->take_moved();
-    if (moved) ++moves_;
+    moved_ = messages_->take_moved();
+    gives_way = messages_->take_gives_way();
+    if (moved_) ++moves_;
   }
-  messages_->ring_touched(moved && !complete_);
+  messages_->ring_touched();
   return complete_;
 }
 

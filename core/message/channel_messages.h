@@ -41,11 +41,14 @@ class ChannelMessages {
   std::span<const int> test();
   /// Requests another pass of step() at once, without a message having moved.
   void keep_going() noexcept { moved_ = true; }
+  /// Requests another call of progress() instead of another pass, because this one has moved as
+  /// many bytes as a call may.
+  void give_way() noexcept { moved_ = gives_way_ = true; }
   /// Whether a message was started or completed since the last call.
   bool take_moved() noexcept { return std::exchange(moved_, false); }
-  /// Rings every peer with which a message was started or completed since the last call, and this
-  /// rank if it has `more` to do.
-  void ring_touched(bool more) noexcept;
+  bool take_gives_way() noexcept { return std::exchange(gives_way_, false); }
+  /// Rings every peer with which a message was started or completed since the last call.
+  void ring_touched() noexcept;
 
   /// Ends the channel because a Work was dropped before it completed: no Work can be launched any
   /// more, and messages under way are taken back. The result tells whether their memory may be
@@ -70,6 +73,7 @@ class ChannelMessages {
   std::vector<char> touched_;  ///< per world rank
   std::vector<int> touched_ranks_;
   bool moved_ = false;
+  bool gives_way_ = false;
   bool abandoned_ = false;
   Deadline keep_at_;  ///< after this, memory that is not given back is kept
 };
@@ -86,6 +90,7 @@ class MessageWork : public Work {
     if (!complete_) messages_->abandon();
   }
   bool progress() final;
+  bool moved() const noexcept final { return moved_; }
   std::optional<Headway> headway() const noexcept final {
     return Headway{moves_, messages_->requests().awaited()};
   }
@@ -100,6 +105,7 @@ class MessageWork : public Work {
   const std::shared_ptr<ChannelMessages> messages_;
   std::uint64_t moves_ = 0;  ///< passes in which a message was started or completed
   bool complete_ = false;
+  bool moved_ = false;  ///< by the last pass
 };
 
 }  // namespace hvd::message

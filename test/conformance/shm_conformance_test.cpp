@@ -35,12 +35,15 @@ struct Setting {
 };
 // With small slots every tensor takes many rounds, and the last rounds are ragged.
 constexpr shm::ShmTuning kSmallSlots{.slot_bytes = 1024, .small_bytes = 128};
+// A call does less than a phase of a round.
+constexpr shm::ShmTuning kSmallCalls{.slot_bytes = 4096, .small_bytes = 128, .call_bytes = 512};
 constexpr Setting kSettings[] = {{"Default", 2},
                                  {"Default", 4},
                                  {"SmallSlots", 3, kSmallSlots},
                                  {"InArena", 3, {.small_bytes = 0}, Where::kInArena},
                                  {"Anyhow", 3, kSmallSlots, Where::kAnyhow},
-                                 {"Anyhow", 2, {}, Where::kAnyhow}};
+                                 {"Anyhow", 2, {}, Where::kAnyhow},
+                                 {"SmallCalls", 3, kSmallCalls, Where::kAnyhow}};
 
 /// Memory of an arena, or by turns of the arena and of the heap, at a pace of each rank's own.
 class ArenaMemory final : public std::pmr::memory_resource {

@@ -76,6 +76,7 @@ class ThreadHarness final : public Harness {
       if (work.progress()) {
         return;
       }
+      if (work.moved()) continue;
       if (polls_) {
         std::this_thread::yield();
         continue;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/cache_line.h"
+#include "base/call_limit.h"
 #include "base/kernels.h"
 
 namespace hvd::flat {
@@ -131,7 +132,8 @@ class WindowedAllreduce final : public FlatWork {
   std::array<Window, kMaxWindows> windows_ = {};
   int windows_used_ = 0;
   std::int64_t window_count_ = 0;
-  int open_ = 0;  ///< windows under way
+  int open_ = 0;                   ///< windows under way
+  std::size_t reduced_bytes_ = 0;  ///< read by reductions since it gave way
   bool started_ = false;
 };
 
@@ -211,6 +213,7 @@ void WindowedAllreduce::reduce_own_slice(int index) {
   const std::span<std::byte> result = output(mine);
   reduce(context().sources, result.data(), mine.count, collective_.dtype, collective_.op,
          collective_.scale);
+  reduced_bytes_ += static_cast<std::size_t>(ranks_) * result.size();
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
     context().send(slot(index, kGatherSend, peer), result, peer, kGatherKind + index);
@@ -243,6 +246,10 @@ void WindowedAllreduce::completed(std::size_t finished) {
 bool WindowedAllreduce::step() {
   if (!started_) start();
   for (const int slot_index : context().test()) completed(static_cast<std::size_t>(slot_index));
+  if (reduced_bytes_ >= kBytesPerCall) {
+    reduced_bytes_ = 0;
+    context().give_way();
+  }
   return open_ == 0;
 }
 

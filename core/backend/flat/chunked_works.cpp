@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/flat/chunked_transfers.h"
+#include "base/call_limit.h"
 #include "base/kernels.h"
 
 namespace hvd::flat {
@@ -19,8 +20,7 @@ class LocalCopy {
   }
   /// True once all is copied.
   bool step() noexcept {
-    constexpr std::size_t kPiece = std::size_t{1} << 20;
-    const std::size_t bytes = std::min(kPiece, from_.size());
+    const std::size_t bytes = std::min(kBytesPerCall, from_.size());
     if (bytes > 0) std::memcpy(to_, from_.data(), bytes);
     from_ = from_.subspan(bytes);
     to_ += bytes;
@@ -34,7 +34,7 @@ class LocalCopy {
 
 bool copy_in_pieces(LocalCopy& copy, ChannelContext& context) noexcept {
   const bool done = copy.step();
-  if (!done) context.keep_going();
+  if (!done) context.give_way();
   return done;
 }
 
@@ -161,7 +161,14 @@ class ReducescatterWork final : public FlatWork {
   bool step() override {
     if (!std::exchange(started_, true)) transfers_.start();
     const bool arrived = transfers_.step();
-    while (reduced_ < own_.size() && next_chunk_is_here()) reduce_chunk();
+    const std::size_t before = reduced_;
+    while (reduced_ < own_.size() && next_chunk_is_here()) {
+      if ((reduced_ - before) * receives_.size() >= kBytesPerCall) {
+        context().give_way();
+        break;
+      }
+      reduce_chunk();
+    }
     return arrived && reduced_ == own_.size();
   }
 

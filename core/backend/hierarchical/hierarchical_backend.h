@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/call_limit.h"
 #include "hvd/backend.h"
 
 namespace hvd::host {
@@ -25,6 +26,8 @@ struct HierarchicalTuning {
   /// There are no more drivers than slices of this size in a slot: below it messages cost more than
   /// they bring.
   std::size_t smallest_slice = 16 << 10;
+  /// What one call of Work::progress() reads or copies, about. Each rank may have its own.
+  std::size_t call_bytes = kBytesPerCall;
 };
 
 /// Collectives of ranks on several hosts: shared memory inside a host, and between hosts

@@ -1,5 +1,6 @@
 #include "backend/hierarchical/host_pipeline.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace hvd::hierarchical {
@@ -82,8 +83,18 @@ bool HostPipeline::step() {
     start();
   }
   static_cast<void>(messages().test());
-  const auto run_phase = [this](Phase phase, std::uint64_t round) { return run(phase, round); };
-  for (post(); pipeline_.advance(run_phase); post()) messages().keep_going();
+  // The other members' share of a round is no larger than this one's.
+  const std::size_t phase_bytes =
+      std::min(host_->tuning.slot_bytes, std::max(in_.size(), out_.size()));
+  std::size_t worked = 0;
+  const auto run_phase = [&](Phase phase, std::uint64_t round) { return run(phase, round); };
+  for (post(); pipeline_.advance(run_phase); post()) {
+    messages().keep_going();
+    worked += phase_bytes;
+    if (worked < host_->tuning.call_bytes) continue;
+    messages().give_way();
+    break;
+  }
   pipeline_.ring();
   // The messages' buffer, too, is used again by the next collective.
   return requests().in_flight() == 0 && pipeline_.finish();

@@ -59,7 +59,8 @@ class Pipeline {
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   std::uint64_t rounds() const noexcept { return rounds_; }
 
-  /// Brings one round through one phase, the last phase first: it frees what others wait for.
+  /// Brings one round through one phase, the last phase first: it frees what others wait for. Rings
+  /// before it runs a phase: others do not sleep while this member works.
   /// @param run (phase, round) does what the phase is, or returns false: not yet
   /// @return whether there was one
   template <class Run>
@@ -102,6 +103,7 @@ bool Pipeline::advance(const Run& run) {
     const std::uint64_t here = at == 0 ? rounds_ : done(rules_[at - 1].phase);
     if (round == here) continue;
     if (rule.waits_for != nullptr && !reached(rule.waits_for, round, rule.behind)) continue;
+    ring();
     if (!run(rule.phase, round)) continue;
     complete(rules_[at]);  // by the rules that hold now
     return true;

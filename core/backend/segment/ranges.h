@@ -21,6 +21,12 @@ struct Range {
   bool empty() const noexcept { return begin == end; }
 };
 
+/// What both have; empty, and somewhere, when they have nothing in common.
+inline Range common_part(Range one, Range other) noexcept {
+  const std::size_t begin = std::max(one.begin, other.begin);
+  return {begin, std::max(begin, std::min(one.end, other.end))};
+}
+
 /// What round `round` moves of a range in chunks of `step`; empty behind the last.
 inline Range chunk_of(Range all, std::uint64_t round, std::size_t step) noexcept {
   const std::size_t begin = all.begin + std::min<std::size_t>(all.size(), round * step);

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "backend/shm/pipelined_work.h"
-#include "base/kernels.h"
 
 namespace hvd::shm {
 namespace {
@@ -33,35 +32,35 @@ class AllreduceWork final : public PipelinedWork {
   void fill(std::uint64_t round) override {
     const Range all = chunk(round);
     const Range own = sliced_ ? own_slice(all.size()) : Range{};
-    segment::copy_around(slot(round, rank()), in_.data() + all.begin, all.size(), own);
+    copy_around(slot(round, rank()), in_.data() + all.begin, all.size(), own);
   }
 
-  void reduce(std::uint64_t round) override {
+  bool reduce(std::uint64_t round) override {
     const Range all = chunk(round);
     const Range own = own_slice(all.size());
-    if (own.empty()) return;
+    if (own.empty()) return true;
     for (std::size_t member = 0; member < members(); ++member)
       context().sources[member] = slot(round, member) + own.begin;
     context().sources[rank()] = in_.data() + all.begin + own.begin;
     std::byte* const to[] = {out_.data() + all.begin + own.begin, result(round) + own.begin};
-    reduce_to_all(context().sources, std::span(to).first(sliced_ ? 2 : 1), elements(own.size()),
-                  collective_.dtype, collective_.op, collective_.scale);
+    reduce_to(std::span(to).first(sliced_ ? 2 : 1), own.size());
+    return true;
   }
 
   void take(std::uint64_t round) override {
     const Range all = chunk(round);
-    segment::copy_around(out_.data() + all.begin, result(round), all.size(), own_slice(all.size()));
+    copy_around(out_.data() + all.begin, result(round), all.size(), own_slice(all.size()));
   }
 
-  void reduce_in_place() override {
-    const Range own = own_slice(in_.size());
-    if (own.empty()) return;
+  std::size_t bytes_in_place() override { return own_slice(in_.size()).size(); }
+
+  void reduce_in_place(Range part) override {
+    const std::size_t begin = own_slice(in_.size()).begin + part.begin;
     for (std::size_t member = 0; member < members(); ++member) {
-      context().sources[member] = input_of(member) + own.begin;
-      context().destinations[member] = output_of(member) + own.begin;
+      context().sources[member] = input_of(member) + begin;
+      context().destinations[member] = output_of(member) + begin;
     }
-    reduce_to_all(context().sources, context().destinations, elements(own.size()),
-                  collective_.dtype, collective_.op, collective_.scale);
+    reduce_to(context().destinations, part.size());
   }
 
   bool sliced_ = false;

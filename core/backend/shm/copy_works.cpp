@@ -7,7 +7,7 @@ namespace hvd::shm {
 namespace {
 
 using segment::chunk_of;
-using segment::copy_bytes;
+using segment::common_part;
 
 /// Only the root fills its slot.
 class BroadcastWork final : public PipelinedWork {
@@ -27,14 +27,20 @@ class BroadcastWork final : public PipelinedWork {
 
   void fill(std::uint64_t round) override {
     const Range chunk = chunk_of(out_.size(), round, step());
-    if (at_root()) copy_bytes(slot(round, root()), in_.data() + chunk.begin, chunk.size());
+    if (at_root()) copy(slot(round, root()), in_.data() + chunk.begin, chunk.size());
   }
-  void reduce(std::uint64_t round) override {
+  bool reduce(std::uint64_t round) override {
     const Range chunk = chunk_of(out_.size(), round, step());
-    copy_bytes(out_.data() + chunk.begin,
-               at_root() ? in_.data() + chunk.begin : slot(round, root()), chunk.size());
+    copy(out_.data() + chunk.begin, at_root() ? in_.data() + chunk.begin : slot(round, root()),
+         chunk.size());
+    return true;
   }
-  void reduce_in_place() override { copy_bytes(out_.data(), input_of(root()), out_.size()); }
+  std::size_t bytes_in_place() override {
+    return at_root() && in_.data() == out_.data() ? 0 : out_.size();
+  }
+  void reduce_in_place(Range part) override {
+    copy(out_.data() + part.begin, input_of(root()) + part.begin, part.size());
+  }
 };
 
 class AllgatherWork final : public PipelinedWork {
@@ -54,19 +60,22 @@ class AllgatherWork final : public PipelinedWork {
 
   void fill(std::uint64_t round) override {
     const Range chunk = chunk_of(in_.size(), round, step());
-    copy_bytes(slot(round, rank()), in_.data() + chunk.begin, chunk.size());
+    copy(slot(round, rank()), in_.data() + chunk.begin, chunk.size());
   }
-  void reduce(std::uint64_t round) override {
+  bool reduce(std::uint64_t round) override {
     for (std::size_t member = 0; member < members(); ++member) {
       if (lies_there(member)) continue;
       const Range chunk = chunk_of(blocks_[member], round, step());
-      copy_bytes(out_.data() + chunk.begin, slot(round, member), chunk.size());
+      copy(out_.data() + chunk.begin, slot(round, member), chunk.size());
     }
+    return true;
   }
-  void reduce_in_place() override {
+  void reduce_in_place(Range part) override {
     for (std::size_t member = 0; member < members(); ++member) {
-      if (lies_there(member)) continue;
-      copy_bytes(out_.data() + blocks_[member].begin, input_of(member), blocks_[member].size());
+      const Range here = common_part(blocks_[member], part);
+      if (here.empty() || lies_there(member)) continue;
+      copy(out_.data() + here.begin, input_of(member) + here.begin - blocks_[member].begin,
+           here.size());
     }
   }
   /// The others may be reading it.

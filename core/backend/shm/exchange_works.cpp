@@ -3,13 +3,12 @@
 #include <vector>
 
 #include "backend/shm/pipelined_work.h"
-#include "base/kernels.h"
 
 namespace hvd::shm {
 namespace {
 
 using segment::chunk_of;
-using segment::copy_bytes;
+using segment::common_part;
 
 /// Kinds in which each member has something of its own for each other: a slot is shared out among
 /// the receivers. What a member has for itself stays where it is.
@@ -27,7 +26,7 @@ class ExchangeWork : public PipelinedWork {
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
       const Range chunk = chunk_of(sent_[member], round, step_);
-      copy_bytes(part(round, rank(), member), in_.data() + chunk.begin, chunk.size());
+      copy(part(round, rank(), member), in_.data() + chunk.begin, chunk.size());
     }
   }
   /// Where in a member's slot another one finds its own. @pre from is not to
@@ -54,25 +53,25 @@ class ReducescatterWork final : public ExchangeWork {
     if (in_.size() > context().tuning().small_bytes) offer(in_);
     return false;
   }
-  void reduce(std::uint64_t round) override {
+  bool reduce(std::uint64_t round) override {
     const Range chunk = chunk_of(out_.size(), round, step_);
-    if (chunk.empty()) return;
+    if (chunk.empty()) return true;
     for (std::size_t member = 0; member < members(); ++member) {
       context().sources[member] = member == rank()
                                       ? in_.data() + chunk_of(kept(), round, step_).begin
                                       : part(round, member, rank());
     }
-    reduce_into(out_.subspan(chunk.begin, chunk.size()));
+    reduce_into(chunk);
+    return true;
   }
-  void reduce_in_place() override {
-    if (out_.empty()) return;
+  void reduce_in_place(Range part) override {
     for (std::size_t member = 0; member < members(); ++member)
-      context().sources[member] = input_of(member) + kept().begin;
-    reduce_into(out_);
+      context().sources[member] = input_of(member) + kept().begin + part.begin;
+    reduce_into(part);
   }
-  void reduce_into(std::span<std::byte> to) {
-    hvd::reduce(context().sources, to.data(), elements(to.size()), collective_.dtype,
-                collective_.op, collective_.scale);
+  void reduce_into(Range of_output) {
+    std::byte* const to[] = {out_.data() + of_output.begin};
+    reduce_to(to, of_output.size());
   }
 };
 
@@ -88,6 +87,7 @@ class AlltoallWork final : public ExchangeWork {
  private:
   bool prepare() override {
     set_rounds(1);  // until the others have said how many
+    kept_copied_ = 0;
     offer(in_);
     return false;
   }
@@ -96,19 +96,28 @@ class AlltoallWork final : public ExchangeWork {
     if (round == 0) wanted_by(rank()) = own_rounds();
     ExchangeWork::fill(round);
   }
-  void reduce(std::uint64_t round) override {
+  bool reduce(std::uint64_t round) override {
+    if (round == 0 && !copy_kept()) return false;
     if (round == 0) {
       std::uint64_t most = 1;
       for (std::size_t member = 0; member < members(); ++member)
         most = std::max(most, wanted_by(member));
       add_rounds(most - 1);
-      copy_bytes(out_.data() + received_[rank()].begin, in_.data() + kept().begin, kept().size());
     }
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
       const Range chunk = chunk_of(received_[member], round, step_);
-      copy_bytes(out_.data() + chunk.begin, part(round, member, rank()), chunk.size());
+      copy(out_.data() + chunk.begin, part(round, member, rank()), chunk.size());
     }
+    return true;
+  }
+  /// @return whether all of it has been copied
+  bool copy_kept() {
+    const std::size_t bytes = std::min(kept().size() - kept_copied_, context().tuning().call_bytes);
+    copy(out_.data() + received_[rank()].begin + kept_copied_,
+         in_.data() + kept().begin + kept_copied_, bytes);
+    kept_copied_ += bytes;
+    return kept_copied_ == kept().size();
   }
 
   /// By the parity of the first round with data and not of the first: who has all of two rounds
@@ -129,11 +138,13 @@ class AlltoallWork final : public ExchangeWork {
     for (std::size_t member = 0; member < members(); ++member)
       begins(rank())[member] = sent_[member].begin;
   }
-  void reduce_in_place() override {
+  void reduce_in_place(Range part) override {
     for (std::size_t member = 0; member < members(); ++member) {
+      const Range here = common_part(received_[member], part);
+      if (here.empty()) continue;
       const std::uint64_t begin = member == rank() ? kept().begin : begins(member)[rank()];
-      copy_bytes(out_.data() + received_[member].begin, input_of(member) + begin,
-                 received_[member].size());
+      copy(out_.data() + here.begin,
+           input_of(member) + begin + here.begin - received_[member].begin, here.size());
     }
   }
   std::uint64_t* begins(std::size_t member) noexcept {
@@ -141,6 +152,7 @@ class AlltoallWork final : public ExchangeWork {
   }
 
   const std::vector<Range> received_;  ///< of the output, by sender
+  std::size_t kept_copied_ = 0;        ///< of kept(), in the rounds' slots
 };
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "backend/shm/pipelined_work.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "base/cache_line.h"
+#include "base/kernels.h"
 #include "hvd/error.h"
 
 namespace hvd::shm {
@@ -38,6 +41,7 @@ bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> ou
   out_ = out;
   started_ = in_place_ = moved_ = false;
   skipped_ = 0;
+  in_place_done_ = 0;
   return true;
 }
 
@@ -63,8 +67,10 @@ bool PipelinedWork::progress() {
   if (!context_->ready()) return false;
   if (!std::exchange(started_, true)) start();
   moved_ = false;
+  worked_ = 0;
   const auto run_phase = [this](Phase phase, std::uint64_t round) { return run(phase, round); };
-  while (pipeline_.advance(run_phase)) moved_ = true;
+  while (!enough() && pipeline_.advance(run_phase)) moved_ = true;
+  moved_ = moved_ || worked_ > 0;
   if (moved_) ++moves_;
   const bool done = pipeline_.finish();
   pipeline_.ring();
@@ -91,12 +97,9 @@ bool PipelinedWork::run(Phase phase, std::uint64_t round) {
       fill_or_offer(round);
       break;
     case Phase::kReduce:
-      if (offers_ && round == 0) decide_on_places();
-      if (in_place_)
-        reduce_in_place();
-      else if (round >= skipped_)
-        reduce(round - skipped_);
-      break;
+      if (offers_ && round == 0 && !in_place_) decide_on_places();
+      if (in_place_) return go_on_in_place();
+      return round < skipped_ || reduce(round - skipped_);
     case Phase::kTake:
       if (!in_place_ && round >= skipped_) take(round - skipped_);
       break;
@@ -112,6 +115,25 @@ void PipelinedWork::fill_or_offer(std::uint64_t round) {
   input_at(rank()) = offered_input_;
   output_at(rank()) = offered_output_;
   offered_by(rank()) ? fill_in_place() : fill(0);
+}
+
+/// @return whether it is through
+bool PipelinedWork::go_on_in_place() {
+  const std::size_t all = bytes_in_place();
+  const std::size_t step =
+      std::max(kCacheLine, context_->tuning().call_bytes / members() / kCacheLine * kCacheLine);
+  while (in_place_done_ < all && !enough()) {
+    const Range part{in_place_done_, std::min(all, in_place_done_ + step)};
+    reduce_in_place(part);
+    in_place_done_ = part.end;
+  }
+  return in_place_done_ == all;
+}
+
+void PipelinedWork::reduce_to(std::span<std::byte* const> destinations, std::size_t bytes) {
+  reduce_to_all(context_->sources, destinations, elements(bytes), collective_.dtype, collective_.op,
+                collective_.scale);
+  worked_ += members() * bytes;
 }
 
 bool PipelinedWork::offered_by(std::size_t member) noexcept {

@@ -20,6 +20,9 @@ namespace hvd::shm {
 /// reduce_in_place(), and nothing is copied into slots. If only some do, those have not filled
 /// their slots, and the rounds begin anew behind the first. Everybody sees the same places and so
 /// decides the same.
+///
+/// A call moves a bounded number of bytes (ShmTuning::call_bytes), and a phase that is not through
+/// goes on in the next one.
 class PipelinedWork : public Work {
  public:
   PipelinedWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
@@ -39,15 +42,33 @@ class PipelinedWork : public Work {
   virtual bool prepare() = 0;
   /// Copies this member's input of the round into its slot.
   virtual void fill(std::uint64_t round) = 0;
-  /// Reduces or copies what all have put into their slots.
-  virtual void reduce(std::uint64_t round) = 0;
+  /// Reduces or copies what all have put into their slots. False: there is more to do, in a later
+  /// call.
+  virtual bool reduce(std::uint64_t round) = 0;
   /// Copies the common result out.
   virtual void take(std::uint64_t /*round*/) {}
   /// Instead of fill(0), by a member that counts on work in place: what the others need besides the
   /// places.
   virtual void fill_in_place() {}
-  /// From and to the members' arenas.
-  virtual void reduce_in_place() {}
+  /// What reduce_in_place() goes through.
+  virtual std::size_t bytes_in_place() { return out_.size(); }
+  /// From and to the members' arenas, a part of what bytes_in_place() counts.
+  virtual void reduce_in_place(Range /*part*/) {}
+
+  // All bytes are moved by these three, which count them.
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+    segment::copy_bytes(to, from, bytes);
+    worked_ += bytes;
+  }
+  /// All but `except`.
+  void copy_around(std::byte* to, const std::byte* from, std::size_t bytes, Range except) noexcept {
+    segment::copy_around(to, from, bytes, except);
+    worked_ += bytes - except.size();
+  }
+  /// From context().sources.
+  void reduce_to(std::span<std::byte* const> destinations, std::size_t bytes);
+  /// This call has moved as much as one may.
+  bool enough() const noexcept { return worked_ >= context_->tuning().call_bytes; }
 
   ChannelContext& context() noexcept { return *context_; }
   std::size_t members() const noexcept { return context_->size(); }
@@ -90,6 +111,7 @@ class PipelinedWork : public Work {
   void start();
   bool run(segment::Phase phase, std::uint64_t round);
   void fill_or_offer(std::uint64_t round);
+  bool go_on_in_place();
   void decide_on_places();
   std::int64_t& input_at(std::size_t member) noexcept {
     return context_->notes(member).input_at[pipeline_.number(0) % 2];
@@ -109,9 +131,11 @@ class PipelinedWork : public Work {
   std::int64_t offered_output_ = 0;
   bool started_ = false;
   bool in_place_ = false;
-  bool moved_ = false;         ///< by the last progress()
-  std::uint64_t moves_ = 0;    ///< calls of progress() that moved something
-  std::uint64_t skipped_ = 0;  ///< rounds without data
+  std::size_t in_place_done_ = 0;  ///< bytes
+  std::size_t worked_ = 0;         ///< bytes read or copied by the last progress()
+  bool moved_ = false;             ///< by the last progress()
+  std::uint64_t moves_ = 0;        ///< calls of progress() that moved something
+  std::uint64_t skipped_ = 0;      ///< rounds without data
 };
 
 /// hvd::Collective says what `in` and `out` hold for each kind.

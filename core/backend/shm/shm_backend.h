@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/call_limit.h"
 #include "base/shared_arena.h"
 #include "hvd/backend.h"
 
@@ -14,6 +15,8 @@ struct ShmTuning {
   std::size_t slot_bytes = 128 << 10;
   /// Up to this size every rank reduces all of an allreduce by itself, which saves a meeting.
   std::size_t small_bytes = 4 << 10;
+  /// What one call of Work::progress() reads or copies, about. Each rank may have its own.
+  std::size_t call_bytes = kBytesPerCall;
 };
 
 class PeerArenas;

@@ -76,12 +76,13 @@ struct Headway {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Does what can be done without blocking. True once the result is complete (or queued on the
+  /// Does what can be done without blocking, about 1 MiB of it at most: rank 0 decides nothing, and
+  /// no other operation runs, during the call. True once the result is complete (or queued on the
   /// device: see output_ready). Throws hvd::Error when the transport fails. Not called again after
   /// true or a throw.
   virtual bool progress() = 0;
   /// Whether the last call of progress() made progress without completing: it will then be called
-  /// again at once.
+  /// again soon. Otherwise the engine may sleep until it is rung.
   virtual bool moved() const noexcept { return false; }
   /// While it is not complete. The runtime fails when `moves` stands still for longer than
   /// HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: not known, or it

@@ -65,14 +65,14 @@ TEST_F(ChannelMessagesTest, SendsBetweenPositionsInTheSetAndRingsWorldRanks) {
   EXPECT_FALSE(one->take_moved());
   receive(*one);
   EXPECT_TRUE(one->take_moved());
-  one->ring_touched(false);
+  one->ring_touched();
   EXPECT_EQ(peers_of_1.rings, (std::vector{0, 0, 0, 1})) << "the sender may wait for the receive";
   send_to_one();
-  three->ring_touched(true);
-  EXPECT_EQ(peers_of_3.rings, (std::vector{0, 1, 0, 1})) << "the receiver, and itself";
+  three->ring_touched();
+  EXPECT_EQ(peers_of_3.rings, (std::vector{0, 1, 0, 0})) << "the receiver";
   EXPECT_EQ(one->test().size(), 1U);
   EXPECT_TRUE(one->take_moved());
-  one->ring_touched(false);
+  one->ring_touched();
   EXPECT_EQ(peers_of_1.rings[3], 2);
   EXPECT_EQ(one->buffer().memory().get()[kBytes - 1], std::byte{9});
 }
@@ -194,6 +194,35 @@ TEST_F(ChannelMessagesTest, AWorkThatIsDroppedEndsItsChannel) {
   dropped.reset();
   EXPECT_TRUE(one->abandoned());
   EXPECT_EQ(network->asked_back(), 1);
+}
+
+/// Has something to do in every pass, until the test ends it.
+class BusyWork final : public MessageWork {
+ public:
+  using MessageWork::MessageWork;
+  int steps = 0;
+  bool gives_way = false;
+  bool ends = false;
+
+ protected:
+  bool step() override {
+    ++steps;
+    gives_way ? messages().give_way() : messages().keep_going();
+    return ends;
+  }
+};
+
+TEST_F(ChannelMessagesTest, AWorkThatHasMoreToDoIsCalledAgain) {
+  BusyWork work(one);
+  EXPECT_FALSE(work.progress());
+  EXPECT_EQ(work.steps, 8) << "the other Works get their turn";
+  EXPECT_TRUE(work.moved());
+  work.gives_way = true;
+  EXPECT_FALSE(work.progress());
+  EXPECT_EQ(work.steps, 9) << "it has moved as much as a call may";
+  EXPECT_TRUE(work.moved());
+  work.ends = true;
+  EXPECT_TRUE(work.progress());
 }
 
 TEST(MessageBuffer, IsKeptFromOneUseToTheNextAndGrows) {
