@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/expect.h"
 #include "execution/batch.h"
+#include "execution/staging.h"
 #include "hvd/backend.h"
 
 namespace hvd::runtime {
@@ -17,7 +18,7 @@ class ChannelQueue;
 
 /// A batch on its way through the Executor, which alone moves it on:
 ///
-///   idle --start()--> queued --launched--> under way --completed--> idle
+///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
 ///
 /// One that is not replayed goes that way once. A replayed one waits for its operations while it is
 /// idle. Used by the thread that drives the engine.
@@ -37,11 +38,12 @@ class Execution {
 
  private:
   friend class Executor;
-  enum class Phase { kIdle, kQueued, kUnderWay };
+  enum class Phase { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
 
   Batch batch_;
   ChannelQueue* queue_ = nullptr;  // where it runs; null: there is nothing to run
   Phase phase_ = Phase::kIdle;
+  const Staged* staged_ = nullptr;  // while it is staged
   /// Of a replayed one that is not under way: the last, if it can be started again.
   std::unique_ptr<Work> work_;
   TimePoint agreed_at_ = {};

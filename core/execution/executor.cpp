@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/broken_connection.h"
+#include "base/call_limit.h"
 #include "base/expect.h"
 #include "hvd/error.h"
 
@@ -40,6 +41,16 @@ const char* phase_of(OpKind kind) {
       return "SCATTER";
   }
   return "?";
+}
+
+/// It goes to its collective, and back, by the queue's staging.
+bool staged(const Batch& batch) noexcept {
+  return !batch.nothing_to_move() && !batch.exchanges_rows();
+}
+
+/// Of the collective, as a measure of how long it takes.
+std::size_t bytes_of(const Batch& batch) noexcept {
+  return static_cast<std::size_t>(batch.collective().count) * size_of(batch.collective().dtype);
 }
 
 }  // namespace
@@ -165,16 +176,13 @@ bool Executor::progress() {
 
 bool Executor::progress(ChannelQueue& queue) {
   bool moved = false;
-  while (!queue.empty()) {
+  // Many small batches are as much work as a large one.
+  std::size_t bytes = 0;
+  while (!queue.empty() && bytes < kBytesPerCall) {
     Execution& execution = queue.front();
+    Advance advance;
     try {
-      if (execution.phase_ == Execution::Phase::kQueued) {
-        if (!may_launch(queue, execution)) return moved;
-        launch(queue, execution);
-        moved = true;
-      }
-      if (execution.work_ && !execution.work_->progress()) return moved || execution.work_->moved();
-      complete(queue, execution);
+      advance = this->advance(queue, execution);
     } catch (const PeerLostError& error) {
       throw PeerLostError(execution.batch().title() + ": " + error.what(), error.rank());
     } catch (const BrokenConnection& error) {
@@ -182,11 +190,40 @@ bool Executor::progress(ChannelQueue& queue) {
     } catch (const std::exception& error) {
       throw Error(execution.batch().title() + ": " + error.what());
     }
+    moved = moved || advance.moved;
+    if (!advance.ended) return moved;
+    bytes += bytes_of(execution.batch());
     queue.pop();
     --in_flight_;
-    moved = true;
   }
   return moved;
+}
+
+/// Of a large batch, no more than one phase: each of them takes a whole call.
+Executor::Advance Executor::advance(ChannelQueue& queue, Execution& execution) {
+  using Phase = Execution::Phase;
+  const Batch& batch = execution.batch();
+  const bool large = bytes_of(batch) >= kBytesPerCall;
+  bool moved = false;
+  if (execution.phase_ == Phase::kQueued) {
+    if (!may_begin(queue, execution)) return {};
+    begin(queue, execution);
+    moved = true;
+  }
+  if (execution.phase_ == Phase::kPacking) {
+    if (staged(batch) && !queue.staging->pack_part(batch)) return {.moved = true};
+    launch(queue, execution);
+    if (large && batch.buffered()) return {.moved = true};
+  }
+  if (execution.phase_ == Phase::kUnderWay) {
+    if (execution.work_ && !execution.work_->progress())
+      return {.moved = moved || execution.work_->moved()};
+    execution.phase_ = Phase::kUnpacking;
+    if (large && batch.buffered()) return {.moved = true};
+  }
+  if (staged(batch) && !queue.staging->unpack_part(batch)) return {.moved = true};
+  complete(queue, execution);
+  return {.moved = true, .ended = true};
 }
 
 void Executor::check_headway(TimePoint now) {
@@ -219,12 +256,12 @@ void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int
                       -1);
 }
 
-bool Executor::may_launch(const ChannelQueue& queue, const Execution& execution) const {
+bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) const {
   if (queue.ordered && !order_.has_come(execution.turn_)) return false;
   if (queue.carries_device_memory && !device_is_current_) return false;  // in the next round it is
   if (!queue.channel->ready()) return false;
   const Batch& batch = execution.batch();
-  if (batch.nothing_to_move() || batch.exchanges_rows()) return true;
+  if (!staged(batch)) return true;
   try {
     return queue.staging->ready(batch);
   } catch (const std::exception& error) {  // all ranks are shown it
@@ -232,15 +269,20 @@ bool Executor::may_launch(const ChannelQueue& queue, const Execution& execution)
   }
 }
 
-void Executor::launch(ChannelQueue& queue, Execution& execution) {
+void Executor::begin(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
   if (environment_.timeline.on()) execution.launched_at_ = environment_.clock.now();
-  if (batch.nothing_to_move()) {
-    batch.allocate_outputs();
-  } else if (batch.exchanges_rows()) {
+  if (batch.nothing_to_move()) batch.allocate_outputs();
+  if (staged(batch)) execution.staged_ = &queue.staging->stage(batch);
+  execution.phase_ = Execution::Phase::kPacking;
+}
+
+void Executor::launch(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  if (batch.exchanges_rows()) {
     execution.work_ = launch_alltoall(queue, batch);
-  } else {
-    const Staged& staged = queue.staging->stage(batch);
+  } else if (staged(batch)) {
+    const Staged& staged = *execution.staged_;
     if (execution.work_ && execution.work_->again(staged.in, staged.out)) {
       environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     } else {
@@ -292,8 +334,7 @@ std::unique_ptr<Work> Executor::launch_alltoall(const ChannelQueue& queue, const
 void Executor::complete(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
   EventPtr output_ready = execution.work_ ? execution.work_->output_ready() : nullptr;
-  if (!batch.nothing_to_move() && !batch.exchanges_rows())
-    output_ready = queue.staging->unstage(batch, std::move(output_ready));
+  if (staged(batch)) output_ready = queue.staging->unstage(batch, std::move(output_ready));
   if (output_ready) completions_.add(*queue.channel, batch, output_ready);
   if (queue.ordered) order_.end_turn();
   if (execution.work_ && !execution.work_->repeats()) execution.work_.reset();
@@ -344,8 +385,8 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
   for (const auto& [key, queue] : queues_) {
     for (const auto& execution : queue.executions()) {
-      const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
-      const std::string state = (launched ? "runs on " : "agreed, queued for ") + queue.backend;
+      const bool begun = execution->phase_ != Execution::Phase::kQueued;
+      const std::string state = (begun ? "runs on " : "agreed, queued for ") + queue.backend;
       for (const OperationPtr& operation : execution->batch().operations())
         found.emplace_back(operation, state);
     }
@@ -358,7 +399,8 @@ void Executor::abort(const Status& status) noexcept {
     queue.channel->abort();
     while (!queue.empty()) {
       const std::shared_ptr<Execution> execution = queue.pop();
-      const bool launched = execution->phase_ == Execution::Phase::kUnderWay;
+      const bool launched = execution->phase_ == Execution::Phase::kUnderWay ||
+                            execution->phase_ == Execution::Phase::kUnpacking;
       execution->work_.reset();
       if (launched) queue.staging->abandon();
       finish_all(execution->batch(), status, nullptr, launched);

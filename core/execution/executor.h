@@ -27,10 +27,11 @@ namespace hvd::runtime {
 /// Runs agreed batches. Everything between a plan and on_done, the same for every device:
 ///
 ///   queue_for(): the queue of the channel that can do it
-///   launch():    may_launch(): Channel::ready(), Staging::ready()
-///                -> Staging::stage() -> Channel::launch()
-///   complete():  Work::progress() is true -> Staging::unstage() -> the operations have ended, or
-///                will have when the device reaches an event (DeviceCompletions)
+///   begin():     may_begin(): Channel::ready(), Staging::ready() -> Staging::stage()
+///   launch():    Staging::pack_part() is true -> Channel::launch()
+///   complete():  Work::progress() is true, Staging::unpack_part() is true -> Staging::unstage()
+///                -> the operations have ended, or will have when the device reaches an event
+///                (DeviceCompletions)
 ///
 /// Used by the thread that drives the engine. Batches of one channel run one after the other in the
 /// order of the plan; batches of different channels side by side.
@@ -67,7 +68,8 @@ class Executor {
   /// Asked at the beginning of a round of the engine: the device that has to be current for all of
   /// it; null: none has to be. See Note [The device of MPI's calls].
   device::Context* device_to_be_current() noexcept;
-  /// True when something moved. Throws hvd::Error when a backend fails.
+  /// Does what can be done now, of each queue's batches about kBytesPerCall. True when something
+  /// moved: there may be more to do. Throws hvd::Error when a backend fails.
   bool progress();
   /// To be called now and then. What runs has been submitted by every rank, so each of them can
   /// take part. @param now without the time for which this process was stopped
@@ -99,7 +101,13 @@ class Executor {
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
   [[noreturn]] void fail_standing(const ChannelQueue&, Duration standstill, int waits_for) const;
-  bool may_launch(const ChannelQueue&, const Execution&) const;
+  struct Advance {
+    bool moved = false;
+    bool ended = false;
+  };
+  Advance advance(ChannelQueue&, Execution&);
+  bool may_begin(const ChannelQueue&, const Execution&) const;
+  void begin(ChannelQueue&, Execution&);
   void launch(ChannelQueue&, Execution&);
   std::unique_ptr<Work> launch_staged(const ChannelQueue&, const Batch&, const Staged&);
   std::unique_ptr<Work> launch_alltoall(const ChannelQueue&, const Batch&);

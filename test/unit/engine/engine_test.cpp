@@ -92,6 +92,44 @@ TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
   EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is nobody to send any to";
 }
 
+// While a large batch is packed and unpacked.
+TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
+  make({"a"});
+  const auto alone = engine(0);
+  constexpr std::int64_t kCount = 4 << 20;
+  std::vector<float> values(kCount, 1.0F);
+  wire::Request large;
+  large.name = "large";
+  large.shape = {kCount};
+  large.compression = Compression::kBFloat16;  // so it goes through a buffer
+  Submission submission;
+  submission.name = large.name;
+  submission.input = {
+      reinterpret_cast<std::byte*>(values.data()), kCount, DataType::kFloat32, {}, {kCount}};
+  submission.output = submission.input;
+  const OperationPtr moved(new OperationState(submission, large, {}, clock_.now()));
+  alone->front().enqueue({&moved, 1});
+  for (int steps = 0; steps < 3; ++steps) step(*alone);
+  wire::Request small;
+  small.name = "small";
+  small.kind = OpKind::kBarrier;
+  Submission nothing;
+  nothing.name = small.name;
+  const OperationPtr decided(new OperationState(nothing, small, {}, clock_.now()));
+  alone->front().enqueue({&decided, 1});
+  int steps = 0;
+  for (; !decided->done() && steps < 1000; ++steps)
+    EXPECT_TRUE(step(*alone)) << "sleeps in between";
+  EXPECT_LE(steps, 3);
+  EXPECT_FALSE(moved->done());
+  while (!moved->done() && steps < 1000) {
+    EXPECT_TRUE(step(*alone));
+    ++steps;
+  }
+  EXPECT_TRUE(moved->done());
+  EXPECT_GE(steps, 16) << "of at most 1 MiB each";
+}
+
 TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
   make({"a"});
   const auto alone = engine(0);

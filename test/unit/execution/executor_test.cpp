@@ -109,13 +109,16 @@ class FakeChannel final : public Channel {
 /// Stages into memory of its own.
 class FakeStaging final : public runtime::Staging {
  public:
-  FakeStaging(Log& log, std::string name, EventPtr callers_may_read)
-      : log_(log), name_(std::move(name)), ready_(std::move(callers_may_read)) {}
+  FakeStaging(Log& log, std::string name, EventPtr callers_may_read, const int& parts)
+      : log_(log), name_(std::move(name)), ready_(std::move(callers_may_read)), parts_(parts) {}
   const runtime::Staged& stage(const runtime::Batch& batch) override {
     log_.push_back(name_ + " stage " + batch.request().name);
     staged_ = {batch.collective(), memory_, memory_};
+    packed_ = unpacked_ = 0;
     return staged_;
   }
+  bool pack_part(const runtime::Batch&) override { return ++packed_ == parts_; }
+  bool unpack_part(const runtime::Batch&) override { return ++unpacked_ == parts_; }
   EventPtr unstage(const runtime::Batch& batch, EventPtr reduced) override {
     log_.push_back(name_ + " unstage " + batch.request().name +
                    (reduced != nullptr ? " after an event" : ""));
@@ -128,6 +131,9 @@ class FakeStaging final : public runtime::Staging {
   Log& log_;
   const std::string name_;
   const EventPtr ready_;
+  const int& parts_;
+  int packed_ = 0;
+  int unpacked_ = 0;
   std::array<std::byte, 16> memory_ = {};
   runtime::Staged staged_;
 };
@@ -138,6 +144,7 @@ struct QueueScript {
   bool ordered = false;
   bool carries_device_memory = false;
   std::shared_ptr<FakeEvent> callers_may_read = {};
+  int parts = 1;  ///< that a batch is packed and unpacked in
 };
 
 class FakeQueues final : public runtime::QueueFactory {
@@ -149,8 +156,8 @@ class FakeQueues final : public runtime::QueueFactory {
     const QueueScript& script = scripts_[set];
     const std::string name = std::to_string(set);
     return {"fake", std::make_unique<FakeChannel>(log_, name, script.channel),
-            std::make_unique<FakeStaging>(log_, name, script.callers_may_read), script.ordered,
-            script.carries_device_memory};
+            std::make_unique<FakeStaging>(log_, name, script.callers_may_read, script.parts),
+            script.ordered, script.carries_device_memory};
   }
   void keep_buffers_for(std::span<const runtime::Batch* const>) override {}
 
@@ -214,6 +221,29 @@ TEST_F(ExecutorTest, ABatchIsStagedLaunchedUnstagedAndThenEnds) {
   EXPECT_THAT(take_log(), ElementsAre("0 unstage x", "0 work destroyed", "x ended"));
   EXPECT_FALSE(executor_.active());
   EXPECT_EQ(counters_.backend_calls, 1U);
+}
+
+TEST_F(ExecutorTest, PackingAndUnpackingTakeSeveralCallsOfWhichEachHasMovedSomething) {
+  queues_[0].parts = 3;
+  start(request("x"));
+  for (int call = 0; call < 2; ++call) EXPECT_TRUE(executor_.progress());
+  EXPECT_THAT(take_log(), ElementsAre("0 stage x")) << "a third is still to be packed";
+  EXPECT_TRUE(executor_.progress());
+  EXPECT_THAT(take_log(), ElementsAre("0 launch allreduce 16"));
+  EXPECT_TRUE(executor_.progress());
+  EXPECT_THAT(take_log(), IsEmpty());
+  EXPECT_TRUE(executor_.progress());
+  EXPECT_THAT(take_log(), ElementsAre("0 unstage x", "0 work destroyed", "x ended"));
+  EXPECT_FALSE(executor_.progress());
+}
+
+TEST_F(ExecutorTest, ABatchThatIsStillPackedIsNotInFlightWhenTheJobFails) {
+  queues_[0].parts = 3;
+  start(request("x"));
+  EXPECT_TRUE(executor_.progress());
+  take_log();
+  executor_.abort({StatusCode::kInternal, "broken", -1});
+  EXPECT_THAT(take_log(), ElementsAre("0 abort", "x failed"));
 }
 
 TEST_F(ExecutorTest, TheBatchesOfAQueueFollowEachOther) {

@@ -51,6 +51,18 @@ class HostStagingTest : public ::testing::Test {
     return Batch(std::move(agreed), {}, 0);
   }
 
+  const Staged& stage(const Batch& batch) {
+    const Staged& staged = staging_.stage(batch);
+    while (!staging_.pack_part(batch)) {
+    }
+    return staged;
+  }
+  EventPtr unstage(const Batch& batch) {
+    while (!staging_.unpack_part(batch)) {
+    }
+    return staging_.unstage(batch, nullptr);
+  }
+
   FusionBufferPool pool_;
   HostStaging staging_;
   Floats a_ = {1, 2};
@@ -62,18 +74,52 @@ TEST_F(HostStagingTest, SeveralTensorsGoThroughOneBufferAndComeBack) {
   for (int use = 0; use < 2; ++use) {
     a_ = {1, 2};
     b_ = {3};
-    const Staged& staged = staging_.stage(batch);
+    const Staged& staged = stage(batch);
     EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 2, 3));
     EXPECT_EQ(staged.in.data(), staged.out.data());
     EXPECT_EQ(staged.collective.count, 3);
     EXPECT_EQ(pool_.free_buffers(), 0U);
     add_hundred(staged.out);
     EXPECT_THAT(a_, ElementsAre(1, 2)) << "not before it is unstaged";
-    EXPECT_EQ(staging_.unstage(batch, nullptr), nullptr);
+    EXPECT_EQ(unstage(batch), nullptr);
     EXPECT_THAT(a_, ElementsAre(101, 102));
     EXPECT_THAT(b_, ElementsAre(103));
     EXPECT_EQ(pool_.free_buffers(), 1U) << "given back";
   }
+}
+
+TEST_F(HostStagingTest, OneCallMovesAboutAMiB) {
+  constexpr std::size_t kCount = 1 << 20;  // 4 MiB, and some more
+  const std::vector<wire::Request> requests = {float_request("a", kCount), float_request("b", 1)};
+  a_.assign(kCount, 1.0F);
+  const Batch batch(agreed_batch(requests, 2),
+                    {float_state(requests[0], a_), float_state(requests[1], b_)}, 0);
+  const Staged& staged = staging_.stage(batch);
+  std::memset(staged.out.data(), 0, staged.out.size());
+  std::size_t before = 0;
+  for (bool packed = false; !packed;) {
+    packed = staging_.pack_part(batch);
+    const Floats values = floats_in(staged.in);
+    const std::size_t now = kCount + 1 - std::count(values.begin(), values.end(), 0.0F);
+    EXPECT_LE((now - before) * sizeof(float), std::size_t{1} << 20);
+    before = now;
+  }
+  EXPECT_EQ(before, kCount + 1);
+  add_hundred(staged.out);
+  int calls = 1;
+  while (!staging_.unpack_part(batch)) ++calls;
+  EXPECT_GE(calls, 4);
+  EXPECT_LE(calls, 6);
+  staging_.unstage(batch, nullptr);
+  EXPECT_THAT(a_, Each(101.0F));
+  EXPECT_THAT(b_, ElementsAre(103.0F));
+  int fills = 1;
+  const Batch neutral = absent(requests[0]);
+  const Staged& filled = staging_.stage(neutral);
+  while (!staging_.pack_part(neutral)) ++fills;
+  EXPECT_EQ(fills, 4);
+  EXPECT_THAT(floats_in(filled.in), Each(0.0F));
+  unstage(neutral);
 }
 
 TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
@@ -82,11 +128,11 @@ TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
   Floats result(2);
   operation->submission.output.data = reinterpret_cast<std::byte*>(result.data());
   const Batch batch(agreed_batch({asked}, 2), {operation}, 0);
-  const Staged& staged = staging_.stage(batch);
+  const Staged& staged = stage(batch);
   EXPECT_EQ(static_cast<const void*>(staged.in.data()), a_.data());
   EXPECT_EQ(static_cast<const void*>(staged.out.data()), result.data());
   EXPECT_EQ(staged.out.size(), 2 * sizeof(float));
-  staging_.unstage(batch, nullptr);
+  unstage(batch);
   EXPECT_THAT(result, Each(0.0F)) << "nothing was copied";
   EXPECT_EQ(pool_.free_buffers(), 0U) << "nothing was leased";
 }
@@ -97,24 +143,24 @@ TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
     std::memset(lease.bytes().data(), 0, lease.bytes().size());
   }
   const Batch batch = fused(OpKind::kBroadcast, 1);
-  EXPECT_THAT(floats_in(staging_.stage(batch).out), Each(0.0F));
-  staging_.unstage(batch, nullptr);
+  EXPECT_THAT(floats_in(stage(batch).out), Each(0.0F));
+  unstage(batch);
   EXPECT_THAT(a_, ElementsAre(0, 0));
   const Batch at_root = fused(OpKind::kBroadcast, 0);
   b_ = {7};
-  EXPECT_THAT(floats_in(staging_.stage(at_root).in), ElementsAre(0, 0, 7));
-  staging_.unstage(at_root, nullptr);
+  EXPECT_THAT(floats_in(stage(at_root).in), ElementsAre(0, 0, 7));
+  unstage(at_root);
 }
 
 TEST_F(HostStagingTest, WhatIsAbandonedNeverComesBack) {
   {
     const Batch batch = fused();
-    std::span<std::byte> out = staging_.stage(batch).out;
+    std::span<std::byte> out = stage(batch).out;
     staging_.abandon();
     EXPECT_EQ(pool_.free_buffers(), 0U);
     add_hundred(out);  // a peer writes, and AddressSanitizer looks on
-    EXPECT_NE(staging_.stage(batch).out.data(), out.data());
-    staging_.unstage(batch, nullptr);
+    EXPECT_NE(stage(batch).out.data(), out.data());
+    unstage(batch);
   }
   EXPECT_EQ(pool_.free_buffers(), 1U);
 }
@@ -128,6 +174,7 @@ TEST_F(HostStagingTest, NeitherDoesTheInputsBufferWhereTheOutputHasOneOfItsOwn) 
   {
     HostStaging staging(pool_);
     const Staged& staged = staging.stage(batch);
+    EXPECT_TRUE(staging.pack_part(batch));
     EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 3, 2, 4)) << "rank by rank";
     EXPECT_EQ(staged.out.size(), 2 * sizeof(float));
     staging.abandon();
@@ -141,10 +188,10 @@ TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
            {ReduceOp::kSum, 0.0F}, {ReduceOp::kAverage, 0.0F}, {ReduceOp::kProduct, 1.0F}}) {
     asked.op = op;
     const Batch batch = absent(asked);
-    const Staged& staged = staging_.stage(batch);
+    const Staged& staged = stage(batch);
     EXPECT_THAT(floats_in(staged.in), Each(neutral));
     EXPECT_EQ(staged.collective.scale.divisor, 1) << "of those that are there";
-    staging_.unstage(batch, nullptr);
+    unstage(batch);
   }
   EXPECT_EQ(pool_.free_buffers(), 1U);
 }
@@ -155,12 +202,12 @@ TEST_F(HostStagingTest, WhatIsCastIsMultipliedWhereItDoesNotLeaveTheRange) {
   asked.prescale = 0.5;
   asked.postscale = 4.0;
   const Batch batch(agreed_batch({asked}, 2), {float_state(asked, a_)}, 0);
-  const Staged& staged = staging_.stage(batch);
+  const Staged& staged = stage(batch);
   EXPECT_EQ(staged.in.size(), 4U);
   EXPECT_EQ(staged.collective.dtype, DataType::kFloat16);
   EXPECT_EQ(staged.collective.scale.prescale, 1.0);
   EXPECT_EQ(staged.collective.scale.postscale, 1.0);
-  staging_.unstage(batch, nullptr);
+  unstage(batch);
   EXPECT_THAT(a_, ElementsAre(2, 4)) << "halved on its way in, four times that on its way out";
 }
 
@@ -186,16 +233,16 @@ TEST_F(HostStagingTest, GatheredRowsLieRankByRankAndAnOutputOfTheWrongSizeIsAnEr
   a->submission.allocate_output = giving(out_a);
   b->submission.allocate_output = giving(out_b);
   const Batch batch(std::move(agreed), {a, b}, 0);
-  const Staged& staged = staging_.stage(batch);
+  const Staged& staged = stage(batch);
   EXPECT_THAT(staged.collective.counts, ElementsAre(3, 3));
   EXPECT_THAT(floats_in(staged.in), ElementsAre(1, 2, 3));
   const Floats received = {1, 2, 3, 11, 12, 13};
   std::memcpy(staged.out.data(), received.data(), staged.out.size());
-  staging_.unstage(batch, nullptr);
+  unstage(batch);
   EXPECT_THAT(out_a, ElementsAre(1, 2, 11));
   EXPECT_THAT(out_b, ElementsAre(3, 12, 13));
   out_b.resize(2);
-  EXPECT_THROW(staging_.stage(batch), Error);
+  EXPECT_THROW(stage(batch), Error);
 }
 
 }  // namespace
