@@ -51,6 +51,17 @@ TEST(Interface, Collectives) {
   EXPECT_TRUE((
       has<Tensor(const Tensor&, int64_t, const CollectiveOptions&)>(&hvd::all_gather_into_tensor)));
   EXPECT_TRUE(has<Tensor(const Tensor&, const AllreduceOptions&)>(&hvd::sparse_allreduce));
+  EXPECT_TRUE(has<Tensor(const Tensor&, int, const AllreduceOptions&)>(&hvd::reduce));
+  EXPECT_TRUE(has<Tensor(Tensor, int, const AllreduceOptions&)>(&hvd::reduce_));
+  EXPECT_TRUE(has<Tensor(const Tensor&, int, const CollectiveOptions&)>(&hvd::scatter));
+  EXPECT_TRUE(has<Tensor(Tensor, const Tensor&, const AllreduceOptions&)>(&hvd::allreduce_into));
+  EXPECT_TRUE(has<Tensor(Tensor, const Tensor&, const CollectiveOptions&)>(&hvd::allgather_into));
+  EXPECT_TRUE(
+      has<Tensor(Tensor, const Tensor&, const AllreduceOptions&)>(&hvd::reducescatter_into));
+  EXPECT_TRUE(
+      has<Tensor(Tensor, const Tensor&, int, const CollectiveOptions&)>(&hvd::broadcast_into));
+  EXPECT_TRUE(
+      has<Tensor(Tensor, const Tensor&, int, const CollectiveOptions&)>(&hvd::scatter_into));
   EXPECT_TRUE(has<Tensor(Tensor, const AllreduceOptions&)>(&hvd::allreduce_));
   EXPECT_TRUE(has<Tensor(Tensor, int, const CollectiveOptions&)>(&hvd::broadcast_));
   static_assert(std::is_same_v<decltype(AlltoallResult::output), Tensor>);
@@ -68,6 +79,10 @@ TEST(Interface, AsynchronousAndGroupedCollectives) {
       (has<Handle(const Tensor&, const Tensor&, const CollectiveOptions&)>(&hvd::alltoall_async)));
   EXPECT_TRUE(has<Handle(const Tensor&, int, const CollectiveOptions&)>(&hvd::gather_async));
   EXPECT_TRUE(has<Handle(const Tensor&, const AllreduceOptions&)>(&hvd::sparse_allreduce_async));
+  EXPECT_TRUE(has<Handle(const Tensor&, int, const AllreduceOptions&)>(&hvd::reduce_async));
+  EXPECT_TRUE(has<Handle(Tensor, int, const AllreduceOptions&)>(&hvd::reduce_async_));
+  EXPECT_TRUE(has<Handle(const Tensor&, int, const CollectiveOptions&)>(&hvd::scatter_async));
+  EXPECT_TRUE(has<Tensors(at::TensorList, int, const AllreduceOptions&)>(&hvd::grouped_reduce));
   EXPECT_TRUE(has<Tensors(at::TensorList, const AllreduceOptions&)>(&hvd::grouped_allreduce));
   EXPECT_TRUE(has<void(at::TensorList, const AllreduceOptions&)>(&hvd::grouped_allreduce_));
   EXPECT_TRUE(has<Handle(at::TensorList, const AllreduceOptions&)>(&hvd::grouped_allreduce_async));
@@ -135,6 +150,8 @@ TEST(Interface, Classes) {
   static_assert(std::is_same_v<decltype(scale), Tensor (GradScaler::*const)(const Tensor&)>);
   EXPECT_NE(static_cast<bool (GradScaler::*)(DistributedOptimizer&)>(&GradScaler::step), nullptr);
   EXPECT_NE(static_cast<bool (GradScaler::*)(ShardedOptimizer&)>(&GradScaler::step), nullptr);
+  EXPECT_NE(static_cast<bool (GradScaler::*)(torch::optim::Optimizer&)>(&GradScaler::step),
+            nullptr);
   const auto get = &GradScaler::get_scale;
   static_assert(std::is_same_v<decltype(get), double (GradScaler::*const)() const>);
 }

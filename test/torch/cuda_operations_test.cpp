@@ -170,6 +170,44 @@ TEST_F(CudaOperations, AlltoallAndGather) {
   }
 }
 
+TEST_F(CudaOperations, ReduceAndScatter) {
+  const int root = size() - 1;
+  const torch::Tensor sum =
+      reduce(gpu_tensor({6}, torch::kFloat32), root, {.name = "reduce", .op = ReduceOp::kSum});
+  const torch::Tensor expected = sum_of_all({6}, torch::kFloat32);
+  EXPECT_TRUE(on_gpu(sum, rank() == root ? expected : torch::zeros_like(expected)));
+  const std::int64_t rows = 2 * size() + 1;
+  const torch::Tensor mine =
+      scatter(gpu_tensor({rank() == root ? rows : 0, 3}, torch::kFloat32), root, {.name = "rows"});
+  EXPECT_TRUE(on_gpu(mine, rank_tensor(root, {rows, 3}, torch::kFloat32)
+                               .narrow(0, rank() == 0 ? 0 : 2 * rank() + 1, rank() == 0 ? 3 : 2)));
+}
+
+TEST_F(CudaOperations, IntoTensorsOfTheCaller) {
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<torch::Tensor> rows = ragged(round);
+    const torch::Tensor own = own_of(rows, kAll).to(device());
+    // The caller's stream still writes to the output when the operation is submitted.
+    const torch::Tensor all = torch::full_like(torch::cat(rows).to(device()), -1);
+    EXPECT_TRUE(allgather_into(all, own, {.name = "rows into"}).is_same(all));
+    EXPECT_TRUE(on_gpu(all, torch::cat(rows)));
+    const torch::Tensor sum = torch::full({5}, -1.0, own.options());
+    allreduce_into_async(sum, gpu_tensor({5}, torch::kFloat32),
+                         {.name = "sum into", .op = ReduceOp::kSum})
+        .wait();
+    EXPECT_TRUE(on_gpu(sum, sum_of_all({5}, torch::kFloat32)));
+  }
+}
+
+TEST_F(CudaOperations, BitwiseOperationsGoThroughTheHost) {
+  torch::Tensor expected = rank_tensor(0, {9}, torch::kInt32);
+  for (int r = 1; r < size(); ++r)
+    expected = torch::bitwise_xor(expected, rank_tensor(r, {9}, torch::kInt32));
+  EXPECT_TRUE(
+      on_gpu(allreduce(gpu_tensor({9}, torch::kInt32), {.name = "xor", .op = ReduceOp::kBitXor}),
+             expected));
+}
+
 TEST_F(CudaOperations, Differentiable) {
   torch::Tensor x = gpu_tensor({4}, torch::kFloat32).requires_grad_();
   const torch::Tensor weight = gpu_tensor({4}, torch::kFloat32, 3);

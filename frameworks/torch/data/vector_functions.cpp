@@ -7,17 +7,17 @@
 namespace hvd::libtorch {
 namespace {
 
-using Function = at::Tensor (*)(const at::Tensor&);
+using VectorFunction = at::Tensor (*)(const at::Tensor&);
 
 // What ATen/cpu/vml.h gives to MKL.
-constexpr Function kFunctions[] = {at::acos,   at::asin, at::atan, at::cos,  at::erf,   at::erfc,
-                                   at::erfinv, at::exp,  at::log,  at::log2, at::log10, at::sin,
-                                   at::sqrt,   at::tan,  at::tanh, at::trunc};
+constexpr VectorFunction kFunctions[] = {
+    at::acos, at::asin, at::atan,  at::cos, at::erf,  at::erfc, at::erfinv, at::exp,
+    at::log,  at::log2, at::log10, at::sin, at::sqrt, at::tan,  at::tanh,   at::trunc};
 
 void call_all() {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
     const at::Tensor value = at::full({1}, 0.5, at::TensorOptions(at::kCPU).dtype(type));
-    for (const Function function : kFunctions) function(value);
+    for (const VectorFunction function : kFunctions) function(value);
   }
 }
 

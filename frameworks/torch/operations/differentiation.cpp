@@ -53,6 +53,38 @@ struct AllreduceRule {
   }
 };
 
+/// What a linear reduction multiplies each rank's contribution by.
+double factor_of(const AllreduceOptions& options) {
+  const double divisor = options.op == ReduceOp::kAverage ? options.process_set.size() : 1;
+  return options.prescale_factor * options.postscale_factor / divisor;
+}
+
+struct ReduceRule {
+  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
+    const auto wire = wire_type(gradient.scalar_type(), state.options.compression);
+    const torch::Tensor root =
+        broadcast(wire ? gradient.to(*wire) : gradient, state.root, state.collective());
+    return root.to(gradient.scalar_type()) * factor_of(state.options);
+  }
+};
+
+struct ScatterRule {
+  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
+    const torch::Tensor whole = gather(gradient, state.root, state.collective());
+    if (rank() != state.root) {
+      std::vector<std::int64_t> shape = gradient.sizes().vec();
+      shape.front() = state.rows;
+      return gradient.new_zeros(shape);
+    }
+    if (whole.size(0) != state.rows) {
+      throw Error(Label{"scatter", state.options.name}.str() + ": expected the gradients of " +
+                  std::to_string(state.rows) + " rows, got " + std::to_string(whole.size(0)) +
+                  "; a rank has called join() since");
+    }
+    return whole;
+  }
+};
+
 struct ReducescatterRule {
   static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
     const auto wire = wire_type(gradient.scalar_type(), state.options.compression);
@@ -62,10 +94,7 @@ struct ReducescatterRule {
                   ": expected the gradients of " + std::to_string(state.rows) + " rows, got " +
                   std::to_string(whole.size(0)) + "; a rank has called join() since");
     }
-    const double divisor =
-        state.options.op == ReduceOp::kAverage ? state.options.process_set.size() : 1;
-    return whole.to(gradient.scalar_type()) *
-           (state.options.prescale_factor * state.options.postscale_factor / divisor);
+    return whole.to(gradient.scalar_type()) * factor_of(state.options);
   }
 };
 
@@ -144,6 +173,23 @@ torch::Tensor attach_allreduce(const torch::Tensor& input, torch::Tensor output,
                                const AllreduceOptions& options, std::string name) {
   if (!differentiates(input)) return output;
   return attach<AllreduceRule>(input, std::move(output), make_state(options, std::move(name)));
+}
+
+torch::Tensor attach_reduce(const torch::Tensor& input, torch::Tensor output, int root_rank,
+                            const AllreduceOptions& options, std::string name) {
+  if (!differentiates(input)) return output;
+  auto state = make_state(options, std::move(name));
+  state->root = root_rank;
+  return attach<ReduceRule>(input, std::move(output), std::move(state));
+}
+
+torch::Tensor attach_scatter(const torch::Tensor& input, torch::Tensor output, int root_rank,
+                             const CollectiveOptions& options) {
+  if (!differentiates(input)) return output;
+  auto state = make_state(options, backward_name(options.name));
+  state->root = root_rank;
+  state->rows = input.size(0);
+  return attach<ScatterRule>(input, std::move(output), std::move(state));
 }
 
 torch::Tensor attach_reducescatter(const torch::Tensor& input, torch::Tensor output,

@@ -28,6 +28,10 @@ void check_detached(at::TensorList tensors, std::string_view operation, std::str
 
 torch::Tensor attach_allreduce(const torch::Tensor& input, torch::Tensor output,
                                const AllreduceOptions& options, std::string name);
+torch::Tensor attach_reduce(const torch::Tensor& input, torch::Tensor output, int root_rank,
+                            const AllreduceOptions& options, std::string name);
+torch::Tensor attach_scatter(const torch::Tensor& input, torch::Tensor output, int root_rank,
+                             const CollectiveOptions& options);
 torch::Tensor attach_reducescatter(const torch::Tensor& input, torch::Tensor output,
                                    const AllreduceOptions& options, std::string name);
 torch::Tensor attach_allgather(const torch::Tensor& input, torch::Tensor output,

@@ -1,12 +1,14 @@
 #include "hvd/torch/object.h"
 
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/serialize/input-archive.h>
 
 #include <exception>
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/parameters.h"
+#include "operations/archive.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -124,6 +126,22 @@ c10::IValue read_ivalue(ObjectReader& reader) {
   std::vector<char> bytes(reader.count(1));
   reader.raw(bytes.data(), bytes.size());
   return torch::jit::pickle_load(bytes);
+}
+
+void write_archive(ObjectWriter& writer,
+                   const std::function<void(torch::serialize::OutputArchive&)>& save) {
+  torch::serialize::OutputArchive archive;
+  save(archive);
+  writer.string([&] { append(writer, archive); });
+}
+
+void read_archive(ObjectReader& reader,
+                  const std::function<void(torch::serialize::InputArchive&)>& load) {
+  std::string bytes(reader.count(1), '\0');
+  reader.raw(bytes.data(), bytes.size());
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size());
+  load(archive);
 }
 
 std::string broadcast_bytes(const std::function<std::string()>& encode, std::string_view type,

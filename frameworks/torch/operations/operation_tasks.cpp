@@ -2,6 +2,9 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -36,11 +39,16 @@ Task concatenation_task(OperationParameters parameters, const CollectiveOptions&
   Task task;
   Submission& submission = task.submission;
   submission.parameters = std::move(parameters);
-  task.finish = [gathered, kind = submission.kind()] {
+  task.finish = [gathered, kind = submission.kind(),
+                 label = gathered->target.defined()
+                             ? Label{to_string(submission.kind()), name}.str()
+                             : std::string()] {
     if (!gathered->output.defined()) {
       throw Error(std::string(to_string(kind)) +
                   ": the result could not be allocated: " + gathered->allocation_error);
     }
+    if (!gathered->target_error.empty())
+      throw UsageError(label + ": output: " + gathered->target_error);
     used_by_current_stream(gathered->output);
     return gathered->output;
   };
@@ -95,6 +103,22 @@ std::vector<std::int64_t> rows_to_send(const torch::Tensor& tensor, const torch:
   return counts;
 }
 
+/// Of contiguous tensors.
+bool share_memory(const torch::Tensor& a, const torch::Tensor& b) {
+  const auto* const begin_a = static_cast<const std::byte*>(a.const_data_ptr());
+  const auto* const begin_b = static_cast<const std::byte*>(b.const_data_ptr());
+  const std::less<const std::byte*> before;
+  return a.numel() > 0 && b.numel() > 0 && before(begin_a, begin_b + b.nbytes()) &&
+         before(begin_b, begin_a + a.nbytes());
+}
+
+/// A tensor for a result that is `like` the input but for its shape. The caller's, if there is one.
+torch::Tensor output_tensor(const torch::Tensor& into, at::IntArrayRef shape,
+                            const torch::Tensor& like) {
+  if (into.defined() && into.scalar_type() == like.scalar_type()) return into.detach();
+  return torch::empty(shape, like.options());
+}
+
 /// A reduced wire tensor in the caller's type.
 torch::Tensor converted(const torch::Tensor& wire, torch::ScalarType type) {
   used_by_current_stream(wire);
@@ -118,16 +142,50 @@ std::string member_name(const std::string& group, std::size_t index) {
   return derived_name(group, std::to_string(index));
 }
 
-Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
-                    Place place) {
-  const Label label{"allreduce", name};
+void check_output(const torch::Tensor& output, const torch::Tensor& input, at::IntArrayRef shape,
+                  const Label& label) {
+  const std::string who = label.str() + ": output: ";
+  if (!output.defined()) throw UsageError(who + "the tensor is undefined; expected one with data");
+  if (output.scalar_type() != input.scalar_type() || output.device() != input.device()) {
+    throw UsageError(who + "expected the input's dtype and device, " +
+                     c10::toString(input.scalar_type()) + " on " + input.device().str() + ", got " +
+                     c10::toString(output.scalar_type()) + " on " + output.device().str());
+  }
+  check_writable(output, label, Elements::kMovable);
+  const bool fits = output.dim() == static_cast<std::int64_t>(shape.size()) &&
+                    std::equal(shape.begin(), shape.end(), output.sizes().begin(),
+                               [](std::int64_t expected, std::int64_t got) {
+                                 return expected < 0 || expected == got;
+                               });
+  if (!fits) {
+    std::string expected = shape_to_string(shape.vec());
+    if (!shape.empty() && shape[0] < 0) expected.replace(1, 2, "*");
+    throw UsageError(who + "expected shape " + expected + ", got " +
+                     shape_to_string(output.sizes().vec()));
+  }
+  if (!output.is_contiguous() || output.is_conj() || output.is_neg())
+    throw UsageError(who + "expected a contiguous tensor; pass one, or use the call without it");
+}
+
+namespace {
+
+void check_reduction(const torch::Tensor& tensor, const AllreduceOptions& options,
+                     const Label& label, Place place) {
   place == Place::kIn ? check_writable(tensor, label, Elements::kAddable)
                       : check_tensor(tensor, label, Elements::kAddable);
   if (tensor.is_complex() && options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " +
                      std::string(to_string(options.op)));
   }
+}
 
+}  // namespace
+
+Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
+                    Place place, const torch::Tensor& into) {
+  const Label label{"allreduce", name};
+  check_reduction(tensor, options, label, place);
+  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
   Task task;
   torch::Tensor input = packed(tensor);
   torch::Tensor output;
@@ -136,11 +194,12 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   } else if (place == Place::kIn) {
     output = input;
   } else {
-    output = torch::empty(tensor.sizes(), input.options());
+    output = output_tensor(into, tensor.sizes(), input);
   }
-  if (place == Place::kIn) {
-    mark_written(tensor);
-    task.finish = [tensor, output] { return write_back(output, tensor); };
+  const torch::Tensor target = place == Place::kIn ? tensor : into;
+  if (target.defined()) {
+    mark_written(target);
+    task.finish = [target, output] { return write_back(output, target); };
   } else {
     task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
   }
@@ -152,19 +211,50 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   return task;
 }
 
+Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
+                 std::string name, Place place) {
+  check_reduction(tensor, options, Label{"reduce", name}, place);
+  torch::Tensor input = packed(tensor);
+  if (const auto wire = wire_type(tensor.scalar_type(), options.compression))
+    input = input.to(*wire);
+  const bool in_place = place == Place::kIn;
+  const bool at_root = rank() == root_rank;
+  // Elsewhere than at the root it is what the ranks work in.
+  const torch::Tensor output =
+      in_place && at_root ? input : torch::empty(tensor.sizes(), input.options());
+  Task task;
+  if (in_place && at_root) {
+    mark_written(tensor);
+    task.finish = [tensor, output] { return write_back(output, tensor); };
+  } else if (in_place) {
+    task.finish = [tensor] { return tensor; };
+  } else if (at_root) {
+    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
+  } else {
+    task.finish = [output, type = tensor.scalar_type()] { return converted(output.zero_(), type); };
+  }
+  task.submission =
+      reduction(Reduce{options.op, options.prescale_factor, options.postscale_factor, root_rank},
+                options, std::move(name), input, output);
+  task.submission.keep_alive = keep_alive({tensor, input, output});
+  return task;
+}
+
 Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                    Place place) {
+                    Place place, const torch::Tensor& into) {
   const Label label{"broadcast", options.name};
   place == Place::kIn ? check_writable(tensor, label, Elements::kMovable)
                       : check_tensor(tensor, label, Elements::kMovable);
+  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
 
   Task task;
   const torch::Tensor input = packed(tensor);
   const torch::Tensor output =
-      place == Place::kIn ? input : torch::empty(tensor.sizes(), input.options());
-  if (place == Place::kIn) {
-    mark_written(tensor);
-    task.finish = [tensor, output] { return write_back(output, tensor); };
+      place == Place::kIn ? input : output_tensor(into, tensor.sizes(), input);
+  const torch::Tensor target = place == Place::kIn ? tensor : into;
+  if (target.defined()) {
+    mark_written(target);
+    task.finish = [target, output] { return write_back(output, target); };
   } else {
     task.finish = [output] { return output; };
   }
@@ -188,6 +278,10 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
     first_dims.assign(sizes.first_dims.begin(), sizes.first_dims.end());
     std::vector<std::int64_t> shape = input.sizes().vec();
     shape.front() = std::accumulate(first_dims.begin(), first_dims.end(), std::int64_t{0});
+    if (target.defined() && takes_target(shape)) {
+      output = target;
+      return view_of(output);
+    }
     const c10::OptionalStreamGuard under(stream);
     output = torch::empty(shape, input.options());
     // The memory may have been another tensor's, which the stream is not done with.
@@ -204,10 +298,52 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
   return {};
 }
 
+namespace {
+
+/// What can be said of the caller's output before the ranks have agreed on the rows.
+void check_target(const Gathered& gathered, const Label& label) {
+  if (!gathered.target.defined()) return;
+  std::vector<std::int64_t> shape = gathered.input.sizes().vec();
+  shape.front() = -1;
+  check_output(gathered.target, gathered.input, shape, label);
+  mark_written(gathered.target);
+}
+
+/// Other ranks still read the input when this rank's output is written.
+void check_apart(const Gathered& gathered, const Label& label) {
+  if (!gathered.target.defined() || !share_memory(gathered.input, gathered.target)) return;
+  throw UsageError(label.str() +
+                   ": output: it shares memory with the input; expected none in common");
+}
+
+}  // namespace
+
+/// If not, says why. The result then goes into a tensor of its own, as the other ranks have agreed
+/// on the operation.
+bool Gathered::takes_target(at::IntArrayRef shape) {
+  if (target.sizes() != shape) {
+    target_error = "expected shape " + shape_to_string(shape.vec()) + ", got " +
+                   shape_to_string(target.sizes().vec());
+    return false;
+  }
+  if (!share_memory(input, target)) return true;
+  const std::int64_t rows =
+      std::accumulate(first_dims.begin(),
+                      first_dims.begin() + static_cast<std::ptrdiff_t>(position), std::int64_t{0});
+  const auto* const own = static_cast<const std::byte*>(target.const_data_ptr()) +
+                          rows * target.stride(0) * static_cast<std::int64_t>(target.itemsize());
+  if (input.const_data_ptr() == own) return true;
+  target_error = "it shares memory with the input; expected the input to be its rows from " +
+                 std::to_string(rows) + " on, or no memory in common";
+  return false;
+}
+
 Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options, std::string name,
                     const GatheredPtr& gathered) {
   check_tensor(tensor, Label{"allgather", name});
   gathered->input = with_rows(tensor);
+  gathered->position = static_cast<std::size_t>(std::max(options.process_set.rank(), 0));
+  check_target(*gathered, Label{"allgather", name});
   return concatenation_task(Allgather{}, options, std::move(name), gathered);
 }
 
@@ -220,6 +356,20 @@ Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOpti
   return task;
 }
 
+Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
+                  const GatheredPtr& gathered) {
+  const Label label{"scatter", options.name};
+  check_tensor(tensor, label);
+  if (tensor.dim() == 0) {
+    throw UsageError(label.str() +
+                     ": a scalar has no rows to scatter; expected at least one dimension");
+  }
+  gathered->input = packed(tensor);
+  check_target(*gathered, label);
+  check_apart(*gathered, label);
+  return concatenation_task(Scatter{root_rank}, options, options.name, gathered);
+}
+
 Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                    const CollectiveOptions& options, const GatheredPtr& gathered) {
   const Label label{"alltoall", options.name};
@@ -229,12 +379,14 @@ Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                      ": a scalar has no rows to distribute; expected at least one dimension");
   }
   gathered->input = packed(tensor);
+  check_target(*gathered, label);
+  check_apart(*gathered, label);
   return concatenation_task(Alltoall{rows_to_send(tensor, splits, options)}, options, options.name,
                             gathered);
 }
 
 Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
-                        std::string name) {
+                        std::string name, const torch::Tensor& into) {
   const Label label{"reducescatter", name};
   check_tensor(tensor, label);
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
@@ -251,9 +403,15 @@ Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& opt
   std::vector<std::int64_t> shape = tensor.sizes().vec();
   shape.front() =
       rows_of_member(shape.front(), options.process_set.size(), options.process_set.rank());
-  const torch::Tensor output = torch::empty(shape, input.options());
+  if (into.defined()) check_output(into, tensor, shape, label);
+  const torch::Tensor output = output_tensor(into, shape, input);
   Task task;
-  task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
+  if (into.defined()) {
+    mark_written(into);
+    task.finish = [into, output] { return write_back(output, into); };
+  } else {
+    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
+  }
   task.submission =
       reduction(Reducescatter{options.op, options.prescale_factor, options.postscale_factor},
                 options, std::move(name), input, output);

@@ -30,6 +30,11 @@ std::string member_name(const std::string& group, std::size_t index);
 /// Whether the result goes into a fresh tensor or into the input.
 enum class Place { kOut, kIn };
 
+/// A tensor of the caller's for the result. @throws UsageError unless it can be written, is
+/// contiguous, of the input's dtype and on its device, and of this shape, in which -1 is any size
+void check_output(const torch::Tensor& output, const torch::Tensor& input, at::IntArrayRef shape,
+                  const Label&);
+
 /// A result whose size negotiation tells. Written by the engine's thread before the operation is
 /// done, read after.
 struct Gathered {
@@ -37,24 +42,36 @@ struct Gathered {
   std::optional<c10::Stream>
       stream;  ///< GPU: of the submission, under which the output is allocated
   torch::Tensor output;
+  torch::Tensor target;                  ///< the caller's, for the output; undefined: a fresh one
+  std::size_t position = 0;              ///< with a target: of this rank in the process set
   std::vector<std::int64_t> first_dims;  ///< rows from each member
   std::string allocation_error;
+  std::string target_error;  ///< why the output is not the target
 
   TensorView allocate(const OutputSizes& sizes) noexcept;
+
+ private:
+  bool takes_target(at::IntArrayRef shape);
 };
 using GatheredPtr = std::shared_ptr<Gathered>;
 
+/// `into`, here and below: a tensor of the caller's for the result; undefined: a fresh one.
 Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
-                    Place place);
+                    Place place, const torch::Tensor& into = {});
+/// Zeros elsewhere than at the root; in place, there the tensor as it was.
+Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
+                 std::string name, Place place);
 Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
-                        std::string name);
+                        std::string name, const torch::Tensor& into = {});
 Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                    Place place);
+                    Place place, const torch::Tensor& into = {});
 Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options, std::string name,
                     const GatheredPtr& gathered);
 /// Undefined but at the destination.
 Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options,
                  const GatheredPtr& gathered);
+Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
+                  const GatheredPtr& gathered);
 /// Undefined `splits`: equal ones.
 Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                    const CollectiveOptions& options, const GatheredPtr& gathered);

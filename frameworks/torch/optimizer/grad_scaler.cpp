@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "hvd/error.h"
+#include "hvd/torch/operations.h"
+#include "optimizer/unscaler.h"
 
 namespace hvd {
 namespace {
@@ -31,6 +34,75 @@ void check_options(const GradScalerOptions& options) {
   }
 }
 
+/// An optimizer whose gradients the program has reduced, with the interface that the scaler needs
+/// of a DistributedOptimizer.
+class PlainOptimizer {
+ public:
+  struct Options {
+    ProcessSet process_set;
+  };
+
+  PlainOptimizer(torch::optim::Optimizer& optimizer, const ProcessSet& process_set)
+      : options_{process_set}, optimizer_(optimizer) {}
+
+  const void* key() const noexcept { return &optimizer_; }
+  void synchronize() const noexcept {}
+  void end_step() const noexcept {}
+  void step() { optimizer_.step(); }
+
+  torch::Tensor unscale_gradients(double factor) {
+    const torch::NoGradGuard no_grad;
+    libtorch::Unscaler unscaler(factor);
+    for_each_gradient([&](const torch::Tensor& parameter, torch::Tensor& gradient) {
+      unscaler.uses(parameter.device());
+      if (!gradient.defined()) return;
+      // Entries of one place add up, and may overflow.
+      if (gradient.is_sparse()) gradient = gradient.coalesce();
+      unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
+    });
+    return unscaler.run();
+  }
+  bool all_finite(const torch::Tensor& unscaled) const {
+    const torch::Tensor bad = allreduce(unscaled, {.name = "grad_scaler.found_inf",
+                                                   .op = ReduceOp::kMax,
+                                                   .process_set = options_.process_set});
+    return bad.item<float>() == 0;
+  }
+  /// Named as the other optimizers' are.
+  const Options options_;
+
+  /// Another number once a gradient has been written or replaced.
+  std::uint64_t gradients_version() {
+    std::uint64_t version = 0;
+    for_each_gradient([&](const torch::Tensor&, const torch::Tensor& gradient) {
+      const auto address = reinterpret_cast<std::uintptr_t>(gradient.unsafeGetTensorImpl());
+      const std::uint64_t written = gradient.defined() ? gradient._version() : 0;
+      version = version * 0x9E3779B97F4A7C15U + address + written;
+    });
+    return version;
+  }
+
+ private:
+  template <class Function>
+  void for_each_gradient(const Function& function) {
+    std::set<const c10::TensorImpl*> seen;
+    for (auto& group : optimizer_.param_groups()) {
+      for (torch::Tensor& parameter : group.params()) {
+        if (seen.insert(parameter.unsafeGetTensorImpl()).second)
+          function(parameter, parameter.mutable_grad());
+      }
+    }
+  }
+
+  torch::optim::Optimizer& optimizer_;
+};
+
+template <class Optimizer>
+const void* key_of(const Optimizer& optimizer) noexcept {
+  return &optimizer;
+}
+const void* key_of(const PlainOptimizer& optimizer) noexcept { return optimizer.key(); }
+
 }  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(options.init_scale) {
@@ -50,10 +122,24 @@ void GradScaler::unscale_(ShardedOptimizer& optimizer) { unscale(optimizer); }
 bool GradScaler::step(DistributedOptimizer& optimizer) { return take_step(optimizer); }
 bool GradScaler::step(ShardedOptimizer& optimizer) { return take_step(optimizer); }
 
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
+    return unscale(*distributed);
+  PlainOptimizer plain(optimizer, options_.process_set);
+  unscale(plain);
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
+    return take_step(*distributed);
+  PlainOptimizer plain(optimizer, options_.process_set);
+  return take_step(plain);
+}
+
 template <class Optimizer>
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return;
-  const auto known = optimizers_.find(&optimizer);
+  const auto known = optimizers_.find(key_of(optimizer));
   if (known != optimizers_.end()) {
     throw UsageError(known->second.stepped
                          ? "GradScaler::unscale_() after step(); expected update() before it"
@@ -69,15 +155,15 @@ void GradScaler::unscale(Optimizer& optimizer) {
   }
   optimizer.synchronize();
   // What was divided before the ranks could not agree is not divided again.
-  Unscaled& unscaled = unscaled_[&optimizer];
+  Unscaled& unscaled = unscaled_[key_of(optimizer)];
   if (!unscaled.found.defined() || unscaled.gradients != optimizer.gradients_version()) {
     unscaled = {.found = optimizer.unscale_gradients(1 / scale_),
                 .gradients = optimizer.gradients_version()};
   }
   const bool finite = optimizer.all_finite(unscaled.found);
-  unscaled_.erase(&optimizer);
+  unscaled_.erase(key_of(optimizer));
   process_set_ = process_set;
-  optimizers_[&optimizer] = {.stepped = false, .finite = finite};
+  optimizers_[key_of(optimizer)] = {.stepped = false, .finite = finite};
 }
 
 template <class Optimizer>
@@ -86,17 +172,50 @@ bool GradScaler::take_step(Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  const auto known = optimizers_.find(&optimizer);
+  const auto known = optimizers_.find(key_of(optimizer));
   if (known != optimizers_.end() && known->second.stepped) {
     throw UsageError(
         "GradScaler::step() was called on this optimizer already; expected update() between two "
         "calls");
   }
   if (known == optimizers_.end()) unscale(optimizer);
-  OptimizerState& state = optimizers_.at(&optimizer);
+  OptimizerState& state = optimizers_.at(key_of(optimizer));
   state.finite ? static_cast<void>(optimizer.step()) : optimizer.end_step();
   state.stepped = true;
   return state.finite;
+}
+
+void GradScaler::set_options(const GradScalerOptions& options) {
+  check_options(options);
+  options_ = options;
+}
+
+void GradScaler::set_growth_factor(double factor) {
+  GradScalerOptions changed = options_;
+  changed.growth_factor = factor;
+  set_options(changed);
+}
+
+void GradScaler::set_backoff_factor(double factor) {
+  GradScalerOptions changed = options_;
+  changed.backoff_factor = factor;
+  set_options(changed);
+}
+
+void GradScaler::set_growth_interval(std::int64_t interval) {
+  GradScalerOptions changed = options_;
+  changed.growth_interval = interval;
+  set_options(changed);
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  if (!(new_scale > 0) || !std::isfinite(new_scale)) {
+    throw UsageError("GradScaler::update: new_scale: expected a positive number, got " +
+                     std::to_string(new_scale));
+  }
+  scale_ = new_scale;
+  optimizers_.clear();
 }
 
 void GradScaler::update() {
@@ -140,7 +259,8 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
                                  .growth_factor = value(1),
                                  .backoff_factor = value(2),
                                  .growth_interval = static_cast<std::int64_t>(value(3)),
-                                 .enabled = options_.enabled};
+                                 .enabled = options_.enabled,
+                                 .process_set = options_.process_set};
   check_options(loaded);
   options_ = loaded;
   scale_ = loaded.init_scale;

@@ -26,6 +26,8 @@ struct GradScalerOptions {
   std::int64_t growth_interval = 2000;
   /// False: losses and gradients stay as they are, and every step is taken.
   bool enabled = true;
+  /// Of a plain optimizer: the ranks that take or skip a step together.
+  ProcessSet process_set = {};
 };
 
 /// Dynamic loss scaling for half precision, PyTorch's with a vote: a rank whose gradients have an
@@ -54,16 +56,33 @@ class GradScaler {
   /// DistributedOptimizer::synchronize().
   void unscale_(DistributedOptimizer& optimizer);
   void unscale_(ShardedOptimizer& optimizer);
+  /// An optimizer whose gradients the program reduces, before this is called. The ranks of
+  /// GradScalerOptions::process_set agree on whether all were finite. A DistributedOptimizer is
+  /// taken as such.
+  void unscale_(torch::optim::Optimizer& optimizer);
   /// unscale_(), unless it was called, then the optimizer's step if all gradients of all ranks were
   /// finite. Nothing is reduced twice. Returns whether it stepped. Collective. @throws UsageError
   /// when called twice without update() between; otherwise as DistributedOptimizer::step().
   bool step(DistributedOptimizer& optimizer);
   bool step(ShardedOptimizer& optimizer);
+  /// With gradients that the program has reduced: see unscale_().
+  bool step(torch::optim::Optimizer& optimizer);
   /// Adjusts the scale. Local. @throws UsageError when nothing was unscaled or stepped since the
   /// last one.
   void update();
+  /// Sets the scale instead, which nothing has to come before. Every rank passes the same. Does
+  /// nothing when disabled. @throws UsageError for a scale that is not positive.
+  void update(double new_scale);
   /// 1 when disabled.
   double get_scale() const;
+  double get_growth_factor() const noexcept { return options_.growth_factor; }
+  double get_backoff_factor() const noexcept { return options_.backoff_factor; }
+  std::int64_t get_growth_interval() const noexcept { return options_.growth_interval; }
+  /// Every rank passes the same, here and below. @throws UsageError for what the constructor
+  /// refuses; nothing has changed then.
+  void set_growth_factor(double factor);
+  void set_backoff_factor(double factor);
+  void set_growth_interval(std::int64_t interval);
   bool is_enabled() const noexcept { return options_.enabled; }
 
   /// Scale, factors and progress. The same on every rank, so one rank's archive serves all.
@@ -86,6 +105,8 @@ class GradScaler {
   void unscale(Optimizer& optimizer);
   template <class Optimizer>
   bool take_step(Optimizer& optimizer);
+
+  void set_options(const GradScalerOptions& options);
 
   GradScalerOptions options_;
   double scale_;

@@ -23,10 +23,39 @@
 #include <vector>
 
 #include "hvd/torch/operations.h"
+#include "hvd/torch/struct_fields.h"
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
 
 namespace hvd {
 
+/// How a type of the program's own is sent as an object. A specialization has two functions: save()
+/// returns a value of any type that can be sent, and load() makes an object of such a value.
+///
+///   template <>
+///   struct hvd::ObjectTraits<Vocabulary> {
+///     static std::vector<std::string> save(const Vocabulary& v) { return v.words(); }
+///     static Vocabulary load(const std::vector<std::string>& words) { return Vocabulary(words); }
+///   };
+template <class T>
+struct ObjectTraits {};
+
 namespace libtorch {
+
+template <class T>
+concept HasObjectTraits = requires(const T& value) { ObjectTraits<T>::save(value); };
+
+/// Writes itself to LibTorch's archives: modules, optimizers' options, a program's own.
+template <class T>
+concept Archived = std::is_default_constructible_v<T> &&
+                   requires(T& value, const T& saved, torch::serialize::OutputArchive& to,
+                            torch::serialize::InputArchive& from) {
+                     saved.save(to);
+                     value.load(from);
+                   };
 
 /// Appends an object's bytes.
 class ObjectWriter {
@@ -113,7 +142,17 @@ struct IsView<std::initializer_list<T>> : std::true_type {};
 template <class T>
 inline constexpr bool kBitwise =
     std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::is_member_pointer_v<T> &&
-    !std::is_null_pointer_v<T> && !IsView<T>::value;
+    !std::is_null_pointer_v<T> && !IsView<T>::value && !HasObjectTraits<T> && !Archived<T>;
+
+/// A struct without base classes and constructors that is sent member by member.
+template <class T>
+concept PlainStruct = std::is_aggregate_v<T> && std::is_class_v<T> && !kBitwise<T> &&
+                      !IsStdArray<T>::value && !HasObjectTraits<T> && !Archived<T>;
+
+void write_archive(ObjectWriter& writer,
+                   const std::function<void(torch::serialize::OutputArchive&)>& save);
+void read_archive(ObjectReader& reader,
+                  const std::function<void(torch::serialize::InputArchive&)>& load);
 
 /// How a T becomes bytes. The primary template takes trivially copyable types.
 template <class T, class = void>
@@ -122,13 +161,54 @@ struct ObjectCodec {
                 "hvd: this type cannot be sent as an object. Supported: trivially copyable types "
                 "without pointers, std::string, "
                 "std::vector, std::array, std::map, std::unordered_map, std::optional, std::pair "
-                "and std::tuple of "
-                "supported types, torch::Tensor and c10::IValue.");
+                "and std::tuple of supported types, structs of supported members, torch::Tensor, "
+                "c10::IValue, default-constructible types that save to and load from LibTorch's "
+                "archives, and types with hvd::ObjectTraits.");
   static void write(ObjectWriter& writer, const T& value) { writer.raw(&value, sizeof(T)); }
   static T read(ObjectReader& reader) {
     std::array<std::byte, sizeof(T)> bytes;
     reader.raw(bytes.data(), bytes.size());
     return std::bit_cast<T>(bytes);
+  }
+};
+
+template <HasObjectTraits T>
+struct ObjectCodec<T> {
+  using Saved = std::remove_cvref_t<decltype(ObjectTraits<T>::save(std::declval<const T&>()))>;
+  static void write(ObjectWriter& writer, const T& value) {
+    ObjectCodec<Saved>::write(writer, ObjectTraits<T>::save(value));
+  }
+  static T read(ObjectReader& reader) {
+    return ObjectTraits<T>::load(ObjectCodec<Saved>::read(reader));
+  }
+};
+
+template <Archived T>
+  requires(!HasObjectTraits<T>)
+struct ObjectCodec<T> {
+  static void write(ObjectWriter& writer, const T& value) {
+    write_archive(writer, [&](torch::serialize::OutputArchive& archive) { value.save(archive); });
+  }
+  static T read(ObjectReader& reader) {
+    T value;
+    read_archive(reader, [&](torch::serialize::InputArchive& archive) { value.load(archive); });
+    return value;
+  }
+};
+
+template <PlainStruct T>
+struct ObjectCodec<T> {
+  static void write(ObjectWriter& writer, const T& value) {
+    with_fields(value, [&](const auto&... fields) {
+      (ObjectCodec<std::remove_cvref_t<decltype(fields)>>::write(writer, fields), ...);
+    });
+  }
+  static T read(ObjectReader& reader) { return read_fields(reader, FieldsOf<T>()); }
+
+ private:
+  template <class... Fields>
+  static T read_fields(ObjectReader& reader, FieldTypes<Fields...>) {
+    return T{ObjectCodec<Fields>::read(reader)...};  // braces evaluate left to right
   }
 };
 
@@ -290,9 +370,11 @@ T decode_object(std::string_view bytes) {
 ///
 /// T: trivially copyable without pointers; std::string (and const char*); std::vector, array, map,
 /// unordered_map, optional, pair and tuple of supported types; torch::Tensor (any dtype, detached);
-/// c10::IValue that TorchScript can pickle. Other types do not compile, but for a struct that is
-/// trivially copyable and has pointers among its members: it compiles, and its pointers mean
-/// nothing on other ranks.
+/// c10::IValue that TorchScript can pickle; structs of up to 16 members of supported types, without
+/// base classes, constructors and C arrays; default-constructible types with the members
+/// save(OutputArchive&) const and load(InputArchive&) of LibTorch's archives; and what has
+/// hvd::ObjectTraits. Other types do not compile, but for a struct that is trivially copyable and
+/// has pointers among its members: it compiles, and its pointers mean nothing on other ranks.
 /// @throws MismatchError when ranks pass different types; Error on every rank when the root's
 /// object cannot be encoded; and as every collective. Blocks. Thread-safe for calls with names of
 /// their own; without a name it is "broadcast_object" ("allgather_object"), so of those only one

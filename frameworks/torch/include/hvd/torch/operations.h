@@ -87,6 +87,21 @@ torch::Tensor gather(const torch::Tensor& tensor, int dst_rank,
 /// gradient. @throws UsageError also for a dimension that the tensor does not have.
 torch::Tensor all_gather_into_tensor(const torch::Tensor& tensor, std::int64_t dim = 0,
                                      const CollectiveOptions& options = {});
+/// allreduce() whose result only the root gets, a world rank; the others get zeros. It moves as
+/// much as an allreduce. Backward: the root's gradient on every rank, divided by the size for an
+/// average; those of the zeros are not used.
+/// @throws UsageError also for min, max, product, Adasum and the bitwise operations on a tensor
+/// that requires grad.
+torch::Tensor reduce(const torch::Tensor& tensor, int root_rank,
+                     const AllreduceOptions& options = {});
+/// Shares out the rows (dimension 0) of the root's tensor as reducescatter() does: an equal number
+/// to each rank of the set, the remainder to the first ranks, one row each. `root_rank` is a world
+/// rank. On the other ranks only the tensor's dtype, device and sizes after the first matter, so
+/// that torch::empty({0, 3}) will do. Each row is sent once. Backward: the gathered gradient at the
+/// root, zeros elsewhere; the tensors of all ranks require grad then. @throws UsageError also for a
+/// scalar.
+torch::Tensor scatter(const torch::Tensor& tensor, int root_rank,
+                      const CollectiveOptions& options = {});
 /// Reduces sparse COO tensors over ranks, by gathering indices and values: the result is coalesced.
 /// Sum and average only. Shape and number of sparse dimensions must agree; the number of entries
 /// may differ, and be 0. float16 and bfloat16 are added in float32 and rounded once. Not
@@ -101,6 +116,34 @@ torch::Tensor sparse_allreduce(const torch::Tensor& coo, const AllreduceOptions&
 torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options = {});
 torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
                          const CollectiveOptions& options = {});
+/// Into the root's tensor; those of the other ranks stay as they are.
+torch::Tensor reduce_(torch::Tensor tensor, int root_rank, const AllreduceOptions& options = {});
+
+// Into a tensor of the caller's, which they return: it is dense, contiguous, on the input's device
+// and of its dtype, and has the result's shape (else UsageError). It may be the input's memory only
+// where the operation has an in-place form: the whole of it for allreduce and broadcast; for
+// reducescatter the rows that this rank gets of the input; for allgather the rows of the output
+// that are this rank's. Not differentiable: UsageError for an input that requires grad, while grad
+// mode is on. As for in-place operations, autograd does not see that the output is written, but for
+// its version.
+//
+// The rows that allgather_into() and alltoall_into() receive are known when all ranks have asked.
+// An output of another shape is a UsageError of this rank's when it waits; the other ranks get
+// their results.
+
+torch::Tensor allreduce_into(torch::Tensor output, const torch::Tensor& input,
+                             const AllreduceOptions& options = {});
+torch::Tensor allgather_into(torch::Tensor output, const torch::Tensor& input,
+                             const CollectiveOptions& options = {});
+torch::Tensor reducescatter_into(torch::Tensor output, const torch::Tensor& input,
+                                 const AllreduceOptions& options = {});
+torch::Tensor broadcast_into(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                             const CollectiveOptions& options = {});
+torch::Tensor alltoall_into(torch::Tensor output, const torch::Tensor& input,
+                            const torch::Tensor& splits = {},
+                            const CollectiveOptions& options = {});
+torch::Tensor scatter_into(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                           const CollectiveOptions& options = {});
 
 // Asynchronous, and not differentiable: UsageError out of place for a tensor that requires grad,
 // while grad mode is on. In-place tensors that are not contiguous, or compressed and of float64,
@@ -118,6 +161,23 @@ Handle alltoall_async(const torch::Tensor& tensor, const torch::Tensor& splits =
                       const CollectiveOptions& options = {});
 Handle gather_async(const torch::Tensor& tensor, int dst_rank,
                     const CollectiveOptions& options = {});
+Handle reduce_async(const torch::Tensor& tensor, int root_rank,
+                    const AllreduceOptions& options = {});
+Handle reduce_async_(torch::Tensor tensor, int root_rank, const AllreduceOptions& options = {});
+Handle scatter_async(const torch::Tensor& tensor, int root_rank,
+                     const CollectiveOptions& options = {});
+Handle allreduce_into_async(torch::Tensor output, const torch::Tensor& input,
+                            const AllreduceOptions& options = {});
+Handle allgather_into_async(torch::Tensor output, const torch::Tensor& input,
+                            const CollectiveOptions& options = {});
+Handle reducescatter_into_async(torch::Tensor output, const torch::Tensor& input,
+                                const AllreduceOptions& options = {});
+Handle broadcast_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                            const CollectiveOptions& options = {});
+Handle alltoall_into_async(torch::Tensor output, const torch::Tensor& input,
+                           const torch::Tensor& splits = {}, const CollectiveOptions& options = {});
+Handle scatter_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                          const CollectiveOptions& options = {});
 Handle sparse_allreduce_async(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
 // Grouped: all or nothing, and fused together. Members are named "NAME.0", "NAME.1", ... The number
@@ -130,6 +190,10 @@ std::vector<torch::Tensor> grouped_allgather(at::TensorList tensors,
                                              const CollectiveOptions& options = {});
 std::vector<torch::Tensor> grouped_reducescatter(at::TensorList tensors,
                                                  const AllreduceOptions& options = {});
+std::vector<torch::Tensor> grouped_reduce(at::TensorList tensors, int root_rank,
+                                          const AllreduceOptions& options = {});
+Handle grouped_reduce_async(at::TensorList tensors, int root_rank,
+                            const AllreduceOptions& options = {});
 Handle grouped_allreduce_async(at::TensorList tensors, const AllreduceOptions& options = {});
 Handle grouped_allreduce_async_(at::TensorList tensors, const AllreduceOptions& options = {});
 Handle grouped_allgather_async(at::TensorList tensors, const CollectiveOptions& options = {});

@@ -1,0 +1,148 @@
+#include <utility>
+
+#include "hvd/error.h"
+#include "hvd/torch/operations.h"
+#include "operations/differentiation.h"
+#include "operations/operation_tasks.h"
+
+// Collectives whose result goes into a tensor of the caller's.
+
+namespace hvd {
+namespace {
+
+using libtorch::Gathered;
+using libtorch::GatheredPtr;
+using libtorch::Label;
+using libtorch::Place;
+using libtorch::Task;
+
+/// @throws UsageError
+void check(const torch::Tensor& output, const torch::Tensor& input, const Label& label) {
+  if (!output.defined()) {
+    throw UsageError(label.str() +
+                     ": output: the tensor is undefined; expected one for the result");
+  }
+  if (!libtorch::differentiates(input)) return;
+  throw UsageError(label.str() +
+                   ": an operation into a tensor of the caller's is not differentiable, but the "
+                   "input requires grad; pass detach(), or use the call that returns its result");
+}
+
+GatheredPtr gathered_into(const torch::Tensor& output) {
+  auto gathered = std::make_shared<Gathered>();
+  gathered->target = output.detach();
+  return gathered;
+}
+
+Task allreduce_into_task(const torch::Tensor& output, const torch::Tensor& input,
+                         const AllreduceOptions& options) {
+  check(output, input, Label{"allreduce", options.name});
+  return libtorch::allreduce_task(input, options, options.name, Place::kOut, output);
+}
+
+Task allgather_into_task(const torch::Tensor& output, const torch::Tensor& input,
+                         const CollectiveOptions& options) {
+  check(output, input, Label{"allgather", options.name});
+  return libtorch::allgather_task(input, options, options.name, gathered_into(output));
+}
+
+Task reducescatter_into_task(const torch::Tensor& output, const torch::Tensor& input,
+                             const AllreduceOptions& options) {
+  check(output, input, Label{"reducescatter", options.name});
+  return libtorch::reducescatter_task(input, options, options.name, output);
+}
+
+Task broadcast_into_task(const torch::Tensor& output, const torch::Tensor& input, int root_rank,
+                         const CollectiveOptions& options) {
+  check(output, input, Label{"broadcast", options.name});
+  return libtorch::broadcast_task(input, root_rank, options, Place::kOut, output);
+}
+
+Task alltoall_into_task(const torch::Tensor& output, const torch::Tensor& input,
+                        const torch::Tensor& splits, const CollectiveOptions& options) {
+  check(output, input, Label{"alltoall", options.name});
+  return libtorch::alltoall_task(input, splits, options, gathered_into(output));
+}
+
+Task scatter_into_task(const torch::Tensor& output, const torch::Tensor& input, int root_rank,
+                       const CollectiveOptions& options) {
+  check(output, input, Label{"scatter", options.name});
+  return libtorch::scatter_task(input, root_rank, options, gathered_into(output));
+}
+
+/// Gives the program its own tensor back.
+Handle begin(Task task, const torch::Tensor& output, Progress progress) {
+  task.finish = [finish = std::move(task.finish), output] {
+    finish();
+    return output;
+  };
+  return libtorch::start(std::move(task), progress);
+}
+
+}  // namespace
+
+torch::Tensor allreduce_into(torch::Tensor output, const torch::Tensor& input,
+                             const AllreduceOptions& options) {
+  return begin(allreduce_into_task(output, input, options), output, Progress::kCaller).wait();
+}
+
+Handle allreduce_into_async(torch::Tensor output, const torch::Tensor& input,
+                            const AllreduceOptions& options) {
+  return begin(allreduce_into_task(output, input, options), output, Progress::kBackground);
+}
+
+torch::Tensor allgather_into(torch::Tensor output, const torch::Tensor& input,
+                             const CollectiveOptions& options) {
+  return begin(allgather_into_task(output, input, options), output, Progress::kCaller).wait();
+}
+
+Handle allgather_into_async(torch::Tensor output, const torch::Tensor& input,
+                            const CollectiveOptions& options) {
+  return begin(allgather_into_task(output, input, options), output, Progress::kBackground);
+}
+
+torch::Tensor reducescatter_into(torch::Tensor output, const torch::Tensor& input,
+                                 const AllreduceOptions& options) {
+  return begin(reducescatter_into_task(output, input, options), output, Progress::kCaller).wait();
+}
+
+Handle reducescatter_into_async(torch::Tensor output, const torch::Tensor& input,
+                                const AllreduceOptions& options) {
+  return begin(reducescatter_into_task(output, input, options), output, Progress::kBackground);
+}
+
+torch::Tensor broadcast_into(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                             const CollectiveOptions& options) {
+  return begin(broadcast_into_task(output, input, root_rank, options), output, Progress::kCaller)
+      .wait();
+}
+
+Handle broadcast_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                            const CollectiveOptions& options) {
+  return begin(broadcast_into_task(output, input, root_rank, options), output,
+               Progress::kBackground);
+}
+
+torch::Tensor alltoall_into(torch::Tensor output, const torch::Tensor& input,
+                            const torch::Tensor& splits, const CollectiveOptions& options) {
+  return begin(alltoall_into_task(output, input, splits, options), output, Progress::kCaller)
+      .wait();
+}
+
+Handle alltoall_into_async(torch::Tensor output, const torch::Tensor& input,
+                           const torch::Tensor& splits, const CollectiveOptions& options) {
+  return begin(alltoall_into_task(output, input, splits, options), output, Progress::kBackground);
+}
+
+torch::Tensor scatter_into(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                           const CollectiveOptions& options) {
+  return begin(scatter_into_task(output, input, root_rank, options), output, Progress::kCaller)
+      .wait();
+}
+
+Handle scatter_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                          const CollectiveOptions& options) {
+  return begin(scatter_into_task(output, input, root_rank, options), output, Progress::kBackground);
+}
+
+}  // namespace hvd
