@@ -286,7 +286,7 @@ void Runtime::wait_until(const Done& done, const Patience& patience) {
 }
 
 void Runtime::wait(const OperationState& operation) {
-  wait_until([&operation] { return operation.done(); });
+  wait_until([&operation] { return operation.done(); }, {});
 }
 
 bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
@@ -363,7 +363,7 @@ void Runtime::close() {
 
 void Runtime::abort(const Status& cause) {
   engine_.front().fail_from_outside(cause);
-  wait_until([this] { return engine_.front().failed(); });
+  wait_until([this] { return engine_.front().failed(); }, {});
 }
 
 void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {

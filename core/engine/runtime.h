@@ -89,7 +89,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     Engine::Waiting waiting = Engine::Waiting::kWithoutLimit;
   };
   template <class Done>
-  void wait_until(const Done& done, const Patience& patience = {});
+  void wait_until(const Done& done, const Patience& patience);
   template <class Done>
   void drive_until(const Done& done, const Patience&) HVD_RELEASE(engine_.progress());
   template <class Done>

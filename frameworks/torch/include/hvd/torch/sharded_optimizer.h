@@ -56,10 +56,10 @@ struct ShardedOptimizerOptions {
 /// working on it. Its state is in here, and is lost with this object. State that is loaded into
 /// `optimizer`, on every rank alike, is shared out in the next step().
 ///
-/// step() takes the gradients, also a step that a GradScaler skips: afterwards `.grad` is undefined,
-/// as after zero_grad(). Between synchronize() and step() it is reduced only where this rank
-/// updates. A parameter may get other memory, or other strides (a memory format), between step() and
-/// backward(), on every rank alike.
+/// step() takes the gradients, also a step that a GradScaler skips: afterwards `.grad` is
+/// undefined, as after zero_grad(). Between synchronize() and step() it is reduced only where this
+/// rank updates. A parameter may get other memory, or other strides (a memory format), between
+/// step() and backward(), on every rank alike.
 ///
 /// Not with join(): a rank that has no more data still has its part to update. One thread at a
 /// time, but for the hooks of gradients.
