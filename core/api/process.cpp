@@ -1,6 +1,8 @@
 #include "api/process.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -103,9 +105,21 @@ void register_fork_handlers() {
   });
 }
 
+/// Opens /dev/null for each of the descriptors 0 to 2 that is closed. Otherwise a connection or
+/// shared memory would get that number, and what is printed would be written into it. Programs that
+/// this process starts inherit them, as they do standard streams.
+void hold_standard_streams() noexcept {
+  int descriptor = 0;
+  do {
+    descriptor = ::open("/dev/null", O_RDWR);
+  } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) ::close(descriptor);
+}
+
 /// Null where there is none, or another process's.
 std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
+    hold_standard_streams();
     register_fork_handlers();
     auto arena = SharedArena::create();
     Context& process = context();
@@ -152,7 +166,11 @@ void leave_at_exit() {
     HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
     runtime->note_ending();
   }
-  leave(process, kPatienceAtExit);
+  try {
+    leave(process, kPatienceAtExit);
+  } catch (const UsageError& error) {  // exit() was called in a callback of an operation
+    HVD_LOG(kWarning) << error.what();
+  }
 }
 
 // Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's
@@ -207,9 +225,8 @@ std::shared_ptr<Runtime> current_runtime() {
 namespace {
 
 /// @param store to meet in; without one the options and the environment say how
-void join(const Options& options, std::optional<runtime::ProgramStore> store) {
-  auto& process = runtime::context();
-  const MutexLock lock(process.lifecycle);
+void join(runtime::Context& process, const Options& options,
+          std::optional<runtime::ProgramStore> store) HVD_REQUIRES(process.lifecycle) {
   if (runtime::runtime_or_null())
     throw UsageError(
         "hvd::init: already initialised; call hvd::shutdown() before initialising again");
@@ -219,6 +236,7 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
         "connections it cannot use; "
         "fork before hvd::init(), or start another program");
   }
+  runtime::hold_standard_streams();
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
@@ -247,6 +265,20 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
   process.init_method = std::move(job.init_method);
   process.runtime = std::move(created);
   process.was_initialized.store(true);
+}
+
+void join(const Options& options, std::optional<runtime::ProgramStore> store) {
+  auto& process = runtime::context();
+  const MutexLock lock(process.lifecycle);
+  try {
+    join(process, options, std::move(store));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {  // of a file system, of a socket, of the program's store
+    throw Error(std::string("hvd::init: ") + error.what());
+  }
 }
 
 }  // namespace

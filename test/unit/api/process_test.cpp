@@ -3,16 +3,23 @@
 #include <gtest/gtest.h>
 #include <hvd/hvd.h>
 #include <hvd/memory.h>
+#include <hvd/store.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <string>
+#include <system_error>
 
 namespace hvd::testing {
 namespace {
@@ -115,6 +122,73 @@ TEST(Process, ADeviceThatIsNotThereIsRefused) {
       ::testing::AnyOf(
           HasSubstr("HVD_DEVICE=1000: expected a GPU, but this process sees none; unset it"),
           HasSubstr("the number that this process sees")));
+}
+
+TEST(Process, WhateverInitThrowsIsAnErrorOfHvd) {
+  EXPECT_EQ(in_child([] {
+              for (const auto& [name, value] : std::initializer_list<std::array<const char*, 2>>{
+                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", "1"},
+                       {"RANK", "1"},
+                       {"WORLD_SIZE", "2"},
+                       {"HVD_INIT_METHOD", "env://"}})
+                ::setenv(name, value, 1);
+              use_agent_store([](const std::string&, std::uint16_t,
+                                 std::chrono::milliseconds) -> KeyValueStore {
+                throw std::filesystem::filesystem_error(
+                    "the agent", std::make_error_code(std::errc::no_such_file_or_directory));
+              });
+              try {
+                init();
+              } catch (const Error& error) {
+                return std::string(error.what()).find("the agent") == std::string::npos ? 1 : 0;
+              } catch (const std::exception&) {
+                return 2;
+              }
+              return 3;
+            }),
+            0);
+}
+
+// Whatever is printed would go into a connection or into shared memory.
+TEST(Process, NothingOfHvdGetsTheNumberOfAStandardStreamThatIsClosed) {
+  for (const bool memory_first : {false, true}) {
+    EXPECT_EQ(in_child([&] {
+                struct stat null {};
+                if (::stat("/dev/null", &null) != 0) return 1;
+                for (const int descriptor : {0, 1, 2}) ::close(descriptor);
+                if (memory_first && !has_shared_memory()) return 2;
+                init();
+                barrier();
+                for (const int descriptor : {0, 1, 2}) {
+                  struct stat found {};
+                  if (::fstat(descriptor, &found) != 0) return 10 + descriptor;
+                  if (found.st_rdev != null.st_rdev) return 20 + descriptor;
+                }
+                shutdown();
+                return 0;
+              }),
+              0)
+        << memory_first;
+  }
+}
+
+TEST(Process, AStandardStreamThatIsOpenStaysWhatItIs) {
+  EXPECT_EQ(in_child([] {
+              struct stat before[3] = {};
+              for (const int descriptor : {0, 1, 2})
+                if (::fstat(descriptor, &before[descriptor]) != 0) return 1;
+              init();
+              for (const int descriptor : {0, 1, 2}) {
+                struct stat after {};
+                if (::fstat(descriptor, &after) != 0) return 2;
+                if (after.st_ino != before[descriptor].st_ino) return 3;
+              }
+              shutdown();
+              return 0;
+            }),
+            0);
 }
 
 }  // namespace
