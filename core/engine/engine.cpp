@@ -117,18 +117,28 @@ bool Engine::take_submissions(Callbacks callbacks) {
 void Engine::begin(const OperationPtr& operation) {
   counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
   operation->order = begun_++;
+  if (!steady_.repeating()) {
+    if (!negotiate(operation)) return;
+    blocked_.note_submission();
+    return outstanding_.add(operation);
+  }
+  if (const auto error = negotiator_.take_failure(operation->request))
+    return end_with(operation, *error);
+  blocked_.note_submission();
+  if (!steady_.offer(operation, time_.step())) outstanding_.add(operation);
+}
+
+bool Engine::negotiate(const OperationPtr& operation) {
   std::optional<wire::ErrorEntry> error;
   try {
-    error = steady_.repeating() ? negotiator_.take_failure(operation->request)
-                                : negotiator_.submit(operation->request);
+    error = negotiator_.submit(operation->request);
   } catch (const UsageError& problem) {
     // The process set has been removed since submit() looked.
-    return finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
+    finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
+    return false;
   }
-  if (error) return end_with(operation, *error);
-  blocked_.note_submission();
-  if (steady_.repeating() && steady_.offer(operation, time_.step())) return;
-  outstanding_.add(operation);
+  if (error) end_with(operation, *error);
+  return !error;
 }
 
 bool Engine::run_steady() {
@@ -157,9 +167,8 @@ void Engine::leave_steady() {
   route_.note_left(steady_.batches_run());
   for (const OperationPtr& operation : steady_.take_waiting()) outstanding_.add(operation);
   for (const OperationPtr& operation : outstanding_.in_order()) {
-    const auto error = negotiator_.submit(operation->request);
-    if (error)
-      end_with(outstanding_.take(operation->request.process_set, operation->request.name), *error);
+    if (!negotiate(operation))
+      outstanding_.take(operation->request.process_set, operation->request.name);
   }
 }
 

@@ -99,6 +99,8 @@ class Engine {
  private:
   bool take_submissions(Callbacks) HVD_REQUIRES(progress_);
   void begin(const OperationPtr&) HVD_REQUIRES(progress_);
+  /// @return whether the operation now waits for a plan; otherwise it has ended
+  bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
   /// Runs what repeats, and applies the plans that had to wait until it was left.
   bool run_steady() HVD_REQUIRES(progress_);
   void leave_steady() HVD_REQUIRES(progress_);

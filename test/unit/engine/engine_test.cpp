@@ -41,8 +41,11 @@ class EngineTest : public ::testing::Test {
     wire::Request request;
     request.name = name;
     request.shape = {4};
+    return enqueue(engine, request);
+  }
+  OperationPtr enqueue(Engine& engine, const wire::Request& request) {
     Submission submission;
-    submission.name = name;
+    submission.name = request.name;
     submission.input = {reinterpret_cast<std::byte*>(data_), 4, DataType::kFloat32, {}, {4}};
     submission.output = submission.input;
     const OperationPtr operation(new OperationState(submission, request, {}, clock_.now()));
@@ -288,6 +291,49 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
+}
+
+// Both plans come in one receive(), and another thread has looked at the sets before that.
+TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganEndsAlone) {
+  const auto set_plan = [&](std::uint64_t sequence, const wire::Request& request) {
+    wire::Plan made = plan(sequence);
+    wire::PlannedTensor tensor;
+    tensor.request = request;
+    made.batches.push_back({{tensor}, {}});
+    return made;
+  };
+  wire::Request add;
+  add.name = "add";
+  add.kind = OpKind::kAddProcessSet;
+  add.new_set = {0, 1};
+  enqueue(*engine_, add);
+  step(*engine_);
+  send(wire::encode(set_plan(1, add)));
+  step(*engine_);
+  wire::Request remove;
+  remove.name = "remove";
+  remove.kind = OpKind::kRemoveProcessSet;
+  remove.removed_set = 1;
+  enqueue(*engine_, remove);
+  submit(*engine_, "x");
+  step(*engine_);
+  send(wire::encode(set_plan(2, remove)));
+  wire::Plan third = plan_of_x();
+  third.sequence = 3;
+  third.replay = {{0}};
+  send(wire::encode(third));
+  step(*engine_);
+  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
+  wire::Request late;
+  late.name = "late";
+  late.process_set = 1;
+  late.shape = {4};
+  const OperationPtr operation = enqueue(*engine_, late);
+  for (int round = 0; round < 3; ++round) step(*engine_);
+  EXPECT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_TRUE(operation->done());
+  EXPECT_EQ(operation->status().code, StatusCode::kUsage) << operation->status().message;
 }
 
 // Memory would be read and written beyond this rank's tensors otherwise.
