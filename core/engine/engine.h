@@ -122,7 +122,8 @@ class Engine {
   bool do_housekeeping() HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || route_.waiting(); }
   Status explained(const Status& cause) HVD_REQUIRES(progress_);
-  std::optional<Status> hear_of_loss() HVD_REQUIRES(progress_);
+  enum class BrokenConnections : std::uint8_t { kIgnored, kNameTheLost };
+  std::optional<Status> hear_of_loss(BrokenConnections) HVD_REQUIRES(progress_);
   void fail(const Status&, bool tell_others) noexcept HVD_REQUIRES(progress_);
   void note_departed(int rank) HVD_REQUIRES(progress_);
   [[noreturn]] void lose(const control::PeerLoss&) HVD_REQUIRES(progress_);

@@ -1,5 +1,6 @@
 // What an engine does by the clock, and how it ends: losses and other causes of failure.
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -75,15 +76,23 @@ void Engine::lose(const control::PeerLoss& loss) {
 /// A broken connection is the consequence of a death more often than a fault of its own: of one on
 /// this host, or of one that others have noticed. If nobody knows better, it is that of the peer.
 Status Engine::explained(const Status& cause) {
-  if (cause.code == StatusCode::kPeerLost) return cause;
+  if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) return cause;
   try {
+    // NCCL says that a connection has broken, but not to which rank.
+    if (cause.code == StatusCode::kPeerLost) {
+      const auto told = hear_of_loss(BrokenConnections::kNameTheLost);
+      const bool says_more = told && (told->rank >= 0 || told->code != StatusCode::kPeerLost);
+      return says_more ? *told : cause;
+    }
     if (cause.rank < 0) {
       if (const auto loss = control_->find_loss_behind_error(kTimeToHear)) lose(*loss);
       return cause;
     }
     const Topology& topology = control_->topology();
     const bool others_may_know = topology.size > 2 || topology.same_host(cause.rank, topology.rank);
-    if (const auto told = others_may_know ? hear_of_loss() : std::nullopt) return *told;
+    if (const auto told =
+            others_may_know ? hear_of_loss(BrokenConnections::kIgnored) : std::nullopt)
+      return *told;
     lose({.rank = cause.rank, .cause = cause.message});
   } catch (const PeerLostError& error) {
     return {StatusCode::kPeerLost, error.what(), error.rank()};
@@ -94,9 +103,12 @@ Status Engine::explained(const Status& cause) {
 
 /// Looks for a rank of this host that has ended, and for what others tell: one that ends because it
 /// has lost another one has told of that first.
-/// @throws PeerLostError for one of this host
-std::optional<Status> Engine::hear_of_loss() {
+/// @param connections whether one of the control plane that breaks names the lost rank, unless
+/// another rank does
+/// @throws PeerLostError for a rank that this one has found out itself
+std::optional<Status> Engine::hear_of_loss(BrokenConnections connections) {
   std::optional<control::PeerLoss> loss;
+  std::optional<control::PeerLoss> broken;
   std::optional<Status> told;
   bool listens = true;
   poll_until(std::chrono::steady_clock::now() + kTimeToHear, [&] {
@@ -109,13 +121,18 @@ std::optional<Status> Engine::hear_of_loss() {
         const auto decoded = wire::decode(message->bytes);
         if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
       }
-    } catch (const BrokenConnection&) {  // another one has broken too
+      if (connections == BrokenConnections::kNameTheLost && !told && listens)
+        control_->check_connections();
+    } catch (const BrokenConnection& error) {
+      if (!broken) broken = control::PeerLoss{error.rank(), error.what(), false};
     } catch (const std::exception&) {
       listens = false;
     }
     return told.has_value();
   });
   if (loss) lose(*loss);
+  const bool named = told && told->rank >= 0;
+  if (broken && !named && connections == BrokenConnections::kNameTheLost) lose(*broken);
   return told;
 }
 

@@ -101,6 +101,25 @@ TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
   EXPECT_TRUE(job.gpu().run_all()) << "nothing hangs on the device";
 }
 
+// NCCL says that a connection broke, and not which rank has ended.
+TEST(DeviceFailureTest, ARankWhoseEndBreaksNcclsConnectionsIsNamed) {
+  DeviceJob job(3, Path::kNccl);
+  std::vector<Operation> first;
+  for (int rank = 0; rank < 3; ++rank)
+    first.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
+  ASSERT_TRUE(job.run(first));
+  for (int rank = 0; rank < 3; ++rank) submit_one(job.runtime(rank), gpu_sum(job, rank, "v"));
+  ASSERT_TRUE(job.run_until([&] { return job.nccl().counts(0).launches == 2; }));
+  for (const int rank : {0, 1}) job.nccl().break_rank(rank, true, "remote process exited");
+  job.job().kill(2);
+  ASSERT_TRUE(job.run_until([&] { return job.runtime(0).failed() && job.runtime(1).failed(); }));
+  for (const int rank : {0, 1}) {
+    const Status failure = job.runtime(rank).failure();
+    EXPECT_EQ(failure.code, StatusCode::kPeerLost);
+    EXPECT_EQ(failure.rank, 2) << failure.message;
+  }
+}
+
 TEST(DeviceFailureTest, AnInitThatFailsOnOneRankEndsTheJobOnAll) {
   FakeNcclOptions nccl;
   nccl.init_fails_at = 2;
