@@ -1,6 +1,7 @@
 #include "engine/operation_table.h"
 
 #include <string>
+#include <utility>
 
 #include "control/validator.h"
 #include "engine/submission_check.h"
@@ -9,8 +10,8 @@
 namespace hvd::runtime {
 namespace {
 
-/// More names than a model has parameters: of a program that makes up a new one for every
-/// operation, no more are remembered.
+/// More names than a model has parameters. A program that makes up a new name for every operation
+/// would fill the memory: beyond this number the least recently used are forgotten.
 constexpr std::size_t kMostRemembered = 1 << 14;
 
 // Unnamed operations are numbered from a multiple of this after each join, so that no number is in
@@ -66,7 +67,8 @@ OperationPtr OperationTable::claim(const Submission& submission,
                        ": this name is already in flight; wait for its last use, or give each "
                        "operation its own name");
     }
-    operations_.erase(known);  // it may not be used again, or asks for something else
+    unlink(*known->second);  // it may not be used again, or asks for something else
+    operations_.erase(known);
   }
   operations_.emplace(key, made);
   made->in_flight = true;
@@ -82,6 +84,7 @@ OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint
   OperationState& last = *known->second;
   if (last.in_flight || !last.over()) return {};
   if (!asks_for_the_same(submission, last.submission, last.request)) return {};
+  unlink(last);
   last.in_flight = true;
   last.begin_again(submission, now);
   return known->second;
@@ -114,7 +117,7 @@ void OperationTable::release(OperationState& operation) {
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
   operation.in_flight = false;
   const bool may_come_again = !request.unnamed && request.process_set == 0;
-  if (!may_come_again || operations_.size() > kMostRemembered) forget(request);
+  may_come_again ? remember(operation) : forget(request);
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
@@ -124,7 +127,25 @@ void OperationTable::release(OperationState& operation) {
 }
 
 void OperationTable::forget(const wire::Request& request) {
-  operations_.erase(Key{request.process_set, request.name});
+  const auto known = operations_.find(Key{request.process_set, request.name});
+  if (known != operations_.end()) operations_.erase(known);
+}
+
+void OperationTable::remember(OperationState& operation) {
+  operation.released_before = last_released_;
+  (last_released_ != nullptr ? last_released_->released_after : first_released_) = &operation;
+  last_released_ = &operation;
+  if (operations_.size() <= kMostRemembered) return;
+  OperationState& oldest = *first_released_;
+  unlink(oldest);
+  forget(oldest.request);
+}
+
+void OperationTable::unlink(OperationState& operation) {
+  OperationState* const before = std::exchange(operation.released_before, nullptr);
+  OperationState* const after = std::exchange(operation.released_after, nullptr);
+  (before != nullptr ? before->released_after : first_released_) = after;
+  (after != nullptr ? after->released_before : last_released_) = before;
 }
 
 }  // namespace hvd::runtime

@@ -62,6 +62,8 @@ class OperationTable {
   wire::Request number(const Submission&) HVD_REQUIRES(mutex_);
   void take_back() HVD_REQUIRES(mutex_);
   void forget(const wire::Request&) HVD_REQUIRES(mutex_);
+  void remember(OperationState&) HVD_REQUIRES(mutex_);
+  void unlink(OperationState&) HVD_REQUIRES(mutex_);
 
   EngineFront& front_;
   const int rank_;
@@ -70,6 +72,9 @@ class OperationTable {
 
   Mutex mutex_;
   std::unordered_map<Key, OperationPtr, Hash> operations_ HVD_GUARDED_BY(mutex_);
+  // Those of operations_ that have ended, in the order in which they did.
+  OperationState* first_released_ HVD_GUARDED_BY(mutex_) = nullptr;
+  OperationState* last_released_ HVD_GUARDED_BY(mutex_) = nullptr;
   std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // by the submit() that holds it
   std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_
       HVD_GUARDED_BY(mutex_);                       // of unnamed operations

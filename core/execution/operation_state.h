@@ -70,6 +70,9 @@ class OperationState {
   std::uint64_t order = 0;            ///< engine only: in which it was begun
   control::SchedulePlace place = {};  ///< engine only: in the schedule that is replayed, or was
   bool in_flight = false;             ///< OperationTable only: its name is taken
+  /// OperationTable only: its neighbours in the list of those that may come again.
+  OperationState* released_before = nullptr;
+  OperationState* released_after = nullptr;
 
  private:
   friend void retain(OperationState*, std::uint64_t unit) noexcept;

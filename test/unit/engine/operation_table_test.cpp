@@ -87,6 +87,26 @@ TEST_F(OperationTableTest, TheStateOfAnOperationIsUsedAgain) {
   EXPECT_NE(refused({named("a")}), "accepted");
 }
 
+// A program that makes up new names beside those that it uses in each step.
+TEST_F(OperationTableTest, OfTooManyNamesTheLeastRecentlyUsedAreForgotten) {
+  constexpr int kMany = 3 << 14;
+  const auto use = [this](const std::string& name) {
+    const OperationPtr operation = submit(named(name));
+    end(operation);
+    return operation;
+  };
+  const OperationPtr steady = use("steady");
+  const OperationPtr first = use("0");
+  for (int name = 1; name < kMany; ++name) {
+    use(std::to_string(name));
+    if (name % 1000 != 0) continue;
+    ASSERT_EQ(use("steady").get(), steady.get()) << "after " << name;
+  }
+  EXPECT_NE(use("0").get(), first.get()) << "the table would grow without limit";
+  const OperationPtr last = use("last");
+  EXPECT_EQ(use("last").get(), last.get()) << "what has just been released is remembered";
+}
+
 TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandleIsLeft) {
   OperationPtr operation = submit(named("a"));
   end(operation);
