@@ -264,5 +264,22 @@ TEST_F(NegotiatorTest, RefusesABatchOfUnlikeTensors) {
       HasSubstr("joins allreduce 'a' and allreduce 'b' in one batch"));
 }
 
+// The schedule begins as if the join() had never been asked for, so no plan may count this rank as
+// joined until it has asked again.
+TEST_F(NegotiatorTest, AScheduleEndsAJoinThatIsOnItsWay) {
+  run(allreduce("a"));
+  wire::Request join;
+  join.name = "join";
+  join.kind = OpKind::kJoin;
+  EXPECT_FALSE(negotiator_.submit(join));
+  ASSERT_TRUE(negotiator_.take_report());
+  wire::Plan schedule = next_plan({});
+  schedule.replay = {{0}};
+  ASSERT_THAT(negotiator_.apply(schedule).replay, SizeIs(1));
+  wire::Batch without_this_rank{{in_slot(0)}, {1}};
+  EXPECT_THAT(failure([&] { negotiator_.apply(next_plan({without_this_rank})); }),
+              HasSubstr("counts rank 1 as absent from allreduce 'a', but it is not"));
+}
+
 }  // namespace
 }  // namespace hvd::control
