@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "base/log.h"
+#include "control/validator.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -112,7 +113,7 @@ void Runtime::move_on() {
   std::uint32_t ticket = doorbell.ticket();
   while (engine_.step(Engine::Callbacks::kNone)) {
     ticket = doorbell.ticket();
-    notify_waiters();
+    notify_waiters(0);
   }
   const bool wants_polling = engine_.transferring();
   const bool work_left = engine_.busy() || engine_.needs_polling();
@@ -133,13 +134,32 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
 bool Runtime::try_acquire_progress() {
   const MutexLock lock(progress_mutex_);
   if (progress_owned_) return false;
+  return own_progress();
+}
+
+bool Runtime::own_progress() {
+  progress_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   return progress_owned_ = true;
+}
+
+// The thread that drives is in a call of the engine, so it has come here from a callback. Only the
+// thread itself writes its own id, and takes it away.
+bool Runtime::in_callback() const noexcept {
+  return progress_owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+}
+
+void Runtime::refuse_in_callback(const std::string& call) const {
+  throw UsageError(
+      call + " on rank " + std::to_string(topology().rank) +
+      ": called in a callback of an operation, on the thread that moves all operations "
+      "on, so it would wait for itself; a callback must not wait for hvd: let it wake "
+      "another thread that does");
 }
 
 void Runtime::acquire_progress() {
   const MutexLock lock(progress_mutex_);
   while (progress_owned_) progress_changed_.wait(progress_mutex_);
-  progress_owned_ = true;
+  own_progress();
   engine_.progress().acquired();
 }
 
@@ -148,16 +168,18 @@ void Runtime::release_progress(int leaving) {
   engine_.progress().released();
   {
     const MutexLock lock(progress_mutex_);
+    progress_owner_.store({}, std::memory_order_relaxed);
     progress_owned_ = false;
     waiters_.fetch_sub(leaving);
   }
   progress_changed_.notify_all();
 }
 
-void Runtime::notify_waiters() {
+/// @param driving waiters among those that drive, which is this thread if it waits
+void Runtime::notify_waiters(int driving) {
   // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter,
   // or the waiter what has been done.
-  if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= 1) return;  // at most the driver itself
+  if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= driving) return;
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
   { const MutexLock lock(progress_mutex_); }
@@ -190,7 +212,7 @@ bool Runtime::acquire_progress_as_standby() {
   const MutexLock lock(progress_mutex_);
   standby_stood_back_ = progress_owned_ || waiters_.load() > 0;
   if (standby_stood_back_) return false;
-  return progress_owned_ = true;
+  return own_progress();
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
@@ -198,7 +220,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
   for (;;) {
     const std::uint32_t ticket = engine_.doorbell().ticket();
     const bool moved = engine_.step();
-    if (moved) notify_waiters();
+    if (moved) notify_waiters(0);
     idle_rounds = moved ? 0 : idle_rounds + 1;
     const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, engine_);
     const bool leave = waiters_.load() > 0 || stop.stop_requested();
@@ -224,7 +246,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
     ticket = doorbell.ticket();
     if (engine_.step()) {
       idle_rounds = 0;
-      notify_waiters();
+      notify_waiters(1);
       continue;
     }
     if (done()) break;
@@ -245,7 +267,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
   // coordinator thread to look.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
-    if (engine_.step()) notify_waiters();
+    if (engine_.step()) notify_waiters(1);
   }
   const bool work_left = engine_.busy() || engine_.needs_polling();
   release_progress(1);
@@ -273,7 +295,7 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
         progress_changed_.wait(progress_mutex_);
       }
     }
-    if (!closed_ && !done()) return progress_owned_ = true;
+    if (!closed_ && !done()) return own_progress();
     if (waiters_.fetch_sub(1) > 1) return false;
   }
   doorbell.ring();
@@ -286,10 +308,12 @@ void Runtime::wait_until(const Done& done, const Patience& patience) {
 }
 
 void Runtime::wait(const OperationState& operation) {
+  if (in_callback()) refuse_in_callback("waiting for " + control::describe(operation.request));
   wait_until([&operation] { return operation.done(); }, {});
 }
 
 bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
+  if (in_callback()) refuse_in_callback("waiting for " + control::describe(operation.request));
   if (timeout <= Duration::zero()) {
     move_on();
     return operation.done();
@@ -315,6 +339,7 @@ bool Runtime::step() {
 }
 
 bool Runtime::shutdown(std::optional<Duration> patience) {
+  if (in_callback()) refuse_in_callback("shutdown()");
   engine_.front().request_shutdown();
   const Duration limit = patience.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
@@ -363,6 +388,7 @@ void Runtime::close() {
 
 void Runtime::abort(const Status& cause) {
   engine_.front().fail_from_outside(cause);
+  if (in_callback()) return;  // this thread fails in its next step, after the callback
   wait_until([this] { return engine_.front().failed(); }, {});
 }
 

@@ -37,6 +37,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void submit(std::span<const Submission>, std::span<Operation> handles, Progress);
   std::vector<Operation> submit(const std::vector<Submission>&, Progress);
   /// Until the operation is done. The calling thread drives the engine when nobody else does.
+  /// @throws UsageError in a callback of an operation, which is run by the thread that drives
   void wait(const OperationState&);
   /// The same, for `timeout` at most. @return whether the operation is done
   bool wait_for(const OperationState&, Duration timeout);
@@ -99,7 +100,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_.progress());
   void acquire_progress() HVD_ACQUIRE(engine_.progress());
   void release_progress(int leaving = 0) HVD_RELEASE(engine_.progress());
-  void notify_waiters();
+  bool own_progress() HVD_REQUIRES(progress_mutex_);
+  bool in_callback() const noexcept;
+  [[noreturn]] void refuse_in_callback(const std::string& call) const;
+  void notify_waiters(int driving);
   void move_on();
   void stop_thread();
   void close();
@@ -114,6 +118,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Mutex progress_mutex_;
   Condition progress_changed_;  // nobody owns progress, or an operation has ended
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
+  std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
   std::atomic<bool> standby_stood_back_{false};  // written under progress_mutex_; the coordinator
                                                  // thread has not looked at anything since
