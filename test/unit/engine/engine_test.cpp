@@ -166,6 +166,19 @@ TEST_F(EngineTest, AfterSchedulesThatDidNotLastTheNextOneComesLaterAndLater) {
   EXPECT_GT(steps.back(), steps[1] + 2) << "as if the coordinator had not heard of them";
 }
 
+TEST_F(EngineTest, WhatWasTakenUpWithASubmissionThatFailsEndsWithTheCause) {
+  make({"a"});
+  const auto alone = engine(0);
+  const std::vector<OperationPtr> operations{submit(*alone, "x"), submit(*alone, "x"),
+                                             submit(*alone, "y")};
+  step(*alone);
+  EXPECT_TRUE(alone->front().failed());
+  for (const OperationPtr& operation : operations) {
+    ASSERT_TRUE(operation->done()) << operation->request.name << " hangs";
+    EXPECT_THAT(operation->status().message, ::testing::HasSubstr("while it is in flight"));
+  }
+}
+
 /// A rank's end of another network, whose poll() the test replaces.
 class BreakingPlane final : public control::ControlPlane {
  public:
