@@ -17,7 +17,7 @@
 ///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
 ///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
-///   notice {kind, time, code, text}       ->     what the program says of itself:
+///   notice {kind, time, code, text, ...}  ->     what the program says of itself:
 ///                                                observe/supervisor_notice.h
 ///   meeting <session, last, bytes>        <->    between a process of the rank and the meeting of
 ///                                                the ranks: rendezvous/meeting.h
