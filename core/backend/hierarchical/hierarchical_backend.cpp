@@ -74,15 +74,16 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
     return 0;
   if (spec.ranks.size() * kCacheLine > tuning_.slot_bytes)
     return 0;  // a slot is shared out among all members
-  bool several_hosts = false;
-  bool some_together = false;
-  for (std::size_t member = 1; member < spec.ranks.size(); ++member) {
-    several_hosts = several_hosts || !topology.same_host(spec.ranks.front(), spec.ranks[member]);
-    for (std::size_t before = 0; before < member && !some_together; ++before) {
-      some_together = topology.same_host(spec.ranks[before], spec.ranks[member]);
-    }
+  // Asked for every batch that is negotiated: once through the members.
+  std::vector<bool> used(topology.host_names.size());
+  std::size_t hosts = 0;
+  for (const int rank : spec.ranks) {
+    const auto host =
+        static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
+    if (!used[host]) ++hosts;
+    used[host] = true;
   }
-  return several_hosts && some_together ? kScore : 0;
+  return hosts > 1 && hosts < spec.ranks.size() ? kScore : 0;
 }
 
 std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peers& peers) {
