@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/staged/host_staged_channel.h"
+#include "base/urgent_channel.h"
 #include "execution/device_staging.h"
 #include "execution/fusion_buffer.h"
 #include "execution/host_staging.h"
@@ -18,11 +19,7 @@ constexpr std::string_view kDeviceBackend = "nccl";
 /// that carries the device's memory.
 constexpr int kStagingInstance = 2;
 constexpr int kCarrierInstance = 3;
-/// Of the channel for what somebody waits for at once.
-constexpr int kUrgentInstance = 4;
 static_assert(kUrgentInstance < kMostInstances);
-/// What is larger is moved for as long as what it would overtake.
-constexpr std::size_t kMostUrgentBytes = 256 << 10;
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
 

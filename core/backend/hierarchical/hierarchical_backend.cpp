@@ -87,8 +87,13 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
 }
 
 std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peers& peers) {
+  HierarchicalTuning tuning = tuning_;
+  // A small allreduce goes in one round.
+  tuning.slot_bytes = segment::slot_bytes_for(
+      spec.instance, tuning_.slot_bytes,
+      std::max(2 * tuning_.small_bytes / kCacheLine * kCacheLine, spec.ranks.size() * kCacheLine));
   const int most_drivers =
-      static_cast<int>(std::max<std::size_t>(1, tuning_.slot_bytes / tuning_.smallest_slice));
+      static_cast<int>(std::max<std::size_t>(1, tuning.slot_bytes / tuning.smallest_slice));
   HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, most_drivers);
   segment::Membership here{
       .name = node_->name_prefix() + "-hosts" + segment::ChannelSegment::suffix(spec),
@@ -98,7 +103,7 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
   // Not by make_shared: a segment cannot be moved.
   std::shared_ptr<ChannelContext> host(new ChannelContext{
-      std::move(plan), tuning_, segment::ChannelSegment(std::move(here), layout_of(tuning_), peers),
+      std::move(plan), tuning, segment::ChannelSegment(std::move(here), layout_of(tuning), peers),
       std::move(messages)});
   return std::make_unique<HierarchicalChannel>(std::move(host));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/shared_segment.h"
+#include "base/urgent_channel.h"
 #include "hvd/backend.h"
 
 namespace hvd::segment {
@@ -22,6 +24,17 @@ struct SlotLayout {
   std::size_t slot_bytes = 0;  ///< a multiple of kCacheLine
   std::uint64_t results = 0;   ///< rounds whose results are in memory at the same time
 };
+
+/// The slots of a set's channel for small operations are smaller, since the thread that drives the
+/// engine reserves their pages: what the channel carries takes a few rounds.
+/// @param slot_bytes of the set's own channel
+/// @param least_bytes that a slot must have; a multiple of kCacheLine
+constexpr std::size_t slot_bytes_for(int instance, std::size_t slot_bytes,
+                                     std::size_t least_bytes) noexcept {
+  constexpr std::size_t kRounds = 8;
+  if (instance != kUrgentInstance) return slot_bytes;
+  return std::min(slot_bytes, std::max(kMostUrgentBytes / kRounds, least_bytes));
+}
 
 /// The members of a channel that share a host, and this rank among them.
 struct Membership {

@@ -68,8 +68,13 @@ int ShmBackend::score(const Topology& topology, const ChannelSpec& spec,
 }
 
 std::unique_ptr<Channel> ShmBackend::open(const ChannelSpec& spec, Peers& peers) {
+  shm::ShmTuning tuning = tuning_;
+  tuning.slot_bytes =
+      segment::slot_bytes_for(spec.instance, tuning_.slot_bytes,
+                              std::max(tuning_.small_bytes / kCacheLine * kCacheLine + kCacheLine,
+                                       spec.ranks.size() * kCacheLine));
   return std::make_unique<shm::ShmChannel>(
-      std::make_shared<shm::ChannelContext>(name_, spec, peers, arenas_, tuning_));
+      std::make_shared<shm::ChannelContext>(name_, spec, peers, arenas_, tuning));
 }
 
 }  // namespace hvd

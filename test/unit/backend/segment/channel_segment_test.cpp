@@ -115,6 +115,14 @@ TEST(ChannelSegment, IsAsLargeAsItsSlotsAndAPairOfLinesForEachMember) {
             128U + 3 * 128U + (2 * 3 + 2) * 4096U);
 }
 
+TEST(ChannelSegment, TheChannelForSmallOperationsHasSmallSlots) {
+  constexpr std::size_t kKiB = 1024;
+  EXPECT_EQ(slot_bytes_for(0, 128 * kKiB, 4 * kKiB), 128 * kKiB);
+  EXPECT_EQ(slot_bytes_for(kUrgentInstance, 128 * kKiB, 4 * kKiB), 32 * kKiB);
+  EXPECT_EQ(slot_bytes_for(kUrgentInstance, 128 * kKiB, 64 * kKiB), 64 * kKiB);
+  EXPECT_EQ(slot_bytes_for(kUrgentInstance, kKiB, 512), kKiB);
+}
+
 TEST(ChannelSegment, TheNamesOfAJobsChannelsDiffer) {
   EXPECT_EQ(ChannelSegment::suffix({.process_set = 3}), "-3");
   EXPECT_EQ(ChannelSegment::suffix({.process_set = 3, .instance = 2}), "-3.2");
