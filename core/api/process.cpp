@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "bootstrap/builtin_backends.h"
+#include "hvd/background.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
@@ -424,7 +425,10 @@ void barrier(const ProcessSet& process_set) {
   run({.parameters = Barrier{}, .process_set = process_set.id()});
 }
 
-int join() { return static_cast<int>(run({.parameters = Join{}})); }
+int join() {
+  BackgroundExchange::wait_for_all();
+  return static_cast<int>(run({.parameters = Join{}}));
+}
 
 ProcessSet add_process_set(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());

@@ -71,7 +71,8 @@ class Engine {
   bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
   enum class Waiting : std::uint8_t { kWithoutLimit, kForSomeTime };
   /// A thread waits for an operation and is about to sleep. True when step() has work because of
-  /// it. One that waits for some time only goes on by itself, so it is no part of a deadlock.
+  /// it. One that waits for some time only goes on by itself, so it is no part of a deadlock; nor
+  /// is a BackgroundThread.
   bool note_blocked(Waiting) noexcept HVD_REQUIRES(progress_);
   /// Something is in flight, visible only by polling.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);

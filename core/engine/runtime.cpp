@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "control/validator.h"
+#include "hvd/background.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -259,7 +260,8 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.note_blocked(patience.waiting)) {
+    } else if (!engine_.note_blocked(program_waiters_.load() > 0 ? Engine::Waiting::kWithoutLimit
+                                                                 : Engine::Waiting::kForSomeTime)) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
@@ -304,7 +306,12 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
 
 template <class Done>
 void Runtime::wait_until(const Done& done, const Patience& patience) {
+  if (done()) return;
+  const bool counts =
+      patience.waiting == Engine::Waiting::kWithoutLimit && !BackgroundThread::here();
+  if (counts) program_waiters_.fetch_add(1);
   while (!done() && acquire_progress_as_waiter(done, patience.until)) drive_until(done, patience);
+  if (counts) program_waiters_.fetch_sub(1);
 }
 
 void Runtime::wait(const OperationState& operation) {

@@ -120,6 +120,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
+  std::atomic<int> program_waiters_{0};          // of them those that wait without a limit and
+                                                 // are no BackgroundThread
   std::atomic<bool> standby_stood_back_{false};  // written under progress_mutex_; the coordinator
                                                  // thread has not looked at anything since
   std::atomic<bool> closing_{

@@ -25,9 +25,9 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
                      std::to_string(options.keep));
   }
   libtorch::CheckpointWriter writer(folder, talk_in(options.process_set, who));
-  const std::uint64_t step = writer.begin(state, options.step);
+  const std::uint64_t step = writer.begin(state, options.step, options.replace_newer_than);
   libtorch::Snapshot snapshot;
-  writer.take(state, step, snapshot);
+  writer.take(state, step, snapshot, options.replace_newer_than);
   writer.write(snapshot, options.keep);
   return step;
 }

@@ -88,17 +88,29 @@ std::optional<std::uint64_t> CheckpointFolder::newest() const {
   return all.back();
 }
 
-void CheckpointFolder::begin(std::uint64_t step) {
-  if (const auto last = newest(); last && *last >= step) {
-    throw CheckpointError(
-        "cannot save step " + std::to_string(step) + " in " + path_.string() +
-        ", which has a checkpoint of step " + std::to_string(*last) +
-        ", and that would stay the newest; load it first, or save in another folder");
-  }
+void CheckpointFolder::require_newest(std::uint64_t step,
+                                      std::optional<std::uint64_t> loaded) const {
+  const auto last = newest();
+  if (!last || *last < step || (loaded && *loaded < step)) return;
+  throw CheckpointError("cannot save step " + std::to_string(step) + " in " + path_.string() +
+                        ", which has a checkpoint of step " + std::to_string(*last) +
+                        ", and that would stay the newest; load it first, save in another folder, "
+                        "or load an older one and allow the newer ones to be replaced "
+                        "(replace_newer)");
+}
+
+void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> loaded) {
   make_folder_durably(path_, calls_);
-  // What stays of it means nothing: no manifest will name it, or it will be written over.
-  if (is_there(folder_of(step))) remove(step);
-  make_folder_durably(folder_of(step), calls_);
+  if (!lock_) lock_ = std::make_shared<FolderLock>(path_);
+  try {
+    require_newest(step, loaded);
+    // What stays of it means nothing: no manifest will name it, or it will be written over.
+    if (is_there(folder_of(step))) remove(step);
+    make_folder(folder_of(step), calls_);
+  } catch (...) {
+    lock_.reset();
+    throw;
+  }
 }
 
 Manifest::File CheckpointFolder::write(std::uint64_t step, const std::string& name,
@@ -135,10 +147,21 @@ void CheckpointFolder::check_sizes(const Manifest& manifest) const {
   }
 }
 
-void CheckpointFolder::commit(const Manifest& manifest) {
+std::string CheckpointFolder::commit(const Manifest& manifest,
+                                     std::optional<std::uint64_t> loaded) {
   check_sizes(manifest);
+  sync_folder(path_, calls_);  // the name of the step's folder
   const std::array<std::string, 1> text{manifest.encode()};
   write_durably(folder_of(manifest.step) / kManifest, text, calls_);
+  std::string complaint;
+  if (loaded) {
+    for (const std::uint64_t step : steps()) {
+      if (step <= *loaded || step == manifest.step) continue;
+      if (std::string left = remove(step); !left.empty()) complaint = std::move(left);
+    }
+  }
+  lock_.reset();
+  return complaint;
 }
 
 void CheckpointFolder::abandon(std::uint64_t step) noexcept {
@@ -147,6 +170,7 @@ void CheckpointFolder::abandon(std::uint64_t step) noexcept {
   } catch (const std::exception&) {
     // It has no manifest, so it means nothing; the next save removes it.
   }
+  lock_.reset();
 }
 
 /// The manifest goes first, and for good, so that a checkpoint that has lost a file never counts.

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_calls.h"
+#include "checkpoint/folder_lock.h"
 #include "checkpoint/manifest.h"
 
 namespace hvd::libtorch {
@@ -18,6 +20,7 @@ namespace hvd::libtorch {
 ///                              rank-0    what each rank has for itself
 ///                              rank-1
 ///                              manifest  written last: names the others, with sizes and checksums
+///     FOLDER/lock                         while a checkpoint is written: by which process
 ///
 /// A step without a manifest is what an interrupted write has left. Not thread-safe; several ranks
 /// each have one for the same folder, which they must all see.
@@ -30,16 +33,21 @@ class CheckpointFolder {
   std::vector<std::uint64_t> steps() const;
   std::optional<std::uint64_t> newest() const;
 
-  /// On one rank, before any file of the step is written. Creates the folders, and removes what an
-  /// interrupted write of this step has left.
-  /// @throws CheckpointError when there is a complete one of this step or a later one, which
-  /// "the newest" would no longer mean.
-  void begin(std::uint64_t step);
+  /// On one rank, before any file of the step is written. Locks the folder until commit() or
+  /// abandon(), creates the folders, and removes what an interrupted write of this step has left.
+  /// What it creates is on the disk when commit() returns.
+  /// @param loaded complete checkpoints later than this one are replaced: the one of this step now,
+  /// others by commit()
+  /// @throws CheckpointError when another process writes here, and when there is a complete one of
+  /// this step or a later one which is not replaced, as "the newest" would no longer mean this one
+  void begin(std::uint64_t step, std::optional<std::uint64_t> loaded = std::nullopt);
   Manifest::File write_common(std::uint64_t step, std::span<const std::string> parts);
   Manifest::File write_rank(std::uint64_t step, int rank, std::span<const std::string> parts);
-  /// On one rank, after all files: when it returns, the checkpoint is complete, on disk.
+  /// On one rank, after all files: when it returns, the checkpoint is complete, on disk, and
+  /// other complete ones later than `loaded` are removed.
+  /// @return what could not be removed, for a warning; empty when all went well
   /// @throws CheckpointError when this rank does not see all files.
-  void commit(const Manifest& manifest);
+  std::string commit(const Manifest& manifest, std::optional<std::uint64_t> loaded = std::nullopt);
   /// On one rank: removes what has been written of a step that is not to be committed.
   void abandon(std::uint64_t step) noexcept;
   /// On one rank: removes all complete checkpoints but the last `keep`, and what interrupted writes
@@ -58,6 +66,7 @@ class CheckpointFolder {
 
  private:
   std::vector<std::uint64_t> all_steps() const;
+  void require_newest(std::uint64_t step, std::optional<std::uint64_t> loaded) const;
   Manifest::File write(std::uint64_t step, const std::string& name,
                        std::span<const std::string> parts);
   void check_sizes(const Manifest& manifest) const;
@@ -65,6 +74,7 @@ class CheckpointFolder {
 
   std::filesystem::path path_;
   FileCalls& calls_;
+  std::shared_ptr<FolderLock> lock_;  ///< from begin() to commit() or abandon()
 };
 
 }  // namespace hvd::libtorch

@@ -44,9 +44,10 @@ std::function<void()> CheckpointReader::decode_shards(const TrainingState::Entry
   std::vector<std::string> files;
   for (std::size_t rank = 0; rank < manifest.ranks(); ++rank)
     files.push_back(folder_.read(manifest.step, manifest.of_rank(rank)));
+  const std::string kind = is_optimizer(entry) ? kShardedOptimizer : entry.item->kind();
   std::vector<std::string_view> shards;
   for (const std::string& file : files)
-    shards.push_back(find_item(items_in(file), entry.name, kShardedOptimizer).bytes);
+    shards.push_back(find_item(items_in(file), entry.name, kind).bytes);
   return entry.item->decode_shards(shards);
 }
 
@@ -60,6 +61,7 @@ CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
     require_all_used(common_items, state);
     require_all_used(own_items, state);
   }
+  const auto ranks = static_cast<std::size_t>(talk_.process_set().size());
   const bool is_new = static_cast<std::size_t>(talk_.rank()) >= manifest.ranks();
   Changes optimizers, changes;
   for (const auto& entry : state.entries()) {
@@ -73,7 +75,8 @@ CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
     const StoredItem& stored = find_item(per_rank ? own_items : common_items, entry.name, kind);
     const auto change = [&] {
       try {
-        if (sharded) return decode_shards(entry, manifest);
+        const bool merged = entry.item->merges() && manifest.ranks() != ranks;
+        if (sharded || merged) return decode_shards(entry, manifest);
         return per_rank && is_new ? entry.item->decode_for_new_rank(stored.bytes, talk_.rank())
                                   : entry.item->decode(stored.bytes);
       } catch (const c10::Error& error) {

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/termination_notice.h"
+#include "hvd/background.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
 
@@ -24,10 +25,24 @@ struct Checkpointer::Impl {
   const RankTalk talk;
   CheckpointWriter writer;
   std::optional<libtorch::TerminationNotice> notice;
-  std::optional<std::uint64_t> saved;  ///< the last step that was handed over
-  Snapshot snapshot;                   ///< in the background: its memory, from one to the next
-  std::future<void> writing;           ///< last: it waits for the thread, which uses the others
+  std::optional<std::uint64_t> saved;   ///< the last step that was handed over
+  std::optional<std::uint64_t> loaded;  ///< what is newer is replaced by the next save
+  Snapshot snapshot;                    ///< in the background: its memory, from one to the next
+  std::future<void> writing;            ///< last: it waits for the thread, which uses the others
+
+  void write_in_background();
 };
+
+/// Between the ranks' background threads. join() lets it end first, as a rank that has joined takes
+/// no part in exchanges.
+void Checkpointer::Impl::write_in_background() {
+  auto exchange = std::make_shared<BackgroundExchange>();
+  writing = std::async(std::launch::async, [this, exchange = std::move(exchange)]() mutable {
+    const BackgroundThread here;
+    const std::shared_ptr<BackgroundExchange> until_written = std::move(exchange);
+    writer.write(snapshot, options.keep);
+  });
+}
 
 namespace {
 
@@ -57,6 +72,7 @@ Checkpointer::Checkpointer(std::filesystem::path folder, TrainingState state,
                        .writer = std::move(writer),
                        .notice = {},
                        .saved = {},
+                       .loaded = {},
                        .snapshot = {},
                        .writing = {}});
   if (impl_->options.save_on_sigterm) impl_->notice.emplace();
@@ -78,28 +94,31 @@ void Checkpointer::wait() {
     impl_->saved.reset();
     throw;
   }
+  impl_->loaded.reset();  // what was newer has been replaced
 }
 
 std::optional<std::uint64_t> Checkpointer::load(std::optional<std::uint64_t> step) {
   wait();
   impl_->snapshot = {};  // what is read takes room, too
   libtorch::CheckpointReader reader(impl_->folder, impl_->talk);
-  return reader.load(impl_->state, step, /*allow_unused=*/false);
+  const auto found = reader.load(impl_->state, step, /*allow_unused=*/false);
+  if (impl_->options.replace_newer && found) impl_->loaded = found;
+  return found;
 }
 
 std::uint64_t Checkpointer::save(std::optional<std::uint64_t> step) {
   wait();
   Impl& impl = *impl_;
-  const std::uint64_t agreed = impl.writer.begin(impl.state, step);
+  const std::uint64_t agreed = impl.writer.begin(impl.state, step, impl.loaded);
   impl.saved.reset();
   if (impl.options.background) {
-    impl.writer.take(impl.state, agreed, impl.snapshot);
-    impl.writing = std::async(std::launch::async,
-                              [&impl] { impl.writer.write(impl.snapshot, impl.options.keep); });
+    impl.writer.take(impl.state, agreed, impl.snapshot, impl.loaded);
+    impl.write_in_background();
   } else {
     Snapshot snapshot;
-    impl.writer.take(impl.state, agreed, snapshot);
+    impl.writer.take(impl.state, agreed, snapshot, impl.loaded);
     impl.writer.write(snapshot, impl.options.keep);
+    impl.loaded.reset();
   }
   impl.saved = agreed;
   return agreed;
@@ -113,11 +132,13 @@ bool Checkpointer::should_stop(std::uint64_t step) {
         "is noticed");
   }
   const int own = libtorch::TerminationNotice::given() ? 1 : 0;
-  const torch::Tensor any =
-      allreduce(torch::tensor(own), {.name = "Checkpointer of " + impl.folder.string() + ".stop",
-                                     .op = ReduceOp::kMax,
-                                     .process_set = impl.options.process_set});
-  if (any.item<int>() == 0) return false;
+  const torch::Tensor counts = allreduce(
+      torch::tensor({own, 1}), {.name = "Checkpointer of " + impl.folder.string() + ".stop",
+                                .op = ReduceOp::kSum,
+                                .process_set = impl.options.process_set});
+  if (counts[0].item<std::int64_t>() == 0) return false;
+  // A rank in join() would not hear of it. The signal is still there at the next call.
+  if (counts[1].item<std::int64_t>() < impl.options.process_set.size()) return false;
   try {
     wait();
   } catch (const CheckpointError& error) {

@@ -62,6 +62,12 @@ class OpenFile {
   void sync() {
     if (uninterrupted([&] { return calls_.fsync(file_); }) != 0) fail("bring to the disk", path_);
   }
+  /// Some network file systems refuse fsync() of a folder, whose names they keep by themselves.
+  void sync_names() {
+    if (uninterrupted([&] { return calls_.fsync(file_); }) != 0 && errno != EINVAL &&
+        errno != EBADF)
+      fail("bring to the disk", path_);
+  }
   /// Some file systems say only here that there is no room. Not repeated: the file is closed after
   /// EINTR too.
   void close() {
@@ -82,7 +88,7 @@ fs::path folder_of(const fs::path& path) {
 
 void sync_folder(const fs::path& folder, FileCalls& calls) {
   OpenFile file(folder, O_RDONLY | O_DIRECTORY, calls);
-  file.sync();
+  file.sync_names();
 }
 
 FileContents write_durably(const fs::path& path, std::span<const std::string> parts,
@@ -107,6 +113,15 @@ FileContents write_durably(const fs::path& path, std::span<const std::string> pa
   return contents;
 }
 
+void make_folder(const fs::path& folder, FileCalls& calls) {
+  std::error_code error;
+  if (calls.mkdir(folder.string(), 0777) != 0 && errno != EEXIST) fail("create the folder", folder);
+  if (!fs::is_directory(folder, error)) {
+    errno = ENOTDIR;
+    fail("use as a folder", folder);
+  }
+}
+
 void make_folder_durably(const fs::path& folder, FileCalls& calls) {
   std::error_code error;
   if (fs::is_directory(folder, error)) return;
@@ -114,11 +129,7 @@ void make_folder_durably(const fs::path& folder, FileCalls& calls) {
   if (folder.has_parent_path() && folder.parent_path() != folder)
     make_folder_durably(folder.parent_path(), calls);
   if (!folder.has_filename()) return;
-  if (calls.mkdir(folder.string(), 0777) != 0 && errno != EEXIST) fail("create the folder", folder);
-  if (!fs::is_directory(folder, error)) {
-    errno = ENOTDIR;
-    fail("use as a folder", folder);
-  }
+  make_folder(folder, calls);
   sync_folder(folder_of(folder), calls);
 }
 

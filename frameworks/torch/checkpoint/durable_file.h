@@ -28,7 +28,12 @@ FileContents write_durably(const std::filesystem::path& path, std::span<const st
 /// Creates the folder and those above it that do not exist, durably. @throws CheckpointError.
 void make_folder_durably(const std::filesystem::path& folder, FileCalls& calls);
 
-/// Brings the names in a folder to the disk. @throws CheckpointError.
+/// Creates one folder, if it does not exist; sync_folder() of the one above it makes it durable.
+/// @throws CheckpointError.
+void make_folder(const std::filesystem::path& folder, FileCalls& calls);
+
+/// Brings the names in a folder to the disk, where the file system can do that for a folder.
+/// @throws CheckpointError.
 void sync_folder(const std::filesystem::path& folder, FileCalls& calls);
 
 /// The whole file. @throws CheckpointError when it cannot be read.

@@ -12,7 +12,7 @@ int join(const TrainingState& state) {
   libtorch::require_agreement(
       "join.state", {.error = {}, .description = libtorch::description_of(state)}, ProcessSet());
   for (const TrainingState::Entry& entry : state.entries()) {
-    if (!entry.item->per_rank()) entry.item->broadcast(last, "join." + entry.name);
+    entry.item->broadcast_shared(last, "join." + entry.name);
   }
   return last;
 }

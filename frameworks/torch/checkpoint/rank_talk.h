@@ -24,8 +24,9 @@ class RankTalk {
 
   /// Does this rank's part, which returns what it has to say to the others. Collective: a rank
   /// whose part has failed takes part too. @param phase what is done, in the names of operations
-  /// @return what all ranks say, in the order of the set
-  /// @throws CheckpointError on every rank when the part of any has failed, naming it
+  /// @return what all ranks return, in the order of the set
+  /// @throws CheckpointError on every rank when the part of any has failed, naming it;
+  /// MismatchError when a rank is in join(), so that it takes no part; StalledError
   std::vector<std::string> after(const std::string& phase,
                                  const std::function<std::string()>& part) const;
 

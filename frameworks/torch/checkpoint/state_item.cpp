@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/checksum.h"
@@ -28,12 +29,17 @@ std::shared_ptr<torch::serialize::InputArchive> archive_of(std::string_view byte
   return archive;
 }
 
+struct ModuleTensor {
+  std::string what, key;
+  torch::Tensor tensor;
+};
+
 /// What the module has, in its order: parameters, then buffers.
-std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, torch::Tensor>> all;
+std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
+  std::vector<ModuleTensor> all;
   const auto add = [&](const std::string& what, const auto& named) {
     for (const auto& item : named) {
-      if (item.value().defined()) all.emplace_back(what + " '" + item.key() + "'", item.value());
+      if (item.value().defined()) all.push_back({what, item.key(), item.value()});
     }
   };
   add("parameter", module.named_parameters());
@@ -108,10 +114,16 @@ void ModuleItem::encode(ObjectWriter& writer) const {
                      "(register_module)");
   }
   std::size_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) bytes += name.size() + tensor.nbytes() + 128;
+  for (const auto& [what, key, tensor] : tensors) bytes += key.size() + tensor.nbytes() + 128;
   writer.reserve(bytes);
   writer.count(tensors.size());
-  for (const auto& [name, tensor] : tensors) write_stored(writer, name, tensor);
+  for (const auto& [what, key, tensor] : tensors)
+    write_stored(writer, what + " '" + key + "'", tensor);
+}
+
+/// @param what "parameter" or "buffer"
+std::string ModuleItem::stored_name(const std::string& what, const std::string& key) const {
+  return what + " '" + (options_.key_in_checkpoint ? options_.key_in_checkpoint(key) : key) + "'";
 }
 
 std::function<void()> ModuleItem::decode(std::string_view bytes) {
@@ -119,22 +131,39 @@ std::function<void()> ModuleItem::decode(std::string_view bytes) {
   std::unordered_map<std::string, const StoredTensor*> by_name;
   for (const auto& [name, tensor] : stored) by_name.emplace(name, &tensor);
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;
-  for (const auto& [name, target] : tensors_of(module_)) {
+  std::string passed_over;
+  std::unordered_set<std::string> used;
+  const auto differs = [&](const std::string& error) {
+    if (options_.strict) throw CheckpointError(error);
+    passed_over += (passed_over.empty() ? "" : "; ") + error;
+  };
+  for (const auto& [what, key, target] : tensors_of(module_)) {
+    const std::string name = stored_name(what, key);
+    if (!used.insert(name).second) {
+      throw UsageError("key_in_checkpoint gives the name " + name +
+                       " twice; expected another one for each");
+    }
     const auto found = by_name.find(name);
-    if (found == by_name.end())
-      throw CheckpointError(name + " of the model is not in the checkpoint; is it another model?");
+    if (found == by_name.end()) {
+      differs(name + " of the model is not in the checkpoint; is it another model?");
+      continue;
+    }
     const StoredTensor& source = *found->second;
     if (source.type != target.scalar_type() || target.sizes() != source.shape) {
-      throw CheckpointError(name + ": expected " + describe(target.scalar_type(), target.sizes()) +
-                            ", the checkpoint has " + describe(source.type, source.shape));
+      differs(name + ": expected " + describe(target.scalar_type(), target.sizes()) +
+              ", the checkpoint has " + describe(source.type, source.shape));
+      continue;
     }
     copies.emplace_back(target, to_tensor(source));
-    by_name.erase(found);
   }
   for (const auto& [name, tensor] : stored) {
-    if (by_name.contains(name))
-      throw CheckpointError(name + " of the checkpoint is not in the model; is it another model?");
+    if (!used.contains(name))
+      differs(name + " of the checkpoint is not in the model; is it another model?");
   }
+  if (copies.empty() && !options_.strict)
+    throw CheckpointError("no tensor of the model is in the checkpoint: " + passed_over);
+  if (!passed_over.empty() && rank() == 0)
+    TORCH_WARN("hvd: model '", options_.name, "' is loaded in part: ", passed_over);
   return [copies = std::move(copies)] {
     const torch::NoGradGuard no_grad;
     for (const auto& [target, source] : copies) target.detach().copy_(source);
@@ -177,11 +206,16 @@ void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
   broadcast_optimizer_state(optimizer_, root_rank);
 }
 
-void StateItem::broadcast(int root_rank, const std::string& name) {
+namespace {
+
+/// Sends what `encode` gives on the root rank; the others take it. Collective. @throws on every
+/// rank
+void broadcast_with(int root_rank, const std::string& name,
+                    const std::function<std::string()>& encode,
+                    const std::function<std::function<void()>(const std::string&)>& decode) {
   const bool root = rank() == root_rank;
-  ObjectWriter own;
-  if (root) encode(own);
-  const std::string bytes = broadcast_object(own.take(), root_rank, {.name = name});
+  const std::string bytes =
+      broadcast_object(root ? encode() : std::string(), root_rank, {.name = name});
   std::string error;
   std::function<void()> change;
   try {
@@ -191,6 +225,26 @@ void StateItem::broadcast(int root_rank, const std::string& name) {
   }
   require_agreement(name + ".decoded", {.error = error, .description = {}}, ProcessSet());
   if (change) change();
+}
+
+}  // namespace
+
+void StateItem::broadcast(int root_rank, const std::string& name) {
+  const auto encoded = [this] {
+    ObjectWriter own;
+    encode(own);
+    return own.take();
+  };
+  broadcast_with(root_rank, name, encoded,
+                 [this](const std::string& bytes) { return decode(bytes); });
+}
+
+// Streams of a process set's ranks are not those of the rank that joined last.
+void StreamTableItem::broadcast_shared(int root_rank, const std::string& name) {
+  if (!table_->of_job()) return;
+  broadcast_with(
+      root_rank, name, [this] { return table_->encode_shared(); },
+      [this](const std::string& bytes) { return table_->decode_shared(bytes); });
 }
 
 std::string SchedulerItem::in_common() const {

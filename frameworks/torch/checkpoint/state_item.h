@@ -10,6 +10,7 @@
 
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/grad_scaler.h"
+#include "hvd/torch/metric.h"
 #include "hvd/torch/random_streams.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/training_state.h"
@@ -19,14 +20,19 @@ namespace hvd::libtorch {
 /// A module's parameters and buffers. Names, shapes and dtypes must be those that were saved.
 class ModuleItem final : public StateItem {
  public:
-  explicit ModuleItem(torch::nn::Module& module) : module_(module) {}
+  explicit ModuleItem(torch::nn::Module& module, ModelStateOptions options = {})
+      : owner_(module.weak_from_this().lock()), module_(module), options_(std::move(options)) {}
   std::string kind() const override { return "model"; }
   void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
   void broadcast(int root_rank, const std::string& name) override;
 
  private:
+  std::string stored_name(const std::string& what, const std::string& key) const;
+
+  std::shared_ptr<torch::nn::Module> owner_;  ///< null if it is not owned by a pointer
   torch::nn::Module& module_;
+  const ModelStateOptions options_;
 };
 
 /// An optimizer, whose type and whose parameters' shapes must be those that were saved.
@@ -56,6 +62,48 @@ class SchedulerItem final : public StateItem {
 
  private:
   torch::optim::LRScheduler& scheduler_;
+};
+
+class PlateauItem final : public StateItem {
+ public:
+  explicit PlateauItem(torch::optim::ReduceLROnPlateauScheduler& scheduler)
+      : scheduler_(scheduler) {}
+  std::string kind() const override { return "plateau scheduler"; }
+  void encode(ObjectWriter& writer) const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  torch::optim::ReduceLROnPlateauScheduler& scheduler_;
+};
+
+/// By functions of the program.
+class CustomItem final : public StateItem {
+ public:
+  using Save = std::function<void(torch::serialize::OutputArchive&)>;
+  using Load = std::function<void(torch::serialize::InputArchive&)>;
+  CustomItem(Save save, Load load) : save_(std::move(save)), load_(std::move(load)) {}
+  std::string kind() const override { return "custom"; }
+  void encode(ObjectWriter& writer) const override;
+  std::function<void()> decode(std::string_view bytes) override;
+
+ private:
+  Save save_;
+  Load load_;
+};
+
+/// What a rank has added to a metric.
+class MetricItem final : public StateItem {
+ public:
+  explicit MetricItem(Metric& metric) : metric_(metric) {}
+  std::string kind() const override;
+  bool per_rank() const override { return true; }
+  void encode(ObjectWriter& writer) const override;
+  std::function<void()> decode(std::string_view bytes) override;
+  bool merges() const override { return true; }
+  std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
+
+ private:
+  Metric& metric_;
 };
 
 class ScalerItem final : public StateItem {
@@ -122,6 +170,7 @@ class StreamTableItem final : public StateItem {
   std::function<void()> decode_for_new_rank(std::string_view bytes, int /*rank*/) override {
     return table_->decode(bytes, /*as_new_rank=*/true);
   }
+  void broadcast_shared(int root_rank, const std::string& name) override;
 
  private:
   std::shared_ptr<StreamTable> table_;

@@ -27,7 +27,17 @@ TrainingState& TrainingState::add(const std::string& name,
 }
 
 TrainingState& TrainingState::model(torch::nn::Module& module, const std::string& name) {
-  return add(name, std::make_shared<libtorch::ModuleItem>(module));
+  return model(module, ModelStateOptions{.name = name});
+}
+
+TrainingState& TrainingState::model(torch::nn::Module& module, ModelStateOptions options) {
+  const std::string name = options.name;
+  return add(name, std::make_shared<libtorch::ModuleItem>(module, std::move(options)));
+}
+
+torch::nn::Module& TrainingState::checked(torch::nn::Module* module) {
+  if (module == nullptr) throw UsageError("TrainingState: model: expected a module, got null");
+  return *module;
 }
 
 TrainingState& TrainingState::optimizer(torch::optim::Optimizer& optimizer,
@@ -46,6 +56,25 @@ TrainingState& TrainingState::optimizer(ShardedOptimizer& optimizer, const std::
 TrainingState& TrainingState::scheduler(torch::optim::LRScheduler& scheduler,
                                         const std::string& name) {
   return add(name, std::make_shared<libtorch::SchedulerItem>(scheduler));
+}
+
+TrainingState& TrainingState::scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                                        const std::string& name) {
+  return add(name, std::make_shared<libtorch::PlateauItem>(scheduler));
+}
+
+TrainingState& TrainingState::metric(Metric& metric, const std::string& name) {
+  return add(name, std::make_shared<libtorch::MetricItem>(metric));
+}
+
+TrainingState& TrainingState::custom(const std::string& name,
+                                     std::function<void(torch::serialize::OutputArchive&)> save,
+                                     std::function<void(torch::serialize::InputArchive&)> load) {
+  if (!save || !load) {
+    throw UsageError("TrainingState: custom '" + name +
+                     "': expected a function that saves and one that loads, got an empty one");
+  }
+  return add(name, std::make_shared<libtorch::CustomItem>(std::move(save), std::move(load)));
 }
 
 TrainingState& TrainingState::scaler(GradScaler& scaler, const std::string& name) {

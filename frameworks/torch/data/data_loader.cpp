@@ -1,11 +1,14 @@
 #include "hvd/torch/data_loader.h"
 
+#include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <bit>
+#include <exception>
 
 #include "data/epoch_order.h"
+#include "data/mix.h"
 #include "data/rank_comparison.h"
 #include "data/vector_functions.h"
 #include "hvd/error.h"
@@ -15,6 +18,8 @@ namespace {
 
 constexpr const char* kLoaderKey = "hvd_data_loader";
 constexpr std::int64_t kLoaderVersion = 1;
+/// What is saved of the order.
+constexpr std::int64_t kInOrder = 0, kShuffled = 1, kOwnOrder = 2;
 
 /// Empty when there is none.
 std::string error_in(const DataLoaderOptions& options) {
@@ -26,13 +31,29 @@ std::string error_in(const DataLoaderOptions& options) {
   std::string error = at_least("batch_size", 1, options.batch_size);
   if (error.empty()) error = at_least("workers", 0, options.workers);
   if (error.empty()) error = at_least("max_jobs", 1, options.max_jobs.value_or(1));
+  if (error.empty() && options.timeout)
+    error = at_least("timeout", 1, static_cast<std::int64_t>(options.timeout->count()));
+  if (error.empty() && options.samples_per_epoch && !options.order)
+    error = "samples_per_epoch: expected an order of the program's own, got none";
   return error;
 }
 
+/// How many samples an epoch has.
+std::size_t epoch_size(std::optional<std::size_t> dataset_size, const DataLoaderOptions& options) {
+  const std::size_t all = dataset_size.value_or(0);
+  return options.order ? options.samples_per_epoch.value_or(all) : all;
+}
+
 /// What a state belongs to.
-std::string order_of(std::size_t dataset_size, bool shuffle, std::uint64_t seed) {
-  return std::to_string(dataset_size) + (shuffle ? " samples shuffled" : " samples in order") +
-         " with seed " + std::to_string(seed);
+std::string order_of(std::size_t dataset_size, std::int64_t order, std::uint64_t seed) {
+  const char* const how = order == kOwnOrder   ? " samples in an order of the program's own"
+                          : order == kShuffled ? " samples shuffled"
+                                               : " samples in order";
+  return std::to_string(dataset_size) + how + " with seed " + std::to_string(seed);
+}
+
+std::int64_t order_in(const DataLoaderOptions& options) {
+  return options.order ? kOwnOrder : options.shuffle ? kShuffled : kInOrder;
 }
 
 const char* remainder_name(Remainder remainder) {
@@ -48,7 +69,7 @@ const char* remainder_name(Remainder remainder) {
 }
 
 std::string description(std::size_t dataset_size, const DataLoaderOptions& options) {
-  return order_of(dataset_size, options.shuffle, options.seed) + ", batch_size " +
+  return order_of(dataset_size, order_in(options), options.seed) + ", batch_size " +
          std::to_string(options.batch_size) + ", remainder " + remainder_name(options.remainder) +
          (options.drop_last ? ", drop_last" : "");
 }
@@ -56,7 +77,9 @@ std::string description(std::size_t dataset_size, const DataLoaderOptions& optio
 }  // namespace
 
 LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoaderOptions options)
-    : options_(std::move(options)), dataset_size_(dataset_size.value_or(0)) {
+    : options_(std::move(options)),
+      data_size_(dataset_size.value_or(0)),
+      dataset_size_(epoch_size(dataset_size, options_)) {
   const ProcessSet& set = options_.process_set;
   if (!set.included()) {
     throw UsageError(options_.name + ": this rank is not in process set " +
@@ -71,15 +94,28 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
                      .description = description(dataset_size_, options_)},
                     set);
   if (options_.workers > 0) settle_vector_functions();
+  // The first rank has no fewer samples than any other.
+  if (rank_ == 0 && batches_left() == 0) {
+    TORCH_WARN("hvd: ", options_.name,
+               " has no batch in any epoch: ", description(dataset_size_, options_), ", on ",
+               ranks_, ranks_ == 1 ? " rank" : " ranks",
+               "; loops over it do nothing. Expected at least one batch for each rank: use a "
+               "smaller batch_size, or neither drop_last nor Remainder::kDrop");
+  }
 }
 
 LoaderProgress::LoaderProgress(std::size_t dataset_size, DataLoaderOptions options,
                                std::size_t rank, std::size_t ranks)
-    : options_(std::move(options)), dataset_size_(dataset_size), rank_(rank), ranks_(ranks) {}
+    : options_(std::move(options)),
+      data_size_(dataset_size),
+      dataset_size_(epoch_size(dataset_size, options_)),
+      rank_(rank),
+      ranks_(ranks) {}
 
 torch::data::DataLoaderOptions LoaderProgress::torch_options() const {
   torch::data::DataLoaderOptions options(static_cast<std::size_t>(options_.batch_size));
   options.workers(static_cast<std::size_t>(options_.workers)).drop_last(options_.drop_last);
+  if (options_.timeout) options.timeout(*options_.timeout);
   if (options_.max_jobs) options.max_jobs(static_cast<std::size_t>(*options_.max_jobs));
   return options;
 }
@@ -106,10 +142,29 @@ std::vector<std::size_t> LoaderProgress::samples() const {
   std::vector<std::size_t> own(samples_left());
   if (own.empty()) return own;
   const std::vector<std::size_t> order =
-      epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch_);
+      options_.order ? own_order()
+                     : epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch_);
   for (std::size_t i = 0; i < own.size(); ++i)
     own[i] = order[(used_ + rank_ + i * ranks_) % dataset_size_];
   return own;
+}
+
+const std::vector<std::size_t>& LoaderProgress::own_order() const {
+  if (own_order_epoch_ == epoch_) return own_order_;
+  own_order_ = options_.order(epoch_);
+  const std::string who = options_.name + ": order: ";
+  if (own_order_.size() != dataset_size_) {
+    throw UsageError(who + "expected " + std::to_string(dataset_size_) +
+                     " samples in each epoch (samples_per_epoch), got " +
+                     std::to_string(own_order_.size()) + " in epoch " + std::to_string(epoch_));
+  }
+  for (const std::size_t sample : own_order_) {
+    if (sample < data_size_) continue;
+    throw UsageError(who + "expected samples below " + std::to_string(data_size_) +
+                     ", the data set's size, got " + std::to_string(sample));
+  }
+  own_order_epoch_ = epoch_;
+  return own_order_;
 }
 
 void LoaderProgress::set_epoch(std::size_t epoch) {
@@ -134,17 +189,25 @@ void LoaderProgress::end_epoch() {
 
 void LoaderProgress::begin() {
   leave();
-  require_agreement(options_.name + ".begin",
-                    {.error = {},
-                     .description = "epoch " + std::to_string(epoch_) + " with " +
-                                    std::to_string(used_) + " samples used"},
-                    options_.process_set);
+  RankStatement own{.error = {},
+                    .description = "epoch " + std::to_string(epoch_) + " with " +
+                                   std::to_string(used_) + " samples used"};
+  if (options_.order) {
+    try {
+      std::uint64_t hash = 0;
+      for (const std::size_t sample : own_order()) hash = mix(hash ^ sample);
+      own.description += ", in an order with checksum " + std::to_string(hash);
+    } catch (const std::exception& error) {
+      own.error = error.what();
+    }
+  }
+  require_agreement(options_.name + ".begin", own, options_.process_set);
 }
 
 void LoaderProgress::save(torch::serialize::OutputArchive& archive) const {
   const std::vector<std::int64_t> values{kLoaderVersion,
                                          static_cast<std::int64_t>(dataset_size_),
-                                         options_.shuffle ? 1 : 0,
+                                         order_in(options_),
                                          std::bit_cast<std::int64_t>(options_.seed),
                                          static_cast<std::int64_t>(epoch_),
                                          static_cast<std::int64_t>(used_)};
@@ -165,10 +228,9 @@ LoaderProgress::Saved LoaderProgress::read(torch::serialize::InputArchive& archi
   const std::int64_t size = value(1), epoch = value(4), used = value(5);
   if (size < 0 || epoch < 0 || used < 0)
     throw UsageError(who + "expected numbers that are not negative; the state is damaged");
-  const bool shuffle = value(2) != 0;
   const auto seed = std::bit_cast<std::uint64_t>(value(3));
-  const std::string saved = order_of(static_cast<std::size_t>(size), shuffle, seed);
-  const std::string own = order_of(dataset_size_, options_.shuffle, options_.seed);
+  const std::string saved = order_of(static_cast<std::size_t>(size), value(2), seed);
+  const std::string own = order_of(dataset_size_, order_in(options_), options_.seed);
   if (saved != own) throw UsageError(who + "expected a state of " + own + ", got one of " + saved);
   return {.epoch = static_cast<std::size_t>(epoch), .used = static_cast<std::size_t>(used)};
 }

@@ -11,6 +11,7 @@
 #include "data/generator_state.h"
 #include "data/mix.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/torch/object.h"
 
 namespace hvd {
@@ -47,13 +48,26 @@ at::Generator StreamTable::stream(const std::string& name, bool shared) {
   return found;
 }
 
-std::string StreamTable::encode() const {
+std::string StreamTable::encode() const { return encode(/*shared_only=*/false); }
+std::string StreamTable::encode_shared() const { return encode(/*shared_only=*/true); }
+
+std::function<void()> StreamTable::decode(std::string_view bytes, bool as_new_rank) {
+  return decode(bytes, as_new_rank, /*shared_only=*/false);
+}
+std::function<void()> StreamTable::decode_shared(std::string_view bytes) {
+  return decode(bytes, /*as_new_rank=*/false, /*shared_only=*/true);
+}
+
+std::string StreamTable::encode(bool shared_only) const {
   std::map<Key, torch::Tensor> states;
-  for (const auto& [key, generator] : streams_) states[key] = generator.get_state();
+  for (const auto& [key, generator] : streams_) {
+    if (key.first || !shared_only) states[key] = generator.get_state();
+  }
   return encode_object(std::pair(seed_, states));
 }
 
-std::function<void()> StreamTable::decode(std::string_view bytes, bool as_new_rank) {
+std::function<void()> StreamTable::decode(std::string_view bytes, bool as_new_rank,
+                                          bool shared_only) {
   auto [seed, states] =
       decode_object<std::pair<std::uint64_t, std::map<Key, torch::Tensor>>>(bytes);
   if (seed != seed_) {
@@ -73,10 +87,10 @@ std::function<void()> StreamTable::decode(std::string_view bytes, bool as_new_ra
       state = generator_from(mix(other ^ start_of(key.second, false))).get_state();
     }
   }
-  return [this, states = std::move(states)] {
+  return [this, shared_only, states = std::move(states)] {
     for (const auto& [key, state] : states) stream(key.second, key.first).set_state(state);
     for (auto& [key, generator] : streams_) {
-      if (!states.contains(key))
+      if (!states.contains(key) && (key.first || !shared_only))
         generator.set_state(generator_from(start_of(key.second, key.first)).get_state());
     }
   };
@@ -89,7 +103,8 @@ RandomStreams::RandomStreams(std::uint64_t seed, const ProcessSet& process_set) 
     throw UsageError("RandomStreams: this rank is not in process set " +
                      std::to_string(process_set.id()));
   }
-  table_ = std::make_shared<libtorch::StreamTable>(seed, process_set.rank());
+  table_ = std::make_shared<libtorch::StreamTable>(seed, process_set.rank(),
+                                                   process_set.size() == size());
 }
 
 void RandomStreams::seed_default() const {

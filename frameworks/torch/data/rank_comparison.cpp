@@ -16,6 +16,12 @@ void require_agreement(const std::string& what, const RankStatement& own, const 
   }
   if (!own.error.empty()) throw UsageError(own.error);
   const std::vector<int> ranks = set.ranks();
+  if (set.size() > 1 && all.size() < ranks.size()) {
+    throw MismatchError(what + ": " + std::to_string(ranks.size() - all.size()) + " of " +
+                        std::to_string(ranks.size()) +
+                        " ranks have called join() and take no part; expected every rank of the "
+                        "process set: call it when all ranks have returned from join()");
+  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].first.empty()) continue;
     throw MismatchError(what + ": rank " + std::to_string(ranks[i]) + " failed: " + all[i].first);

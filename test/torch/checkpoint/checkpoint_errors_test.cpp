@@ -192,7 +192,7 @@ TEST(CheckpointErrors, RanksThatAskForDifferentThings) {
   if (differs) other.value("loss", loss);
   const std::string names =
       error_on_all<MismatchError>([&] { save_checkpoint(folder.path(), other); });
-  EXPECT_TRUE(contains(names, "has epoch (value i) for the step after the newest, rank"));
+  EXPECT_TRUE(contains(names, "has epoch (value int) for the step after the newest, rank"));
   const std::uint64_t step = differs ? 2 : 1;
   const std::string steps =
       error_on_all<MismatchError>([&] { save_checkpoint(folder.path(), state, {.step = step}); });

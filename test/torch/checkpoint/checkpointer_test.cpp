@@ -166,6 +166,36 @@ TEST(Checkpointer, OnSigtermItSavesWhatIsNotSaved) {
   EXPECT_EQ(load_checkpoint(folder.path(), state), 5U);
 }
 
+// The newest is damaged: an older one is loaded, and training goes on from there.
+TEST(Checkpointer, AfterAnOlderStepWasLoadedNewerOnesAreReplacedOnRequest) {
+  for (const bool background : {false, true}) {
+    const SharedFolder folder;
+    int epoch = 0;
+    const TrainingState state = TrainingState().value("epoch", epoch);
+    for (const std::uint64_t step : {10U, 20U, 30U}) save_checkpoint(folder.path(), state, {step});
+    Checkpointer refuses(folder.path(), state, {.background = background});
+    EXPECT_EQ(refuses.load(10), 10U);
+    EXPECT_TRUE(contains(message_of<CheckpointError>([&] { refuses.save(20); }), "replace_newer"));
+    Checkpointer checkpointer(folder.path(), state,
+                              {.background = background, .replace_newer = true});
+    EXPECT_TRUE(
+        contains(message_of<CheckpointError>([&] { checkpointer.save(20); }), "load it first"))
+        << "nothing has been loaded";
+    EXPECT_EQ(checkpointer.load(10), 10U);
+    epoch = 20;
+    EXPECT_EQ(checkpointer.save(20), 20U);
+    checkpointer.wait();
+    EXPECT_TRUE(contains(message_of<CheckpointError>([&] { checkpointer.save(20); }),
+                         "would stay the newest"))
+        << "only once";
+    EXPECT_FALSE(std::filesystem::exists(folder.file(30, "manifest")));
+    EXPECT_EQ(load_checkpoint(folder.path(), state), 20U);
+    EXPECT_EQ(epoch, 20);
+    EXPECT_EQ(save_checkpoint(folder.path(), state, {.step = 15, .replace_newer_than = 10}), 15U);
+    EXPECT_EQ(load_checkpoint(folder.path(), state), 15U);
+  }
+}
+
 TEST(Checkpointer, WrongCalls) {
   const SharedFolder folder;
   EXPECT_THROW(Checkpointer(folder.path(), TrainingState(), {.keep = -1}), UsageError);

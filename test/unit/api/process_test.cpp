@@ -1,6 +1,7 @@
 // What hvd does to the process it is in: each test in a process of its own, alone in its job.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <hvd/background.h>
 #include <hvd/hvd.h>
 #include <hvd/memory.h>
 #include <hvd/store.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -18,8 +20,10 @@
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <system_error>
+#include <thread>
 
 namespace hvd::testing {
 namespace {
@@ -53,6 +57,29 @@ TEST(Process, AChildIsInNoJobAlsoWhereThereIsNoSharedMemory) {
               barrier();
               shutdown();
               return 0;
+            }),
+            0);
+}
+
+// A rank that has joined takes no part in what a background thread exchanges.
+TEST(Process, JoinWaitsForExchangesInTheBackground) {
+  EXPECT_EQ(in_child([] {
+              init();
+              auto exchange = std::make_unique<BackgroundExchange>();
+              std::atomic<bool> ended = false;
+              int result = 0;
+              {
+                const std::jthread ends([&] {
+                  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                  ended = true;
+                  exchange.reset();
+                });
+                join();
+                if (!ended) result = 1;
+              }
+              join();
+              shutdown();
+              return result;
             }),
             0);
 }

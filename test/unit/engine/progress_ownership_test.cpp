@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "hvd/background.h"
 #include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
@@ -296,6 +297,37 @@ TEST(ProgressOwnership, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
     }
     job.shut_down();
   }
+}
+
+// A thread that the program does not see waits for the other rank's, whose disk is slow, while this
+// rank's program computes. Later all ranks go on.
+TEST(ProgressOwnership, WaitsOfABackgroundThreadAreNoDeadlock) {
+  const SteadyClock clock;
+  LocalJobOptions options;
+  options.size = 2;
+  options.runtime.deadlock_timeout = milliseconds(200);
+  LocalJob job(options, clock);
+  std::vector<std::vector<float>> data(4, std::vector<float>(4, 1));
+  const auto submit = [&](int rank, const std::string& name, std::size_t buffer) {
+    return submit_one(job.rank(rank), float_operation(data[buffer], name));
+  };
+  const Operation program = submit(0, "gradient", 0);
+  const Operation hidden = submit(1, "checkpoint", 1);
+  {
+    std::jthread waits([&] { program.wait(); });
+    std::jthread waits_in_the_background([&] {
+      const BackgroundThread here;
+      hidden.wait();
+    });
+    std::this_thread::sleep_for(milliseconds(1000));
+    EXPECT_FALSE(program.done());
+    EXPECT_FALSE(hidden.done());
+    submit(1, "gradient", 2).wait();
+    submit(0, "checkpoint", 3).wait();
+  }
+  EXPECT_TRUE(program.status().ok()) << program.status().message;
+  EXPECT_TRUE(hidden.status().ok()) << hidden.status().message;
+  job.shut_down();
 }
 
 /// Counts how often the time is asked for.

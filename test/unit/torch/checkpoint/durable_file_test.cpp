@@ -118,5 +118,24 @@ TEST(DurableFile, CreatesFoldersFromTheTop) {
               HasSubstr("Permission denied"));
 }
 
+// Some network file systems have no fsync() for folders.
+TEST(DurableFile, AFolderThatCannotBeSyncedIsNoError) {
+  for (const int number : {EINVAL, EBADF, EIO}) {
+    const TemporaryFolder folder;
+    WatchedCalls calls;
+    calls.before = [&](const std::string& call, const std::string& path) {
+      return call == "fsync" && path == folder.path().string() ? number : 0;
+    };
+    const std::array<std::string, 1> parts{"text"};
+    if (number == EIO) {
+      EXPECT_THAT(error_of([&] { write_durably(folder.path() / "file", parts, calls); }),
+                  HasSubstr("cannot bring to the disk"));
+    } else {
+      write_durably(folder.path() / "file", parts, calls);
+      EXPECT_EQ(read_file(folder.path() / "file"), "text");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hvd::libtorch::testing

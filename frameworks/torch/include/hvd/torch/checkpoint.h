@@ -16,6 +16,10 @@ struct SaveCheckpointOptions {
   std::optional<std::uint64_t> step = {};
   /// How many of the newest stay; older ones are removed once this one is complete. 0: all.
   int keep = 0;
+  /// The step that was loaded, where it was not the newest: complete checkpoints with greater
+  /// numbers are replaced. They are removed when this one is complete, the one of the same step
+  /// before it is written. Not set: a step that is not greater than the newest is refused.
+  std::optional<std::uint64_t> replace_newer_than = {};
   ProcessSet process_set = {};
 };
 
@@ -31,12 +35,16 @@ struct LoadCheckpointOptions {
 /// Writes a checkpoint into `folder`/step-..., on disk when this returns. Each rank writes a file
 /// of its own; they count once the first rank has written a manifest that names them all, with
 /// sizes and checksums. So a kill or a crash at any moment leaves what was there before. All ranks
-/// of the set must see the same folder, which belongs to one job at a time. Collective over the
-/// set; blocks. Not thread-safe with respect to what the state refers to.
+/// of the set must see the same folder, which one process of all jobs writes to at a time: while it
+/// does, a file `lock` there names it, and the lock ends with the process. Collective over the set,
+/// and no rank of it may be in join(): in a loop over data of different length save when every rank
+/// has a batch, or behind join(). Blocks. Not thread-safe with respect to what the state refers to.
 /// @return the step
-/// @throws CheckpointError on every rank, when any rank cannot do its part, or a module has nothing
-/// to save; MismatchError when the ranks' states name different things, their samplers' epochs
-/// differ or the steps do; and as every collective.
+/// @throws CheckpointError on every rank, when any rank cannot do its part, another process is
+/// writing to the folder, or a module has nothing to save; MismatchError when the ranks' states
+/// name different things, their samplers' epochs differ or the steps do, and on the ranks that are
+/// not in join() when others are (nothing is saved then); StalledError when ranks do not call it;
+/// and as every collective.
 std::uint64_t save_checkpoint(const std::filesystem::path& folder, const TrainingState& state,
                               const SaveCheckpointOptions& options = {});
 

@@ -17,13 +17,18 @@ struct CheckpointerOptions {
   bool background = false;
   /// SIGTERM does not end the process: should_stop() tells of it, once a checkpoint is on disk.
   bool save_on_sigterm = false;
+  /// After load(k) of a checkpoint that is not the newest, checkpoints later than k are replaced:
+  /// the first save() removes them once its own is complete. Otherwise a step that is not greater
+  /// than the newest is refused.
+  bool replace_newer = false;
   ProcessSet process_set = {};
 };
 
 /// Checkpoints of one training program in one folder: save_checkpoint() and load_checkpoint() for
 /// the whole of it, in the background and at its end. All functions but the destructor are
 /// collective over the set, and every rank makes one with equal arguments. One per folder; one
-/// thread at a time.
+/// thread at a time. No rank of the set may be in join() when save() is called (MismatchError), but
+/// a save in the background may still be under way: join() waits until it is written.
 class Checkpointer {
  public:
   /// @throws UsageError for options out of range, or when this rank is not in the process set;
@@ -53,7 +58,9 @@ class Checkpointer {
 
   /// Whether any rank has been sent SIGTERM. If so, a checkpoint of `step` is on disk when this
   /// returns, unless save() has written it already. Call it once per step, on all ranks, when the
-  /// state is that of `step`; it costs an allreduce of one number.
+  /// state is that of `step`; it costs an allreduce of two numbers. While some ranks are in join()
+  /// it returns false and remembers the signal for the next call in which all ranks take part, so a
+  /// loop over data of different length also calls it behind join(state).
   /// @throws UsageError without save_on_sigterm; otherwise as save()
   bool should_stop(std::uint64_t step);
 

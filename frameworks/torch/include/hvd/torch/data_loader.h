@@ -3,6 +3,7 @@
 #include <torch/data/dataloader/stateless.h>
 #include <torch/data/iterator.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,7 @@
 
 #include "hvd/process_set.h"
 #include "hvd/torch/sample_generator.h"
+#include "hvd/torch/sample_order.h"
 
 namespace hvd {
 
@@ -44,6 +46,15 @@ struct DataLoaderOptions {
   Remainder remainder = Remainder::kPad;
   /// Leaves out a last batch of fewer than batch_size samples.
   bool drop_last = false;
+  /// An order of the program's own, the same on every rank: weighted_order(), order_by_length(), or
+  /// any function. The loader shares it out among the ranks, sample by sample in turn. Empty: as
+  /// `shuffle` says, which has no effect otherwise.
+  SampleOrder order = {};
+  /// How many samples `order` gives for each epoch. Not set: as many as the data set has.
+  std::optional<std::size_t> samples_per_epoch = std::nullopt;
+  /// How long the program waits for a batch of the workers. Not set: without a limit. An iterator
+  /// throws LibTorch's std::runtime_error when it is over.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// The ranks that share the data set.
   ProcessSet process_set = {};
   /// In errors. Loaders that several threads use at a time need names of their own.
@@ -99,9 +110,14 @@ class LoaderProgress {
     std::size_t epoch = 0, used = 0;
   };
   Saved read(torch::serialize::InputArchive& archive) const;
+  /// The program's own order of this epoch. @throws UsageError when it is not one
+  const std::vector<std::size_t>& own_order() const;
 
   DataLoaderOptions options_;
-  std::size_t dataset_size_ = 0;
+  std::size_t data_size_ = 0;     ///< samples in the data set
+  std::size_t dataset_size_ = 0;  ///< samples in an epoch
+  mutable std::vector<std::size_t> own_order_;
+  mutable std::optional<std::size_t> own_order_epoch_;
   std::size_t rank_ = 0, ranks_ = 1;
   std::size_t epoch_ = 0;
   std::size_t used_ = 0;  ///< by all ranks, of the epoch's order; counts repeated samples
@@ -290,10 +306,12 @@ class DataLoader {
 
 /// Collective over the process set; blocks. The ranks of the set share the data set: each has all
 /// of it, the same size on every rank.
+/// Warns, on the first rank, when an epoch has no batch on any rank.
 /// @throws UsageError for a data set without a size, a batch_size or max_jobs below 1, a negative
-/// number of workers and in a process set that this rank is not in; MismatchError on the ranks that
-/// have nothing to complain of when another rank throws, and on every rank when sizes or options
-/// (but workers and max_jobs) differ; NotInitializedError before init(); and as every collective
+/// number of workers, a timeout that is not positive, samples_per_epoch without an order, and in a
+/// process set that this rank is not in; MismatchError on the ranks that have nothing to complain
+/// of when another rank throws, and on every rank when sizes or options (but workers and max_jobs)
+/// differ; NotInitializedError before init(); and as every collective
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset,
                                                       DataLoaderOptions options = {}) {

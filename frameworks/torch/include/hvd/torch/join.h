@@ -7,7 +7,8 @@ namespace hvd {
 
 /// This rank has no more data: hvd::join(), and then what a rank needs that has missed updates.
 /// When it returns, everything that `state` names is on every rank what it is on the rank that
-/// joined last, which has taken part in all of them; only random streams stay each rank's own.
+/// joined last, which has taken part in all of them. Each rank keeps what it has for itself: random
+/// streams (but for those that RandomStreams::shared() gives), values of each rank and metrics.
 ///
 ///   for (auto& batch : *loader) { ... }  // more batches on some ranks than on others
 ///   hvd::join(state);

@@ -8,6 +8,10 @@
 
 namespace hvd {
 
+namespace libtorch {
+class MetricItem;
+}
+
 /// What ranks have measured, as one number that is the same on all of them: a loss, an accuracy.
 ///
 ///   hvd::Metric loss("loss");
@@ -45,6 +49,8 @@ class Metric {
   void reset();
 
  private:
+  friend class libtorch::MetricItem;
+
   bool extreme() const noexcept { return kind_ == Kind::kMin || kind_ == Kind::kMax; }
 
   std::string name_;

@@ -22,11 +22,20 @@ namespace libtorch {
 /// The streams that a rank has used. Not thread-safe.
 class StreamTable {
  public:
-  StreamTable(std::uint64_t seed, int rank) : seed_(seed), rank_(rank) {}
+  /// @param of_job shared streams are those of all ranks of the job
+  StreamTable(std::uint64_t seed, int rank, bool of_job = true)
+      : seed_(seed), rank_(rank), of_job_(of_job) {}
+
+  bool of_job() const noexcept { return of_job_; }
 
   at::Generator stream(const std::string& name, bool shared);
   /// Of a stream's first state.
   std::uint64_t start_of(const std::string& name, bool shared) const;
+
+  /// The streams that ranks share, for decode_shared().
+  std::string encode_shared() const;
+  /// As decode(), and streams of this rank's own stay as they are.
+  std::function<void()> decode_shared(std::string_view bytes);
 
   std::string encode() const;
   /// Takes what encode() has made, of this rank or, as a rank that is new, of another. Checks it
@@ -36,8 +45,12 @@ class StreamTable {
  private:
   using Key = std::pair<bool, std::string>;  ///< whether it is shared, name
 
+  std::string encode(bool shared_only) const;
+  std::function<void()> decode(std::string_view bytes, bool as_new_rank, bool shared_only);
+
   std::uint64_t seed_;
   int rank_;
+  bool of_job_;
   std::map<Key, at::Generator> streams_;
 };
 
