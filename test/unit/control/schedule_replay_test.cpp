@@ -227,6 +227,24 @@ TEST(ScheduleReplay, TheBatchesOfABundleRunTogetherOrNotAtAll) {
   for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].batches_run(), 3U);
 }
 
+// Two of a kind at once have one place in the schedule.
+TEST(ScheduleReplay, AnOperationWhosePlaceIsTakenEndsTheReplay) {
+  const auto unnamed = [](std::uint64_t ordinal) {
+    wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal));
+    asked.unnamed = true;
+    asked.ordinal = ordinal;
+    return asked;
+  };
+  Ranks ranks(2);
+  AgreedBatch one;
+  one.operations.push_back({unnamed(0)});
+  ranks.enter({batch({"a"}), one});
+  EXPECT_TRUE(offer(ranks[0], unnamed(1)));
+  EXPECT_FALSE(offer(ranks[0], unnamed(2)));
+  offer(ranks[0], request("a"));
+  for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].advance().outcome, Outcome::kLeft);
+}
+
 // Its members are known by their parameters, and may lie in different bundles.
 TEST(ScheduleReplay, AnUnnamedGroupThatIsPutTogetherAnewEndsTheReplay) {
   const auto member = [](std::uint64_t ordinal, int index, std::int64_t elements) {
