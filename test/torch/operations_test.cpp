@@ -108,6 +108,26 @@ TEST(Allreduce, CompressionKeepsTheTypeAndOnlyTouchesWideFloats) {
   }
 }
 
+TEST(Allreduce, CompressionLeavesComplexNumbersAsTheyAre) {
+  for (const auto type : {torch::kComplexFloat, torch::kComplexDouble}) {
+    const torch::Tensor x = torch::full({4}, c10::complex<double>(1.0 / 3, 1e-6), type);
+    for (const Compression compression : {Compression::kFloat16, Compression::kBFloat16}) {
+      const AllreduceOptions options{.name = "complex", .compression = compression};
+      EXPECT_TRUE(torch::allclose(allreduce(x, options), x, 1e-6, 1e-12));
+      EXPECT_TRUE(torch::allclose(allreduce_(x.clone(), options), x, 1e-6, 1e-12));
+    }
+  }
+  const torch::Tensor weight = torch::ones({4}, torch::kComplexFloat).requires_grad_();
+  torch::optim::SGD sgd({weight}, 0.1);
+  DistributedOptimizer optimizer(sgd, {.compression = Compression::kFloat16});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    torch::real(weight * (1.0 / 3)).sum().backward();
+    optimizer.synchronize();
+    EXPECT_TRUE(torch::allclose(torch::real(weight.grad()), torch::full({4}, 1.0F / 3), 1e-6));
+  }
+}
+
 TEST(Allreduce, CompressionRoundsAfterThePrescaleFactorAndWritesInPlace) {
   const torch::Tensor large =
       torch::full({5}, 131072.0F) * (rank() + 1);  // beyond float16 as it is

@@ -205,7 +205,7 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   }
   task.submission =
       reduction(Allreduce{options.op, options.prescale_factor, options.postscale_factor,
-                          compression_in_core(view_of(input).dtype, options.compression)},
+                          compression_in_core(input.scalar_type(), options.compression)},
                 options, std::move(name), input, output);
   task.submission.keep_alive = keep_alive({tensor, input, output});
   return task;

@@ -7,8 +7,9 @@ namespace hvd::libtorch {
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
   Submission submission;
   submission.name = std::move(name);
-  submission.parameters = Allreduce{how.op, how.prescale, how.postscale,
-                                    compression_in_core(memory.dtype, how.compression)};
+  submission.parameters =
+      Allreduce{how.op, how.prescale, how.postscale,
+                memory.dtype == DataType::kFloat32 ? how.compression : Compression::kNone};
   submission.input = submission.output = std::move(memory);
   submission.process_set = how.process_set.id();
   return submission;
@@ -30,6 +31,8 @@ Submission scatter_in_place(std::string name, const GradientReduction& how, Tens
 Submission reduction_in_place(std::string name, const GradientReduction& how,
                               const torch::Tensor& tensor) {
   Submission submission = reduction_in_place(std::move(name), how, view_of(tensor));
+  std::get<Allreduce>(submission.parameters).compression =
+      compression_in_core(tensor.scalar_type(), how.compression);
   submission.keep_alive = keep_alive({tensor});
   return submission;
 }

@@ -45,8 +45,8 @@ inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
 /// From here on a tensor is not fused within one host, wherever it lies. In bytes.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
-/// An allreduce of `memory` in its own place, which the core compresses if it can. The caller sets
-/// keep_alive.
+/// An allreduce of `memory` in its own place, which the core compresses if it can: real numbers.
+/// The caller sets keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
 /// A reducescatter of `memory`, whose rows of this rank stay where they are. Not compressed.
 Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory);

@@ -139,8 +139,8 @@ std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType type, Compres
   return wire_type(type, compression);
 }
 
-Compression compression_in_core(DataType type, Compression compression) noexcept {
-  return type == DataType::kFloat32 ? compression : Compression::kNone;
+Compression compression_in_core(torch::ScalarType type, Compression compression) noexcept {
+  return type == torch::kFloat32 ? compression : Compression::kNone;
 }
 
 void mark_written(const torch::Tensor& tensor) {

@@ -57,8 +57,9 @@ std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
 /// The same of what has to be cast before and after an allreduce: float32 the core casts itself,
 /// see Submission::compression.
 std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
-/// What the core is asked for in an allreduce of this type.
-Compression compression_in_core(DataType, Compression) noexcept;
+/// What the core is asked for in an allreduce of this type: nothing for complex numbers, which
+/// travel as they are though their parts are real to the core.
+Compression compression_in_core(torch::ScalarType, Compression) noexcept;
 
 /// Makes autograd notice that the tensor's memory changed behind its back.
 void mark_written(const torch::Tensor&);
