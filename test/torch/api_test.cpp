@@ -128,6 +128,7 @@ TEST(Interface, OptionsAreAggregatesWithInitializers) {
                                               .groups = {{"a"}},
                                               .sparse_as_dense = false,
                                               .gradient_as_bucket_view = true,
+                                              .bucket_bytes = 0,
                                               .process_set = {}};
   EXPECT_EQ(optimizer.groups.size(), 1U);
   const SamplerOptions sampler{.shuffle = true, .seed = 0, .drop_last = false};

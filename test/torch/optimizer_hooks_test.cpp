@@ -35,6 +35,8 @@ TEST(Construction, WrongNamesAndOptionsAreUsageErrors) {
   EXPECT_TRUE(
       contains(optimizer_error(optimizer, names, {.gradient_predivide_factor = 0}), "positive"));
 
+  EXPECT_TRUE(contains(optimizer_error(optimizer, names, {.bucket_bytes = -1}), "got -1"));
+
   // Names for more than the optimizer has are fine; a second wrapper is not.
   SGD part(net->fc1->parameters(), 0.1);
   DistributedOptimizer first(part, names);

@@ -96,6 +96,9 @@ TEST(Names, EveryWayToCallTheConstructor) {
   { const DistributedOptimizer optimizer(sgd, net); }
   { const DistributedOptimizer optimizer(sgd, *net, {.groups = {{"fc1.bias"}}}); }
   { const DistributedOptimizer optimizer(sgd, net->fc1, {.groups = {{"bias"}}}); }
+  { const DistributedOptimizer optimizer(sgd, net.ptr(), {.groups = {{"fc1.bias"}}}); }
+  { const DistributedOptimizer optimizer(sgd, std::shared_ptr<torch::nn::Module>(net.ptr())); }
+  { const ShardedOptimizer optimizer(sgd, net.ptr(), {.check_every = 0}); }
   { const DistributedOptimizer optimizer(sgd, net->named_parameters(), {.check_every = 0}); }
   {
     const DistributedOptimizer optimizer(sgd, {{"w", net->fc1->weight}, {"b", net->fc1->bias}},
@@ -111,6 +114,11 @@ TEST(Names, AModuleWithoutParametersOrWithOthers) {
                        "has no parameters"));
   EXPECT_TRUE(contains(message_of<UsageError>([&] { DistributedOptimizer(sgd, net->fc1); }),
                        "has no name"));
+  const std::shared_ptr<NetImpl> null;
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { DistributedOptimizer(sgd, null); }, [&] { ShardedOptimizer(sgd, null); },
+           [&] { broadcast_parameters(null); }, [&] { broadcast_buffers(null); }})
+    EXPECT_TRUE(contains(message_of<UsageError>(call), "null"));
 }
 
 // Two optimizers in turns, of which the generator's backward also leaves gradients in the

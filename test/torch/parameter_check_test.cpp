@@ -321,7 +321,8 @@ TEST(DifferentOptions, AreNamedAtTheFirstStep) {
   const bool last = rank() == size() - 1;
   const std::pair<DistributedOptimizerOptions, std::string> cases[] = {
       {{.check_every = last ? 0 : 100}, "check_every differs: rank 0 has 100, " + last_rank()},
-      {{.gradient_as_bucket_view = !last}, "gradient_as_bucket_view differs: rank 0 has 1, "}};
+      {{.gradient_as_bucket_view = !last}, "gradient_as_bucket_view differs: rank 0 has 1, "},
+      {{.bucket_bytes = last ? 0 : 4096}, "bucket_bytes differs: rank 0 has 4096, " + last_rank()}};
   for (const auto& [options, expected] : cases) {
     Net net = same_net();
     SGD inner(net->parameters(), SGDOptions(0.01));

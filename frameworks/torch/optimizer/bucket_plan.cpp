@@ -55,11 +55,13 @@ std::size_t room_in_bucket(std::size_t bytes) {
   return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
 }
 
-BucketLimits host_bucket_limits(std::size_t total) {
+BucketLimits host_bucket_limits(std::size_t total, std::size_t asked) {
+  if (asked > 0) return {.most = asked};
   return {.most = std::min(kMostOnHost, total / kFewestOnHost)};
 }
 
-BucketLimits gpu_bucket_limits(std::size_t total) {
+BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked) {
+  if (asked > 0) return {.most = asked, .last = std::min(asked, kLastOnGpu)};
   return {.most = std::clamp(total / kFewestOnGpu, kLastOnGpu, kMostOnGpu), .last = kLastOnGpu};
 }
 

@@ -27,8 +27,9 @@ struct BucketLimits {
 };
 
 /// @param total of all gradients that are in such buckets. In bytes.
-BucketLimits host_bucket_limits(std::size_t total);
-BucketLimits gpu_bucket_limits(std::size_t total);
+/// @param asked the size that the program wants. In bytes; 0: the best for `total`
+BucketLimits host_bucket_limits(std::size_t total, std::size_t asked = 0);
+BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked = 0);
 
 /// Shares gradients out among buckets.
 ///

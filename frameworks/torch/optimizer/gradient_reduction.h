@@ -29,7 +29,9 @@ struct GradientReduction {
   ProcessSet process_set = {};
   SparseGradients sparse = SparseGradients::kRefuse;
   bool bucket_views = false;
-  int check_every = 0;  ///< see ParameterCheck
+  std::int64_t bucket_bytes = 0;    ///< how large buckets are; 0: as large as is usually best
+  int check_every = 0;              ///< see ParameterCheck
+  bool error_if_nonfinite = false;  ///< see FiniteCheck
   /// Each rank updates a part of the parameters: of a bucket in the host's memory that is not
   /// compressed it gets its rows only; see decision 29.
   bool sharded = false;

@@ -130,7 +130,9 @@ std::vector<std::vector<std::size_t>> GradientUnits::plan(
       members.push_back(i);
       bytes += sizes[i].bytes;
     }
-    const BucketLimits limits = on_gpu ? gpu_bucket_limits(bytes) : host_bucket_limits(bytes);
+    const auto asked = static_cast<std::size_t>(how_.bucket_bytes);
+    const BucketLimits limits =
+        on_gpu ? gpu_bucket_limits(bytes, asked) : host_bucket_limits(bytes, asked);
     for (std::vector<std::size_t>& bucket : plan_buckets(members, sizes, limits))
       buckets.push_back(std::move(bucket));
   }

@@ -46,6 +46,12 @@ void check_options(const DistributedOptimizerOptions& options, const std::string
                      ": gradient_hook reduces gradients itself; expected op to be average or sum, "
                      "no compression and a gradient_predivide_factor of 1");
   }
+  if (options.bucket_bytes < 0) {
+    throw UsageError(who +
+                     ": bucket_bytes: expected a number of bytes, or 0 for as many as is usually "
+                     "best, got " +
+                     std::to_string(options.bucket_bytes));
+  }
   if (options.check_every.value_or(0) < 0) {
     throw UsageError(who + ": check_every: expected a number of reductions, or 0 for never, got " +
                      std::to_string(*options.check_every));
@@ -72,6 +78,7 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
                         ? SparseGradients::kMakeDense
                         : SparseGradients::kReduceSparse,
           .bucket_views = options.gradient_as_bucket_view,
+          .bucket_bytes = options.bucket_bytes,
           .check_every = check_every(options),
           .of_changes = options.adasum_delta,
           .hook = options.gradient_hook};

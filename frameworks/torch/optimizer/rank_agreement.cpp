@@ -29,6 +29,7 @@ std::string text_of(const std::vector<Description>& parameters, std::size_t i) {
 /// shows (op, compression, factors) the coordinator compares.
 std::map<std::string, std::int64_t> options_of(const GradientReduction& how) {
   return {{"adasum_delta", how.of_changes},
+          {"bucket_bytes", how.bucket_bytes},
           {"check_every", how.check_every},
           {"gradient_as_bucket_view", how.bucket_views},
           {"gradient_hook", how.hook != nullptr},

@@ -88,6 +88,17 @@ TEST(GradientUnits, AreBucketsInTheFirstRanksOrderOnceItIsLearnt) {
   }
 }
 
+TEST(GradientUnits, AreBucketsOfTheSizeThatTheProgramAsksFor) {
+  if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  for (const std::int64_t gradients : {1, 4, 16, 100}) {
+    GradientReduction how = with_buckets("asked" + std::to_string(gradients));
+    how.bucket_bytes = 64 * gradients;
+    Model model(how);
+    ASSERT_TRUE(model.learn());
+    EXPECT_EQ(model.units.all().size(), gradients > 16 ? 1U : 16 / gradients);
+  }
+}
+
 TEST(GradientUnits, WhatCannotBeInABucketTravelsBesideThem) {
   const GradientReduction how = [] {
     GradientReduction with = with_buckets("beside");

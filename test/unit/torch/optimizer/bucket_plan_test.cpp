@@ -42,6 +42,14 @@ TEST(BucketPlan, OnAGpu25MiBAndASmallOneAtTheEnd) {
   EXPECT_EQ(gpu_bucket_limits(10240 * kMiB).last, kMiB);
 }
 
+TEST(BucketPlan, AsLargeAsTheProgramAsks) {
+  EXPECT_EQ(host_bucket_limits(1024 * kMiB, 3000).most, 3000U);
+  EXPECT_EQ(host_bucket_limits(8000, 64 * kMiB).most, 64 * kMiB);
+  EXPECT_EQ(gpu_bucket_limits(1024 * kMiB, 64 * kMiB).most, 64 * kMiB);
+  EXPECT_EQ(gpu_bucket_limits(1024 * kMiB, 64 * kMiB).last, kMiB);
+  EXPECT_EQ(gpu_bucket_limits(1024 * kMiB, 3000).last, 3000U);
+}
+
 TEST(BucketPlan, OfAGpusBucketsTheLastIsSmall) {
   // Gradients of 512 KiB, 300 of them: 150 MiB.
   const auto sizes = sizes_of(std::vector<std::size_t>(300, kMiB / 2));

@@ -70,6 +70,11 @@ struct DistributedOptimizerOptions {
   bool adasum_delta = false;
   /// Reduces gradients in place of hvd: for a compression of your own. Sparse gradients are made
   /// dense. What it returns are the gradients; `op` is what becomes of a closure's loss. Not with
+  /// Size of a bucket in bytes, the same on every rank. A gradient that is larger has a bucket of
+  /// its own. Large buckets take fewer operations; with small ones the first is reduced earlier,
+  /// and less is left to reduce when backward has ended. 0: an eighth of all gradients on the CPU,
+  /// at most 8 MiB; a quarter on a GPU, from 1 to 25 MiB, and at most 1 MiB in the last bucket.
+  std::int64_t bucket_bytes = 0;
   /// Adasum, compression or gradient_predivide_factor.
   GradientHook gradient_hook = {};
   /// The ranks compare their parameters before the first update (bit for bit) and every so many
@@ -178,6 +183,12 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// that was written both here and in `optimizer`, to different values.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
+  /// The same for a shared pointer to a module. @throws UsageError for a null pointer
+  template <std::derived_from<torch::nn::Module> Module>
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const std::shared_ptr<Module>& module,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(optimizer, libtorch::module_in(module, "DistributedOptimizer"),
+                             std::move(options)) {}
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
   /// optimizer does.
   void zero_grad(bool set_to_none = true);

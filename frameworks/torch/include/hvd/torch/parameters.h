@@ -6,11 +6,12 @@
 #include <torch/ordered_dict.h>
 #include <torch/types.h>
 
+#include <concepts>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
+#include "hvd/error.h"
 #include "hvd/process_set.h"
 #include "hvd/types.h"
 
@@ -27,8 +28,8 @@ torch::Device device();
 /// once when one is alive. Differentiable, local.
 torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set = {});
 
-/// Reduces the parameters' `.grad` in place, all in one group. Blocks. The same parameters in the
-/// same order on every rank. An undefined
+/// Reduces the parameters' `.grad` in place, all in one group, also under the name
+/// allreduce_gradients(). Blocks. The same parameters in the same order on every rank. An undefined
 /// `.grad` of a parameter that requires grad counts as zeros, and is defined afterwards if any rank
 /// had one; a parameter without grad and without requires_grad is left out.
 /// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (a
@@ -36,6 +37,12 @@ torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_se
 /// StalledError, PeerLostError, ShutdownError.
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op = ReduceOp::kSum,
                 const ProcessSet& process_set = {});
+
+/// all_reduce() under a name that cannot be taken for allreduce(), which reduces a tensor itself.
+inline void allreduce_gradients(const std::vector<torch::Tensor>& parameters,
+                                ReduceOp op = ReduceOp::kSum, const ProcessSet& process_set = {}) {
+  all_reduce(parameters, op, process_set);
+}
 
 /// Overwrites the parameters and buffers of every rank of the set with the root's, all in one
 /// group, whatever their dtype. Collective over the set, blocks. `root_rank` is a world rank.
@@ -56,26 +63,45 @@ void broadcast_parameters(const NamedParameters& parameters, int root_rank,
 void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0,
                        const ProcessSet& process_set = {});
 
-/// Module holders: nn::Linear, nn::Sequential, everything from TORCH_MODULE.
+namespace libtorch {
+
+/// @throws UsageError for a null pointer  @param who begins the message
+template <std::derived_from<torch::nn::Module> Module>
+const Module& module_in(const std::shared_ptr<Module>& module, const char* who) {
+  if (!module) {
+    throw UsageError(std::string(who) +
+                     ": the shared_ptr to a module is null; expected one to a module");
+  }
+  return *module;
+}
+
+}  // namespace libtorch
+
+/// Module holders (nn::Linear, nn::Sequential, everything from TORCH_MODULE) and shared pointers to
+/// modules. @throws UsageError for a null pointer
 template <class Impl>
 void broadcast_parameters(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0,
                           const ProcessSet& process_set = {}) {
   broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
-template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
+template <std::derived_from<torch::nn::Module> Module>
 void broadcast_parameters(const std::shared_ptr<Module>& module, int root_rank = 0,
                           const ProcessSet& process_set = {}) {
-  broadcast_parameters(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
+  broadcast_parameters(
+      static_cast<const torch::nn::Module&>(libtorch::module_in(module, "broadcast_parameters")),
+      root_rank, process_set);
 }
 template <class Impl>
 void broadcast_buffers(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0,
                        const ProcessSet& process_set = {}) {
   broadcast_buffers(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
 }
-template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
+template <std::derived_from<torch::nn::Module> Module>
 void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
                        const ProcessSet& process_set = {}) {
-  broadcast_buffers(static_cast<const torch::nn::Module&>(*module), root_rank, process_set);
+  broadcast_buffers(
+      static_cast<const torch::nn::Module&>(libtorch::module_in(module, "broadcast_buffers")),
+      root_rank, process_set);
 }
 
 /// Gives every rank of the set the root's optimizer state and options (learning rate, betas, ... of

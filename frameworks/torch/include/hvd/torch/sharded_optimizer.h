@@ -86,6 +86,12 @@ class ShardedOptimizer {
       : ShardedOptimizer(optimizer, static_cast<const torch::nn::Module&>(*module),
                          std::move(options)) {}
   /// Numbers the parameters: "param0", "param1", ... through all groups.
+  /// The same for a shared pointer to a module. @throws UsageError for a null pointer
+  template <std::derived_from<torch::nn::Module> Module>
+  ShardedOptimizer(torch::optim::Optimizer& optimizer, const std::shared_ptr<Module>& module,
+                   ShardedOptimizerOptions options = {})
+      : ShardedOptimizer(optimizer, libtorch::module_in(module, "ShardedOptimizer"),
+                         std::move(options)) {}
   explicit ShardedOptimizer(torch::optim::Optimizer& optimizer,
                             ShardedOptimizerOptions options = {});
   ShardedOptimizer(const ShardedOptimizer&) = delete;
