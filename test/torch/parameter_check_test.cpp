@@ -131,6 +131,38 @@ TEST_F(ParameterCheckTest, TheFirstSeesFrozenParametersToo) {
   EXPECT_TRUE(contains(message, last_rank())) << message;
 }
 
+// Each rank has its own expert, which another optimizer trains.
+TEST_F(ParameterCheckTest, LeavesOutWhatAnotherOptimizerTrains) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  broadcast_parameters(model);
+  auto named = model->named_parameters();
+  {
+    const torch::NoGradGuard no_grad;
+    named["1.weight"].fill_(static_cast<float>(rank() + 1));
+  }
+  SGD shared({named["0.weight"], named["0.bias"]}, SGDOptions(0.05));
+  SGD own({named["1.weight"], named["1.bias"]}, SGDOptions(0.05));
+  {
+    DistributedOptimizer optimizer(shared, model);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      own.zero_grad();
+      model->forward(torch::ones({2, 4})).sum().backward();
+      optimizer.step();
+      own.step();
+    }
+    EXPECT_TRUE(same_on_all_ranks(named["0.weight"]));
+  }
+  if (size() == 1) return;
+  named["1.weight"].set_requires_grad(false);
+  DistributedOptimizer optimizer(shared, model);
+  optimizer.zero_grad();
+  model->forward(torch::ones({2, 4})).sum().backward();
+  const std::string message = message_of<DivergedError>([&] { optimizer.step(); });
+  EXPECT_TRUE(contains(message, "'1.weight'")) << message;
+  EXPECT_TRUE(contains(message, "another optimizer")) << message;
+}
+
 TEST_F(ParameterCheckTest, NotANumberOnOneRankIsADifference) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.01));

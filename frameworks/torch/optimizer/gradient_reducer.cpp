@@ -70,7 +70,9 @@ void GradientReducer::compare_also(
     const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
   for (const auto& item : parameters) {
     const torch::Tensor& tensor = item.value();
-    if (!tensor.defined() || tensor.layout() != torch::kStrided ||
+    // One that requires grad and is not the optimizer's is trained by another, and may be another
+    // one on each rank.
+    if (!tensor.defined() || tensor.layout() != torch::kStrided || tensor.requires_grad() ||
         known_->contains(tensor.unsafeGetTensorImpl()))
       continue;
     check_.add(item.key(), tensor);

@@ -61,8 +61,8 @@ class GradientReducer {
   /// may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
-  /// Compares these, too, before the first update: frozen parameters, which the optimizer may not
-  /// have. @pre no cycle has ended (checked by ParameterCheck::add())
+  /// Compares those of these that are frozen, too, before the first update: the optimizer may not
+  /// have them. @pre no cycle has ended (checked by ParameterCheck::add())
   void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
   /// Whether a cycle has ended.
   bool has_reduced() const { return check_.cycles() > 0; }

@@ -354,7 +354,11 @@ void ParameterCheck::compare(std::span<const float> reduced) {
       difference + "; expected equal parameters on every rank. What is usually forgotten: " +
       (cycle == 0 ? "broadcast_parameters() before training, or after a checkpoint was loaded on "
                     "one rank; step() of the " +
-                        who_ + ", instead of that of the optimizer it wraps"
+                        who_ +
+                        ", instead of that of the optimizer it wraps. Parameters that each rank is "
+                        "to have of its own belong into another optimizer, and if they are frozen, "
+                        "not among the parameters that the " +
+                        who_ + " is constructed with"
                   : "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() "
                     "of the " +
                         who_ +

@@ -153,7 +153,9 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
                        DistributedOptimizerOptions options = {})
       : DistributedOptimizer(WithNames(), optimizer, parameters, std::move(options)) {}
-  /// With the names that parameters have in the module, of which it need not have all. What the
+  /// With the names that parameters have in the module, of which `optimizer` need not have all.
+  /// Frozen parameters of the module are compared between ranks, too, before the first update;
+  /// those that another optimizer trains are not: each rank may have its own (experts). What the
   /// module gets later is not known.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                        DistributedOptimizerOptions options = {});
