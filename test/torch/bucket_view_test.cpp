@@ -263,6 +263,31 @@ TEST(BucketViews, ParametersFrozenLater) {
   });
 }
 
+// As a program does that freezes one of two models around the other's zero_grad().
+TEST(BucketViews, StayWhenParametersAreFrozenAndUnfrozenInOneStep) {
+  if (const char* const why = no_buckets()) GTEST_SKIP() << why;
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.05));
+  DistributedOptimizer optimizer(inner, net);
+  const void* place = nullptr;
+  std::uint64_t operations = 0;
+  for (int step = 0; step < 6; ++step) {
+    const std::uint64_t before = metrics().completed_operations;
+    for (const torch::Tensor& parameter : net->parameters()) parameter.set_requires_grad(false);
+    optimizer.zero_grad();
+    for (const torch::Tensor& parameter : net->parameters()) parameter.set_requires_grad(true);
+    backward(net, step);
+    optimizer.step();
+    const std::uint64_t now = metrics().completed_operations - before;
+    if (step > 1) {
+      EXPECT_EQ(net->fc1->weight.grad().const_data_ptr(), place) << "another bucket";
+      EXPECT_EQ(now, operations) << "an order was learnt again";
+    }
+    place = net->fc1->weight.grad().const_data_ptr();
+    operations = now;
+  }
+}
+
 TEST(BucketViews, GradientsDiscardedBeforeTheyAreUsed) {
   expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     optimizer.zero_grad();

@@ -95,7 +95,6 @@ void GradientReducer::open_device_queue() {
 }
 
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
-  if (units_.follow_parameters()) readiness_.set_units(units_.members());
   readiness_.look_again();
   hooks_.install(
       [self](std::size_t parameter) {
@@ -200,6 +199,7 @@ void GradientReducer::synchronize() {
     exchange_.wait();
     exchange_.raise_if_error();
     exchange_.check_parameters();
+  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
     exchange_.complete();
   } catch (...) {
     exchange_.wait();
