@@ -230,17 +230,20 @@ void GroupMirror::refuse_changed_wrapper() const {
         "torch::optim::Optimizer, which nobody reads; expected it in the state of the optimizer "
         "that it wraps: inner().state()");
   }
-  const std::string advice =
+  constexpr const char* kAdvice =
       " through torch::optim::Optimizer&, whose functions cannot be replaced; expected "
       "DistributedOptimizer::add_param_group(), on every rank, so that the gradients are reduced";
   if (groups.size() > last_.size()) {
     throw UsageError("DistributedOptimizer: parameter group " + std::to_string(last_.size()) +
-                     " was added" + advice);
+                     " was added" + kAdvice);
   }
   bool changed = groups.size() < last_.size();
   for (std::size_t g = 0; g < groups.size() && !changed; ++g)
     changed = !same(groups[g].params(), last_[g].parameters);
-  if (changed) throw UsageError("DistributedOptimizer: parameters were added or removed" + advice);
+  if (changed) {
+    throw UsageError(std::string("DistributedOptimizer: parameters were added or removed") +
+                     kAdvice);
+  }
 }
 
 bool GroupMirror::wrapped_has_other_parameters() const {
