@@ -148,10 +148,14 @@ TEST(SyncBatchNorm, StridedInputsAndGradients) {
   const auto whole = inputs.whole().requires_grad_();
   const torch::Tensor y = pair.layer->forward(x.transpose(2, 3));
   const torch::Tensor expected = pair.reference->forward(whole.transpose(2, 3));
-  y.transpose(2, 3).square().sum().backward();
-  expected.transpose(2, 3).square().sum().backward();
+  // The square of a normalised y has almost no gradient.
+  y.transpose(2, 3).pow(3).sum().backward();
+  expected.transpose(2, 3).pow(3).sum().backward();
   expect_near(y, inputs.own_rows(expected, {}), 2e-5, "output");
+  ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F) << "this test tests nothing";
   expect_near(x.grad(), inputs.own_rows(whole.grad(), {}), 2e-4, "gradient");
+  const torch::Tensor weight = allreduce(pair.layer->weight.grad(), {.op = ReduceOp::kSum});
+  expect_near(weight, pair.reference->weight.grad(), 2e-4, "gradient of the weight");
 }
 
 TEST(SyncBatchNorm, ReducedPrecisionKeepsStatisticsInFloat32) {
@@ -163,12 +167,17 @@ TEST(SyncBatchNorm, ReducedPrecisionKeepsStatisticsInFloat32) {
     const auto x = own_of(inputs.parts, ProcessSet()).to(type).requires_grad_();
     const auto whole = inputs.whole().to(type).to(torch::kFloat32).requires_grad_();
     const torch::Tensor y = layer->forward(x);
-    y.to(torch::kFloat32).square().sum().backward();
+    Joined weights = joined({}, kUneven, {8, 8}, 105);  // of the loss, exact in this type
+    for (torch::Tensor& part : weights.parts) part = part.to(type).to(torch::kFloat32);
+    (y.to(torch::kFloat32) * own_of(weights.parts, ProcessSet())).sum().backward();
     const torch::Tensor expected = reference->forward(whole);
-    expected.square().sum().backward();
+    (expected * weights.whole()).sum().backward();
+    ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F) << "this test tests nothing";
     EXPECT_EQ(y.scalar_type(), type);
     expect_near(y.to(torch::kFloat32), inputs.own_rows(expected, {}), 2e-2, "output");
     expect_near(x.grad().to(torch::kFloat32), inputs.own_rows(whole.grad(), {}), 2e-2, "gradient");
+    const torch::Tensor weight = allreduce(layer->weight.grad(), {.op = ReduceOp::kSum});
+    expect_near(weight, reference->weight.grad(), 2e-2, "gradient of the weight");
     expect_near(layer->running_mean, reference->running_mean, 1e-5, "mean");
     expect_near(layer->running_var, reference->running_var, 1e-5, "var");
   }
