@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -34,15 +35,21 @@ GradientHooks::GradientHooks(const std::vector<torch::Tensor>& parameters) {
   for (const torch::Tensor& parameter : parameters) parameters_.push_back({.parameter = parameter});
 }
 
+/// Module::to() with another dtype replaces a parameter's accumulator.
+bool GradientHooks::missing(const Hooked& hooked) {
+  return hooked.parameter.requires_grad() &&
+         (!hooked.accumulator ||
+          torch::autograd::impl::try_get_grad_accumulator(hooked.parameter) != hooked.accumulator);
+}
+
+bool GradientHooks::complete() const {
+  return std::none_of(parameters_.begin(), parameters_.end(), missing);
+}
+
 void GradientHooks::install(const Before& before, const After& after) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
-    if (!hooked.parameter.requires_grad()) continue;
-    // Module::to() with another dtype replaces a parameter's accumulator.
-    if (hooked.accumulator &&
-        torch::autograd::impl::try_get_grad_accumulator(hooked.parameter) == hooked.accumulator) {
-      continue;
-    }
+    if (!missing(hooked)) continue;
     unhook(hooked);
     hook(i, before, after);
   }

@@ -32,6 +32,8 @@ class GradientHooks {
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed.
   void install(const Before& before, const After& after);
+  /// There is nothing for install() to do.
+  bool complete() const;
   void remove() noexcept;
 
  private:
@@ -46,6 +48,7 @@ class GradientHooks {
     std::uintptr_t post_hook = 0;
   };
 
+  static bool missing(const Hooked& hooked);
   void hook(std::size_t index, const Before& before, const After& after);
   static void unhook(Hooked& hooked) noexcept;
 

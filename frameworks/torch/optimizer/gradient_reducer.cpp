@@ -100,6 +100,7 @@ void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
       [self](std::size_t parameter) {
         if (const auto alive = self.lock())
           locked(*alive, &GradientReducer::before_accumulate, parameter);
+  if (hooks_.complete()) return;  // without allocating the functions
       },
       [self](std::size_t parameter, const variable_list& gradients) {
         if (const auto alive = self.lock())
