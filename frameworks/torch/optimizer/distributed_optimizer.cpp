@@ -10,6 +10,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
+#include "optimizer/departed_optimizers.h"
 #include "optimizer/gradient_reducer.h"
 #include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
@@ -83,16 +84,29 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
 }
 
 DistributedOptimizer::~DistributedOptimizer() {
+  warn_of_early_end();
+  locked(*reducer_, &GradientReducer::remove_hooks);
+  LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
+}
+
+void DistributedOptimizer::warn_of_early_end() const {
   const bool in_job = is_initialized() && options_.process_set.included();
-  if (in_job && options_.process_set.size() > 1 &&
-      !locked(*reducer_, &GradientReducer::has_reduced) && std::uncaught_exceptions() == 0) {
+  if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;
+  if (!locked(*reducer_, &GradientReducer::has_reduced)) {
     TORCH_WARN(
         "a DistributedOptimizer is destroyed that has never reduced a gradient; if the wrapped "
         "optimizer goes on to step(), each rank trains a model of its own: keep the "
         "DistributedOptimizer for as long as the model is trained");
+    return;
   }
-  locked(*reducer_, &GradientReducer::remove_hooks);
-  LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
+  if (locked(*reducer_, &GradientReducer::in_flight)) {
+    TORCH_WARN(
+        "a DistributedOptimizer is destroyed between backward() and step(), while gradients are "
+        "being reduced, whose results are lost; expected step() or zero_grad() before its end");
+  }
+  locked(*reducer_, [](const GradientReducer& reducer) {
+    libtorch::watch_departed(reducer.parameters(), kWho);
+  });
 }
 
 torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {

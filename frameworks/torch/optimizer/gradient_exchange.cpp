@@ -177,6 +177,13 @@ void GradientExchange::check_parameters() {
   check_.compare(flags_.room());
 }
 
+bool GradientExchange::any_used() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (flags_.used(i)) return true;
+  }
+  return false;
+}
+
 void GradientExchange::complete() {
   hooked_.finish();
   for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));

@@ -43,6 +43,9 @@ class GradientExchange {
   /// Looks at what has travelled with the gradients. @throws DivergedError on every rank. @pre
   /// succeeded()
   void check_parameters();
+  /// Some rank has a gradient of some parameter. @pre check_parameters()
+  /// (checked by UsedFlags::used())
+  bool any_used() const;
   /// Makes what has been reduced the parameters' gradients. @pre check_parameters()
   /// (checked by UsedFlags::used())
   void complete();

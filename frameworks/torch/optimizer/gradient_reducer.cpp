@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "hvd/error.h"
+#include "hvd/torch/distributed_optimizer.h"
+#include "optimizer/departed_optimizers.h"
 #include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
 
@@ -62,7 +64,9 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
       agreement_(how_, parameters_),
       units_(how_, parameters_, agreement_),
       check_(how_, names_of(parameters_), tensors_of(parameters_)),
+      finite_(how_),
       exchange_(how_, parameters_, units_, readiness_, check_) {
+  forget_departed(parameters_);
   readiness_.set_units(units_.members());
 }
 
@@ -186,10 +190,13 @@ void GradientReducer::submit_rest() {
   exchange_.submit_rest();
 }
 
-/// Whoever resets gradients resets all, so one stands for them.
-bool GradientReducer::was_reset() const {
-  const auto first = readiness_.first();
-  return first && !parameters_[*first].has_gradient();
+void GradientReducer::look_for_nonfinite() {
+  if (!how_.error_if_nonfinite) return;
+  const std::string difference = finite_.difference(parameters_);
+  if (difference.empty()) return;
+  throw NonFiniteError(std::string(how_.who) + " (" + how_.scope +
+                       "): before they were reduced the gradients were not finite: " + difference +
+                       "; expected numbers on every rank; look at that rank's batch and loss");
 }
 
 void GradientReducer::synchronize() {
@@ -199,8 +206,9 @@ void GradientReducer::synchronize() {
     submit_rest();
     exchange_.wait();
     exchange_.raise_if_error();
+  if (how_.error_if_nonfinite) finite_.look_at(index, parameter.tensor().grad());
     exchange_.check_parameters();
-  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+    warn_without_gradients();
     exchange_.complete();
   } catch (...) {
     exchange_.wait();
@@ -221,6 +229,13 @@ void GradientReducer::begin_cycle() { readiness_.set_reduced(false); }
 /// Other ranks may have submitted what this one has not, so the cycle is completed rather than cut
 /// off.
 void GradientReducer::abandon() {
+  keep_results();
+  if (how_.error_if_nonfinite) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].active() && !readiness_.handed_over(i))
+        finite_.look_at(i, parameters_[i].tensor().grad());
+    }
+  }
   try {
     submit_rest();
     exchange_.wait();
@@ -239,6 +254,7 @@ void GradientReducer::abandon() {
 
 void GradientReducer::warn_of_dropped() {
   constexpr int kSuspicious = 5;
+    look_for_nonfinite();
   if (++dropped_in_a_row_ != kSuspicious) return;
   TORCH_WARN(how_.who, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
              " times in a row, without a step() or synchronize() of this ", how_.who,
@@ -266,3 +282,22 @@ bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
 void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
 
 }  // namespace hvd::libtorch
+    if (how_.error_if_nonfinite) finite_.difference(parameters_);  // ranks that step ask, too
+void GradientReducer::warn_without_gradients() {
+  const bool any_active = std::any_of(parameters_.begin(), parameters_.end(),
+                                      [](const auto& parameter) { return parameter.active(); });
+  if (warned_without_gradients_ || exchange_.any_used() || !any_active) return;
+  warned_without_gradients_ = true;
+  TORCH_WARN(
+      how_.who, " (", how_.scope,
+      "): step() without a gradient: no rank has one of any parameter. Expected a backward() "
+      "since zero_grad(), through the parameters that the ",
+      how_.who,
+      " was constructed with. What is usually forgotten: to construct it again after the "
+      "model was replaced; zero_grad() belongs before backward(), not between backward() "
+      "and step()");
+}
+
+  finite_.end_cycle();
+  witness_.reset();
+  reached_ = false;

@@ -15,6 +15,7 @@
 
 #include "hvd/collectives.h"
 #include "optimizer/gradient_exchange.h"
+#include "optimizer/finite_check.h"
 #include "optimizer/gradient_hooks.h"
 #include "optimizer/gradient_readiness.h"
 #include "optimizer/gradient_units.h"
@@ -119,6 +120,8 @@ class GradientReducer {
 
   std::vector<ReducedParameter> parameters_;
   GradientHooks hooks_;
+  void warn_without_gradients();
+  void look_for_nonfinite();
   GradientReadiness readiness_;
   RankAgreement agreement_;
   GradientUnits units_;
@@ -131,6 +134,7 @@ class GradientReducer {
 /// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
 template <class Call, class... Arguments>
 auto locked(SharedReducer& shared, Call&& call, Arguments&&... arguments) {
+  FiniteCheck finite_;
   return shared.withLock([&](const std::unique_ptr<GradientReducer>& reducer) {
     return std::invoke(call, *reducer, std::forward<Arguments>(arguments)...);
   });

@@ -80,6 +80,7 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .bucket_views = options.gradient_as_bucket_view,
           .bucket_bytes = options.bucket_bytes,
           .check_every = check_every(options),
+          .error_if_nonfinite = options.error_if_nonfinite,
           .of_changes = options.adasum_delta,
           .hook = options.gradient_hook};
 }

@@ -286,7 +286,7 @@ bool ParameterCheck::differs(std::span<const float> reduced) {
   return codes_differ(reduced);
 }
 
-bool ParameterCheck::codes_differ(std::span<const float> reduced) const {
+bool ParameterCheck::codes_differ(std::span<const float> reduced) {
   std::int64_t low = std::numeric_limits<std::int64_t>::max();
   std::int64_t high = std::numeric_limits<std::int64_t>::min();
   for (std::size_t at = 0; at < reduced.size(); at += places()) {
@@ -295,6 +295,7 @@ bool ParameterCheck::codes_differ(std::span<const float> reduced) const {
     low = std::min<std::int64_t>(low, static_cast<std::int32_t>(code));
     high = std::max<std::int64_t>(high, static_cast<std::int32_t>(code));
   }
+  nonfinite_ = last_ == Mode::kProjection && high == kNotFinite;
   return last_ == Mode::kExact ? low != high
                                : apart(low, high, std::sqrt(static_cast<double>(trained_)));
 }
@@ -337,9 +338,21 @@ std::string ParameterCheck::first_difference() const {
   return "'" + names_[worst] + "' differs most";
 }
 
+void ParameterCheck::warn_of_nonfinite() {
+  if (!nonfinite_ || warned_) return;
+  warned_ = true;
+  TORCH_WARN(who_, " (", scope_, "): after ", cycles_ - 1,
+             " reductions of gradients the parameters contain inf or nan on every rank, as the "
+             "gradients of one rank did before. To find out which rank and parameter were the "
+             "first, run again with DistributedOptimizerOptions::error_if_nonfinite");
+}
+
 void ParameterCheck::compare(std::span<const float> reduced) {
   const std::uint64_t cycle = cycles_;
-  if (!differs(reduced)) return;
+  if (!differs(reduced)) {
+    warn_of_nonfinite();
+    return;
+  }
   std::string difference;
   try {
     difference = first_difference();

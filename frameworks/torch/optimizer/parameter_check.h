@@ -58,7 +58,8 @@ class ParameterCheck {
   std::size_t places() const { return 2 + 32 / bits_; }
   std::uint32_t decode(float reduced) const;
   bool differs(std::span<const float> reduced);
-  bool codes_differ(std::span<const float> reduced) const;
+  bool codes_differ(std::span<const float> reduced);
+  void warn_of_nonfinite();
   std::string first_difference() const;
 
   const std::string who_;
@@ -75,6 +76,8 @@ class ParameterCheck {
   int since_ = 0;  ///< cycles since the last check
   bool retry_ = false;
   Mode last_ = Mode::kExact;  ///< of the last check
+  bool nonfinite_ = false;    ///< in the last check the parameters of all ranks
+  bool warned_ = false;
 };
 
 }  // namespace hvd::libtorch

@@ -31,6 +31,7 @@ std::map<std::string, std::int64_t> options_of(const GradientReduction& how) {
   return {{"adasum_delta", how.of_changes},
           {"bucket_bytes", how.bucket_bytes},
           {"check_every", how.check_every},
+          {"error_if_nonfinite", how.error_if_nonfinite},
           {"gradient_as_bucket_view", how.bucket_views},
           {"gradient_hook", how.hook != nullptr},
           {"sharded", how.sharded},

@@ -36,6 +36,14 @@ class DivergedError : public Error {
   using Error::Error;
 };
 
+/// Gradients of some ranks contain inf or nan (see
+/// DistributedOptimizerOptions::error_if_nonfinite). Raised on every rank of the optimizer's set,
+/// whose parameters are then unchanged; the runtime goes on.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
@@ -81,6 +89,11 @@ struct DistributedOptimizerOptions {
   /// reductions of gradients (up to roundings): step() throws DivergedError if they are not the
   /// same. 0: never. Not set: HVD_CHECK_EVERY, else 100.
   std::optional<int> check_every = std::nullopt;
+  /// For a search: every rank looks for inf and nan in its own gradients before they are reduced,
+  /// and step() throws NonFiniteError that names the ranks and parameters. Costs a pass over the
+  /// gradients and a small operation in each step. Not with a GradScaler, which overflows on
+  /// purpose.
+  bool error_if_nonfinite = false;
 };
 
 /// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize().
@@ -130,7 +143,8 @@ class [[nodiscard]] NoSync {
 /// after that gradients are final, and step() uses what has become of them. In the first step
 /// nothing is sent before step(), where the ranks find out whether they have the same parameters.
 /// One thread at a time, but for the hooks, which run on whatever thread backward uses. The
-/// destructor removes the hooks; it never communicates.
+/// destructor removes the hooks; it never communicates. It warns when no gradient was ever reduced
+/// and when gradients are being reduced, and backward passes warn that go on without it.
 ///
 /// It is a torch::optim::Optimizer, with parameter groups and defaults that are those of
 /// `optimizer`: what takes one (learning-rate schedulers, torch::save() and torch::load(), a
@@ -179,10 +193,12 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// evaluated, and the loss it returns too (as the gradients are), so that every rank's optimizer
   /// takes the same decisions; that loss is returned. Under skip_synchronize() a closure calls
   /// synchronize() itself, after backward().
-  /// @throws MismatchError, DivergedError, StalledError, PeerLostError, ShutdownError: the
-  /// parameters are then unchanged. UsageError for gradients that were written to while they were
-  /// reduced, for parameters that `optimizer` was given since behind its back, and for an option
-  /// that was written both here and in `optimizer`, to different values.
+  /// Warns, once, when no rank has a gradient of any parameter: the model has been replaced since
+  /// the construction, or zero_grad() was called after backward().
+  /// @throws MismatchError, DivergedError, NonFiniteError, StalledError, PeerLostError,
+  /// ShutdownError: the parameters are then unchanged. UsageError for gradients that were written
+  /// to while they were reduced, for parameters that `optimizer` was given since behind its back,
+  /// and for an option that was written both here and in `optimizer`, to different values.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   /// The same for a shared pointer to a module. @throws UsageError for a null pointer
@@ -264,6 +280,7 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   void refuse_new_parameters() const;
   void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
   std::vector<torch::Tensor> all_parameters() const;
+  void warn_of_early_end() const;
 
   /// The names of all parameters that there will be: the known ones, `names`, and numbers.
   NamedParameters names_with(const NamedParameters& names) const;
