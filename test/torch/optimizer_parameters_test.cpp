@@ -106,6 +106,30 @@ TEST(Names, EveryWayToCallTheConstructor) {
   }
 }
 
+// The names of hvd's own operations in an optimizer's scope.
+TEST(Names, ThatHvdUsesItself) {
+  NamedParameters named;
+  for (const char* const name :
+       {"add_param_group", "buckets", "descriptions", "finite", "found_inf", "layouts", "loss",
+        "norm", "open", "options", "order", "parameters", "shards", "used", "weight"})
+    named.insert(name, torch::ones({3}, torch::requires_grad()));
+  for (const bool views : {true, false}) {
+    SGD sgd(named.values(), 0.1);
+    DistributedOptimizer optimizer(sgd, named,
+                                   {.gradient_as_bucket_view = views, .error_if_nonfinite = true});
+    for (int step = 0; step < 3; ++step) {
+      const auto closure = [&] {
+        optimizer.zero_grad();
+        torch::Tensor loss = (torch::stack(named.values()) * static_cast<double>(rank())).sum();
+        loss.backward();
+        return loss;
+      };
+      optimizer.step(closure);
+      EXPECT_TRUE(near(named["used"].grad(), torch::full({3}, static_cast<float>(size() - 1) / 2)));
+    }
+  }
+}
+
 TEST(Names, AModuleWithoutParametersOrWithOthers) {
   Net net = same_net();
   SGD sgd(net->parameters(), 0.1);

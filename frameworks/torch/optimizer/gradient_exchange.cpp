@@ -190,12 +190,19 @@ void GradientExchange::complete() {
   completed_ = true;
 }
 
+void GradientExchange::drop_results() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  hooked_.drop();
+  if (how_.hook || !succeeded()) return;
+  for (const std::size_t i : readiness_.submitted()) {
+    parameters_[i].release();
+    parameters_[i].note_dropped_result();
+  }
+}
+
 void GradientExchange::end_cycle() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
-  for (ReducedParameter& parameter : parameters_) {
-    parameter.release();
-    parameter.drop();
-  }
+  for (ReducedParameter& parameter : parameters_) parameter.end_cycle();
   for (const GradientUnit& unit : units_.all()) {
     if (unit.bucket && unit.bucket->gathers()) unit.bucket->let_go(completed_);
   }

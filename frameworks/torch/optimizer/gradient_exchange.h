@@ -50,7 +50,8 @@ class GradientExchange {
   /// (checked by UsedFlags::used())
   void complete();
   /// Instead of complete(): waits for what only the user's GradientHook knows to be under way.
-  void drop_results() { hooked_.drop(); }
+  /// @pre wait()
+  void drop_results();
   /// Forgets what is under way. @pre wait()
   void end_cycle();
 

@@ -62,11 +62,6 @@ void GradientReadiness::note_submitted(std::size_t unit) {
   }
 }
 
-std::optional<std::size_t> GradientReadiness::first() const {
-  if (arrivals_.empty()) return std::nullopt;
-  return arrivals_.front();
-}
-
 std::vector<std::size_t> GradientReadiness::units_left() const {
   std::vector<std::size_t> left;
   for (std::size_t u = 0; u < units_.size(); ++u) {

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,8 +48,6 @@ class GradientReadiness {
 
   /// A gradient has been handed over, though its unit may not be complete, or submitted.
   bool in_cycle() const { return !arrivals_.empty() || !submitted_.empty(); }
-  /// The first gradient of this cycle.
-  std::optional<std::size_t> first() const;
   std::vector<std::size_t> units_left() const;
   /// In order of submission.
   std::span<const std::size_t> submitted() const { return submitted_; }

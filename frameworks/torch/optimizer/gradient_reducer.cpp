@@ -100,11 +100,11 @@ void GradientReducer::open_device_queue() {
 
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   readiness_.look_again();
+  if (hooks_.complete()) return;  // without allocating the functions
   hooks_.install(
       [self](std::size_t parameter) {
         if (const auto alive = self.lock())
           locked(*alive, &GradientReducer::before_accumulate, parameter);
-  if (hooks_.complete()) return;  // without allocating the functions
       },
       [self](std::size_t parameter, const variable_list& gradients) {
         if (const auto alive = self.lock())
@@ -129,13 +129,17 @@ void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) con
 }
 
 void GradientReducer::before_accumulate(std::size_t index) {
-  const ReducedParameter& parameter = parameters_[index];
+  ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
-  // The gradients were reset behind our back (Module::zero_grad, or the wrapped optimizer's): so is
-  // their cycle.
+  // The gradients were reset by Module::zero_grad(), or the wrapped optimizer's: so is their cycle.
   if (was_reset()) abandon();
-  if (!parameter.has_gradient()) readiness_.forget_passes(index);
-  if (!readiness_.handed_over(index)) return;
+  if (parameter.was_reset()) readiness_.forget_passes(index);
+  if (!parameter.has_gradient()) parameter.forget_result();
+  if (!readiness_.handed_over(index)) {
+    refuse_scattered(parameter);
+    if (keeps_results() && parameter.holds_result()) parameter.keep_result();
+    return;
+  }
   // Nothing has been added yet: the gradient that is being reduced stays intact.
   throw UsageError(std::string(how_.who) + ": backward() reached parameter '" + parameter.name() +
                    "' again after its gradient was handed over for this step (expected " +
@@ -145,8 +149,40 @@ void GradientReducer::before_accumulate(std::size_t index) {
                    "accumulate under no_sync()");
 }
 
+/// One that was reset as a whole is the program's.
+void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const {
+  if (!scattered_ || !parameter.has_gradient()) return;
+  throw UsageError(std::string(how_.who) + ": backward() reached parameter '" + parameter.name() +
+                   "' after its gradient was reduced for this step, of which this rank has only "
+                   "the part that it updates; expected step() or zero_grad() of the " +
+                   how_.who +
+                   " first; to add up several backward passes, run all but the last under "
+                   "no_sync() before synchronize() or a function that clips");
+}
+
+/// An average of equal gradients is the same gradient; the sum of as many is not. What a
+/// GradientHook makes of them is not known.
+bool GradientReducer::keeps_results() const {
+  return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.of_changes &&
+         how_.process_set.size() > 1;
+}
+
+/// Of parameters that no backward pass has reached. What the program itself has put there without
+/// any is a gradient to be reduced.
+void GradientReducer::keep_results() {
+  if (!keeps_results()) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    ReducedParameter& parameter = parameters_[i];
+    if (!parameter.active() || readiness_.handed_over(i)) continue;
+    if (parameter.holds_untouched_result() || (reached_ && parameter.holds_result()))
+      parameter.keep_result();
+  }
+}
+
 void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
   readiness_.set_reduced(false);
+  reached_ = true;
+  parameters_[index].note_pass();
   if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
   try {
@@ -164,8 +200,10 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
 
 void GradientReducer::hand_over(std::size_t index, const variable_list& gradients) {
   ReducedParameter& parameter = parameters_[index];
+  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
   if (!agreement_.same_parameters()) refuse_capture(parameter);
+  if (how_.error_if_nonfinite) finite_.look_at(index, parameter.tensor().grad());
   if (parameter.view().defined()) {
     parameter.place(how_);
   } else {
@@ -173,6 +211,7 @@ void GradientReducer::hand_over(std::size_t index, const variable_list& gradient
   }
   parameter.guard();
   readiness_.note_ready(index, agreement_.waits_for_layout(parameter));
+  if (!witness_ && parameter.had_gradient()) witness_ = index;
 }
 
 /// What is not submitted yet could not be later, if a graph is being captured now.
@@ -187,6 +226,13 @@ void GradientReducer::submit_rest() {
   if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   if (!agreement_.same_parameters()) agreement_.compare_parameters();
   if (agreement_.layouts_in_doubt()) agreement_.agree_on_layouts();
+  keep_results();
+  if (how_.error_if_nonfinite) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].active() && !readiness_.handed_over(i))
+        finite_.look_at(i, parameters_[i].tensor().grad());
+    }
+  }
   exchange_.submit_rest();
 }
 
@@ -199,14 +245,17 @@ void GradientReducer::look_for_nonfinite() {
                        "; expected numbers on every rank; look at that rank's batch and loss");
 }
 
+/// Programs reset all gradients at once, so one stands for them.
+bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
+
 void GradientReducer::synchronize() {
   if (readiness_.reduced()) return;
   dropped_in_a_row_ = 0;
   try {
     submit_rest();
     exchange_.wait();
+    look_for_nonfinite();
     exchange_.raise_if_error();
-  if (how_.error_if_nonfinite) finite_.look_at(index, parameter.tensor().grad());
     exchange_.check_parameters();
     warn_without_gradients();
     exchange_.complete();
@@ -221,24 +270,25 @@ void GradientReducer::synchronize() {
   end_cycle();
   // Whatever becomes of the buckets: gradients must not be reduced twice.
   readiness_.set_reduced(true);
+  scattered_ = how_.sharded && how_.process_set.size() > 1;
   if (!order.empty() && units_.learn(std::move(order))) readiness_.set_units(units_.members());
 }
 
-void GradientReducer::begin_cycle() { readiness_.set_reduced(false); }
+/// A closure may be evaluated before the step that takes the gradients.
+void GradientReducer::begin_cycle() {
+  readiness_.set_reduced(false);
+  scattered_ =
+      scattered_ && std::any_of(parameters_.begin(), parameters_.end(),
+                                [](const auto& parameter) { return parameter.has_gradient(); });
+}
 
 /// Other ranks may have submitted what this one has not, so the cycle is completed rather than cut
 /// off.
 void GradientReducer::abandon() {
-  keep_results();
-  if (how_.error_if_nonfinite) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (parameters_[i].active() && !readiness_.handed_over(i))
-        finite_.look_at(i, parameters_[i].tensor().grad());
-    }
-  }
   try {
     submit_rest();
     exchange_.wait();
+    if (how_.error_if_nonfinite) finite_.difference(parameters_);  // ranks that step ask, too
     warn_of_dropped();
     // Ranks that step do the same.
     if (exchange_.succeeded()) exchange_.check_parameters();
@@ -254,7 +304,6 @@ void GradientReducer::abandon() {
 
 void GradientReducer::warn_of_dropped() {
   constexpr int kSuspicious = 5;
-    look_for_nonfinite();
   if (++dropped_in_a_row_ != kSuspicious) return;
   TORCH_WARN(how_.who, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
              " times in a row, without a step() or synchronize() of this ", how_.who,
@@ -263,26 +312,6 @@ void GradientReducer::warn_of_dropped() {
              how_.who, ", not of the optimizer that it wraps. (", how_.scope, ")");
 }
 
-void GradientReducer::discard() {
-  if (readiness_.in_cycle()) abandon();
-  end_cycle();
-}
-
-void GradientReducer::end_cycle() {
-  exchange_.end_cycle();
-  units_.end_cycle();
-  agreement_.end_cycle();
-  readiness_.end_cycle();
-}
-
-std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
-
-bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
-
-void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
-
-}  // namespace hvd::libtorch
-    if (how_.error_if_nonfinite) finite_.difference(parameters_);  // ranks that step ask, too
 void GradientReducer::warn_without_gradients() {
   const bool any_active = std::any_of(parameters_.begin(), parameters_.end(),
                                       [](const auto& parameter) { return parameter.active(); });
@@ -298,6 +327,27 @@ void GradientReducer::warn_without_gradients() {
       "and step()");
 }
 
+void GradientReducer::discard() {
+  if (readiness_.in_cycle()) abandon();
+  end_cycle();
+  for (ReducedParameter& parameter : parameters_) parameter.forget_result();
+  scattered_ = false;
+}
+
+void GradientReducer::end_cycle() {
+  exchange_.end_cycle();
+  units_.end_cycle();
+  agreement_.end_cycle();
+  readiness_.end_cycle();
   finite_.end_cycle();
   witness_.reset();
   reached_ = false;
+}
+
+std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
+
+bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
+
+void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
+
+}  // namespace hvd::libtorch

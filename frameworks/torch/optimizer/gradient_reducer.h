@@ -8,14 +8,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "hvd/collectives.h"
-#include "optimizer/gradient_exchange.h"
 #include "optimizer/finite_check.h"
+#include "optimizer/gradient_exchange.h"
 #include "optimizer/gradient_hooks.h"
 #include "optimizer/gradient_readiness.h"
 #include "optimizer/gradient_units.h"
@@ -44,6 +45,10 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// the same parameters: what one rank alone sent would wait for the others. Gradients travel one by
 /// one, and the ranks learn in which order they became ready (that of the set's first rank). From
 /// then on `.grad` is a view into a bucket where it can be (see GradientUnits).
+///
+/// A backward pass may add to gradients that have been reduced, whose average stays what it is when
+/// it is averaged once more. A sum does not, so it is put aside and added to the next one. A
+/// scattered gradient is a mixture of reduced and own elements, so that adding to it is an error.
 ///
 /// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in
 /// the current stream of the hook, and synchronize() makes the current stream of its caller wait,
@@ -110,8 +115,13 @@ class GradientReducer {
   void hand_over(std::size_t index, const torch::autograd::variable_list& gradients);
   void submit_rest();
   bool was_reset() const;
+  void refuse_scattered(const ReducedParameter& parameter) const;
+  bool keeps_results() const;
+  void keep_results();
   void abandon();
   void warn_of_dropped();
+  void warn_without_gradients();
+  void look_for_nonfinite();
   void end_cycle();
 
   const GradientReduction how_;
@@ -120,21 +130,23 @@ class GradientReducer {
 
   std::vector<ReducedParameter> parameters_;
   GradientHooks hooks_;
-  void warn_without_gradients();
-  void look_for_nonfinite();
   GradientReadiness readiness_;
   RankAgreement agreement_;
   GradientUnits units_;
   ParameterCheck check_;
+  FiniteCheck finite_;
   GradientExchange exchange_;
+  std::optional<std::size_t> witness_;  ///< the first of this cycle that had a gradient
+  bool reached_ = false;      ///< by a backward pass since the last cycle, also under no_sync()
+  bool scattered_ = false;    ///< gradients are reduced where this rank updates, and nowhere else
   int dropped_in_a_row_ = 0;  ///< cycles
-  Operation opening_;         ///< see open_device_queue()
+  bool warned_without_gradients_ = false;
+  Operation opening_;  ///< see open_device_queue()
 };
 
 /// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
 template <class Call, class... Arguments>
 auto locked(SharedReducer& shared, Call&& call, Arguments&&... arguments) {
-  FiniteCheck finite_;
   return shared.withLock([&](const std::unique_ptr<GradientReducer>& reducer) {
     return std::invoke(call, *reducer, std::forward<Arguments>(arguments)...);
   });

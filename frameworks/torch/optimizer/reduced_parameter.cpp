@@ -1,7 +1,9 @@
 #include "optimizer/reduced_parameter.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,10 +43,31 @@ torch::Tensor sample_of(const torch::Tensor& coo) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor values = coo.detach()._values().reshape(-1);
   const std::int64_t stride = std::max<std::int64_t>(values.numel() / 64, 1);
-  return values.slice(0, 0, std::nullopt, stride).cpu().clone();
+  return values.slice(0, 0, std::nullopt, stride).cpu().clone(at::MemoryFormat::Contiguous);
+}
+
+/// Two nan of the same bits are equal.
+bool same_bytes(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+std::uint32_t version_of(const torch::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
 }
 
 }  // namespace
+
+/// hvd's own operations have names in the same scope.
+void ReducedParameter::set_scope(const GradientReduction& how) {
+  static constexpr std::array<std::string_view, 14> kTaken = {
+      "add_param_group", "buckets",    "descriptions", "finite", "found_inf",
+      "layouts",         "loss",       "norm",         "open",   "options",
+      "order",           "parameters", "shards",       "used"};
+  const bool taken = std::find(kTaken.begin(), kTaken.end(), name()) != kTaken.end();
+  label_ = how.scope + (taken ? ".parameter." : ".") + name();
+  self_.wrapper = how.who;
+}
 
 void ReducedParameter::guard() {
   torch::Tensor& gradient = parameter_.mutable_grad();
@@ -76,7 +99,7 @@ bool ReducedParameter::release() noexcept {
     touched = touched || (still_there && guarded_._version() != version_);
     if (still_there && unguarded_.defined()) gradient = unguarded_;
   } else {
-    touched = touched || (still_there && !torch::equal(sample_of(guarded_), sample_));
+    touched = touched || (still_there && !same_bytes(sample_of(guarded_), sample_));
   }
   guarded_ = unguarded_ = expected_ = sample_ = torch::Tensor();
   return touched;
@@ -257,8 +280,10 @@ void ReducedParameter::move_to_view() {
                     gradient.scalar_type() == view_.scalar_type() &&
                     gradient.sizes() == view_.sizes();
   if (!fits) return;
+  const bool result = holds_result();
   view_.copy_(gradient);
   gradient = view_;
+  if (result) note_result();
 }
 
 std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction& how) {
@@ -293,7 +318,12 @@ void ReducedParameter::complete_view(bool used) {
 
 void ReducedParameter::complete(bool used) {
   const torch::NoGradGuard no_grad;
-  if (view_.defined()) return complete_view(used);
+  view_.defined() ? complete_view(used) : complete_wire(used);
+  add_kept();
+  note_result();
+}
+
+void ReducedParameter::complete_wire(bool used) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
   const torch::Tensor sent = sent_;
@@ -314,9 +344,72 @@ void ReducedParameter::complete(bool used) {
   }
 }
 
+bool ReducedParameter::holds_result() const {
+  const torch::Tensor& gradient = parameter_.grad();
+  return gradient.defined() && result_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
+}
+
+bool ReducedParameter::holds_untouched_result() const {
+  return holds_result() && version_of(parameter_.grad()) == result_version_;
+}
+
+void ReducedParameter::keep_result() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(holds_result());
+  const torch::NoGradGuard no_grad;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  result_.reset();
+  if (gradient.layout() == torch::kStrided) {
+    kept_ = gradient.clone();
+    gradient.zero_();
+  } else {
+    kept_ = gradient;
+    gradient = torch::zeros_like(gradient);
+  }
+}
+
+void ReducedParameter::forget_result() {
+  result_.reset();
+  kept_ = torch::Tensor();
+}
+
+void ReducedParameter::note_result() {
+  const torch::Tensor& gradient = parameter_.grad();
+  result_.reset();
+  if (!gradient.defined()) return;
+  result_ = decltype(result_)(gradient.getIntrusivePtr());
+  result_version_ = version_of(gradient);
+}
+
+void ReducedParameter::note_dropped_result() {
+  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& reduced = view_.defined() ? view_ : wire_;
+  if (gradient.defined() && reduced.defined() && gradient.layout() == torch::kStrided &&
+      gradient.is_alias_of(reduced))
+    note_result();
+}
+
+void ReducedParameter::add_kept() {
+  const torch::Tensor kept = std::exchange(kept_, torch::Tensor());
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!kept.defined() || !gradient.defined()) return;
+  if (gradient.layout() == torch::kStrided) {
+    gradient.add_(kept);
+  } else {
+    gradient = kept.is_sparse() ? gradient + kept : kept + gradient;  // dense ones first
+  }
+}
+
 void ReducedParameter::drop() {
   sent_ = wire_ = torch::Tensor();
   sparse_.reset();
+}
+
+void ReducedParameter::end_cycle() {
+  const torch::NoGradGuard no_grad;
+  release();
+  drop();
+  had_gradient_ = false;
+  add_kept();
 }
 
 }  // namespace hvd::libtorch

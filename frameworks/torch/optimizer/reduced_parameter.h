@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -26,14 +28,14 @@ class ReducedParameter {
  public:
   /// @param name as the user calls it  @param group index of the user's group, or -1
   ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
-      : self_{.name = std::move(name)}, group_(group), parameter_(std::move(parameter)) {}
+      : self_{.name = std::move(name)},
+        group_(group),
+        parameter_(std::move(parameter)),
+        result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
 
   /// What goes before the name that the ranks agree on, and before messages. To be set before
   /// anything is sent.
-  void set_scope(const GradientReduction& how) {
-    label_ = how.scope + "." + name();
-    self_.wrapper = how.who;
-  }
+  void set_scope(const GradientReduction& how);
   const std::string& name() const noexcept { return self_.name; }
   /// As ranks agree on it.
   const std::string& label() const noexcept { return label_; }
@@ -47,6 +49,23 @@ class ReducedParameter {
   /// What all ranks keep to; a gradient of another layout is converted. nullopt counts as dense.
   SparseDims agreed_layout() const noexcept { return agreed_; }
   void agree(SparseDims layout) { agreed_ = layout; }
+
+  /// A backward pass has reached the parameter. It need not have left a gradient: a function may
+  /// return an undefined one.
+  void note_pass() { had_gradient_ = has_gradient(); }
+  /// The gradient that the last pass of this cycle has left is gone.
+  bool was_reset() const { return had_gradient_ && !has_gradient(); }
+  bool had_gradient() const noexcept { return had_gradient_; }
+
+  /// `.grad` is the result of a reduction, and the program has neither reset nor replaced it.
+  bool holds_result() const;
+  /// The same, and nothing has been written to it since.
+  bool holds_untouched_result() const;
+  /// Puts a result aside, so that the next reduction does not count it once for each rank. `.grad`
+  /// is zeros then; complete() adds to the next result what was put aside. @pre holds_result()
+  void keep_result();
+  /// The program has reset its gradients.
+  void forget_result();
 
   /// From here to release() `.grad` is not the program's: whoever touches it is noticed. This
   /// object stays where it is as long. @throws UsageError for a gradient with a graph of its own.
@@ -84,8 +103,13 @@ class ReducedParameter {
   /// Makes the reduced values the parameter's gradient. `used`: some rank had one. When none had,
   /// or the gradient that was sent has been reset since, `.grad` stays as it is.
   void complete(bool used);
+  /// Instead of complete(), after a reduction whose result is not used: a gradient that was reduced
+  /// in its place is a result all the same.
+  void note_dropped_result();
   /// Forgets the memory without using it.
   void drop();
+  /// Forgets what belongs to one cycle.
+  void end_cycle();
 
  private:
   void check_gradient(const GradientReduction& how);
@@ -94,6 +118,9 @@ class ReducedParameter {
   void choose_sent(const GradientReduction& how);
   bool lies_as_parameter(const torch::Tensor& gradient) const;
   void complete_view(bool used);
+  void complete_wire(bool used);
+  void note_result();
+  void add_kept();
   // Both of sent_.
   Submission prepare_dense(const GradientReduction& how);
   std::vector<Submission> prepare_sparse(const GradientReduction& how);
@@ -111,6 +138,11 @@ class ReducedParameter {
   torch::Tensor sample_;       ///< of the values of a sparse guarded_
   std::uint32_t version_ = 0;  ///< of guarded_
   bool shared_ = false;
+  bool had_gradient_ = false;
+  /// The last result. Weak: a result that the program drops is freed.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_;
+  std::uint32_t result_version_ = 0;
+  torch::Tensor kept_;  ///< see keep_result()
   torch::Tensor view_;
   torch::Tensor wire_;  ///< what is reduced; shares the memory of sent_ where it can
   std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_

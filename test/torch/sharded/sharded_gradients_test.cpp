@@ -130,6 +130,35 @@ TEST(ShardedGradients, AddUp) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
+// Of a gradient that has been reduced this rank has its own part only.
+TEST(ShardedGradients, TakeNoFurtherPassBetweenSynchronizeAndStep) {
+  train_by_each_optimizer([](Pair& nets, torch::optim::Optimizer& inner,
+                             torch::optim::Optimizer& serial) {
+    ShardedOptimizer optimizer(inner, nets.sharded);
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      backward(nets.sharded, 10 + step);
+      step % 2 == 0 ? optimizer.synchronize() : static_cast<void>(optimizer.clip_grad_norm_(1e9));
+      if (size() > 1) {
+        for (int attempt = 0; attempt < 2; ++attempt) {
+          const std::string message =
+              message_of<UsageError>([&] { backward(nets.sharded, 20 + step); });
+          EXPECT_TRUE(contains(message, "zero_grad()")) << message;
+          const auto guard = optimizer.no_sync();
+          EXPECT_THROW(backward(nets.sharded, 20 + step), UsageError);
+        }
+      }
+      step_both(nets, optimizer, serial, step);  // after zero_grad() all is well
+      backward(nets.sharded, 30 + step);
+      optimizer.synchronize();
+      nets.sharded->zero_grad();
+      backward(nets.sharded, 40 + step);
+    }
+    optimizer.zero_grad();
+    expect_equal_models(nets.sharded, nets.serial);
+  });
+}
+
 TEST(ShardedGradients, AreDroppedByZeroGrad) {
   Job job;
   ShardedOptimizer optimizer(job.inner, job.nets.sharded);

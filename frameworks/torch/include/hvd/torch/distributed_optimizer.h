@@ -70,6 +70,11 @@ struct DistributedOptimizerOptions {
   /// roundings on a GPU. Members of groups, sparse gradients and compressed float64 ones travel
   /// beside the buckets; with Adasum there are none.
   bool gradient_as_bucket_view = true;
+  /// Size of a bucket in bytes, the same on every rank. A gradient that is larger has a bucket of
+  /// its own. Large buckets take fewer operations; with small ones the first is reduced earlier,
+  /// and less is left to reduce when backward has ended. 0: an eighth of all gradients on the CPU,
+  /// at most 8 MiB; a quarter on a GPU, from 1 to 25 MiB, and at most 1 MiB in the last bucket.
+  std::int64_t bucket_bytes = 0;
   ProcessSet process_set = {};
   /// kAdasum only: of what the optimizer changes in the parameters, as Horovod has it, not of
   /// gradients. Every rank updates by its own gradients, which are not reduced; step() then adds
@@ -78,11 +83,6 @@ struct DistributedOptimizerOptions {
   bool adasum_delta = false;
   /// Reduces gradients in place of hvd: for a compression of your own. Sparse gradients are made
   /// dense. What it returns are the gradients; `op` is what becomes of a closure's loss. Not with
-  /// Size of a bucket in bytes, the same on every rank. A gradient that is larger has a bucket of
-  /// its own. Large buckets take fewer operations; with small ones the first is reduced earlier,
-  /// and less is left to reduce when backward has ended. 0: an eighth of all gradients on the CPU,
-  /// at most 8 MiB; a quarter on a GPU, from 1 to 25 MiB, and at most 1 MiB in the last bucket.
-  std::int64_t bucket_bytes = 0;
   /// Adasum, compression or gradient_predivide_factor.
   GradientHook gradient_hook = {};
   /// The ranks compare their parameters before the first update (bit for bit) and every so many
@@ -140,7 +140,10 @@ class [[nodiscard]] NoSync {
 /// place. Whoever does so (clip_grad_norm_(), the step() of the wrapped optimizer, an assignment of
 /// another tensor) gets a UsageError, at once or from step(), in most cases. What backward() has
 /// left under no_sync() is the program's until step() or synchronize() reduces what is then there;
-/// after that gradients are final, and step() uses what has become of them. In the first step
+/// after that gradients are final, and step() uses what has become of them. A backward() that
+/// follows without zero_grad() adds to what has been reduced, as in a single process. With another
+/// op than kAverage, and with a gradient_hook, `.grad` then holds what was added alone until it has
+/// been reduced. In the first step
 /// nothing is sent before step(), where the ranks find out whether they have the same parameters.
 /// One thread at a time, but for the hooks, which run on whatever thread backward uses. The
 /// destructor removes the hooks; it never communicates. It warns when no gradient was ever reduced
@@ -180,6 +183,12 @@ class DistributedOptimizer : public torch::optim::Optimizer {
                        DistributedOptimizerOptions options = {})
       : DistributedOptimizer(optimizer, static_cast<const torch::nn::Module&>(*module),
                              std::move(options)) {}
+  /// The same for a shared pointer to a module. @throws UsageError for a null pointer
+  template <std::derived_from<torch::nn::Module> Module>
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const std::shared_ptr<Module>& module,
+                       DistributedOptimizerOptions options = {})
+      : DistributedOptimizer(optimizer, libtorch::module_in(module, "DistributedOptimizer"),
+                             std::move(options)) {}
   /// Numbers the parameters: "param0", "param1", ... through all groups. What the optimizer does
   /// not have (frozen layers) is not compared between ranks.
   explicit DistributedOptimizer(torch::optim::Optimizer& optimizer,
@@ -201,12 +210,6 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// and for an option that was written both here and in `optimizer`, to different values.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
-  /// The same for a shared pointer to a module. @throws UsageError for a null pointer
-  template <std::derived_from<torch::nn::Module> Module>
-  DistributedOptimizer(torch::optim::Optimizer& optimizer, const std::shared_ptr<Module>& module,
-                       DistributedOptimizerOptions options = {})
-      : DistributedOptimizer(optimizer, libtorch::module_in(module, "DistributedOptimizer"),
-                             std::move(options)) {}
   /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
   /// optimizer does.
   void zero_grad(bool set_to_none = true);
@@ -277,10 +280,10 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   bool all_finite(const torch::Tensor& unscaled) const;
   /// Changes whenever the gradients change.
   std::uint64_t gradients_version() const;
+  void warn_of_early_end() const;
   void refuse_new_parameters() const;
   void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
   std::vector<torch::Tensor> all_parameters() const;
-  void warn_of_early_end() const;
 
   /// The names of all parameters that there will be: the known ones, `names`, and numbers.
   NamedParameters names_with(const NamedParameters& names) const;

@@ -58,8 +58,8 @@ struct ShardedOptimizerOptions {
 ///
 /// step() takes the gradients, also a step that a GradScaler skips: afterwards `.grad` is
 /// undefined, as after zero_grad(). Between synchronize() and step() it is reduced only where this
-/// rank updates. A parameter may get other memory, or other strides (a memory format), between
-/// step() and backward(), on every rank alike.
+/// rank updates, and backward() throws UsageError, also under no_sync(). A parameter may get other
+/// memory, or other strides (a memory format), between step() and backward(), on every rank alike.
 ///
 /// Not with join(): a rank that has no more data still has its part to update. One thread at a
 /// time, but for the hooks of gradients.
@@ -85,13 +85,13 @@ class ShardedOptimizer {
                    ShardedOptimizerOptions options = {})
       : ShardedOptimizer(optimizer, static_cast<const torch::nn::Module&>(*module),
                          std::move(options)) {}
-  /// Numbers the parameters: "param0", "param1", ... through all groups.
   /// The same for a shared pointer to a module. @throws UsageError for a null pointer
   template <std::derived_from<torch::nn::Module> Module>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const std::shared_ptr<Module>& module,
                    ShardedOptimizerOptions options = {})
       : ShardedOptimizer(optimizer, libtorch::module_in(module, "ShardedOptimizer"),
                          std::move(options)) {}
+  /// Numbers the parameters: "param0", "param1", ... through all groups.
   explicit ShardedOptimizer(torch::optim::Optimizer& optimizer,
                             ShardedOptimizerOptions options = {});
   ShardedOptimizer(const ShardedOptimizer&) = delete;

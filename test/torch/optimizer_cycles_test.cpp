@@ -1,0 +1,309 @@
+// What may happen in one step besides one backward pass that leaves a gradient of each parameter:
+// gradients that stay undefined, more passes after the reduction, resets, and nan.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "torch/support/torch_test.h"
+
+namespace hvd::testing {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using torch::optim::SGD;
+
+/// x * w, whose backward may leave the gradient of w undefined, as a gate without tokens does.
+struct Gate : torch::autograd::Function<Gate> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& w, bool give) {
+    context->save_for_backward({x, w});
+    context->saved_data["give"] = give;
+    return x * w;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    Tensor of_w;
+    if (context->saved_data["give"].toBool()) of_w = (gradients[0] * saved[0]).sum(0);
+    return {gradients[0] * saved[1], of_w, Tensor()};
+  }
+};
+
+/// A layer and a gate behind it, which backward reaches first.
+struct Gated {
+  torch::nn::Linear layer{nullptr};
+  Tensor w = torch::ones({4}, torch::requires_grad());
+  NamedParameters named;
+  Gated() {
+    torch::manual_seed(1);
+    layer = torch::nn::Linear(3, 4);
+    named = layer->named_parameters();
+    named.insert("w", w);
+    broadcast_parameters(named);
+  }
+  void backward(bool give) {
+    const Tensor x = torch::full({2, 3}, 1.0 + rank());
+    Gate::apply(layer->forward(x), w, give).sum().backward();
+  }
+};
+
+/// The average over the ranks of the inputs above.
+double mean_input() { return static_cast<double>(size() + 1) / 2; }
+
+/// @param gives whether this rank's gate gives a gradient in this step
+void train_with_gate(const DistributedOptimizerOptions& options,
+                     const std::function<bool(int step)>& gives,
+                     const std::function<bool(int step)>& any_gives) {
+  Gated net;
+  SGD inner(net.named.values(), 0.1);
+  DistributedOptimizer optimizer(inner, net.named, options);
+  for (int step = 0; step < 6; ++step) {
+    SCOPED_TRACE("step " + std::to_string(step));
+    optimizer.zero_grad();
+    const std::uint64_t before = metrics().completed_operations;
+    const Tensor w = net.w.detach().clone();
+    net.backward(gives(step));
+    optimizer.step();
+    if (step > 0) {
+      EXPECT_LE(metrics().completed_operations - before, 4U) << "the step was reduced twice";
+    }
+    EXPECT_TRUE(near(net.layer->bias.grad(), 2 * w));
+    EXPECT_TRUE(near(net.layer->weight.grad(),
+                     (2 * mean_input() * w).to(torch::kFloat32).view({4, 1}).expand({4, 3})));
+    EXPECT_EQ(net.w.grad().defined(), any_gives(step));
+    EXPECT_TRUE(same_on_all_ranks(net.named.values()));
+  }
+}
+
+TEST(UndefinedGradients, OnOneRankCountAsZeros) {
+  for (const bool views : {true, false}) {
+    for (const int from : {0, 2}) {
+      const auto none = [&](int step) { return step >= from && rank() == size() - 1; };
+      train_with_gate(
+          {.gradient_as_bucket_view = views}, [&](int step) { return !none(step); },
+          [&](int step) { return size() > 1 || step < from; });
+    }
+  }
+}
+
+TEST(UndefinedGradients, OnAllRanksLeaveTheGradientUndefined) {
+  for (const bool views : {true, false}) {
+    const auto none = [](int) { return false; };
+    train_with_gate({.gradient_as_bucket_view = views}, none, none);
+  }
+}
+
+// A pass that leaves no gradient does not make the next one the first.
+TEST(UndefinedGradients, CountAsAPass) {
+  Gated net;
+  SGD inner(net.named.values(), 0.1);
+  DistributedOptimizer optimizer(inner, net.named, {.backward_passes_per_step = 2});
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    net.backward(false);
+    net.backward(true);
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { net.backward(true); }), "'w'"));
+    optimizer.step();
+    EXPECT_TRUE(same_on_all_ranks(net.named.values()));
+  }
+}
+
+// The witness of a reset is a gradient that was there.
+TEST(UndefinedGradients, DoNotHideAReset) {
+  Gated net;
+  SGD inner(net.named.values(), 0.0);
+  DistributedOptimizer optimizer(inner, net.named);
+  for (int step = 0; step < 3; ++step) {
+    inner.zero_grad();
+    net.backward(rank() > 0);
+    inner.zero_grad();
+    net.backward(rank() > 0);
+    optimizer.step();
+    EXPECT_TRUE(near(net.layer->bias.grad(), torch::full({4}, 2.0F)));
+  }
+}
+
+/// One parameter whose gradient is `factor` times this rank's number.
+struct Slope {
+  Tensor often = torch::zeros({5}, torch::requires_grad());
+  Tensor seldom = torch::zeros({3}, torch::requires_grad());
+  NamedParameters named;
+  Slope() {
+    named.insert("often", often);
+    named.insert("seldom", seldom);
+  }
+  void backward(double factor, bool both = true) {
+    const double slope = factor * (1 + rank());
+    Tensor loss = (often * slope).sum();
+    if (both) loss = loss + (seldom * slope).sum();
+    loss.backward();
+  }
+  void expect(double of_often, double of_seldom) {
+    EXPECT_TRUE(near(often.grad(), torch::full({5}, of_often)));
+    EXPECT_TRUE(near(seldom.grad(), torch::full({3}, of_seldom)));
+  }
+};
+
+/// What all ranks' slopes of factor 1 are together.
+double whole(ReduceOp op) {
+  const double sum = size() * (size() + 1) / 2.0;
+  return op == ReduceOp::kSum ? sum : sum / size();
+}
+
+void for_sums_and_averages(const std::function<void(const DistributedOptimizerOptions&)>& test) {
+  for (const bool views : {true, false}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      SCOPED_TRACE(std::string(to_string(op)) + (views ? ", in buckets" : ""));
+      test({.op = op, .gradient_as_bucket_view = views});
+    }
+  }
+}
+
+TEST(PassesAfterTheReduction, AddToItOnce) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    const double one = whole(options.op);
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      net.backward(1);
+      EXPECT_NEAR(optimizer.clip_grad_norm_(1e9), std::sqrt(8.0) * one, 1e-4);
+      net.backward(10);
+      optimizer.synchronize();
+      net.expect(11 * one, 11 * one);
+      {
+        const auto guard = optimizer.no_sync();
+        net.backward(100);
+      }
+      optimizer.step();
+      net.expect(111 * one, 111 * one);
+    }
+  });
+}
+
+TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    const double one = whole(options.op);
+    const double of_first = options.op == ReduceOp::kSum ? 1 : 1.0 / size();
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      net.backward(1);
+      optimizer.synchronize();
+      net.backward(10, rank() == 0);
+      optimizer.synchronize();
+      net.expect(11 * one, one + 10 * of_first);
+      torch::nn::utils::clip_grad_value_(net.named.values(), 0.5);
+      net.backward(10, false);
+      optimizer.synchronize();
+      net.expect(0.5 + 10 * one, 0.5);
+    }
+  });
+}
+
+// A program that adds up over several steps.
+TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    for (int step = 1; step < 5; ++step) {
+      net.backward(1);
+      optimizer.step();
+      net.expect(step * whole(options.op), step * whole(options.op));
+    }
+    optimizer.step();  // without any backward
+    net.expect(4 * whole(options.op), 4 * whole(options.op));
+    for (const bool to_none : {true, false}) {
+      inner.zero_grad(to_none);
+      net.backward(1);
+      optimizer.step();
+      net.expect(whole(options.op), whole(options.op));
+    }
+  });
+}
+
+// Without a backward pass `.grad` is the program's, though a result was there before.
+TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    net.backward(1);
+    optimizer.step();
+    for (int step = 1; step < 4; ++step) {
+      const torch::NoGradGuard no_grad;
+      for (const Tensor& parameter : net.named.values())
+        parameter.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
+      optimizer.step();
+      net.expect(step * whole(options.op), step * whole(options.op));
+    }
+  });
+}
+
+TEST(PassesAfterTheReduction, OfSparseGradients) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(10, 3).sparse(true));
+    broadcast_parameters(net);
+    SGD inner(net->parameters(), 0.0);
+    DistributedOptimizer optimizer(inner, net, {.op = op});
+    const auto pass = [&](double factor) {
+      (net->forward(torch::tensor({1, 2 + rank()})) * factor).sum().backward();
+    };
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      pass(1);
+      optimizer.synchronize();
+      pass(10);
+      optimizer.synchronize();
+      const double contributions = op == ReduceOp::kSum ? size() : 1;
+      const Tensor dense = net->weight.grad().to_dense();
+      EXPECT_TRUE(near(dense[1], torch::full({3}, 11 * contributions)));
+      EXPECT_TRUE(near(dense[2], torch::full({3}, 11 * contributions / size())));
+    }
+  }
+}
+
+// A head's gradients are reset, and those of the body are to add up.
+TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    const double one = whole(options.op);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      net.backward(1);
+      net.seldom.mutable_grad().reset();  // it comes first, as it is the last of the forward pass
+      net.backward(10);
+      optimizer.step();
+      net.expect(11 * one, 10 * one);
+    }
+  });
+}
+
+// A skipped step, not an error.
+TEST(NotANumber, InASparseGradientSkipsTheStep) {
+  torch::nn::Embedding net(torch::nn::EmbeddingOptions(10, 3).sparse(true));
+  broadcast_parameters(net);
+  SGD inner(net->parameters(), 0.1);
+  DistributedOptimizer optimizer(inner, net);
+  GradScaler scaler;
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    Tensor loss = net->forward(torch::tensor({1, 2})).sum();
+    if (step % 2 == 1 && rank() == size() - 1)
+      loss = loss * std::numeric_limits<float>::quiet_NaN();
+    scaler.scale(loss).backward();
+    EXPECT_EQ(scaler.step(optimizer), step % 2 == 0);
+    scaler.update();
+  }
+  EXPECT_TRUE(torch::isfinite(net->weight).all().item<bool>());
+  EXPECT_TRUE(same_on_all_ranks(net->weight));
+}
+
+}  // namespace
+}  // namespace hvd::testing
