@@ -274,7 +274,7 @@ TEST_F(NegotiatorTest, AScheduleEndsAJoinThatIsOnItsWay) {
   EXPECT_FALSE(negotiator_.submit(join));
   ASSERT_TRUE(negotiator_.take_report());
   wire::Plan schedule = next_plan({});
-  schedule.replay = {{0}};
+  schedule.replay = {{{0}}};
   ASSERT_THAT(negotiator_.apply(schedule).replay, SizeIs(1));
   wire::Batch without_this_rank{{in_slot(0)}, {1}};
   EXPECT_THAT(failure([&] { negotiator_.apply(next_plan({without_this_rank})); }),

@@ -333,7 +333,7 @@ TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganE
   send(wire::encode(set_plan(2, remove)));
   wire::Plan third = plan_of_x();
   third.sequence = 3;
-  third.replay = {{0}};
+  third.replay = {{{0}}};
   send(wire::encode(third));
   step(*engine_);
   ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
