@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "checkpoint/state_item.h"
+#include "hvd/torch/parameters.h"
 #include "state/sharded_state.h"
 
 namespace hvd::libtorch {
@@ -12,7 +13,7 @@ void ShardedOptimizerItem::encode(ObjectWriter& writer) const {
 }
 
 std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
-  const auto item = std::make_shared<OptimizerItem>(optimizer_.inner());
+  const auto item = std::make_shared<OptimizerItem>(optimizer_);
   const std::function<void()> change = item->decode(bytes);
   return [this, item, change] {
     change();
@@ -22,11 +23,15 @@ std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
 
 std::function<void()> ShardedOptimizerItem::decode_shards(
     const std::vector<std::string_view>& shards) {
-  const std::function<void()> change = decode_shards_into(optimizer_.inner(), shards);
+  const std::function<void()> change = decode_shards_into(optimizer_, shards);
   return [this, change] {
     change();
     optimizer_.share_out_anew();
   };
+}
+
+void ShardedOptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
+  broadcast_optimizer_state(optimizer_, root_rank);
 }
 
 }  // namespace hvd::libtorch

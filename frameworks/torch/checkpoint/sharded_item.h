@@ -24,6 +24,7 @@ class ShardedOptimizerItem final : public StateItem {
   /// Takes what OptimizerItem has made.
   std::function<void()> decode(std::string_view bytes) override;
   bool takes_shards() const override { return true; }
+  void broadcast(int root_rank, const std::string& name) override;
   std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
 
  private:

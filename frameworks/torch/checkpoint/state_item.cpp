@@ -171,12 +171,14 @@ std::function<void()> ModuleItem::decode(std::string_view bytes) {
 }
 
 void OptimizerItem::encode(ObjectWriter& writer) const {
+  refuse_sharded(optimizer_, "TrainingState::optimizer()");
   writer.reserve(saved_bytes(optimizer_));
   ObjectCodec<OptimizerLayout>::write(writer, layout_of(optimizer_));
   writer.string([&] { save_optimizer(optimizer_, writer); });
 }
 
 std::function<void()> OptimizerItem::decode(std::string_view bytes) {
+  refuse_sharded(optimizer_, "TrainingState::optimizer()");
   auto saved = std::make_shared<std::pair<OptimizerLayout, std::string>>(
       decode_object<std::pair<OptimizerLayout, std::string>>(bytes));
   const std::string differs = difference(saved->first, layout_of(optimizer_), "the checkpoint's");
@@ -194,6 +196,7 @@ std::function<void()> OptimizerItem::decode(std::string_view bytes) {
 }
 
 std::function<void()> OptimizerItem::decode_shards(const std::vector<std::string_view>& shards) {
+  refuse_sharded(optimizer_, "TrainingState::optimizer()");
   return decode_shards_into(optimizer_, shards);
 }
 

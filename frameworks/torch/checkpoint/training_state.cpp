@@ -42,6 +42,8 @@ torch::nn::Module& TrainingState::checked(torch::nn::Module* module) {
 
 TrainingState& TrainingState::optimizer(torch::optim::Optimizer& optimizer,
                                         const std::string& name) {
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return this->optimizer(*sharded, name);
   return add(name, std::make_shared<libtorch::OptimizerItem>(optimizer));
 }
 

@@ -125,6 +125,7 @@ bool GradScaler::step(ShardedOptimizer& optimizer) { return take_step(optimizer)
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
     return unscale(*distributed);
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer)) return unscale(*sharded);
   PlainOptimizer plain(optimizer, options_.process_set);
   unscale(plain);
 }
@@ -132,6 +133,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
     return take_step(*distributed);
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer)) return take_step(*sharded);
   PlainOptimizer plain(optimizer, options_.process_set);
   return take_step(plain);
 }

@@ -33,9 +33,10 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
   all.data = nullptr;
   all.count = elements_ = static_cast<std::int64_t>(bytes) / element;
   all.shape = {all.count};
-  // What a GPU packs, and what is cast on its way, can only be reduced as a whole.
-  const bool scatters =
-      how.sharded && how.compression == Compression::kNone && parameters.front().is_cpu();
+  // What a GPU packs, what is cast on its way and what a GradientHook reduces can only be reduced
+  // as a whole.
+  const bool scatters = how.sharded && how.compression == Compression::kNone && !how.hook &&
+                        parameters.front().is_cpu();
   submission_ = scatters ? scatter_in_place(std::move(name), how, std::move(all))
                          : reduction_in_place(std::move(name), how, std::move(all));
   if (scatters)

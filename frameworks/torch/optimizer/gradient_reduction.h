@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ struct GradientReduction {
   /// Each rank updates a part of the parameters: of a bucket in the host's memory that is not
   /// compressed it gets its rows only; see decision 29.
   bool sharded = false;
+  /// What the ranks must have in common besides the parameters, a line for each thing; compared as
+  /// often as these, bit for bit. Empty: nothing.
+  std::function<std::vector<std::string>()> options = {};
   /// What travels is no gradient but what each rank's optimizer has changed.
   bool of_changes = false;
   /// Reduces units of gradients instead of the runtime.

@@ -1,16 +1,9 @@
 #include "optimizer/group_mirror.h"
 
 #include <c10/util/Exception.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
 #include <algorithm>
-#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <sstream>
@@ -18,6 +11,7 @@
 #include <typeinfo>
 
 #include "hvd/error.h"
+#include "optimizer/each_option.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -31,57 +25,6 @@ using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::RMSpropOptions;
 using torch::optim::SGDOptions;
-
-// each_option(visit, a, b, ...) calls visit(name, a's, b's, ...) for each option.
-
-template <class Visit, std::same_as<SGDOptions>... O>
-void each_option(const Visit& visit, O&... o) {
-  visit("lr", o.lr()...);
-  visit("momentum", o.momentum()...);
-  visit("dampening", o.dampening()...);
-  visit("weight_decay", o.weight_decay()...);
-  visit("nesterov", o.nesterov()...);
-}
-
-template <class Visit, class... O>
-  requires((std::same_as<O, AdamOptions> || std::same_as<O, AdamWOptions>) && ...)
-void each_option(const Visit& visit, O&... o) {
-  visit("lr", o.lr()...);
-  visit("betas", o.betas()...);
-  visit("eps", o.eps()...);
-  visit("weight_decay", o.weight_decay()...);
-  visit("amsgrad", o.amsgrad()...);
-}
-
-template <class Visit, std::same_as<AdagradOptions>... O>
-void each_option(const Visit& visit, O&... o) {
-  visit("lr", o.lr()...);
-  visit("lr_decay", o.lr_decay()...);
-  visit("weight_decay", o.weight_decay()...);
-  visit("initial_accumulator_value", o.initial_accumulator_value()...);
-  visit("eps", o.eps()...);
-}
-
-template <class Visit, std::same_as<RMSpropOptions>... O>
-void each_option(const Visit& visit, O&... o) {
-  visit("lr", o.lr()...);
-  visit("alpha", o.alpha()...);
-  visit("eps", o.eps()...);
-  visit("weight_decay", o.weight_decay()...);
-  visit("momentum", o.momentum()...);
-  visit("centered", o.centered()...);
-}
-
-template <class Visit, std::same_as<LBFGSOptions>... O>
-void each_option(const Visit& visit, O&... o) {
-  visit("lr", o.lr()...);
-  visit("max_iter", o.max_iter()...);
-  visit("max_eval", o.max_eval()...);
-  visit("tolerance_grad", o.tolerance_grad()...);
-  visit("tolerance_change", o.tolerance_change()...);
-  visit("history_size", o.history_size()...);
-  visit("line_search_fn", o.line_search_fn()...);
-}
 
 template <class T>
 bool equal(const T& a, const T& b) {
@@ -100,10 +43,10 @@ std::string text_of(const std::tuple<double, double>& values) {
   return c10::str("(", std::get<0>(values), ", ", std::get<1>(values), ")");
 }
 
-[[noreturn]] void throw_conflict(const std::string& option, const std::string& wrapped,
-                                 const std::string& wrapper) {
-  throw UsageError("DistributedOptimizer: " + option + " was written on both sides since step(): " +
-                   wrapper + " in the DistributedOptimizer and " + wrapped +
+[[noreturn]] void throw_conflict(const std::string& who, const std::string& option,
+                                 const std::string& wrapped, const std::string& wrapper) {
+  throw UsageError(who + ": " + option + " was written on both sides since step(): " + wrapper +
+                   " in the " + who + " and " + wrapped +
                    " in the optimizer that it wraps; expected them to be one: have schedulers and "
                    "the program write to the same of the two");
 }
@@ -111,14 +54,16 @@ std::string text_of(const std::tuple<double, double>& values) {
 /// Of one option; see GroupMirror::reconcile().
 class MergeOption {
  public:
-  /// @param group nothing: the defaults
-  MergeOption(std::optional<std::size_t> group, bool apply) : group_(group), apply_(apply) {}
+  /// @param who begins messages  @param group nothing: the defaults
+  MergeOption(const char* who, std::optional<std::size_t> group, bool apply)
+      : who_(who), group_(group), apply_(apply) {}
 
   template <class T>
   void operator()(const char* name, T& wrapped, T& wrapper, T& last) const {
     const bool changed = !equal(wrapped, last);
     if (changed && !equal(wrapper, last) && !equal(wrapped, wrapper)) {
-      throw_conflict("the option " + std::string(name) + " of " +
+      throw_conflict(who_,
+                     "the option " + std::string(name) + " of " +
                          (group_ ? "parameter group " + std::to_string(*group_) : "the defaults"),
                      text_of(wrapped), text_of(wrapper));
     }
@@ -131,6 +76,7 @@ class MergeOption {
   }
 
  private:
+  const char* who_;
   std::optional<std::size_t> group_;
   bool apply_;
 };
@@ -156,7 +102,7 @@ bool merge_options(const MergeOption& merge, OptimizerOptions& wrapped, Optimize
 }
 
 bool of_libtorch(OptimizerOptions& options) {
-  return merge_options(MergeOption(std::nullopt, false), options, options, options);
+  return merge_options(MergeOption("", std::nullopt, false), options, options, options);
 }
 
 /// Type and values. Empty if there are none, or they cannot be serialized.
@@ -179,7 +125,7 @@ std::string description_of(const OptimizerParamGroup& group) {
 
 /// @pre both are of one type of LibTorch's
 void copy_options(OptimizerOptions& from, OptimizerOptions& to) {
-  merge_options(MergeOption(std::nullopt, true), from, to, *to.clone());
+  merge_options(MergeOption("", std::nullopt, true), from, to, *to.clone());
 }
 
 bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
@@ -189,8 +135,8 @@ bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>&
 
 }  // namespace
 
-GroupMirror::GroupMirror(Optimizer& wrapped, Optimizer& wrapper)
-    : wrapped_(wrapped), wrapper_(wrapper) {
+GroupMirror::GroupMirror(Optimizer& wrapped, Optimizer& wrapper, const char* who)
+    : wrapped_(wrapped), wrapper_(wrapper), who_(who) {
   if (of_libtorch(wrapped.defaults())) last_defaults_ = wrapped.defaults().clone();
   take_over();
 }
@@ -226,24 +172,25 @@ void GroupMirror::refuse_changed_wrapper() const {
   const auto& groups = wrapper_.param_groups();
   if (!wrapper_.state().empty()) {
     throw UsageError(
-        "DistributedOptimizer: something was written to the state() that it has as a "
+        std::string(who_) +
+        ": something was written to the state() that it has as a "
         "torch::optim::Optimizer, which nobody reads; expected it in the state of the optimizer "
         "that it wraps: inner().state()");
   }
-  constexpr const char* kAdvice =
-      " through torch::optim::Optimizer&, whose functions cannot be replaced; expected "
-      "DistributedOptimizer::add_param_group(), on every rank, so that the gradients are reduced";
+  const auto refuse = [this](const std::string& what) {
+    throw UsageError(std::string(who_) + ": " + what +
+                     " through torch::optim::Optimizer&, whose functions cannot be replaced; "
+                     "expected " +
+                     who_ +
+                     "::add_param_group(), on every rank, so that the gradients are reduced");
+  };
   if (groups.size() > last_.size()) {
-    throw UsageError("DistributedOptimizer: parameter group " + std::to_string(last_.size()) +
-                     " was added" + kAdvice);
+    refuse("parameter group " + std::to_string(last_.size()) + " was added");
   }
   bool changed = groups.size() < last_.size();
   for (std::size_t g = 0; g < groups.size() && !changed; ++g)
     changed = !same(groups[g].params(), last_[g].parameters);
-  if (changed) {
-    throw UsageError(std::string("DistributedOptimizer: parameters were added or removed") +
-                     kAdvice);
-  }
+  if (changed) refuse("parameters were added or removed");
 }
 
 bool GroupMirror::wrapped_has_other_parameters() const {
@@ -271,13 +218,13 @@ void GroupMirror::merge(bool apply) {
   for (std::size_t g = 0; g < last_.size(); ++g) {
     OptimizerParamGroup& wrapped = wrapped_.param_groups()[g];
     OptimizerParamGroup& wrapper = wrapper_.param_groups()[g];
-    const MergeOption one(g, apply);
+    const MergeOption one(who_, g, apply);
     const bool merged = last_[g].options && wrapped.has_options() && wrapper.has_options() &&
                         merge_options(one, wrapped.options(), wrapper.options(), *last_[g].options);
     if (!merged) merge_whole(g, apply);
   }
   if (last_defaults_)
-    merge_options(MergeOption(std::nullopt, apply), wrapped_.defaults(), wrapper_.defaults(),
+    merge_options(MergeOption(who_, std::nullopt, apply), wrapped_.defaults(), wrapper_.defaults(),
                   *last_defaults_);
 }
 
@@ -290,11 +237,12 @@ void GroupMirror::merge_whole(std::size_t group, bool apply) {
       last_[group].options ? description_of(*last_[group].options) : last_[group].description;
   const std::string ours = description_of(wrapped), theirs = description_of(wrapper);
   if (wrapper.has_options() && theirs.empty()) {
-    throw UsageError("DistributedOptimizer: " + where +
+    throw UsageError(std::string(who_) + ": " + where +
                      " cannot be serialized, and so not be compared with those of the optimizer "
                      "that it wraps; expected them to be set there, or a type with serialize()");
   }
-  if (ours != last && theirs != last && ours != theirs) throw_conflict(where, "others", "some");
+  if (ours != last && theirs != last && ours != theirs)
+    throw_conflict(who_, where, "others", "some");
   if (!apply || ours == theirs || (ours == last && theirs == last)) return;
   const OptimizerParamGroup& source = ours != last ? wrapped : wrapper;
   OptimizerParamGroup& target = ours != last ? wrapper : wrapped;

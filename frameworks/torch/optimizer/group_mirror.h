@@ -19,8 +19,8 @@ namespace hvd::libtorch {
 class GroupMirror {
  public:
   /// The wrapper gets copies of the wrapped one's groups. It has none. @pre its defaults are copies
-  /// already (unchecked: not all options can be compared)
-  GroupMirror(torch::optim::Optimizer& wrapped, torch::optim::Optimizer& wrapper);
+  /// already (unchecked: not all options can be compared)  @param who begins messages
+  GroupMirror(torch::optim::Optimizer& wrapped, torch::optim::Optimizer& wrapper, const char* who);
 
   /// @throws UsageError when one option was written on both sides, to different values, or when the
   /// wrapper's groups have got other parameters, or it has got state. Nothing has changed then.
@@ -49,6 +49,7 @@ class GroupMirror {
 
   torch::optim::Optimizer& wrapped_;
   torch::optim::Optimizer& wrapper_;
+  const char* const who_;
   std::vector<Last> last_;
   std::unique_ptr<Options> last_defaults_;
 };

@@ -59,9 +59,18 @@ void LiveOptimizers::shrink(const Optimizer& optimizer, std::span<const torch::T
 void LiveOptimizers::remove(const Optimizer& optimizer, bool averaging) {
   state_.withLock([&](State& state) {
     state.wrapped.erase(&optimizer);
+    state.sharded.erase(&optimizer);
     std::erase_if(state.owners, [&](const auto& item) { return item.second == &optimizer; });
     state.averaging -= averaging ? 1 : 0;
   });
+}
+
+void LiveOptimizers::set_sharded(const Optimizer& optimizer) {
+  state_.withLock([&](State& state) { state.sharded.insert(&optimizer); });
+}
+
+bool LiveOptimizers::is_sharded(const Optimizer& optimizer) const {
+  return state_.withLock([&](const State& state) { return state.sharded.contains(&optimizer); });
 }
 
 int LiveOptimizers::averaging() const {

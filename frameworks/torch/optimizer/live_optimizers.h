@@ -38,6 +38,10 @@ class LiveOptimizers {
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// With the same `averaging`.
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
+  /// A wrapper shares the optimizer's state out: the optimizer itself has none between steps. Until
+  /// remove(). It is here already.
+  void set_sharded(const torch::optim::Optimizer& optimizer);
+  bool is_sharded(const torch::optim::Optimizer& optimizer) const;
   /// How many average.
   int averaging() const;
   /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
@@ -48,6 +52,7 @@ class LiveOptimizers {
  private:
   struct State {
     std::set<const torch::optim::Optimizer*> wrapped;
+    std::set<const torch::optim::Optimizer*> sharded;
     /// Of parameters.
     std::unordered_map<const c10::TensorImpl*, const torch::optim::Optimizer*> owners;
     /// By the set's number and members.

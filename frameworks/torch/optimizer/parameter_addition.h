@@ -11,10 +11,12 @@ namespace hvd::libtorch {
 
 /// Whether all ranks of the set add the same parameters to an optimizer. Collective: a rank that
 /// cannot add its own says so here.
-/// @param scope the optimizer's  @param complaint why this rank cannot; empty: it can
+/// @param who begins messages  @param scope the optimizer's  @param complaint why this rank cannot;
+/// empty: it can
 /// @throws UsageError with this rank's complaint; MismatchError for one of another rank, and on all
 /// for the first difference.
-void agree_on_addition(const std::string& scope, const ProcessSet& process_set,
-                       const std::string& complaint, std::span<const ReducedParameter> added);
+void agree_on_addition(const std::string& who, const std::string& scope,
+                       const ProcessSet& process_set, const std::string& complaint,
+                       std::span<const ReducedParameter> added);
 
 }  // namespace hvd::libtorch

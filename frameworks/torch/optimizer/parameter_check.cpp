@@ -11,6 +11,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
 
 namespace hvd::libtorch {
@@ -176,6 +177,15 @@ std::uint32_t code_of(std::span<const torch::Tensor> parameters, bool exact) {
   return static_cast<std::uint32_t>(quantized(sum));
 }
 
+std::uint32_t code_of(const std::vector<std::string>& lines) {
+  std::uint64_t hash = lines.size();
+  for (const std::string& line : lines) {
+    const auto bytes = std::as_bytes(std::span(line));
+    hash = mixed(hash ^ hash_of(bytes.data(), bytes.size()));
+  }
+  return static_cast<std::uint32_t>(hash ^ (hash >> 32U));
+}
+
 std::string list_of(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -214,6 +224,7 @@ ParameterCheck::ParameterCheck(const GradientReduction& how, std::vector<std::st
       set_(how.process_set),
       average_(how.op == ReduceOp::kAverage),
       compressed_(how.compression != Compression::kNone),
+      options_(how.options),
       names_(std::move(names)),
       parameters_(std::move(parameters)),
       trained_(parameters_.size()) {}
@@ -241,7 +252,12 @@ bool ParameterCheck::due() const {
                         retry_ || since_ + 1 >= every_);
 }
 
-// A rank's places: in which way it checks, whether once more, its checksum.
+void ParameterCheck::write_code(std::span<float> place, std::uint32_t code) const {
+  for (std::size_t i = 0; i < 32 / bits_; ++i)
+    place[i] = static_cast<float>((code >> (i * bits_)) & ((1U << bits_) - 1));
+}
+
+// A rank's places: in which way it checks, whether once more, its checksum, that of its options.
 void ParameterCheck::write(std::span<float> room) const {
   std::fill(room.begin(), room.end(), 0.0F);
   if (room.empty() || !due()) return;
@@ -251,14 +267,20 @@ void ParameterCheck::write(std::span<float> room) const {
   const std::uint32_t code = code_of(parameters_, mode() == Mode::kExact);
   own[0] = static_cast<float>(mode());
   own[1] = retry_ ? 1.0F : 0.0F;
-  for (std::size_t i = 2; i < own.size(); ++i)
-    own[i] = static_cast<float>((code >> ((i - 2) * bits_)) & ((1U << bits_) - 1));
+  write_code(own.subspan(2), code);
+  if (options_) write_code(own.subspan(2 + 32 / bits_), code_of(options_()));
 }
 
 /// @pre every rank has contributed
 std::uint32_t ParameterCheck::decode(float reduced) const {
   return static_cast<std::uint32_t>(
       std::lround(static_cast<double>(reduced) * (average_ ? set_.size() : 1)));
+}
+
+std::uint32_t ParameterCheck::decode_code(std::span<const float> place) const {
+  std::uint32_t code = 0;
+  for (std::size_t i = 0; i < 32 / bits_; ++i) code |= decode(place[i]) << (i * bits_);
+  return code;
 }
 
 bool ParameterCheck::differs(std::span<const float> reduced) {
@@ -283,15 +305,26 @@ bool ParameterCheck::differs(std::span<const float> reduced) {
   }
   since_ = 0;
   last_ = static_cast<Mode>(decode(reduced[0]));
-  return codes_differ(reduced);
+  options_apart_ = options_differ(reduced);
+  return options_apart_ || codes_differ(reduced);
+}
+
+bool ParameterCheck::options_differ(std::span<const float> reduced) const {
+  if (!options_) return false;
+  const auto of_rank_at = [&](std::size_t at) {
+    return decode_code(reduced.subspan(at + 2 + 32 / bits_, 32 / bits_));
+  };
+  for (std::size_t at = 0; at < reduced.size(); at += places()) {
+    if (of_rank_at(at) != of_rank_at(0)) return true;
+  }
+  return false;
 }
 
 bool ParameterCheck::codes_differ(std::span<const float> reduced) {
   std::int64_t low = std::numeric_limits<std::int64_t>::max();
   std::int64_t high = std::numeric_limits<std::int64_t>::min();
   for (std::size_t at = 0; at < reduced.size(); at += places()) {
-    std::uint32_t code = 0;
-    for (std::size_t i = 2; i < places(); ++i) code |= decode(reduced[at + i]) << ((i - 2) * bits_);
+    const std::uint32_t code = decode_code(reduced.subspan(at + 2, 32 / bits_));
     low = std::min<std::int64_t>(low, static_cast<std::int32_t>(code));
     high = std::max<std::int64_t>(high, static_cast<std::int32_t>(code));
   }
@@ -347,12 +380,33 @@ void ParameterCheck::warn_of_nonfinite() {
              "first, run again with DistributedOptimizerOptions::error_if_nonfinite");
 }
 
+/// Collective over the set.
+void ParameterCheck::throw_of_options() const {
+  const auto all = allgather_object(options_(), {.name = scope_ + ".options", .process_set = set_});
+  const std::vector<int> ranks = set_.ranks();
+  std::string difference = "they have become equal again";
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    const auto [first, other] =
+        std::mismatch(all[0].begin(), all[0].end(), all[r].begin(), all[r].end());
+    if (first == all[0].end() || other == all[r].end()) continue;
+    difference = "rank " + std::to_string(ranks[0]) + " has " + *first + ", rank " +
+                 std::to_string(ranks[r]) + " has " + *other;
+    break;
+  }
+  throw DivergedError(
+      who_ + " (" + scope_ + "): the options of the ranks are not the same: " + difference +
+      "; expected the same on every rank, as each updates a part of the parameters. "
+      "A scheduler that decides by a metric needs the same metric on every rank: "
+      "allreduce() it first. (check_every, HVD_CHECK_EVERY)");
+}
+
 void ParameterCheck::compare(std::span<const float> reduced) {
   const std::uint64_t cycle = cycles_;
   if (!differs(reduced)) {
     warn_of_nonfinite();
     return;
   }
+  if (options_apart_) throw_of_options();
   std::string difference;
   try {
     difference = first_difference();

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,8 +44,8 @@ class ParameterCheck {
   /// This rank's checksum if it is due, else zeros.
   void write(std::span<float> room) const;
   /// Ends the cycle. @param reduced what write() has written, after the reduction
-  /// @throws DivergedError that names the first difference. Every rank sees the same checksums, and
-  /// so throws, or none.
+  /// @throws DivergedError that names the first difference, also of the options that ranks compare.
+  /// Every rank sees the same checksums, and so throws, or none.
   void compare(std::span<const float> reduced);
 
   /// Cycles that have ended.
@@ -55,10 +56,15 @@ class ParameterCheck {
 
   bool due() const;
   Mode mode() const { return cycles_ == 0 ? Mode::kExact : Mode::kProjection; }
-  std::size_t places() const { return 2 + 32 / bits_; }
+  std::size_t codes() const { return options_ ? 2 : 1; }
+  std::size_t places() const { return 2 + codes() * (32 / bits_); }
+  void write_code(std::span<float> place, std::uint32_t code) const;
   std::uint32_t decode(float reduced) const;
+  std::uint32_t decode_code(std::span<const float> place) const;
   bool differs(std::span<const float> reduced);
   bool codes_differ(std::span<const float> reduced);
+  bool options_differ(std::span<const float> reduced) const;
+  [[noreturn]] void throw_of_options() const;
   void warn_of_nonfinite();
   std::string first_difference() const;
 
@@ -68,6 +74,7 @@ class ParameterCheck {
   const ProcessSet set_;
   const bool average_;
   const bool compressed_;
+  const std::function<std::vector<std::string>()> options_;
   std::vector<std::string> names_;
   std::vector<torch::Tensor> parameters_;
   const std::size_t trained_;  ///< as many of the first ones
@@ -78,6 +85,7 @@ class ParameterCheck {
   Mode last_ = Mode::kExact;  ///< of the last check
   bool nonfinite_ = false;    ///< in the last check the parameters of all ranks
   bool warned_ = false;
+  bool options_apart_ = false;  ///< at the last check
 };
 
 }  // namespace hvd::libtorch

@@ -37,8 +37,14 @@ ParameterShards::ParameterShards(Optimizer& optimizer, std::vector<torch::Tensor
       parameters_(std::move(parameters)),
       scope_(std::move(scope)),
       set_(std::move(process_set)) {
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g)
-    group_of_.insert(group_of_.end(), optimizer.param_groups()[g].params().size(), g);
+  look_up_places();
+}
+
+void ParameterShards::look_up_places() {
+  group_of_.clear();
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g)
+    group_of_.insert(group_of_.end(), optimizer_.param_groups()[g].params().size(), g);
+  sizes_.clear();
   for (const torch::Tensor& parameter : parameters_) sizes_.push_back(parameter.numel());
 }
 
@@ -485,7 +491,38 @@ void ParameterShards::encode(ObjectWriter& writer) {
   encode_pieces(writer, saved);
 }
 
-void ParameterShards::forget_state() { states_.clear(); }
+/// Of all parameters, on every rank. Collective. @pre it is shared out
+ParameterShards::States ParameterShards::gather_state() {
+  ObjectWriter own;
+  encode(own);
+  const std::vector<std::string> parts =
+      allgather_object(own.take(), {.name = scope_ + ".whole_state", .process_set = set_});
+  return join_parts(optimizer_, {parts.begin(), parts.end()})();
+}
+
+void ParameterShards::with_whole_state(const std::function<void()>& use) {
+  if (shards_.empty()) return use();
+  States all = gather_state();
+  optimizer_.state().swap(all);
+  const auto take_back = c10::make_scope_exit([&] { optimizer_.state().swap(all); });
+  use();
+}
+
+void ParameterShards::forget_state() {
+  states_.clear();
+  version_ = 0;
+}
+
+void ParameterShards::add_parameters() {
+  if (!shards_.empty()) optimizer_.state() = gather_state();
+  shards_.clear();
+  known_.clear();
+  forget_state();
+  parameters_.clear();
+  for (const auto& group : optimizer_.param_groups())
+    parameters_.insert(parameters_.end(), group.params().begin(), group.params().end());
+  look_up_places();
+}
 
 std::size_t ParameterShards::state_bytes() const {
   std::size_t bytes = 0;

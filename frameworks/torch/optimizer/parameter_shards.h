@@ -64,8 +64,13 @@ class ParameterShards {
   std::size_t state_bytes() const;
   /// Appends this rank's part of the state, for join_parts().
   void encode(ObjectWriter& writer);
+  /// Calls `use` while the optimizer has all of the state. Collective, as long as it is shared out.
+  void with_whole_state(const std::function<void()>& use);
   /// Drops it: the optimizer has been given another.
   void forget_state();
+  /// The optimizer has more parameters, behind the others. Until the next lay_out() each rank has
+  /// all of the state. Collective.
+  void add_parameters();
 
  private:
   using StatePtr = std::unique_ptr<torch::optim::OptimizerParamState>;
@@ -97,12 +102,14 @@ class ParameterShards {
     Operation operation = {};
   };
 
+  void look_up_places();
   bool laid_out_as(const std::vector<Unit>& units) const;
   bool activity_changed() const;
   std::vector<Known> look_at_parameters() const;
   std::vector<Shard> make_shards(std::vector<Unit> units) const;
   void follow_parameters();
   bool absorb_state();
+  States gather_state();
   void add_first_states();
   void move_state(const std::vector<Shard>& from, const std::vector<Known>& known, States states);
   StatePtr cut(const Piece& piece, const ElementState& whole) const;
@@ -120,7 +127,7 @@ class ParameterShards {
   void finish(const std::vector<Gathering>& under_way) const;
 
   torch::optim::Optimizer& optimizer_;
-  const std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> parameters_;
   const std::string scope_;
   const ProcessSet set_;
   std::vector<std::size_t> group_of_;  ///< by parameter

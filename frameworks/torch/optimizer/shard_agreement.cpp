@@ -1,37 +1,19 @@
 #include "optimizer/shard_agreement.h"
 
 #include <c10/util/Type.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
-#include <sstream>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "hvd/error.h"
 #include "hvd/torch/object.h"
+#include "optimizer/option_text.h"
 
 namespace hvd::libtorch {
 namespace {
-
-/// What is shown of options: the learning rate, and a number for all of them.
-std::string text_of(const torch::optim::OptimizerOptions& options) {
-  std::ostringstream text;
-  try {
-    text << "learning rate " << options.get_lr();
-    torch::serialize::OutputArchive archive;
-    options.serialize(archive);
-    std::ostringstream bytes;
-    archive.save_to(bytes);
-    text << ", options with hash " << std::hash<std::string>()(std::move(bytes).str());
-  } catch (const c10::Error&) {
-    text << ", options that cannot be compared";  // a type of the user's own
-  }
-  return std::move(text).str();
-}
 
 /// One line for each thing that must be the same on all ranks.
 std::vector<std::string> lines_of(const torch::optim::Optimizer& optimizer,
@@ -39,6 +21,7 @@ std::vector<std::string> lines_of(const torch::optim::Optimizer& optimizer,
   std::vector<std::string> lines;
   lines.push_back(c10::demangle(typeid(optimizer).name()) + " with " +
                   std::to_string(parameters.size()) + " parameters");
+  const std::vector<std::string> options = group_lines(optimizer);
   std::size_t next = 0;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
@@ -51,7 +34,7 @@ std::vector<std::string> lines_of(const torch::optim::Optimizer& optimizer,
                       c10::DeviceTypeName(parameter.tensor().device().type(), /*lower_case=*/true) +
                       (parameter.active() ? "" : " (frozen)") + " in " + name);
     }
-    lines.push_back(name + " with " + (group.has_options() ? text_of(group.options()) : "nothing"));
+    lines.push_back(options[g]);
   }
   return lines;
 }

@@ -14,8 +14,10 @@
 #include "hvd/torch/operations.h"
 #include "optimizer/element_state.h"
 #include "optimizer/gradient_reducer.h"
+#include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/optimizer_options.h"
+#include "optimizer/option_text.h"
 #include "optimizer/parameter_names.h"
 #include "optimizer/parameter_shards.h"
 #include "optimizer/shard_agreement.h"
@@ -40,9 +42,13 @@ DistributedOptimizerOptions all_options(ShardedOptimizerOptions options) {
           .compression = options.compression,
           .backward_passes_per_step = options.backward_passes_per_step,
           .gradient_predivide_factor = options.gradient_predivide_factor,
+          .groups = std::move(options.groups),
           .sparse_as_dense = options.sparse_as_dense,
+          .bucket_bytes = options.bucket_bytes,
           .process_set = std::move(options.process_set),
-          .check_every = options.check_every};
+          .gradient_hook = std::move(options.gradient_hook),
+          .check_every = options.check_every,
+          .error_if_nonfinite = options.error_if_nonfinite};
 }
 
 void refuse_unshardable(const Optimizer& optimizer) {
@@ -127,58 +133,44 @@ Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
 
 ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, ShardedOptimizerOptions options)
     : ShardedOptimizer(WithNames(), optimizer, libtorch::numbered(optimizer, NamedParameters()),
-                       std::move(options)) {}
+                       std::move(options), /*numbered=*/true) {}
 
 ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
                                    const NamedParameters& parameters,
-                                   ShardedOptimizerOptions options)
-    : optimizer_(optimizer), options_(all_options(std::move(options))) {
+                                   ShardedOptimizerOptions options, bool numbered)
+    : OptimizerWrapper(kSharded, optimizer, parameters, numbered, all_options(std::move(options))) {
   if (!options_.process_set.included()) libtorch::check_options(options_, kSharded);
-  LiveOptimizers& live = LiveOptimizers::instance();
-  const std::string scope = live.next_scope(options_.process_set);
-  const bool averaging = options_.op == ReduceOp::kAverage;
+  const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
   std::vector<ReducedParameter> named;
   std::string complaint;
-  bool added = false;
   try {
     libtorch::check_options(options_, kSharded);
     if (options_.op == ReduceOp::kAdasum)
       throw UsageError("ShardedOptimizer: op: expected average or sum, got adasum");
+    refuse_wrapper();
     refuse_unshardable(optimizer);
-    named = libtorch::name_parameters(optimizer, parameters, {}, kSharded);
-    live.add(optimizer, named, averaging, kSharded);
-    added = true;
+    named = libtorch::name_parameters(optimizer, parameters, options_.groups, kSharded);
+    enroll(named);
   } catch (const std::exception& error) {
     complaint = error.what();
   }
-  try {
-    libtorch::agree_on_shards(scope, options_.process_set, complaint, optimizer, named);
-    std::vector<torch::Tensor> tensors;
-    for (const ReducedParameter& parameter : named) tensors.push_back(parameter.tensor());
-    shards_ = std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope,
-                                                options_.process_set);
-    libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
-    how.who = kSharded;
-    how.sharded = libtorch::is_elementwise(optimizer);
-    reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
-        std::move(named), std::move(how), options_.backward_passes_per_step));
-    locked(*reducer_, &GradientReducer::compare_also, parameters);
-    locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-    locked(*reducer_, &GradientReducer::open_device_queue);
-  } catch (...) {
-    if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
-    if (added) live.remove(optimizer, averaging);
-    throw;
-  }
+  libtorch::agree_on_shards(scope, options_.process_set, complaint, optimizer, named);
+  std::vector<torch::Tensor> tensors;
+  for (const ReducedParameter& parameter : named) tensors.push_back(parameter.tensor());
+  shards_ =
+      std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope, options_.process_set);
+  libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
+  how.who = kSharded;
+  how.sharded = libtorch::is_elementwise(optimizer);
+  how.options = [&optimizer] { return libtorch::group_lines(optimizer); };
+  start_reducing(std::move(named), std::move(how));
+  LiveOptimizers::instance().set_sharded(optimizer);
 }
 
-ShardedOptimizer::~ShardedOptimizer() {
-  locked(*reducer_, &GradientReducer::remove_hooks);
-  LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
-}
+ShardedOptimizer::~ShardedOptimizer() = default;
 
 /// Those that the optimizer was given since have no place in any rank's part.
-void ShardedOptimizer::refuse_new_parameters() const {
+void ShardedOptimizer::refuse_other_parameters() const {
   const std::vector<torch::Tensor>& known = shards_->parameters();
   std::size_t next = 0;
   bool same = true;
@@ -195,8 +187,12 @@ void ShardedOptimizer::refuse_new_parameters() const {
       "ShardedOptimizer anew");
 }
 
-void ShardedOptimizer::prepare() {
+void ShardedOptimizer::synchronize() {
   locked(*reducer_, &GradientReducer::synchronize);
+  follow_gradients();
+}
+
+void ShardedOptimizer::follow_gradients() {
   if (shards_->strides_changed()) locked(*reducer_, refuse_other_strides);
   lay_out();
 }
@@ -212,26 +208,18 @@ void ShardedOptimizer::lay_out() {
 
 torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
   refuse_new_parameters();
+  refuse_other_parameters();
+  groups_->reconcile();
+  const bool skip = skips_synchronize();
+  if (skip) refuse_in_flight("");
   torch::Tensor loss;
-  if (closure) loss = reduced_loss(closure);
-  prepare();
+  if (closure) loss = skip ? loss_without_synchronizing(closure) : reduced_loss(closure);
+  if (!skip) locked(*reducer_, &GradientReducer::synchronize);
+  follow_gradients();
   shards_->step();
   end_step();
+  groups_->reconcile();  // an optimizer may change its own options
   return loss;
-}
-
-torch::Tensor ShardedOptimizer::reduced_loss(const Optimizer::LossClosure& closure) {
-  locked(*reducer_, &GradientReducer::begin_cycle);
-  torch::Tensor loss;
-  {
-    const torch::AutoGradMode enable(true);
-    loss = closure();
-  }
-  locked(*reducer_, &GradientReducer::synchronize);
-  if (!loss.defined()) return loss;
-  return allreduce(loss.detach(), {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
-                                   .op = options_.op,
-                                   .process_set = options_.process_set});
 }
 
 /// Also of a step that a GradScaler skips: what it leaves would be added to.
@@ -239,21 +227,11 @@ void ShardedOptimizer::end_step() {
   // In buckets there are parameters now.
   for (const torch::Tensor& parameter : shards_->parameters())
     parameter.mutable_grad() = torch::Tensor();
-  locked(*reducer_, &GradientReducer::begin_cycle);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+  end_cycle();
 }
-
-void ShardedOptimizer::zero_grad(bool set_to_none) {
-  refuse_new_parameters();
-  locked(*reducer_, &GradientReducer::discard);
-  optimizer_.zero_grad(set_to_none);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-}
-
-void ShardedOptimizer::synchronize() { prepare(); }
 
 double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
-  prepare();
+  synchronize();
   const torch::NoGradGuard no_grad;
   const bool largest = std::isinf(norm_type);
   const torch::Device device = shards_->parameters().front().device();
@@ -279,7 +257,7 @@ double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
 }
 
 void ShardedOptimizer::clip_grad_value_(double clip_value) {
-  prepare();
+  synchronize();
   const torch::NoGradGuard no_grad;
   for (const torch::Tensor& gradient : shards_->gradients())
     gradient.clamp_(-clip_value, clip_value);
@@ -293,30 +271,6 @@ torch::Tensor ShardedOptimizer::unscale_gradients(double factor) {
   return unscaler.run();
 }
 
-bool ShardedOptimizer::all_finite(const torch::Tensor& unscaled) const {
-  const torch::Tensor bad =
-      allreduce(unscaled, {.name = locked(*reducer_, &GradientReducer::scope) + ".found_inf",
-                           .op = ReduceOp::kMax,
-                           .process_set = options_.process_set});
-  return bad.item<float>() == 0;
-}
-
-std::uint64_t ShardedOptimizer::gradients_version() const {
-  return locked(*reducer_, &GradientReducer::gradients_version);
-}
-
-NoSync ShardedOptimizer::no_sync() {
-  return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
-}
-
-void ShardedOptimizer::set_backward_passes_per_step(int passes) {
-  if (passes < 1) {
-    throw UsageError("ShardedOptimizer::set_backward_passes_per_step: expected at least 1, got " +
-                     std::to_string(passes));
-  }
-  locked(*reducer_, &GradientReducer::set_passes_per_step, passes);
-}
-
 void ShardedOptimizer::encode_part(libtorch::ObjectWriter& writer) const {
   shards_->encode(writer);
 }
@@ -324,6 +278,32 @@ void ShardedOptimizer::encode_part(libtorch::ObjectWriter& writer) const {
 void ShardedOptimizer::share_out_anew() {
   shards_->forget_state();
   lay_out();
+}
+
+/// As the constructor: what is on another device cannot be gathered with the rest.
+void ShardedOptimizer::refuse_group(const torch::optim::OptimizerParamGroup& group) const {
+  const torch::Device device = shards_->parameters().front().device();
+  for (const torch::Tensor& parameter : group.params()) {
+    if (parameter.device() == device) continue;
+    throw UsageError("ShardedOptimizer::add_param_group: expected parameters on " + device.str() +
+                     ", as the optimizer's others, got some on " + parameter.device().str() +
+                     "; use an optimizer and a ShardedOptimizer for each device");
+  }
+}
+
+void ShardedOptimizer::group_added() { shards_->add_parameters(); }
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  groups_->reconcile();
+  shards_->with_whole_state([&] { optimizer_.save(archive); });
+}
+
+/// What was written here before is overwritten, as in the wrapped one.
+void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
+  groups_->try_to_reconcile();
+  optimizer_.load(archive);
+  shards_->forget_state();
+  groups_->take_over();
 }
 
 std::size_t ShardedOptimizer::state_bytes() const { return shards_->state_bytes(); }

@@ -11,6 +11,7 @@
 #include "hvd/torch/distributed_optimizer.h"
 #include "operations/archive.h"
 #include "optimizer/element_state.h"
+#include "optimizer/live_optimizers.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -48,8 +49,16 @@ std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer)
 }  // namespace
 
 Optimizer& unwrapped(Optimizer& optimizer) {
-  auto* const wrapper = dynamic_cast<DistributedOptimizer*>(&optimizer);
+  auto* const wrapper = dynamic_cast<OptimizerWrapper*>(&optimizer);
   return wrapper == nullptr ? optimizer : wrapper->inner();
+}
+
+void refuse_sharded(const Optimizer& optimizer, const std::string& what) {
+  if (!LiveOptimizers::instance().is_sharded(optimizer)) return;
+  throw UsageError(what +
+                   ": the state of this optimizer is shared out among the ranks by a "
+                   "ShardedOptimizer, so that the optimizer itself has none; expected the "
+                   "ShardedOptimizer in its place");
 }
 
 std::string save_optimizer(Optimizer& optimizer) {

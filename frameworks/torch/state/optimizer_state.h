@@ -13,10 +13,14 @@
 
 namespace hvd::libtorch {
 
-// A DistributedOptimizer stands for the optimizer that it wraps.
+// A wrapper stands for the optimizer that it wraps.
 
 /// The optimizer that has the state; a wrapper then sees the options that were written to it.
 torch::optim::Optimizer& unwrapped(torch::optim::Optimizer& optimizer);
+
+/// @throws UsageError for an optimizer whose state a ShardedOptimizer has shared out: there is none
+/// in it. @param what begins the message
+void refuse_sharded(const torch::optim::Optimizer& optimizer, const std::string& what);
 
 /// An optimizer's type and the shapes of the parameters of each of its groups: what must agree for
 /// one optimizer's state to be another's.

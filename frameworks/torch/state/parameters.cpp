@@ -171,6 +171,7 @@ void broadcast_buffers(const torch::nn::Module& module, int root_rank,
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set) {
+  libtorch::refuse_sharded(optimizer, "broadcast_optimizer_state");
   const CollectiveOptions naming{.name = "broadcast_optimizer_state", .process_set = process_set};
   const libtorch::OptimizerLayout own = libtorch::layout_of(optimizer);
   agree(libtorch::difference(

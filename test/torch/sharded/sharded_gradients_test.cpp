@@ -99,7 +99,7 @@ TEST(ShardedGradients, OfASkippedStepAreGone) {
     torch::Tensor loss = loss_of(job.nets.sharded, Batch::of_rank(rank(), step));
     if (overflow && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
     scaler.scale(loss).backward();
-    EXPECT_EQ(scaler.step(optimizer), !overflow) << step;
+    EXPECT_EQ(scaler.step(static_cast<torch::optim::Optimizer&>(optimizer)), !overflow) << step;
     scaler.update();
     for (const torch::Tensor& parameter : job.nets.sharded->parameters())
       EXPECT_FALSE(parameter.grad().defined()) << step;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,7 @@ namespace libtorch {
 class GradientReducer;
 class GroupMirror;
 class ReducedParameter;
+struct GradientReduction;
 }  // namespace libtorch
 
 /// The ranks' parameters are not the same any more (or not yet), so that training would go on with
@@ -96,7 +98,7 @@ struct DistributedOptimizerOptions {
   bool error_if_nonfinite = false;
 };
 
-/// While it lives, step() does not reduce gradients. See DistributedOptimizer::skip_synchronize().
+/// While it lives, step() does not reduce gradients. See OptimizerWrapper::skip_synchronize().
 /// Move-only.
 class [[nodiscard]] SkipSynchronize {
  public:
@@ -104,25 +106,132 @@ class [[nodiscard]] SkipSynchronize {
   SkipSynchronize& operator=(SkipSynchronize&&) = delete;
 
  private:
-  friend class DistributedOptimizer;
+  friend class OptimizerWrapper;
   explicit SkipSynchronize(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
 
   std::shared_ptr<const void> scope_;
 };
 
 /// While it lives, backward passes accumulate without communication. See
-/// DistributedOptimizer::no_sync(). Move-only.
+/// OptimizerWrapper::no_sync(). Move-only.
 class [[nodiscard]] NoSync {
  public:
   NoSync(NoSync&&) noexcept = default;
   NoSync& operator=(NoSync&&) = delete;
 
  private:
-  friend class DistributedOptimizer;
-  friend class ShardedOptimizer;
+  friend class OptimizerWrapper;
   explicit NoSync(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
 
   std::shared_ptr<const void> scope_;
+};
+
+/// What DistributedOptimizer and ShardedOptimizer have in common: a torch::optim::Optimizer with
+/// the parameter groups and defaults of the optimizer that it wraps, and the gradients on their
+/// way. No class for programs to derive from.
+///
+/// What takes an optimizer (learning-rate schedulers, torch::save() and torch::load(), a program's
+/// own functions) takes the wrapper or the wrapped one, and an option that is written to one is the
+/// other's from the next step() on, or call of inner() or param_groups(). As LibTorch's functions
+/// are not virtual but for step(), save() and load(), through torch::optim::Optimizer&
+/// add_param_group() is an error at step(), state() is empty, and zero_grad(false) does not discard
+/// passes that were counted. See decision 30.
+class OptimizerWrapper : public torch::optim::Optimizer {
+ public:
+  OptimizerWrapper(const OptimizerWrapper&) = delete;
+  OptimizerWrapper& operator=(const OptimizerWrapper&) = delete;
+  ~OptimizerWrapper() override;
+
+  /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
+  /// optimizer does.
+  void zero_grad(bool set_to_none = true);
+
+  /// Adds a group to the wrapped optimizer, and reduces its gradients from now on: between step()
+  /// and the next backward(). Collective; every rank adds the same. Parameters that were not
+  /// trained before must be equal on all ranks (broadcast_parameters()). Gradients travel one by
+  /// one in the next step, as in the first one.
+  /// @param names of parameters that the constructor was not told of; without them they are
+  /// numbered if it has numbered the others
+  /// @throws UsageError on the rank where the optimizer does not take the group or has a parameter
+  /// of it, one has no name or belongs to another wrapper, or gradients are being reduced;
+  /// MismatchError on the others then, and on all when they add different parameters. Nothing has
+  /// changed.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group,
+                       const NamedParameters& names = NamedParameters());
+
+  /// While the guard lives, step() does not synchronize: `synchronize(); clip(); { auto skip =
+  /// skip_synchronize(); step(); }`. step() then throws UsageError if gradients are still being
+  /// reduced.
+  SkipSynchronize skip_synchronize();
+
+  /// While the guard lives, backward passes accumulate locally and do not count as passes. step()
+  /// still reduces.
+  NoSync no_sync();
+
+  /// @throws UsageError below 1.
+  void set_backward_passes_per_step(int passes);
+
+  torch::optim::Optimizer& inner() noexcept;
+
+  /// Those of the wrapped optimizer, as copies that are the same from call to call.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups() noexcept;
+  const std::vector<torch::optim::OptimizerParamGroup>& param_groups() const noexcept;
+  /// That of the wrapped optimizer.
+  auto& state() noexcept { return optimizer_.state(); }
+  const auto& state() const noexcept { return std::as_const(optimizer_).state(); }
+
+ protected:
+  /// @param who the class's name, which begins messages  @param numbered the names are numbers
+  OptimizerWrapper(const char* who, torch::optim::Optimizer& optimizer,
+                   const NamedParameters& parameters, bool numbered,
+                   DistributedOptimizerOptions options);
+
+  /// @throws UsageError when the optimizer is a wrapper itself
+  void refuse_wrapper() const;
+  /// Takes its place among the wrappers of the process, with the groups of the wrapped optimizer.
+  /// @throws UsageError when it or one of its parameters is wrapped already
+  void enroll(std::span<const libtorch::ReducedParameter> parameters);
+  /// Hooks the parameters.
+  void start_reducing(std::vector<libtorch::ReducedParameter> parameters,
+                      libtorch::GradientReduction how);
+  void refuse_new_parameters() const;
+  /// Under skip_synchronize(). @param when behind "gradients are still being reduced"
+  void refuse_in_flight(const char* when) const;
+  /// One evaluation of the closure under skip_synchronize().
+  torch::Tensor loss_without_synchronizing(const LossClosure& closure) const;
+  bool skips_synchronize() const { return skip_depth_->load() > 0; }
+  std::vector<torch::Tensor> all_parameters() const;
+  /// One evaluation of the closure, with the gradients and the loss reduced.
+  torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
+  /// What step() does besides the optimizer's own step.
+  void end_cycle();
+  /// False when a gradient of any rank was inf or nan. Collective.
+  bool all_finite(const torch::Tensor& unscaled) const;
+  /// Changes whenever the gradients change.
+  std::uint64_t gradients_version() const;
+
+  torch::optim::Optimizer& optimizer_;
+  std::unique_ptr<libtorch::GroupMirror> groups_;
+  const DistributedOptimizerOptions options_;
+  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
+
+ private:
+  /// More reasons against a group. @throws UsageError
+  virtual void refuse_group(const torch::optim::OptimizerParamGroup& group) const;
+  /// The optimizer has another group, whose gradients are reduced from now on.
+  virtual void group_added();
+
+  void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
+  /// The names of all parameters that there will be: the known ones, `names`, and numbers.
+  NamedParameters names_with(const NamedParameters& names) const;
+  void replace_reducer(std::vector<libtorch::ReducedParameter> parameters);
+
+  const char* const who_;
+  NamedParameters named_;
+  const bool numbered_;
+  bool enrolled_ = false;
+  std::uint64_t earlier_versions_ = 0;  ///< of gradients, by reducers that there were
+  std::shared_ptr<std::atomic<int>> skip_depth_;
 };
 
 /// Adds gradient averaging to an optimizer: a hook on each parameter hands its gradient over as
@@ -148,15 +257,7 @@ class [[nodiscard]] NoSync {
 /// One thread at a time, but for the hooks, which run on whatever thread backward uses. The
 /// destructor removes the hooks; it never communicates. It warns when no gradient was ever reduced
 /// and when gradients are being reduced, and backward passes warn that go on without it.
-///
-/// It is a torch::optim::Optimizer, with parameter groups and defaults that are those of
-/// `optimizer`: what takes one (learning-rate schedulers, torch::save() and torch::load(), a
-/// program's own functions) takes either, and an option that is written to one is the other's from
-/// the next step() on, or call of inner() or param_groups(). As LibTorch's functions are not
-/// virtual but for step(), save() and load(), through torch::optim::Optimizer& add_param_group()
-/// is an error at step(), state() is empty, and zero_grad(false) does not discard passes that were
-/// counted. See decision 30.
-class DistributedOptimizer : public torch::optim::Optimizer {
+class DistributedOptimizer : public OptimizerWrapper {
  public:
   /// @throws UsageError when a parameter of `optimizer` is not in `parameters` (more may be in it),
   /// when a group names an unknown parameter or one twice, when an option is out of range, when
@@ -210,25 +311,8 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// and for an option that was written both here and in `optimizer`, to different values.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
-  /// Waits for gradients still being reduced, drops what has accumulated, and clears `.grad` as the
-  /// optimizer does.
-  void zero_grad(bool set_to_none = true);
-
   /// Returns when every gradient is final: clip or inspect them after this. Throws as step() does.
   void synchronize();
-
-  /// Adds a group to the wrapped optimizer, and reduces its gradients from now on: between step()
-  /// and the next backward(). Collective; every rank adds the same. Parameters that were not
-  /// trained before must be equal on all ranks (broadcast_parameters()). Gradients travel one by
-  /// one in the next step, as in the first one.
-  /// @param names of parameters that the constructor was not told of; without them they are
-  /// numbered if it has numbered the others
-  /// @throws UsageError on the rank where the optimizer does not take the group or has a parameter
-  /// of it, one has no name or belongs to another DistributedOptimizer, or gradients are being
-  /// reduced; MismatchError on the others then, and on all when they add different parameters.
-  /// Nothing has changed.
-  void add_param_group(const torch::optim::OptimizerParamGroup& group,
-                       const NamedParameters& names = NamedParameters());
 
   /// synchronize(), then torch::nn::utils::clip_grad_norm_() over all parameters of the optimizer.
   /// Gradients are the same on every rank then, and so are norms. After GradScaler::unscale_(), if
@@ -237,66 +321,25 @@ class DistributedOptimizer : public torch::optim::Optimizer {
   /// The same with torch::nn::utils::clip_grad_value_().
   void clip_grad_value_(double clip_value);
 
-  /// While the guard lives, step() does not synchronize: `synchronize(); clip(); { auto skip =
-  /// skip_synchronize(); step(); }`. step() then throws UsageError if gradients are still being
-  /// reduced.
-  SkipSynchronize skip_synchronize();
-
-  /// While the guard lives, backward passes accumulate locally and do not count as passes. step()
-  /// still reduces.
-  NoSync no_sync();
-
-  /// @throws UsageError below 1.
-  void set_backward_passes_per_step(int passes);
-
-  torch::optim::Optimizer& inner() noexcept;
-
   /// Of the wrapped optimizer. @throws as its own
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
-
-  /// Those of the wrapped optimizer, as copies that are the same from call to call.
-  std::vector<torch::optim::OptimizerParamGroup>& param_groups() noexcept;
-  const std::vector<torch::optim::OptimizerParamGroup>& param_groups() const noexcept;
-  /// That of the wrapped optimizer.
-  auto& state() noexcept { return optimizer_.state(); }
-  const auto& state() const noexcept { return std::as_const(optimizer_).state(); }
 
  private:
   friend class GradScaler;
 
   struct WithNames {};
   DistributedOptimizer(WithNames, torch::optim::Optimizer& optimizer,
-                       const NamedParameters& parameters, DistributedOptimizerOptions options);
+                       const NamedParameters& parameters, DistributedOptimizerOptions options,
+                       bool numbered = false);
 
   torch::Tensor reduce_and_step(const torch::optim::Optimizer::LossClosure& closure);
   torch::Tensor step_and_combine(const torch::optim::Optimizer::LossClosure& closure);
-  torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
-  /// What step() does besides the optimizer's own step.
-  void end_step();
+  void end_step() { end_cycle(); }
   /// Multiplies final gradients. @return for all_finite()
   torch::Tensor unscale_gradients(double factor);
-  /// False when a gradient of any rank was inf or nan. Collective.
-  bool all_finite(const torch::Tensor& unscaled) const;
-  /// Changes whenever the gradients change.
-  std::uint64_t gradients_version() const;
   void warn_of_early_end() const;
-  void refuse_new_parameters() const;
-  void refuse_known(const torch::optim::OptimizerParamGroup& group) const;
-  std::vector<torch::Tensor> all_parameters() const;
 
-  /// The names of all parameters that there will be: the known ones, `names`, and numbers.
-  NamedParameters names_with(const NamedParameters& names) const;
-  void replace_reducer(std::vector<libtorch::ReducedParameter> parameters);
-
-  torch::optim::Optimizer& optimizer_;
-  std::unique_ptr<libtorch::GroupMirror> groups_;
-  NamedParameters named_;
-  const DistributedOptimizerOptions options_;
-  bool numbered_ = false;
-  std::uint64_t earlier_versions_ = 0;  ///< of gradients, by reducers that there were
-  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
-  std::shared_ptr<std::atomic<int>> skip_depth_;
   std::shared_ptr<const void>
       local_gradients_;  ///< with adasum_delta: a no_sync() for all its life
 };

@@ -57,7 +57,7 @@ class GradScaler {
   void unscale_(DistributedOptimizer& optimizer);
   void unscale_(ShardedOptimizer& optimizer);
   /// An optimizer whose gradients the program reduces, before this is called. The ranks of
-  /// GradScalerOptions::process_set agree on whether all were finite. A DistributedOptimizer is
+  /// GradScalerOptions::process_set agree on whether all were finite. A wrapper of hvd is
   /// taken as such.
   void unscale_(torch::optim::Optimizer& optimizer);
   /// unscale_(), unless it was called, then the optimizer's step if all gradients of all ranks were

@@ -108,8 +108,11 @@ void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
 /// each parameter group and the defaults). For every optimizer that can be saved: SGD, Adam, AdamW,
 /// Adagrad, RMSprop, LBFGS and others with save() and load(). State that only other ranks have is
 /// dropped. Collective over the set, blocks; `root_rank` is a world rank; not thread-safe with
-/// respect to the optimizer.
-/// @throws MismatchError on every rank when the parameter groups differ; and as every collective.
+/// respect to the optimizer. A DistributedOptimizer stands for the optimizer that it wraps. So does
+/// a ShardedOptimizer: options, and state that the root was given since its last step(), as by
+/// torch::load(); each rank keeps the part that it has if there is none.
+/// @throws MismatchError on every rank when the parameter groups differ; UsageError for the
+/// optimizer that a ShardedOptimizer wraps; and as every collective.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank = 0);
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/util/Synchronized.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
@@ -17,6 +16,7 @@
 
 #include "hvd/process_set.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/gradient_hook.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/types.h"
 
@@ -38,7 +38,14 @@ struct ShardedOptimizerOptions {
   double gradient_predivide_factor = 1;
   bool sparse_as_dense = false;
   ProcessSet process_set = {};
+  /// Also how often the ranks compare the options of the parameter groups, which they have bit for
+  /// bit: each rank updates a part of the parameters, so that these stay equal when options differ.
   std::optional<int> check_every = std::nullopt;
+  std::vector<std::vector<std::string>> groups = {};
+  /// Every rank gets all of what it returns, of which it uses its own part.
+  GradientHook gradient_hook = {};
+  std::int64_t bucket_bytes = 0;
+  bool error_if_nonfinite = false;
 };
 
 /// A DistributedOptimizer whose ranks share the optimizer's state out among themselves (ZeRO, stage
@@ -52,9 +59,12 @@ struct ShardedOptimizerOptions {
 /// updates whole parameters, which are shared out by their size; its step() must not look at
 /// parameters of other ranks. LBFGS does, and is refused.
 ///
-/// Refers to `optimizer`, which must outlive it and keeps its groups and options: schedulers go on
-/// working on it. Its state is in here, and is lost with this object. State that is loaded into
-/// `optimizer`, on every rank alike, is shared out in the next step().
+/// Refers to `optimizer`, which must outlive it and keeps its groups and options. Schedulers work
+/// on this object or on `optimizer`; see OptimizerWrapper. The state is in here, and is lost with
+/// this object; `optimizer` has none between steps. So a checkpoint takes this object
+/// (TrainingState::optimizer()), and so do torch::save(), torch::load() and
+/// broadcast_optimizer_state(). State that is loaded into `optimizer`, on every rank alike, is
+/// shared out in the next step().
 ///
 /// step() takes the gradients, also a step that a GradScaler skips: afterwards `.grad` is
 /// undefined, as after zero_grad(). Between synchronize() and step() it is reduced only where this
@@ -63,7 +73,7 @@ struct ShardedOptimizerOptions {
 ///
 /// Not with join(): a rank that has no more data still has its part to update. One thread at a
 /// time, but for the hooks of gradients.
-class ShardedOptimizer {
+class ShardedOptimizer : public OptimizerWrapper {
  public:
   /// Collective. @throws UsageError on the rank where the optimizer is LBFGS, its parameters are on
   /// several devices, one occurs twice or has no name or belongs to another wrapper, or an option
@@ -96,16 +106,15 @@ class ShardedOptimizer {
                             ShardedOptimizerOptions options = {});
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
-  ~ShardedOptimizer();
+  ~ShardedOptimizer() override;
 
-  /// synchronize(), unless it was called since the last backward, then the update of this rank's
-  /// part while the parts before it travel. Collective. With a closure: evaluates it, once, and
-  /// returns the loss, reduced as the gradients are.
-  /// @throws as DistributedOptimizer::step(), nothing has changed then; UsageError on every rank
-  /// but one that has called join().
-  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
-  /// Waits for gradients that are being reduced, drops what has accumulated, and clears `.grad`.
-  void zero_grad(bool set_to_none = true);
+  /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
+  /// then the update of this rank's part while the parts before it travel. Collective. With a
+  /// closure: evaluates it, once, and returns the loss, reduced as the gradients are.
+  /// @throws as DistributedOptimizer::step(), nothing has changed then, and DivergedError when the
+  /// ranks have different options in a parameter group; UsageError on every rank but one that has
+  /// called join().
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
   /// Returns when this rank's part of the gradients is final. Throws as step() does.
   void synchronize();
   /// synchronize(), then as torch::nn::utils::clip_grad_norm_(): the norm is that of all gradients,
@@ -113,12 +122,14 @@ class ShardedOptimizer {
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
   /// synchronize(), then as torch::nn::utils::clip_grad_value_().
   void clip_grad_value_(double clip_value);
-  /// While the guard lives, backward passes accumulate locally and do not count as passes.
-  NoSync no_sync();
-  /// @throws UsageError below 1.
-  void set_backward_passes_per_step(int passes);
 
-  torch::optim::Optimizer& inner() noexcept { return optimizer_; }
+  /// The whole state, groups and options, as the wrapped optimizer saves them: what it saves, any
+  /// optimizer of its type loads. Collective, and every rank has room for all of it meanwhile: with
+  /// torch::save(), call it on every rank, with a file of its own or none.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  /// The same on every rank, which keeps its part from the next step() on. Not collective.
+  void load(torch::serialize::InputArchive& archive) override;
+
   /// What this rank keeps for its part, in bytes.
   std::size_t state_bytes() const;
 
@@ -128,30 +139,24 @@ class ShardedOptimizer {
 
   struct WithNames {};
   ShardedOptimizer(WithNames, torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
-                   ShardedOptimizerOptions options);
+                   ShardedOptimizerOptions options, bool numbered = false);
 
-  void refuse_new_parameters() const;
-  /// Reduces, and shares out what is to be updated, if that is not as it was.
-  void prepare();
-  /// The second half of it.
+  void refuse_group(const torch::optim::OptimizerParamGroup& group) const override;
+  void group_added() override;
+  void refuse_other_parameters() const;
+  /// Shares out what is to be updated, if that is not as it was.
   void lay_out();
-  torch::Tensor reduced_loss(const torch::optim::Optimizer::LossClosure& closure);
+  /// Gradients are final: shares out.
+  void follow_gradients();
   /// What step() does besides the update.
   void end_step();
   /// Multiplies this rank's part of final gradients. @return for all_finite()
   torch::Tensor unscale_gradients(double factor);
-  /// False when a gradient of any rank's part was inf or nan. Collective.
-  bool all_finite(const torch::Tensor& unscaled) const;
-  /// Changes whenever the gradients change.
-  std::uint64_t gradients_version() const;
   /// Appends this rank's part of the state, to be saved.
   void encode_part(libtorch::ObjectWriter& writer) const;
   /// The optimizer has been given another state, all of it, on every rank.
   void share_out_anew();
 
-  torch::optim::Optimizer& optimizer_;
-  const DistributedOptimizerOptions options_;
-  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
   std::unique_ptr<libtorch::ParameterShards> shards_;
 };
 

@@ -145,6 +145,8 @@ class TrainingState {
     return model(checked(module.get()), std::move(options));
   }
   /// State, options of each group (learning rates) and defaults of any of LibTorch's optimizers.
+  /// A wrapper is taken as what it is. Saving and loading throw CheckpointError for an optimizer
+  /// that a ShardedOptimizer wraps, which has its state.
   TrainingState& optimizer(torch::optim::Optimizer& optimizer,
                            const std::string& name = "optimizer");
   /// That of the wrapped optimizer.

@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "hvd/error.h"
+#include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/operations.h"
+#include "optimizer/gradient_reducer.h"
+#include "optimizer/group_mirror.h"
+#include "optimizer/live_optimizers.h"
+#include "optimizer/optimizer_options.h"
+#include "optimizer/parameter_addition.h"
+#include "optimizer/parameter_names.h"
+
+namespace hvd {
+
+using libtorch::GradientReducer;
+using libtorch::LiveOptimizers;
+using libtorch::locked;
+using libtorch::numbered;
+using libtorch::ReducedParameter;
+using torch::optim::Optimizer;
+
+OptimizerWrapper::OptimizerWrapper(const char* who, Optimizer& optimizer,
+                                   const NamedParameters& parameters, bool numbered,
+                                   DistributedOptimizerOptions options)
+    : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), optimizer.defaults().clone()),
+      optimizer_(optimizer),
+      options_(std::move(options)),
+      who_(who),
+      named_(parameters),
+      numbered_(numbered),
+      skip_depth_(std::make_shared<std::atomic<int>>(0)) {}
+
+OptimizerWrapper::~OptimizerWrapper() {
+  if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
+  if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
+}
+
+void OptimizerWrapper::refuse_wrapper() const {
+  const auto* const other = dynamic_cast<const OptimizerWrapper*>(&optimizer_);
+  if (other == nullptr) return;
+  throw UsageError(std::string(who_) + ": expected an optimizer that is not wrapped, got a " +
+                   other->who_ + "; every gradient would be reduced twice");
+}
+
+void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
+  groups_ = std::make_unique<libtorch::GroupMirror>(optimizer_, *this, who_);
+  LiveOptimizers::instance().add(optimizer_, parameters, options_.op == ReduceOp::kAverage, who_);
+  enrolled_ = true;
+}
+
+void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
+                                      libtorch::GradientReduction how) {
+  reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
+      std::move(parameters), std::move(how), options_.backward_passes_per_step));
+  locked(*reducer_, &GradientReducer::compare_also, named_);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+  locked(*reducer_, &GradientReducer::open_device_queue);
+}
+
+void OptimizerWrapper::refuse_in_flight(const char* when) const {
+  if (!locked(*reducer_, &GradientReducer::in_flight)) return;
+  throw UsageError(std::string(who_) +
+                   "::step() under skip_synchronize(): gradients are still being reduced" + when +
+                   "; call synchronize() after backward() and before step()");
+}
+
+torch::Tensor OptimizerWrapper::loss_without_synchronizing(const LossClosure& closure) const {
+  const torch::AutoGradMode enable(true);
+  torch::Tensor own = closure();
+  refuse_in_flight(
+      " when the closure returns (it may call synchronize() itself, or leave out "
+      "skip_synchronize())");
+  return own;
+}
+
+/// Those that the optimizer was given since would be updated with this rank's own gradients.
+void OptimizerWrapper::refuse_new_parameters() const {
+  const auto known = locked(*reducer_, &GradientReducer::known);
+  for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
+    const auto& params = optimizer_.param_groups()[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (known->contains(params[i].unsafeGetTensorImpl())) continue;
+      std::string name = "without a name";
+      for (const auto& item : named_) {
+        if (item.value().is_same(params[i])) name = "'" + item.key() + "'";
+      }
+      throw UsageError(std::string(who_) + ": parameter " + std::to_string(i) +
+                       " of parameter group " + std::to_string(g) + ", " + name + ", shape " +
+                       shape_to_string(params[i].sizes().vec()) +
+                       ", was added to the optimizer after the " + who_ +
+                       " was constructed (add_param_group()), so its gradients are not reduced; "
+                       "add it before, or destroy the " +
+                       who_ +
+                       " and construct it anew, "
+                       "with names for all parameters");
+    }
+  }
+}
+
+NamedParameters OptimizerWrapper::names_with(const NamedParameters& names) const {
+  NamedParameters all = named_;
+  for (const auto& item : names) {
+    if (const torch::Tensor* const known = all.find(item.key())) {
+      if (known->is_same(item.value())) continue;
+      throw UsageError(std::string(who_) + "::add_param_group: the name '" + item.key() +
+                       "' is taken by another parameter; expected names of their own");
+    }
+    all.insert(item.key(), item.value());
+  }
+  return numbered_ ? numbered(optimizer_, std::move(all)) : all;
+}
+
+/// LibTorch takes a parameter twice, and updates it twice.
+void OptimizerWrapper::refuse_known(const torch::optim::OptimizerParamGroup& group) const {
+  const auto known = locked(*reducer_, &GradientReducer::known);
+  std::set<const c10::TensorImpl*> seen;
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const torch::Tensor& parameter = group.params()[i];
+    const std::string which =
+        std::string(who_) + "::add_param_group: parameter " + std::to_string(i) + " of the group";
+    if (!parameter.defined()) throw UsageError(which + " is undefined; expected a tensor");
+    const auto* const identity = parameter.unsafeGetTensorImpl();
+    if (known->contains(identity) || !seen.insert(identity).second) {
+      throw UsageError(which + ", shape " + shape_to_string(parameter.sizes().vec()) +
+                       ", is in more than one parameter group, or twice in this one; expected "
+                       "each parameter once");
+    }
+  }
+}
+
+void OptimizerWrapper::add_param_group(const torch::optim::OptimizerParamGroup& group,
+                                       const NamedParameters& names) {
+  auto& groups = optimizer_.param_groups();
+  const std::size_t before = groups.size();
+  NamedParameters named;
+  std::vector<ReducedParameter> all, added;
+  std::string complaint;
+  try {
+    refuse_new_parameters();
+    if (locked(*reducer_, &GradientReducer::in_flight)) {
+      throw UsageError(std::string(who_) +
+                       "::add_param_group: gradients are being reduced; call it after step() and "
+                       "before the next backward()");
+    }
+    refuse_known(group);
+    refuse_group(group);
+    groups_->reconcile();
+    optimizer_.add_param_group(group);
+    named = names_with(names);
+    all = libtorch::name_parameters(optimizer_, named, options_.groups, who_);
+    LiveOptimizers::instance().extend(optimizer_, all, who_);
+  } catch (const c10::Error& error) {
+    complaint = std::string(who_) + "::add_param_group: " + error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    complaint = error.what();
+  }
+  const auto known = locked(*reducer_, &GradientReducer::known);
+  std::copy_if(all.begin(), all.end(), std::back_inserter(added), [&](const auto& parameter) {
+    return !known->contains(parameter.tensor().unsafeGetTensorImpl());
+  });
+  try {
+    libtorch::agree_on_addition(who_, locked(*reducer_, &GradientReducer::scope),
+                                options_.process_set, complaint, added);
+  } catch (...) {
+    while (groups.size() > before) groups.pop_back();
+    LiveOptimizers::instance().shrink(optimizer_, all_parameters());
+    throw;
+  }
+  named_ = std::move(named);
+  groups_->take_over();
+  replace_reducer(std::move(all));
+  group_added();
+}
+
+void OptimizerWrapper::refuse_group(const torch::optim::OptimizerParamGroup& /*group*/) const {}
+
+void OptimizerWrapper::group_added() {}
+
+/// Another SharedReducer too, so that hooks of the former one that LibTorch keeps do nothing.
+void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
+  locked(*reducer_, &GradientReducer::remove_hooks);
+  earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
+  reducer_ = std::make_shared<libtorch::SharedReducer>(
+      locked(*reducer_, [&](const GradientReducer& former) {
+        return std::make_unique<GradientReducer>(std::move(parameters), former);
+      }));
+  if (!locked(*reducer_, &GradientReducer::has_reduced))
+    locked(*reducer_, &GradientReducer::compare_also, named_);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {
+  std::vector<torch::Tensor> all;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& group : optimizer_.param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
+    }
+  }
+  return all;
+}
+
+/// One evaluation of the closure with what all ranks must agree on reduced: LBFGS decides by the
+/// loss how often it evaluates.
+torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closure) {
+  locked(*reducer_, &GradientReducer::begin_cycle);
+  torch::Tensor loss;
+  {
+    const torch::AutoGradMode enable(true);
+    loss = closure();
+  }
+  locked(*reducer_, &GradientReducer::synchronize);
+  if (!loss.defined()) return loss;
+  return allreduce(loss.detach(),
+                   {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
+                    .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
+                    .process_set = options_.process_set});
+}
+
+void OptimizerWrapper::end_cycle() {
+  locked(*reducer_, &GradientReducer::begin_cycle);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+bool OptimizerWrapper::all_finite(const torch::Tensor& unscaled) const {
+  const torch::Tensor bad =
+      allreduce(unscaled, {.name = locked(*reducer_, &GradientReducer::scope) + ".found_inf",
+                           .op = ReduceOp::kMax,
+                           .process_set = options_.process_set});
+  return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
+}
+
+std::uint64_t OptimizerWrapper::gradients_version() const {
+  return earlier_versions_ + locked(*reducer_, &GradientReducer::gradients_version);
+}
+
+void OptimizerWrapper::zero_grad(bool set_to_none) {
+  refuse_new_parameters();
+  locked(*reducer_, &GradientReducer::discard);
+  optimizer_.zero_grad(set_to_none);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+Optimizer& OptimizerWrapper::inner() noexcept {
+  groups_->try_to_reconcile();
+  return optimizer_;
+}
+
+std::vector<torch::optim::OptimizerParamGroup>& OptimizerWrapper::param_groups() noexcept {
+  groups_->try_to_reconcile();
+  return Optimizer::param_groups();
+}
+
+const std::vector<torch::optim::OptimizerParamGroup>& OptimizerWrapper::param_groups()
+    const noexcept {
+  groups_->try_to_reconcile();
+  return Optimizer::param_groups();
+}
+
+SkipSynchronize OptimizerWrapper::skip_synchronize() {
+  return SkipSynchronize(libtorch::counted_scope(skip_depth_));
+}
+
+NoSync OptimizerWrapper::no_sync() {
+  return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
+}
+
+void OptimizerWrapper::set_backward_passes_per_step(int passes) {
+  if (passes < 1) {
+    throw UsageError(std::string(who_) +
+                     "::set_backward_passes_per_step: expected at least 1, got " +
+                     std::to_string(passes));
+  }
+  locked(*reducer_, &GradientReducer::set_passes_per_step, passes);
+}
+
+}  // namespace hvd
