@@ -11,13 +11,22 @@
 namespace hvd::runtime {
 namespace {
 
-/// Of the ranks of this host.
-std::vector<ArrivalFlags*> flags_of_host(control::ControlPlane& control) {
+/// Of a rank in the tree that wakes a host, and of the last rank to arrive.
+constexpr std::size_t kChildren = 8;
+constexpr std::size_t kMostRings = kChildren + 1;
+
+std::vector<int> ranks_of_host(const control::ControlPlane& control) {
   const Topology& topology = control.topology();
-  std::vector<ArrivalFlags*> words;
+  std::vector<int> ranks;
   for (int rank = 0; rank < control.size(); ++rank) {
-    if (topology.same_host(rank, topology.rank)) words.push_back(control.arrival_flags(rank));
+    if (topology.same_host(rank, topology.rank)) ranks.push_back(rank);
   }
+  return ranks;
+}
+
+std::vector<ArrivalFlags*> flags_of_host(control::ControlPlane& control) {
+  std::vector<ArrivalFlags*> words;
+  for (const int rank : ranks_of_host(control)) words.push_back(control.arrival_flags(rank));
   return words;
 }
 
@@ -58,6 +67,8 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       counters_(counters),
       sender_(control, counters),
       patience_(patience_of(options)),
+      host_(ranks_of_host(control)),
+      own_(static_cast<std::size_t>(control.topology().local_rank)),
       schedule_(make_schedule(options, control)),
       barrier_(make_dissemination_barrier(schedule_, control)) {}
 
@@ -95,8 +106,12 @@ SteadyState::Outcome SteadyState::advance(TimePoint now) {
   Outcome outcome = Outcome::kNothing;
   while (schedule_.replaying()) {
     const control::ScheduleReplay::Advance next = schedule_.advance();
-    if (next.ring) ring_others();
-    if (next.outcome == Outcome::kNothing) break;
+    if (next.outcome == Outcome::kNothing) {
+      // All of this host are here: its first rank tells the other hosts.
+      if (next.ring && own_ != 0) control_.ring(host_.front());
+      break;
+    }
+    wake_next(next.ring);
     moved_at_ = now;
     if (next.outcome == Outcome::kLeft) {
       HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
@@ -160,7 +175,7 @@ bool SteadyState::watch(TimePoint now, bool waits) {
   moved_at_ = now;
   if (note_blocked()) return true;
   schedule_.ask_others_to_leave();
-  ring_others();
+  ring_host();
   return false;
 }
 
@@ -174,7 +189,7 @@ bool SteadyState::exchange_updates() {
   const bool changed = barrier_->advance(updates_);
   for (const auto& [host, news] : updates_)
     sender_.send(control_.topology().first_rank_on(host), wire::encode(news));
-  if (changed) ring_others();
+  if (changed) ring_host();
   return changed;
 }
 
@@ -185,13 +200,31 @@ void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
                 ", which does not speak for its host; set schedule replay (HVD_SCHEDULE_LOCK) "
                 "alike on every rank");
   }
-  if (barrier_->accept(news)) ring_others();
+  if (barrier_->accept(news)) ring_host();
 }
 
-void SteadyState::ring_others() noexcept {
-  for (int rank = 0; rank < control_.size(); ++rank) {
+void SteadyState::ring_host() noexcept {
+  for (const int rank : host_) {
     if (rank != control_.rank()) control_.ring(rank);
   }
+}
+
+// Note [Waking a host]
+// The last rank to arrive has work of its own to begin. So on a host of many ranks it wakes the
+// first rank and its own children in a tree, and each rank wakes its children when it finds that
+// all have arrived, or that one leaves. Every rank finds that: the first rank was rung after the
+// last one had arrived, and so was every child of a rank that has found it. The tree of a few ranks
+// has one level, in which the last to arrive rings them all.
+/// @param first this rank is the last to arrive, or one that leaves
+void SteadyState::wake_next(bool first) noexcept {
+  if (host_.size() <= kMostRings) {
+    if (first) ring_host();
+    return;
+  }
+  if (first && own_ != 0) control_.ring(host_.front());
+  const std::size_t begin = std::min(host_.size(), own_ * kChildren + 1);
+  const std::size_t end = std::min(host_.size(), begin + kChildren);
+  for (std::size_t child = begin; child < end; ++child) control_.ring(host_[child]);
 }
 
 }  // namespace hvd::runtime

@@ -87,13 +87,17 @@ class SteadyState {
 
  private:
   void run(std::size_t batch);
-  void ring_others() noexcept;
+  /// Every other rank of this host.
+  void ring_host() noexcept;
+  void wake_next(bool first) noexcept;
 
   control::ControlPlane& control_;
   Executor& executor_;
   observe::Counters& counters_;
   const ControlSender sender_;
   const Duration patience_;
+  const std::vector<int> host_;  ///< the ranks of this host, ascending
+  const std::size_t own_;        ///< this rank's position among them
   control::ScheduleReplay schedule_;
   std::optional<control::DisseminationBarrier> barrier_;  // the first rank of each of several hosts
   std::vector<control::DisseminationBarrier::Send>

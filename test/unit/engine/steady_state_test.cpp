@@ -180,6 +180,65 @@ TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
   EXPECT_EQ(steady(0).batches_run(), 6U);
 }
 
+// On a host of many ranks, and of no other host.
+TEST_F(SteadyStateTest, ARankRingsAFewOthersAndTogetherTheyWakeTheHost) {
+  constexpr std::size_t kRanks = 30;
+  std::vector<std::string> hosts(kRanks, "a");
+  make(hosts);
+  begin({{request("x")}});
+  const auto tickets = [&] {
+    std::vector<std::uint32_t> all;
+    for (std::size_t rank = 0; rank < kRanks; ++rank) all.push_back(ticket(rank));
+    return all;
+  };
+  for (const bool leaves : {false, true}) {
+    const std::size_t last = 17;
+    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+      if (rank == last) continue;
+      EXPECT_TRUE(offer(rank, "x"));
+      EXPECT_EQ(advance(rank), Outcome::kNothing);
+    }
+    leaves ? steady(last).leave_soon() : static_cast<void>(offer(last, "x"));
+    const Outcome expected = leaves ? Outcome::kLeft : Outcome::kRun;
+    std::vector<std::size_t> awake = {last};
+    std::vector<bool> done(kRanks);
+    std::size_t count = 0;
+    int waves = 0;
+    for (; !awake.empty(); ++waves) {
+      std::vector<std::size_t> woken;
+      for (const std::size_t rank : awake) {
+        if (done[rank]) continue;
+        done[rank] = true;
+        ++count;
+        const std::vector<std::uint32_t> before = tickets();
+        EXPECT_EQ(advance(rank), expected);
+        std::uint32_t rings = 0;
+        for (std::size_t other = 0; other < kRanks; ++other) {
+          rings += ticket(other) - before[other];
+          if (rung(other, before[other])) woken.push_back(other);
+        }
+        EXPECT_LE(rings, 9U) << "rank " << rank;
+      }
+      awake = std::move(woken);
+    }
+    EXPECT_EQ(count, kRanks) << "all have been woken";
+    EXPECT_LE(waves, 5);
+    execute();
+  }
+}
+
+TEST_F(SteadyStateTest, OtherHostsAreNotRung) {
+  make({"a", "a", "b", "b"});
+  begin({{request("x")}});
+  EXPECT_TRUE(offer(0, "x"));
+  EXPECT_EQ(advance(0), Outcome::kNothing);
+  const std::uint32_t first = ticket(0), elsewhere = ticket(2);
+  EXPECT_TRUE(offer(1, "x"));
+  EXPECT_EQ(advance(1), Outcome::kNothing);
+  EXPECT_TRUE(rung(0, first)) << "it tells the other host";
+  EXPECT_FALSE(rung(2, elsewhere));
+}
+
 TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   make({"a", "a"});
   begin({{request("x")}, {request("y"), request("z")}});
