@@ -306,6 +306,23 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
 }
 
+TEST_F(PlayedCoordinator, AShutdownWaitsForWhatRuns) {
+  const OperationPtr operation = submit(*engine_, "x");
+  step(*engine_);
+  send(wire::encode(plan_of_x()));
+  step(*engine_);
+  engine_->front().request_shutdown();
+  step(*engine_);
+  wire::Plan last = plan(2);
+  last.shutdown = true;
+  send(wire::encode(last));
+  for (int round = 0; round < 3; ++round) step(*engine_);
+  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  EXPECT_EQ(counters_.plans_applied, 2U);
+  EXPECT_FALSE(operation->done());
+  EXPECT_FALSE(engine_->front().shut_down()) << "memory of an operation under way would be freed";
+}
+
 // Both plans come in one receive(), and another thread has looked at the sets before that.
 TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganEndsAlone) {
   const auto set_plan = [&](std::uint64_t sequence, const wire::Request& request) {
