@@ -309,7 +309,8 @@ TEST(Messages, TheScheduleToRepeatEndsAPlan) {
   plan.sequence = 5;
   const std::size_t without = encode(plan).size();
   plan.replay = {{{3, 1}, {0}}, {{2}}};
-  EXPECT_EQ(encode(plan).size(), without + 10) << "a count for the plan, each bundle and each batch";
+  EXPECT_EQ(encode(plan).size(), without + 10)
+      << "a count for the plan, each bundle and each batch";
   EXPECT_EQ(std::get<Plan>(decode(encode(plan))), plan);
   Bytes cut = encode(plan);
   cut.pop_back();
