@@ -200,6 +200,13 @@ TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
       net.backward(10, false);
       optimizer.synchronize();
       net.expect(0.5 + 10 * one, 0.5);
+      {
+        const torch::NoGradGuard no_grad;
+        for (const Tensor& parameter : net.named.values()) parameter.mutable_grad().fill_(2);
+      }
+      net.backward(10, false);
+      optimizer.synchronize();
+      net.expect(2 + 10 * one, 2);
     }
   });
 }
@@ -244,6 +251,45 @@ TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
   });
 }
 
+TEST(PassesAfterTheReduction, WhatTheProgramWritesAfterZeroGradIsReduced) {
+  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
+    Slope net;
+    SGD inner(net.named.values(), 0.0);
+    DistributedOptimizer optimizer(inner, net.named, options);
+    net.backward(1);
+    optimizer.step();
+    for (int step = 1; step < 4; ++step) {
+      optimizer.zero_grad(/*set_to_none=*/false);
+      {
+        const torch::NoGradGuard no_grad;
+        net.seldom.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
+      }
+      net.backward(1, false);
+      optimizer.step();
+      net.expect(whole(options.op), step * whole(options.op));
+    }
+  });
+}
+
+// The first gradient of the former step, which this one does not have, says nothing.
+TEST(Resets, AreNoticedByTheFirstGradientOfTheStep) {
+  Slope net;
+  SGD inner(net.named.values(), 0.0);
+  DistributedOptimizer optimizer(inner, net.named);
+  for (int step = 0; step < 3; ++step) {
+    inner.zero_grad();
+    net.backward(1);
+    optimizer.step();
+    inner.zero_grad();
+    net.backward(1, false);
+    inner.zero_grad();
+    net.backward(10, false);
+    optimizer.step();
+    EXPECT_TRUE(near(net.often.grad(), torch::full({5}, 10 * whole(ReduceOp::kAverage))));
+    EXPECT_FALSE(net.seldom.grad().defined());
+  }
+}
+
 TEST(PassesAfterTheReduction, OfSparseGradients) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
     torch::nn::Embedding net(torch::nn::EmbeddingOptions(10, 3).sparse(true));
@@ -276,11 +322,13 @@ TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
     const double one = whole(options.op);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
+      net.backward(100);
+      optimizer.synchronize();
       net.backward(1);
       net.seldom.mutable_grad().reset();  // it comes first, as it is the last of the forward pass
       net.backward(10);
       optimizer.step();
-      net.expect(11 * one, 10 * one);
+      net.expect(111 * one, 10 * one);
     }
   });
 }

@@ -241,6 +241,23 @@ TEST_F(ParameterCheckTest, ARankThatHasJoinedIsNotAskedAndIsAfterwards) {
   }
 }
 
+// Its count of steps is another one, so that the ranks' checks are not due in the same step.
+TEST_F(ParameterCheckTest, ARankThatHasJoinedTakesPartInTheNextCheckOfAnyRank) {
+  Net net = same_net();
+  SGD inner(net->parameters(), SGDOptions(0.02));
+  DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 100});
+  const auto step = [&](int i) {
+    optimizer.zero_grad();
+    backward(net, i);
+    optimizer.step();
+  };
+  EXPECT_EQ(error_within(2 + 10 * rank(), step), "");
+  broadcast_parameters(net, join());
+  change(net->fc1->weight, 0.1);
+  EXPECT_TRUE(contains(error_within(12, step), "'fc1.weight'"))
+      << "rank 0 checks in its tenth step";
+}
+
 TEST_F(ParameterCheckTest, ARankThatJoinsBeforeItsFirstStep) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.02));
