@@ -17,8 +17,8 @@ struct ReadyTensor {
   std::int64_t bytes = 0;  ///< what it adds to a fusion buffer
 };
 
-/// What tensors have in common that may go through the backend in one call. Factors are kept by
-/// their bits, as a NaN among the keys would break their order.
+/// The properties that tensors of one batch have in common. Factors are compared by
+/// their bits, because a NaN among the keys would break their order.
 struct FusionSort {
   int process_set = 0;
   OpKind kind = OpKind::kAllreduce;

@@ -130,7 +130,7 @@ class StepLearner {
  public:
   /// @return whether the plan completes a step after which to start a replay
   bool observe(const wire::Plan&, const ResponseCache&);
-  /// What is to be repeated, by cache slot.
+  /// The schedule to repeat, by cache slot.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_.bundles; }
   /// The replay has been left after so many batches.
   void note_left(std::uint64_t batches_run);

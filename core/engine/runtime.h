@@ -84,7 +84,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
   /// own progress, or stop is requested.
   void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
-  /// Of a thread that waits.
+  /// The time limit of a thread that waits, and its role in the detection of deadlocks.
   struct Patience {
     std::optional<TimePoint> until = {};  ///< when it is over, which nothing else wakes it for
     Engine::Waiting waiting = Engine::Waiting::kWithoutLimit;

@@ -11,7 +11,7 @@
 namespace hvd::runtime {
 namespace {
 
-/// Of a rank in the tree that wakes a host, and of the last rank to arrive.
+/// Fan-out of the tree that wakes a host's ranks.
 constexpr std::size_t kChildren = 8;
 constexpr std::size_t kMostRings = kChildren + 1;
 

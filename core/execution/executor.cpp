@@ -48,7 +48,7 @@ bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
 
-/// Of the collective, as a measure of how long it takes.
+/// Bytes of the collective, a measure of how long it takes.
 std::size_t bytes_of(const Batch& batch) noexcept {
   return static_cast<std::size_t>(batch.collective().count) * size_of(batch.collective().dtype);
 }

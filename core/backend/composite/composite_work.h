@@ -17,7 +17,7 @@ namespace hvd::composite {
 using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<const std::byte> in,
                                                    std::span<std::byte> out)>;
 
-/// Of an operation that has begun so many collectives, given that of the last.
+/// Headway of an operation that has begun `begun` collectives, from the headway of the last one.
 constexpr std::optional<Headway> headway_of(std::uint64_t begun,
                                             const std::optional<Headway>& last) noexcept {
   if (!last) return std::nullopt;

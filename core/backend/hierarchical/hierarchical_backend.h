@@ -26,7 +26,7 @@ struct HierarchicalTuning {
   /// There are no more drivers than slices of this size in a slot: below it messages cost more than
   /// they bring.
   std::size_t smallest_slice = 16 << 10;
-  /// What one call of Work::progress() reads or copies, about. Each rank may have its own.
+  /// Approximate bytes that one call of Work::progress() reads or copies. May differ by rank.
   std::size_t call_bytes = kBytesPerCall;
 };
 

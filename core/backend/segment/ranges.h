@@ -21,7 +21,7 @@ struct Range {
   bool empty() const noexcept { return begin == end; }
 };
 
-/// What both have; empty, and somewhere, when they have nothing in common.
+/// The intersection of two ranges. An empty one has an arbitrary position.
 inline Range common_part(Range one, Range other) noexcept {
   const std::size_t begin = std::max(one.begin, other.begin);
   return {begin, std::max(begin, std::min(one.end, other.end))};

@@ -50,7 +50,7 @@ class PipelinedWork : public Work {
   /// Instead of fill(0), by a member that counts on work in place: what the others need besides the
   /// places.
   virtual void fill_in_place() {}
-  /// What reduce_in_place() goes through.
+  /// Bytes of the tensor that reduce_in_place() processes.
   virtual std::size_t bytes_in_place() { return out_.size(); }
   /// From and to the members' arenas, a part of what bytes_in_place() counts.
   virtual void reduce_in_place(Range /*part*/) {}

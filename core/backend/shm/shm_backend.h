@@ -15,7 +15,7 @@ struct ShmTuning {
   std::size_t slot_bytes = 128 << 10;
   /// Up to this size every rank reduces all of an allreduce by itself, which saves a meeting.
   std::size_t small_bytes = 4 << 10;
-  /// What one call of Work::progress() reads or copies, about. Each rank may have its own.
+  /// Approximate bytes that one call of Work::progress() reads or copies. May differ by rank.
   std::size_t call_bytes = kBytesPerCall;
 };
 
