@@ -199,7 +199,7 @@ bool Executor::progress(ChannelQueue& queue) {
   return moved;
 }
 
-/// Of a large batch, no more than one phase: each of them takes a whole call.
+/// Advances a large batch by one phase at most, because each phase takes a whole call.
 Executor::Advance Executor::advance(ChannelQueue& queue, Execution& execution) {
   using Phase = Execution::Phase;
   const Batch& batch = execution.batch();

@@ -10,7 +10,7 @@
 namespace hvd::runtime {
 namespace {
 
-/// What finding the next piece costs, as bytes copied.
+/// Cost of finding the next piece, expressed in copied bytes.
 constexpr std::size_t kBytesPerPiece = 128;
 
 [[maybe_unused]] std::size_t bytes_of(auto pieces) {

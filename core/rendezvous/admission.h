@@ -98,12 +98,12 @@ Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadlin
 /// It has the job's name and token.
 bool is_of_job(const Introduction&, const Introduction& own);
 
-/// Processes that were refused alone, as they have another job's name or token. Whoever waits for a
-/// rank in vain is told that such a process has come as that rank.
+/// Processes that were refused because they have another job's name or token. The error for a rank
+/// that is missing at the deadline reports such a process.
 class Strangers {
  public:
   void note(const Arrival&, const Introduction& own);
-  /// Of those that came as one of these ranks; empty: none.
+  /// Describes the processes that claimed one of these ranks; empty if there are none.
   std::string text(const std::vector<int>& absent) const;
 
  private:

@@ -243,7 +243,7 @@ void write_error(Writer& out, const ErrorEntry& error) {
   write_ranks(out, error.missing);
 }
 
-// Of an operation or a job that has failed: kOk would end it as a success without any data moved.
+// Reads the status of a failure. Refuses kOk, which would end an operation as a success.
 StatusCode read_failure(Reader& in) {
   const auto code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
   if (code == StatusCode::kOk) in.fail("status", "expected a failure, got 0 (ok)");

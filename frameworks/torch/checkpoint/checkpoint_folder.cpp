@@ -104,7 +104,7 @@ void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> lo
   if (!lock_) lock_ = std::make_shared<FolderLock>(path_);
   try {
     require_newest(step, loaded);
-    // What stays of it means nothing: no manifest will name it, or it will be written over.
+    // Leftover files are harmless: no manifest names them, or a later save overwrites them.
     if (is_there(folder_of(step))) remove(step);
     make_folder(folder_of(step), calls_);
   } catch (...) {

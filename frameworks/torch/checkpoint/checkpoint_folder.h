@@ -35,7 +35,7 @@ class CheckpointFolder {
 
   /// On one rank, before any file of the step is written. Locks the folder until commit() or
   /// abandon(), creates the folders, and removes what an interrupted write of this step has left.
-  /// What it creates is on the disk when commit() returns.
+  /// The created files are on the disk when commit() returns.
   /// @param loaded complete checkpoints later than this one are replaced: the one of this step now,
   /// others by commit()
   /// @throws CheckpointError when another process writes here, and when there is a complete one of

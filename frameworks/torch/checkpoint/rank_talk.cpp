@@ -16,7 +16,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// What one rank sends to the others.
+/// The message of one rank to the others.
 using Answer = std::tuple<int, std::string, std::string>;  // its rank, complaint, result
 
 /// A rank in join() adds nothing to an allgather, so only its answer is missing.

@@ -91,7 +91,7 @@ class CustomItem final : public StateItem {
   Load load_;
 };
 
-/// What a rank has added to a metric.
+/// The values that a rank has added to a metric.
 class MetricItem final : public StateItem {
  public:
   explicit MetricItem(Metric& metric) : metric_(metric) {}

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kLoaderKey = "hvd_data_loader";
 constexpr std::int64_t kLoaderVersion = 1;
-/// What is saved of the order.
+/// The saved kind of order.
 constexpr std::int64_t kInOrder = 0, kShuffled = 1, kOwnOrder = 2;
 
 /// Empty when there is none.
