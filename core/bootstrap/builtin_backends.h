@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/shared_arena.h"
-#include "control/control_plane.h"
 #include "device/context.h"
 #include "engine/runtime_options.h"
-#include "hvd/backend.h"
 #include "hvd/store.h"
+#include "transport/control_plane.h"
 
 namespace hvd::nccl {
 class Library;

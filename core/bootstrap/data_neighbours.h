@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "hvd/topology.h"
+#include "base/topology.h"
 
 namespace hvd::runtime {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "hvd/topology.h"
+#include "base/topology.h"
 
 namespace hvd::runtime {
 

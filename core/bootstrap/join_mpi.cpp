@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "bootstrap/mpi_module.h"
-#include "mpi/environment.h"
-#include "mpi/mpi_carrier.h"
-#include "mpi/mpi_world.h"
+#include "transport/mpi/environment.h"
+#include "transport/mpi/mpi_carrier.h"
+#include "transport/mpi/mpi_world.h"
 
 namespace hvd::runtime {
 namespace {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "bootstrap/admission.h"
 #include "hvd/error.h"
-#include "message/tag.h"
-#include "rendezvous/admission.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/ucx_library.h"
+#include "transport/tag.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace hvd::runtime {
 namespace {

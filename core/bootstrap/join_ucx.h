@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "bootstrap/rendezvous.h"
 #include "bootstrap/world.h"
-#include "rendezvous/rendezvous.h"
 
 namespace hvd::runtime {
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <string>
 
+#include "base/topology.h"
 #include "engine/runtime_options.h"
-#include "hvd/topology.h"
 
 namespace hvd::runtime {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "host/node.h"
-#include "message/carrier.h"
+#include "transport/carrier.h"
+#include "transport/node/node.h"
 
 namespace hvd::runtime {
 

@@ -2,9 +2,9 @@
 
 #include <span>
 
-#include "control/control_plane.h"
+#include "negotiation/messages.h"
 #include "observe/counters.h"
-#include "wire/messages.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 

@@ -7,8 +7,8 @@
 #include "base/broken_connection.h"
 #include "base/expect.h"
 #include "base/log.h"
-#include "control/validator.h"
 #include "hvd/error.h"
+#include "negotiation/validator.h"
 #include "observe/supervisor_notice.h"
 
 namespace hvd::runtime {

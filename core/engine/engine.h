@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "control/control_plane.h"
-#include "control/negotiator.h"
 #include "engine/device_gathering.h"
 #include "engine/engine_front.h"
+#include "engine/executor.h"
+#include "engine/operation_state.h"
 #include "engine/outstanding.h"
 #include "engine/peer_watch.h"
 #include "engine/progress_ownership.h"
@@ -19,8 +19,8 @@
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
 #include "engine/step_time.h"
-#include "execution/executor.h"
-#include "execution/operation_state.h"
+#include "negotiation/negotiator.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 

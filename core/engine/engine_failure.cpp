@@ -10,9 +10,9 @@
 #include "base/broken_connection.h"
 #include "base/log.h"
 #include "base/poll_until.h"
-#include "control/validator.h"
 #include "engine/engine.h"
 #include "hvd/error.h"
+#include "negotiation/validator.h"
 #include "observe/supervisor_notice.h"
 
 namespace hvd::runtime {

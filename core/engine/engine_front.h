@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "control/process_set_table.h"
-#include "execution/operation_state.h"
+#include "engine/operation_state.h"
+#include "negotiation/process_set_table.h"
 
 namespace hvd::runtime {
 

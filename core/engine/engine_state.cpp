@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <sstream>
 
-#include "control/validator.h"
 #include "engine/engine.h"
+#include "negotiation/validator.h"
 
 namespace hvd::runtime {
 namespace {

@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "control/validator.h"
 #include "engine/submission_check.h"
 #include "hvd/error.h"
+#include "negotiation/validator.h"
 
 namespace hvd::runtime {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "base/mutex.h"
 #include "engine/engine_front.h"
-#include "execution/operation_state.h"
+#include "engine/operation_state.h"
 #include "hvd/collectives.h"
 
 namespace hvd::runtime {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "control/tensor_key.h"
 #include "hvd/error.h"
+#include "negotiation/tensor_key.h"
 
 namespace hvd::runtime {
 

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "execution/operation_state.h"
+#include "engine/operation_state.h"
 
 namespace hvd::runtime {
 

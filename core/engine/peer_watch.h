@@ -7,11 +7,11 @@
 
 #include "base/clock.h"
 #include "base/rank_set.h"
-#include "control/control_plane.h"
-#include "control/liveness.h"
 #include "engine/control_sender.h"
 #include "engine/runtime_options.h"
 #include "engine/step_time.h"
+#include "negotiation/liveness.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 

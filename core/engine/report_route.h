@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "control/aggregator.h"
-#include "control/control_plane.h"
-#include "control/coordinator.h"
-#include "control/negotiator.h"
-#include "control/tree.h"
 #include "engine/control_sender.h"
 #include "engine/peer_watch.h"
 #include "engine/runtime_options.h"
 #include "engine/step_time.h"
-#include "wire/messages.h"
+#include "negotiation/aggregator.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/messages.h"
+#include "negotiation/negotiator.h"
+#include "negotiation/tree.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 

@@ -7,9 +7,9 @@
 #include <exception>
 
 #include "base/log.h"
-#include "control/validator.h"
 #include "hvd/background.h"
 #include "hvd/error.h"
+#include "negotiation/validator.h"
 
 namespace hvd::runtime {
 namespace {

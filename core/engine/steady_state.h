@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "control/control_plane.h"
-#include "control/dissemination_barrier.h"
-#include "control/schedule_replay.h"
 #include "engine/control_sender.h"
+#include "engine/executor.h"
 #include "engine/runtime_options.h"
-#include "execution/executor.h"
-#include "wire/messages.h"
+#include "negotiation/dissemination_barrier.h"
+#include "negotiation/messages.h"
+#include "negotiation/schedule_replay.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 

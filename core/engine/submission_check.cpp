@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <variant>
 
-#include "base/floating.h"
-#include "execution/operation_state.h"
+#include "engine/operation_state.h"
 #include "hvd/error.h"
+#include "kernels/floating.h"
 
 namespace hvd::runtime {
 namespace {

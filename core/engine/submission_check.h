@@ -3,9 +3,9 @@
 #include <optional>
 #include <span>
 
-#include "control/process_set_table.h"
 #include "hvd/collectives.h"
-#include "wire/messages.h"
+#include "negotiation/messages.h"
+#include "negotiation/process_set_table.h"
 
 namespace hvd::runtime {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "control/control_plane.h"
+#include "transport/control_plane.h"
 
 namespace hvd::local {
 

@@ -10,12 +10,12 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/meeting.h"
+#include "bootstrap/meeting.h"
 #include "reports/report.h"
 
 namespace hvd::launcher {
 
-/// Serves the meetings of a job's ranks under hvdrun (core/rendezvous/meeting.h), one for each time
+/// Serves the meetings of a job's ranks under hvdrun (core/bootstrap/meeting.h), one for each time
 /// that they call hvd::init(). One gathers at a time; those that have begun go on beside it until
 /// all have left. Not thread-safe.
 ///

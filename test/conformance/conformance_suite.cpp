@@ -8,7 +8,7 @@
 #include <random>
 #include <sstream>
 
-#include "base/floating.h"
+#include "kernels/floating.h"
 #include "support/seeds.h"
 
 namespace hvd::conformance {

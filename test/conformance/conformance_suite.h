@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hvd/backend.h"
+#include "backend/backend.h"
 #include "support/reference.h"
 
 /// One suite for every backend: each kind of collective x dtype x op x count, in place and not,

@@ -3,7 +3,7 @@
 #include <functional>
 #include <ostream>
 
-#include "control/control_plane.h"
+#include "transport/control_plane.h"
 
 /// What every control plane that sends messages has to do, whatever carries them.
 namespace hvd::conformance {

@@ -9,8 +9,8 @@
 #include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/meet_nodes.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/ucx_library.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_library.h"
 
 // What is made of messages, over the real UCX: ranks as threads, each with a worker of its own.
 // ctest runs it as it is, and through memory of the host.

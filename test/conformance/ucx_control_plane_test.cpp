@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "conformance/control_plane_cases.h"
-#include "message/control_plane.h"
 #include "mpi/support/hosts.h"
 #include "support/meet_nodes.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/ucx_library.h"
+#include "transport/message_control_plane.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace hvd::conformance {
 namespace {

@@ -16,9 +16,9 @@
 
 #include "fault/ucx_campaign_frames.h"
 #include "hvd/error.h"
-#include "message/request_table.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/ucx_library.h"
+#include "transport/request_table.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace hvd::ucx_campaign {
 namespace {

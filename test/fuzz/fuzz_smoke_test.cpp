@@ -12,7 +12,7 @@
 #include <string>
 
 #include "fuzz/harness.h"
-#include "unit/wire/golden.h"
+#include "unit/negotiation/golden.h"
 
 namespace hvd::fuzz {
 namespace {

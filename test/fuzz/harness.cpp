@@ -8,10 +8,10 @@
 #include <variant>
 #include <vector>
 
-#include "control/coordinator.h"
-#include "control/negotiator.h"
 #include "hvd/error.h"
-#include "wire/messages.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/messages.h"
+#include "negotiation/negotiator.h"
 
 namespace hvd::fuzz {
 namespace {

@@ -1,4 +1,4 @@
-/* Schedule replay across hosts, as core/control/dissemination_barrier.cpp does it: docs/models.md.
+/* Schedule replay across hosts, as core/negotiation/dissemination_barrier.cpp does it: docs/models.md.
  *
  * H hosts with R ranks each, POSITIONS batches. To the ranks of a host all other hosts are one more word, the outside, which the relay of
  * their host writes. Relays hear of each other by messages that stay in order between two hosts. At each position a rank is ready, leaves, or

@@ -1,4 +1,4 @@
-#include "mpi/call_watch.h"
+#include "transport/mpi/call_watch.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

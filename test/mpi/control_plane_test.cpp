@@ -8,8 +8,8 @@
 
 #include "conformance/control_plane_cases.h"
 #include "hvd/error.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
+#include "transport/mpi/mpi_control_plane.h"
 
 namespace hvd::mpi {
 namespace {

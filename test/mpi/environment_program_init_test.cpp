@@ -2,9 +2,9 @@
 #include <mpi.h>
 
 #include "hvd/error.h"
-#include "mpi/environment.h"
-#include "mpi/mpi_world.h"
 #include "support/watchdog.h"
+#include "transport/mpi/environment.h"
+#include "transport/mpi/mpi_world.h"
 
 // The program starts MPI with less than MPI_THREAD_MULTIPLE and ends it itself.
 

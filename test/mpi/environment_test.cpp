@@ -1,12 +1,12 @@
-#include "mpi/environment.h"
+#include "transport/mpi/environment.h"
 
 #include <gtest/gtest.h>
 #include <mpi.h>
 
 #include <cstdlib>
 
-#include "mpi/communicator.h"
-#include "mpi/mpi_world.h"
+#include "transport/mpi/communicator.h"
+#include "transport/mpi/mpi_world.h"
 
 // hvd starts MPI here, and ends it when the process exits: mpirun reports a rank that exits without
 // MPI_Finalize as a failure.

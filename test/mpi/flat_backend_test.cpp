@@ -6,10 +6,10 @@
 
 #include "backend/flat/flat_backend.h"
 #include "hvd/error.h"
-#include "mpi/mpi_carrier.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
+#include "transport/mpi/mpi_carrier.h"
+#include "transport/mpi/mpi_control_plane.h"
 
 // What the conformance suite does not reach: cutting into chunks and windows, several sets at once,
 // sequences of different collectives, failures.

@@ -10,11 +10,11 @@
 #include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "hvd/error.h"
-#include "mpi/mpi_carrier.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
+#include "transport/mpi/mpi_carrier.h"
+#include "transport/mpi/mpi_control_plane.h"
 
 // What the conformance suite does not reach: ranks that are scattered over the hosts, bits that
 // must not depend on the size, sets that lie on hosts in part, other channels beside this one,

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "hvd/error.h"
-#include "mpi/environment.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/hanging_mpi.h"
+#include "transport/mpi/environment.h"
+#include "transport/mpi/mpi_control_plane.h"
 
 // One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the
 // others say when they noticed. kill, stop, exit: in the middle of the job; absent: it does not

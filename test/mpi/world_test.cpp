@@ -1,4 +1,4 @@
-#include "mpi/mpi_world.h"
+#include "transport/mpi/mpi_world.h"
 
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -9,9 +9,9 @@
 
 #include "base/shared_segment.h"
 #include "hvd/error.h"
-#include "mpi/communicator.h"
-#include "mpi/mpi_error.h"
 #include "mpi/support/mpi_test.h"
+#include "transport/mpi/communicator.h"
+#include "transport/mpi/mpi_error.h"
 
 namespace hvd::mpi {
 namespace {

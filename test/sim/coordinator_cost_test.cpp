@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "unit/control/cluster.h"
+#include "unit/negotiation/cluster.h"
 
 namespace hvd::control {
 namespace {

@@ -4,8 +4,8 @@
 #include <sstream>
 #include <utility>
 
-#include "control/validator.h"
 #include "hvd/error.h"
+#include "negotiation/validator.h"
 
 namespace hvd::sim {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "wire/messages.h"
+#include "negotiation/messages.h"
 
 /// Random programs for the protocol simulation: what N ranks submit, in which steps, and where they
 /// disagree.

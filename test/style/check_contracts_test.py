@@ -56,8 +56,8 @@ class CheckContracts(WrittenTreeTest):
 
     def test_an_implementation_checks_for_its_interface(self):
         source = "class Cuda : public Device {\n  void fill(char* to, int count) override {\n    %s\n  }\n};\n"
-        self.assert_clean({"core/api.h": INTERFACE, "core/cuda.cpp": source % CHECK})
-        self.assert_one({"core/api.h": INTERFACE, "core/cuda.cpp": source % ""}, "fill()")
+        self.assert_clean({"core/public.h": INTERFACE, "core/cuda.cpp": source % CHECK})
+        self.assert_one({"core/public.h": INTERFACE, "core/cuda.cpp": source % ""}, "fill()")
 
     def test_the_adapter_uses_libtorchs_assertion(self):
         self.assert_clean({"frameworks/torch/table.h": INLINE % "TORCH_INTERNAL_ASSERT_DEBUG_ONLY(slot < size());"})

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import textwrap
 
-FOLDERS = ("core", "docs", "examples", "frameworks", "launcher", "test", "third_party")
+FOLDERS = ("bench", "core", "docs", "examples", "frameworks", "launcher", "test", "third_party")
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 CODE_COLUMNS = 100
 PROSE_COLUMNS = 120

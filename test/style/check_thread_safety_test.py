@@ -48,7 +48,7 @@ class CheckThreadSafety(ClangTest):
             if file.startswith(f"{BUILD}/"):
                 text = pathlib.Path(file).read_text(encoding="utf-8")
                 looked_at |= {line.split('"')[1] for line in text.splitlines() if line.startswith("#include")}
-        for name in ("core/base/shared_arena.cpp", "core/engine/runtime.cpp", "core/control/coordinator.cpp"):
+        for name in ("core/base/shared_arena.cpp", "core/engine/runtime.cpp", "core/negotiation/coordinator.cpp"):
             self.assertIn(str(ROOT / name), looked_at)
 
 

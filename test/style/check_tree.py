@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("core", "frameworks", "launcher", "examples", "test")
+FOLDERS = ("core", "frameworks", "launcher", "examples", "bench", "test")
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".sh", ".cmake"}
 MAX_FILE_LINES = 600
@@ -18,36 +18,34 @@ MAX_FUNCTION_LINES = 80
 # Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
 LIBRARIES = (
     (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
-                                   "test/gpu/", "test/bench/", "test/fault/", "test/start/"), "LibTorch"),
-    (r"mpi(-ext)?\.h$", ("core/mpi/", "test/"), "MPI"),
+                                   "test/gpu/", "bench/", "test/fault/", "test/start/"), "LibTorch"),
+    (r"mpi(-ext)?\.h$", ("core/transport/mpi/", "bench/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
-    (r"(ucp|uct|ucs|ucm)/", ("core/ucx/", "test/support/count_ucx_calls.cpp", "test/bench/ucx_stream.cpp"), "UCX"),
-    (r"asio\b", ("core/rendezvous/tcp_", "test/unit/rendezvous/"), "Asio"),
+    (r"(ucp|uct|ucs|ucm)/", ("core/transport/ucx/", "test/support/count_ucx_calls.cpp", "bench/ucx_stream.cpp"), "UCX"),
+    (r"asio\b", ("core/bootstrap/tcp_", "test/unit/bootstrap/"), "Asio"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
-    (r"(gtest|gmock)/", ("test/",), "GoogleTest"),
+    (r"(gtest|gmock)/", ("test/", "bench/"), "GoogleTest"),
 )
 
 # Layers, by the longest matching prefix, and what each may include: a layer, a folder ("backend/composite") or a file.
 # "public" is core/include/hvd.
 LAYERS = {
     "core/include/": "public",
+    "core/public/": "api",
     "core/base/": "base",
-    "core/wire/": "wire",
-    "core/control/": "control",
-    "core/host/": "host",
-    "core/message/": "message",
-    "core/mpi/": "mpi",
-    "core/ucx/": "ucx",
-    "core/rendezvous/": "rendezvous",
+    "core/kernels/": "kernels",
+    "core/negotiation/": "negotiation",
+    "core/transport/": "transport",
+    "core/transport/node/": "node",
+    "core/transport/mpi/": "mpi",
+    "core/transport/ucx/": "ucx",
     "core/local/": "local",
     "core/device/": "device",
     "core/observe/": "observe",
     "core/backend/": "backend",
-    "core/execution/": "execution",
     "core/engine/": "engine",
     "core/bootstrap/": "bootstrap",
-    "core/api/": "api",
     "core/capi/": "capi",
     "frameworks/torch/include/": "torch's interface",
     "frameworks/torch/tensors/": "torch/tensors",
@@ -68,20 +66,19 @@ LAYERS = {
 MAY_INCLUDE = {
     "public": set(),
     "base": {"public"},
-    "wire": {"base", "public"},
-    "control": {"wire", "base", "public"},
-    "host": {"base", "public"},
-    "message": {"host", "control/control_plane.h", "base", "public"},
-    "mpi": {"message", "host", "control/control_plane.h", "base", "public"},
-    "ucx": {"message", "base", "public"},
-    "rendezvous": {"base", "public"},
-    "local": {"control/control_plane.h", "base", "public"},
+    "kernels": {"backend/backend.h", "base", "public"},
+    "negotiation": {"base", "public"},
+    "node": {"base", "public"},
+    "transport": {"node", "backend/backend.h", "base", "public"},
+    "mpi": {"transport", "node", "base", "public"},
+    "ucx": {"transport", "base", "public"},
+    "local": {"transport/control_plane.h", "base", "public"},
     "device": {"base", "public"},
     "observe": {"base", "public"},
-    "backend": {"control/control_plane.h", "base", "public"},
-    "execution": {"control", "wire", "observe", "device", "backend/composite", "backend/staged", "base", "public"},
-    "engine": {"execution", "control", "wire", "observe", "device", "base", "public"},
-    "bootstrap": {"engine/runtime_options.h", "control/control_plane.h", "device", "base", "public"},
+    "backend": {"kernels", "base", "public"},
+    "engine": {"negotiation", "transport/control_plane.h", "observe", "device", "backend/backend.h", "backend/composite",
+               "backend/staged", "kernels", "base", "public"},
+    "bootstrap": {"engine/runtime_options.h", "backend/backend.h", "transport", "node", "ucx", "device", "base", "public"},
     "api": {"bootstrap", "engine", "observe", "device", "base", "public"},
     "capi": {"base/expect.h", "public"},
     "torch's interface": {"public"},
@@ -96,20 +93,19 @@ MAY_INCLUDE = {
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},
     "launcher/reports": {"launcher/system", "base", "public"},
-    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "rendezvous/meeting.h", "base", "public"},
+    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "bootstrap/meeting.h", "base", "public"},
     "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
     "examples": {"public", "torch's interface"},
 }
 # The folder of one library may also use what wraps that library, and one file knows every implementation.
 ALSO = {
-    "core/backend/flat/": {"message"},
+    "core/backend/flat/": {"transport"},
     "core/backend/shm/": {"backend/segment"},
-    "core/backend/hierarchical/": {"backend/segment", "message", "host"},
+    "core/backend/hierarchical/": {"backend/segment", "transport", "node"},
     "core/backend/nccl/": {"device"},
     "core/backend/staged/": {"device", "backend/composite"},
-    "core/bootstrap/": {"message", "host", "rendezvous", "ucx"},
-    "core/bootstrap/builtin_backends.cpp": {"message", "host", "local", "backend", "rendezvous", "ucx"},
-    "core/bootstrap/join_mpi.cpp": {"mpi", "message", "host"},
+    "core/bootstrap/builtin_backends.cpp": {"local", "backend"},
+    "core/bootstrap/join_mpi.cpp": {"mpi"},
 }
 
 # Below these folders a lock is one that Clang's thread safety analysis knows.
@@ -231,7 +227,7 @@ def check_includes(root, path, text):
         for pattern, allowed, name in LIBRARIES:
             if angled and re.match(pattern, angled) and not path.startswith(allowed):
                 yield f"{path}:{line}: includes <{angled}>; {name} belongs to {', '.join(allowed)}"
-        if path.startswith("core/control/") and include in CONTROL_MUST_NOT_INCLUDE:
+        if path.startswith("core/negotiation/") and include in CONTROL_MUST_NOT_INCLUDE:
             yield f"{path}:{line}: includes <{include}>; the control logic has no thread, clock or file"
         target = target_of(root, path, include) if quoted or include.startswith("hvd/") else None
         if target and not may_include(path, target):
@@ -259,7 +255,7 @@ def check_file(root, path):
         for match in BARE_LOCK.finditer(code):
             yield (f"{path}:{text.count(chr(10), 0, match.start()) + 1}: uses {match.group(0)}; core/base/mutex.h has Mutex, "
                    "MutexLock and Condition, which the compiler checks")
-    if path.startswith("core/control/") and CONTROL_MUST_NOT_CALL.search(code):
+    if path.startswith("core/negotiation/") and CONTROL_MUST_NOT_CALL.search(code):
         yield f"{path}:1: the control logic gets time, randomness and settings as arguments"
     for first, length, header in functions(text):
         if length > MAX_FUNCTION_LINES:

@@ -12,47 +12,47 @@ class CheckTree(WrittenTreeTest):
 
     def test_libraries_stay_in_their_folders(self):
         for path, include in (("core/base/a.cpp", "torch/torch.h"), ("core/engine/a.h", "ATen/ATen.h"),
-                              ("core/engine/a.cpp", "mpi.h"), ("core/message/a.cpp", "mpi.h"),
+                              ("core/engine/a.cpp", "mpi.h"), ("core/transport/a.cpp", "mpi.h"),
                               ("core/backend/flat/a.cpp", "mpi.h"), ("frameworks/torch/state/a.cpp", "mpi.h"),
-                              ("core/execution/a.cpp", "cuda_runtime.h"), ("core/backend/flat/a.cpp", "nccl.h"),
+                              ("core/engine/a.cpp", "cuda_runtime.h"), ("core/backend/flat/a.cpp", "nccl.h"),
                               ("core/base/other.cpp", "spdlog/spdlog.h"), ("core/base/a.cpp", "gtest/gtest.h")):
             self.assert_one({path: f"#include <{include}>\n"}, f"{path}:1: includes <{include}>")
         self.assert_clean({"frameworks/torch/state/a.cpp": "#include <torch/torch.h>\n",
-                           "core/mpi/a.cpp": "#include <mpi.h>\n",
+                           "core/transport/mpi/a.cpp": "#include <mpi.h>\n",
                            "core/base/log_spdlog.cpp": "#include <spdlog/spdlog.h>\n",
                            "test/mpi/a.cpp": "#include <gtest/gtest.h>\n#include <mpi.h>\n"})
 
     def test_dependencies_point_downward(self):
-        wire = {"core/wire/codec.h": "", "core/base/log.h": "", "core/mpi/comm.h": "", "core/message/carrier.h": "", "core/host/node.h": "",
+        wire = {"core/negotiation/codec.h": "", "core/base/log.h": "", "core/transport/mpi/comm.h": "", "core/transport/carrier.h": "", "core/transport/node/node.h": "",
                 "core/engine/engine.h": "",
-                "core/control/control_plane.h": "", "core/control/coordinator.h": "", "core/include/hvd/error.h": "",
-                "core/backend/flat/flat_channel_context.h": "", "core/backend/composite/a.h": "", "core/execution/batch_execution.h": "", "core/backend/shm/ring.h": ""}
-        self.assert_one(wire | {"core/base/a.cpp": '#include "wire/codec.h"\n'}, "base must not depend on wire")
-        self.assert_one(wire | {"core/control/a.cpp": '#include "engine/engine.h"\n'}, "control must not depend on engine")
-        self.assert_one(wire | {"core/mpi/a.cpp": '#include "control/coordinator.h"\n'}, "mpi must not depend on control")
-        self.assert_one(wire | {"core/message/a.cpp": '#include "mpi/comm.h"\n'}, "message must not depend on mpi")
-        self.assert_one(wire | {"core/message/a.cpp": '#include "control/coordinator.h"\n'}, "message must not depend on control")
-        self.assert_one(wire | {"core/host/a.cpp": '#include "message/carrier.h"\n'}, "host must not depend on message")
-        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "message/carrier.h"\n'}, "backend must not depend on message")
-        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "mpi/comm.h"\n'}, "backend must not depend on mpi")
+                "core/transport/control_plane.h": "", "core/negotiation/coordinator.h": "", "core/include/hvd/error.h": "",
+                "core/backend/flat/flat_channel_context.h": "", "core/backend/composite/a.h": "", "core/engine/batch_execution.h": "", "core/backend/shm/ring.h": ""}
+        self.assert_one(wire | {"core/base/a.cpp": '#include "negotiation/codec.h"\n'}, "base must not depend on negotiation")
+        self.assert_one(wire | {"core/negotiation/a.cpp": '#include "engine/engine.h"\n'}, "negotiation must not depend on engine")
+        self.assert_one(wire | {"core/transport/mpi/a.cpp": '#include "negotiation/coordinator.h"\n'}, "mpi must not depend on negotiation")
+        self.assert_one(wire | {"core/transport/a.cpp": '#include "transport/mpi/comm.h"\n'}, "transport must not depend on mpi")
+        self.assert_one(wire | {"core/transport/a.cpp": '#include "negotiation/coordinator.h"\n'}, "transport must not depend on negotiation")
+        self.assert_one(wire | {"core/transport/node/a.cpp": '#include "transport/carrier.h"\n'}, "node must not depend on transport")
+        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "transport/carrier.h"\n'}, "backend must not depend on transport")
+        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "transport/mpi/comm.h"\n'}, "backend must not depend on mpi")
         self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
         self.assert_one(wire | {"core/engine/a.cpp": '#include "backend/flat/flat_channel_context.h"\n'}, "engine must not depend on backend")
         self.assert_one(wire | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
         self.assert_one(wire | {"core/capi/a.cpp": '#include "engine/engine.h"\n'}, "capi must not depend on engine")
-        self.assert_one(wire | {"launcher/a.cpp": '#include "control/control_plane.h"\n'}, "launcher must not")
+        self.assert_one(wire | {"launcher/a.cpp": '#include "transport/control_plane.h"\n'}, "launcher must not")
         self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
-        self.assert_one(wire | {"core/execution/a.cpp": '#include "engine/engine.h"\n'}, "execution must not depend on engine")
+        self.assert_one(wire | {"core/negotiation/a.cpp": '#include "engine/engine.h"\n'}, "negotiation must not depend on engine")
         self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "backend/composite/a.h"\n'}, "backend must not")
         self.assert_one(wire | {"core/elsewhere/a.cpp": ""}, "in no layer")
-        self.assert_clean(wire | {"core/control/a.cpp": '#include "wire/codec.h"\n#include "hvd/error.h"\n',
-                                  "core/mpi/a.cpp": '#include "control/control_plane.h"\n',
-                                  "core/mpi/b.cpp": '#include "message/carrier.h"\n#include "host/node.h"\n',
-                                  "core/message/a.cpp": '#include "control/control_plane.h"\n#include "host/node.h"\n',
-                                  "core/backend/flat/a.cpp": '#include "message/carrier.h"\n#include "backend/flat/flat_channel_context.h"\n',
-                                  "core/backend/hierarchical/a.cpp": '#include "message/carrier.h"\n#include "host/node.h"\n',
+        self.assert_clean(wire | {"core/negotiation/a.cpp": '#include "negotiation/codec.h"\n#include "hvd/error.h"\n',
+                                  "core/transport/mpi/a.cpp": '#include "transport/control_plane.h"\n',
+                                  "core/transport/mpi/b.cpp": '#include "transport/carrier.h"\n#include "transport/node/node.h"\n',
+                                  "core/transport/a.cpp": '#include "transport/control_plane.h"\n#include "transport/node/node.h"\n',
+                                  "core/backend/flat/a.cpp": '#include "transport/carrier.h"\n#include "backend/flat/flat_channel_context.h"\n',
+                                  "core/backend/hierarchical/a.cpp": '#include "transport/carrier.h"\n#include "transport/node/node.h"\n',
                                   "core/bootstrap/builtin_backends.cpp": '#include "backend/flat/flat_channel_context.h"\n',
                                   "core/backend/staged/a.cpp": '#include "backend/composite/a.h"\n',
-                                  "core/engine/b.cpp": '#include "execution/batch_execution.h"\n',
+                                  "core/engine/b.cpp": '#include "engine/batch_execution.h"\n',
                                   "test/unit/a.cpp": '#include "engine/engine.h"\n'})
 
     def test_locks_are_those_that_the_compiler_checks(self):
@@ -80,13 +80,13 @@ class CheckTree(WrittenTreeTest):
         self.assert_clean({"core/base/a.cpp": "// #include <mpi.h>\n/*\n#include <mpi.h>\n*/\n"})
 
     def test_control_is_pure(self):
-        self.assert_one({"core/control/a.cpp": "#include <thread>\n"}, "no thread, clock or file")
-        self.assert_one({"core/control/a.cpp": "auto t = std::chrono::steady_clock::now();\n"}, "as arguments")
-        self.assert_one({"core/control/a.cpp": 'auto v = std::getenv("HVD_X");\n'}, "as arguments")
+        self.assert_one({"core/negotiation/a.cpp": "#include <thread>\n"}, "no thread, clock or file")
+        self.assert_one({"core/negotiation/a.cpp": "auto t = std::chrono::steady_clock::now();\n"}, "as arguments")
+        self.assert_one({"core/negotiation/a.cpp": 'auto v = std::getenv("HVD_X");\n'}, "as arguments")
 
     def test_the_preprocessor_chooses_in_one_file(self):
         code = "#if HVD_HAVE_MPI\n#endif\n"
-        self.assert_one({"core/api/process.cpp": "\n" + code}, "process.cpp:2")
+        self.assert_one({"core/public/process.cpp": "\n" + code}, "process.cpp:2")
         self.assert_one({"core/base/a.cpp": "#ifdef HVD_WITH_TORCH\n#endif\n"}, "preprocessor")
         self.assert_clean({"core/bootstrap/builtin_backends.cpp": code,
                            "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("core", "docs", "examples", "frameworks", "launcher", "test")
+FOLDERS = ("bench", "core", "docs", "examples", "frameworks", "launcher", "test")
 SUFFIXES = {".h", ".c", ".cpp", ".cu", ".cuh", ".md", ".pml", ".py", ".sh", ".cmake"}
 # What was decided and changed is told in the words of its time; and the list itself has to name them.
 EXEMPT = ("CHANGELOG.md", "docs/decisions/", "docs/glossary.md", "test/style/", "test/fuzz/corpus/")

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "control/process_set_table.h"
-#include "execution/batch.h"
-#include "execution/operation_state.h"
+#include "engine/batch.h"
+#include "engine/operation_state.h"
+#include "negotiation/process_set_table.h"
 
 /// Agreed batches and their operations, for tests of what runs them.
 namespace hvd::testing {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "control/aggregator.h"
-#include "control/coordinator.h"
-#include "control/negotiator.h"
-#include "control/tree.h"
+#include "negotiation/aggregator.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/negotiator.h"
+#include "negotiation/tree.h"
 
 namespace hvd::testing {
 

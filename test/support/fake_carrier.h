@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "message/carrier.h"
+#include "transport/carrier.h"
 
 namespace hvd::testing {
 

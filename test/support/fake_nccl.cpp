@@ -13,9 +13,9 @@
 #include <tuple>
 #include <utility>
 
-#include "base/half.h"
-#include "base/kernels.h"
 #include "hvd/error.h"
+#include "kernels/half.h"
+#include "kernels/kernels.h"
 
 namespace hvd::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "ucx/workers.h"
+#include "transport/ucx/workers.h"
 
 namespace hvd::testing {
 

@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "base/half.h"
 #include "device/copy_loop.h"
+#include "kernels/half.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "host/node.h"
+#include "transport/node/node.h"
 
 namespace hvd::testing {
 

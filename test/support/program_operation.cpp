@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/floating.h"
+#include "kernels/floating.h"
 
 namespace hvd::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "base/half.h"
+#include "kernels/half.h"
 
 namespace hvd::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "hvd/backend.h"
+#include "backend/backend.h"
 #include "hvd/types.h"
 
 /// What a reduction should give, element by element in the plainest code, and inputs that tell

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "base/half.h"
 #include "hvd/types.h"
+#include "kernels/half.h"
 
 /// The numbers behind the bits of the two 16-bit floating types. @pre the type is one of them
 namespace hvd::testing {

@@ -12,12 +12,12 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "backend/local/local_backend.h"
 #include "base/clock.h"
-#include "message/control_plane.h"
 #include "mpi/support/hosts.h"
 #include "support/local_job.h"
 #include "support/meet_nodes.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/workers.h"
+#include "transport/message_control_plane.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/workers.h"
 
 namespace hvd::testing {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "backend/composite/composite_work.h"
-#include "base/half.h"
 #include "base/kept_memory.h"
 #include "hvd/error.h"
+#include "kernels/half.h"
 
 namespace hvd::composite {
 namespace {

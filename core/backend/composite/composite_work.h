@@ -6,7 +6,7 @@
 #include <optional>
 #include <span>
 
-#include "hvd/backend.h"
+#include "backend/backend.h"
 #include "hvd/collectives.h"
 
 /// Operations that are made of several collectives of one channel, one after the other.

@@ -6,7 +6,7 @@
 
 #include "backend/flat/chunked_transfers.h"
 #include "base/call_limit.h"
-#include "base/kernels.h"
+#include "kernels/kernels.h"
 
 namespace hvd::flat {
 namespace {

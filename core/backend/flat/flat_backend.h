@@ -3,9 +3,9 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/backend.h"
 #include "backend/flat/tuning.h"
-#include "hvd/backend.h"
-#include "message/carrier.h"
+#include "transport/carrier.h"
 
 namespace hvd::flat {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/flat/tuning.h"
-#include "message/channel_messages.h"
+#include "transport/channel_messages.h"
 
 namespace hvd::flat {
 

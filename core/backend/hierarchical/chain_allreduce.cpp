@@ -3,7 +3,7 @@
 
 #include "backend/hierarchical/host_pipeline.h"
 #include "base/cache_line.h"
-#include "base/kernels.h"
+#include "kernels/kernels.h"
 
 namespace hvd::hierarchical {
 namespace {

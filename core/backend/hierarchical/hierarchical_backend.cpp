@@ -7,8 +7,8 @@
 
 #include "backend/hierarchical/host_pipeline.h"
 #include "base/cache_line.h"
-#include "host/node.h"
 #include "hvd/error.h"
+#include "transport/node/node.h"
 
 namespace hvd::hierarchical {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "backend/backend.h"
 #include "base/call_limit.h"
-#include "hvd/backend.h"
 
 namespace hvd::host {
 class Node;

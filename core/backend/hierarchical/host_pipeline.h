@@ -11,7 +11,7 @@
 #include "backend/segment/channel_segment.h"
 #include "backend/segment/pipeline.h"
 #include "backend/segment/ranges.h"
-#include "message/channel_messages.h"
+#include "transport/channel_messages.h"
 
 namespace hvd::hierarchical {
 

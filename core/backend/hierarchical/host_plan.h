@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "hvd/topology.h"
+#include "base/topology.h"
 
 namespace hvd::hierarchical {
 

@@ -9,8 +9,8 @@
 
 #include "backend/local/local_group.h"
 #include "base/cache_line.h"
-#include "base/kernels.h"
 #include "hvd/error.h"
+#include "kernels/kernels.h"
 
 namespace hvd {
 namespace local {

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "backend/backend.h"
 #include "base/mutex.h"
-#include "hvd/backend.h"
 
 namespace hvd {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/mutex.h"
-#include "hvd/backend.h"
 
 namespace hvd::local {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "backend/nccl/nccl_channel.h"
-#include "base/floating.h"
+#include "kernels/floating.h"
 
 namespace hvd {
 namespace {

@@ -6,11 +6,11 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/backend.h"
 #include "backend/nccl/comm_teardown.h"
 #include "backend/nccl/library.h"
 #include "base/clock.h"
 #include "device/context.h"
-#include "hvd/backend.h"
 
 namespace hvd {
 namespace nccl {

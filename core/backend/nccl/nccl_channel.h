@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/nccl/comm_teardown.h"
 #include "backend/nccl/library.h"
 #include "backend/nccl/nccl_backend.h"
 #include "base/clock.h"
 #include "device/buffers.h"
 #include "device/context.h"
-#include "hvd/backend.h"
 
 namespace hvd::nccl {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "backend/nccl/nccl_channel.h"
-#include "base/floating.h"
 #include "hvd/error.h"
+#include "kernels/floating.h"
 
 namespace hvd::nccl {
 namespace {

@@ -11,11 +11,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/shared_segment.h"
 #include "base/urgent_channel.h"
-#include "hvd/backend.h"
 
 namespace hvd::segment {
 

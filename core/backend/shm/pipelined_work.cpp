@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/cache_line.h"
-#include "base/kernels.h"
 #include "hvd/error.h"
+#include "kernels/kernels.h"
 
 namespace hvd::shm {
 namespace {

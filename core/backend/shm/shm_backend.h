@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
+#include "backend/backend.h"
 #include "base/call_limit.h"
 #include "base/shared_arena.h"
-#include "hvd/backend.h"
 
 namespace hvd::shm {
 

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <memory>
 
+#include "backend/backend.h"
 #include "base/shared_arena.h"
 #include "device/context.h"
-#include "hvd/backend.h"
 
 namespace hvd::staged {
 

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "conformance/conformance_suite.h"
-#include "mpi/mpi_carrier.h"
-#include "mpi/mpi_control_plane.h"
 #include "mpi/support/mpi_test.h"
+#include "transport/mpi/mpi_carrier.h"
+#include "transport/mpi/mpi_control_plane.h"
 
 namespace hvd::conformance {
 

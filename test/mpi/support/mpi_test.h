@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "control/control_plane.h"
-#include "hvd/backend.h"
+#include "backend/backend.h"
+#include "transport/control_plane.h"
 
 /// Helpers for tests that run as several ranks. A test runs on every rank at once; use EXPECT_
 /// between collectives, so that a failure on one rank does not leave the others waiting.

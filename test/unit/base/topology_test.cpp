@@ -1,4 +1,4 @@
-#include "hvd/topology.h"
+#include "base/topology.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

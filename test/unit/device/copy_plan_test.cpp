@@ -8,9 +8,9 @@
 #include <numeric>
 #include <random>
 
-#include "base/half.h"
 #include "device/copy_loop.h"
 #include "hvd/error.h"
+#include "kernels/half.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "hvd/error.h"
-#include "message/control_plane.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
 #include "support/local_job.h"
 #include "support/meet_nodes.h"
+#include "transport/message_control_plane.h"
 
 namespace hvd::testing {
 namespace {

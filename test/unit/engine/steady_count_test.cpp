@@ -12,14 +12,14 @@
 #include "backend/shm/shm_backend.h"
 #include "base/log.h"
 #include "local/local_network.h"
-#include "message/control_plane.h"
 #include "support/count_allocations.h"
 #include "support/count_ucx_calls.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
 #include "support/meet_nodes.h"
-#include "ucx/ucx_carrier.h"
-#include "ucx/ucx_library.h"
+#include "transport/message_control_plane.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace {
 

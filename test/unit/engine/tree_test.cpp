@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "control/tree.h"
+#include "negotiation/tree.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/half.h"
+#include "kernels/half.h"
 
 namespace hvd::testing {
 namespace {

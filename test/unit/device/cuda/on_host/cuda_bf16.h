@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "base/half.h"
+#include "kernels/half.h"
 
 struct __nv_bfloat16 {
   std::uint16_t bits;

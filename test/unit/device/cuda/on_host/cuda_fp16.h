@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "base/half.h"
+#include "kernels/half.h"
 
 // The conversions of the hardware, as far as it and the CPU agree: conversions_test compares.
 struct __half {

@@ -1,0 +1,210 @@
+#include "bench/raw_kernels.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/cache_line.h"
+#include "kernels/kernels.h"
+#include "bench/peer_memory.h"
+#include "hvd/hvd.h"
+#include "hvd/memory.h"
+
+namespace hvd::bench {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSlotBytes = std::size_t{128} << 10;  // the backend's
+constexpr std::size_t kSmallBytes = 4096;                   // the backend's: every rank reduces all
+
+/// Counts arrivals. A rank that waits long gives its core away.
+class Barrier {
+ public:
+  Barrier(const PeerMemory& memory, int rank) : rank_(static_cast<std::size_t>(rank)) {
+    for (std::byte* const page : memory.of_ranks())
+      arrived_.push_back(reinterpret_cast<std::atomic<std::uint64_t>*>(page));
+  }
+
+  void wait() noexcept {
+    const std::uint64_t mine = arrived_[rank_]->fetch_add(1, std::memory_order_acq_rel) + 1;
+    for (const auto* other : arrived_) {
+      constexpr int kSpins = 20'000;  // some 20 us
+      for (int spins = 0; other->load(std::memory_order_acquire) < mine; ++spins) {
+        if (spins >= kSpins) sched_yield();
+      }
+    }
+  }
+
+ private:
+  const std::size_t rank_;
+  std::vector<std::atomic<std::uint64_t>*> arrived_;
+};
+
+/// One zeroed page for the barrier, and `bytes` behind it.
+std::shared_ptr<std::byte> zeroed(std::size_t bytes) {
+  std::shared_ptr<std::byte> memory = allocate_shared(kPage + bytes);
+  std::memset(memory.get(), 0, kPage + bytes);
+  return memory;
+}
+
+/// In whole cache lines.
+std::pair<std::size_t, std::size_t> slice_of(std::size_t bytes, int rank, int ranks) {
+  const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
+  const auto edge = [&](int r) {
+    return std::min(
+        bytes, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(ranks) * kCacheLine);
+  };
+  return {edge(rank), edge(rank + 1)};
+}
+
+void sum(const std::vector<const std::byte*>& sources, std::span<std::byte* const> destinations,
+         std::size_t bytes) {
+  if (bytes == 0) return;
+  reduce_to_all(sources, destinations, static_cast<std::int64_t>(bytes / sizeof(float)),
+                DataType::kFloat32, ReduceOp::kSum, {});
+}
+
+class RawShared final : public Contender {
+ public:
+  RawShared(const Exercise& exercise, MPI_Comm communicator)
+      : exercise_(exercise),
+        page_(zeroed(0)),
+        pages_(communicator, page_.get(), kPage),
+        tensors_(communicator, reinterpret_cast<std::byte*>(exercise.output().data()),
+                 exercise.bytes()),
+        barrier_(pages_, exercise.rank()),
+        slice_(slice_of(exercise.bytes(), exercise.rank(), exercise.ranks())) {
+    for (std::byte* const tensor : tensors_.of_ranks()) {
+      sources_.push_back(tensor + slice_.first);
+      destinations_.push_back(tensor + slice_.first);
+    }
+  }
+  bool possible() const { return pages_.complete() && tensors_.complete(); }
+  std::string name() const override { return "raw-shared"; }
+
+  void run() override {
+    barrier_.wait();
+    sum(sources_, destinations_, slice_.second - slice_.first);
+    barrier_.wait();
+  }
+
+ private:
+  const Exercise& exercise_;
+  const std::shared_ptr<std::byte> page_;
+  const PeerMemory pages_;
+  const PeerMemory tensors_;
+  Barrier barrier_;
+  const std::pair<std::size_t, std::size_t> slice_;
+  std::vector<const std::byte*> sources_;
+  std::vector<std::byte*> destinations_;
+};
+
+/// A rank's shared memory: the barrier's page, two slots with what it contributes, two with what it
+/// has reduced. In step k every rank fills round k, reduces round k - 1 and takes the results of
+/// round k - 2, and then waits for the others: whatever a step reads, the step before has written,
+/// and what it writes nobody has read since then.
+class RawStaged final : public Contender {
+ public:
+  RawStaged(const Exercise& exercise, MPI_Comm communicator)
+      : exercise_(exercise),
+        memory_(zeroed(4 * kSlotBytes)),
+        memories_(communicator, memory_.get(), kPage + 4 * kSlotBytes),
+        barrier_(memories_, exercise.rank()),
+        sources_(static_cast<std::size_t>(exercise.ranks())) {}
+  bool possible() const { return memories_.complete(); }
+  std::string name() const override { return "raw-staged"; }
+
+  void run() override {
+    if (exercise_.bytes() <= kSmallBytes) {
+      run_small();
+      return;
+    }
+    const std::size_t rounds = (exercise_.bytes() + kSlotBytes - 1) / kSlotBytes;
+    for (std::size_t step = 0; step < rounds + 2; ++step) {
+      if (step < rounds) fill(step);
+      if (step >= 1 && step <= rounds) process(step - 1);
+      if (step >= 2) take(step - 2);
+      if (step <= rounds) barrier_.wait();
+    }
+    first_round_ += rounds;
+  }
+
+ private:
+  std::byte* data() const { return reinterpret_cast<std::byte*>(exercise_.output().data()); }
+  std::size_t size_of(std::size_t round) const {
+    return std::min(kSlotBytes, exercise_.bytes() - round * kSlotBytes);
+  }
+  std::byte* slot(std::size_t round, int rank, bool result) const {
+    const std::size_t index = (first_round_ + round) % 2 + (result ? 2 : 0);
+    return memories_.of_ranks()[static_cast<std::size_t>(rank)] + kPage + index * kSlotBytes;
+  }
+
+  void run_small() {
+    std::memcpy(slot(0, exercise_.rank(), false), data(), exercise_.bytes());
+    barrier_.wait();
+    for (int rank = 0; rank < exercise_.ranks(); ++rank)
+      sources_[static_cast<std::size_t>(rank)] = slot(0, rank, false);
+    std::byte* const to = data();
+    sum(sources_, {&to, 1}, exercise_.bytes());
+    ++first_round_;
+  }
+
+  // This rank's slice it reads where it is.
+  void fill(std::size_t round) {
+    const auto [begin, end] = slice_of(size_of(round), exercise_.rank(), exercise_.ranks());
+    std::byte* const to = slot(round, exercise_.rank(), false);
+    const std::byte* const from = data() + round * kSlotBytes;
+    std::memcpy(to, from, begin);
+    std::memcpy(to + end, from + end, size_of(round) - end);
+  }
+
+  void process(std::size_t round) {
+    const auto [begin, end] = slice_of(size_of(round), exercise_.rank(), exercise_.ranks());
+    for (int rank = 0; rank < exercise_.ranks(); ++rank)
+      sources_[static_cast<std::size_t>(rank)] = slot(round, rank, false) + begin;
+    std::byte* const own = data() + round * kSlotBytes + begin;
+    sources_[static_cast<std::size_t>(exercise_.rank())] = own;
+    std::byte* const to[] = {own, slot(round, exercise_.rank(), true) + begin};
+    sum(sources_, to, end - begin);
+  }
+
+  void take(std::size_t round) {
+    for (int rank = 0; rank < exercise_.ranks(); ++rank) {
+      if (rank == exercise_.rank()) continue;
+      const auto [begin, end] = slice_of(size_of(round), rank, exercise_.ranks());
+      std::memcpy(data() + round * kSlotBytes + begin, slot(round, rank, true) + begin,
+                  end - begin);
+    }
+  }
+
+  const Exercise& exercise_;
+  const std::shared_ptr<std::byte> memory_;
+  const PeerMemory memories_;
+  Barrier barrier_;
+  std::vector<const std::byte*> sources_;
+  std::size_t first_round_ = 0;
+};
+
+template <class Kernel>
+std::unique_ptr<Contender> if_possible(const Exercise& exercise, MPI_Comm communicator) {
+  auto kernel = std::make_unique<Kernel>(exercise, communicator);
+  return kernel->possible() ? std::move(kernel) : nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<Contender> make_raw_kernel(const Exercise& exercise, MPI_Comm communicator) {
+  if (exercise.kind() != OpKind::kAllreduce || exercise.ranks() == 1 ||
+      hvd::local_size() != exercise.ranks())
+    return nullptr;
+  if (is_shared(exercise.output().data(), exercise.bytes()))
+    return if_possible<RawShared>(exercise, communicator);
+  return if_possible<RawStaged>(exercise, communicator);
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,279 @@
+#include "engine/device_staging.h"
+
+#include <array>
+#include <exception>
+#include <utility>
+
+#include "base/expect.h"
+#include "base/log.h"
+#include "hvd/error.h"
+#include "kernels/floating.h"
+#include "kernels/kernels.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// Tensors begin in the buffer where they can be copied with the widest accesses.
+constexpr std::size_t kAlignment = 16;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool reduces(const Collective& collective) noexcept {
+  return collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
+}
+
+/// What is in a buffer of one size on every rank, with tensors at multiples of kAlignment. What is
+/// cut or joined by rows has its sizes from the collective, so it lies without gaps.
+bool padded(const Batch& batch) noexcept { return batch.in_place_kind() && batch.buffered(); }
+
+/// What a tensor takes up in the buffer. One by itself has no gap behind it, which Adasum would
+/// take for a part of the vector. The same on every rank.
+std::size_t room_for(const Batch& batch, std::size_t bytes) noexcept {
+  return batch.fused() && batch.in_place_kind() ? aligned(bytes) : bytes;
+}
+
+std::size_t padded_bytes(const Batch& batch) {
+  std::size_t bytes = 0;
+  for (const auto& operation : batch.agreed()) {
+    const auto count = static_cast<std::size_t>(operation.request.elements());
+    bytes += room_for(batch, count * size_of(batch.conversion().travels));
+  }
+  return bytes;
+}
+
+/// Of the buffer that the result comes into.
+std::size_t buffer_bytes(const Batch& batch) {
+  return padded(batch) ? padded_bytes(batch) : batch.out_bytes();
+}
+
+}  // namespace
+
+DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors,
+                               std::size_t bytes_to_fuse)
+    : context(on),
+      channel(of),
+      folds(folds_factors),
+      fusion_bytes(bytes_to_fuse),
+      in(on),
+      out(on),
+      buffers(on),
+      channels_own(on.api()) {}
+
+DevicePipeline::~DevicePipeline() {
+  channel.wait_for_abort();
+  try {
+    const device::DeviceGuard guard(context.api(), context.device());
+    if (channels_own.idle()) channel.give_back_fusion_buffers();
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
+                    << error.what();  // the device has failed, which others report
+  }
+}
+
+// The channel is ready now, and says what it has itself.
+void DeviceStaging::reserve() {
+  if (std::exchange(reserved_, true)) return;
+  if (pipeline_.fusion_bytes > 0 && pipeline_.channel.fusion_buffers().empty())
+    pipeline_.buffers.reserve(pipeline_.fusion_bytes);
+}
+
+// What stage() will lease, in the same cases.
+bool DeviceStaging::ready(const Batch& batch) {
+  reserve();
+  std::array<std::size_t, 2> sizes;
+  std::size_t count = 0;
+  if (batch.absent_here() || batch.buffered()) {
+    const std::size_t bytes = buffer_bytes(batch);
+    if (!through_channels_own(batch, bytes)) sizes[count++] = bytes;
+    if (!batch.in_place_kind()) sizes[count++] = batch.in_bytes();
+  } else if (batch.conversion().scales_early() && !batch.in_place_kind()) {
+    sizes[count++] = batch.operations().front()->submission.input.bytes();
+  }
+  return count == 0 || pipeline_.buffers.prepare(std::span(sizes).first(count));
+}
+
+const Staged& DeviceStaging::stage(const Batch& batch) {
+  HVD_EXPECT(!input_.valid() && !output_.valid() && !in_turn_,
+             "the batch before has been unstaged; after abandon() there is none");
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  const std::vector<EventPtr> writable = batch.allocate_outputs();
+  staged_ = {batch.collective()};
+  fold_factors(batch);
+  // Where one event (or none) is all there is to wait for, the channel can do that itself.
+  const bool uses_stream = batch.buffered() || batch.absent_here() ||
+                           batch.conversion().scales_early() || !writable.empty();
+  if (uses_stream) wait_for_inputs(batch, writable);
+  if (batch.absent_here()) {
+    fill_neutral(lease_buffers(batch));
+  } else if (batch.buffered()) {
+    pack(batch, lease_buffers(batch));
+  } else {
+    use_tensor(batch);
+  }
+  if (uses_stream)
+    staged_.collective.input_ready = pipeline_.context.events()->record(pipeline_.in.get());
+  return staged_;
+}
+
+// With packing and unpacking at hand, factors cost nothing there. The divisor of an average comes
+// before the sum, so that fp16 does not overflow.
+void DeviceStaging::fold_factors(const Batch& batch) {
+  conversion_ = batch.conversion();
+  const bool floating = is_floating(conversion_.travels);
+  if (conversion_.scales_early() && !floating) {
+    throw Error(
+        "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
+        "floating type");
+  }
+  if (!reduces(staged_.collective) || !batch.buffered() || !pipeline_.folds || !floating) return;
+  ReduceScale& scale = staged_.collective.scale;
+  conversion_.before *= std::exchange(scale.prescale, 1.0);
+  conversion_.before /= static_cast<double>(std::exchange(scale.divisor, 1));
+  conversion_.after *= std::exchange(scale.postscale, 1.0);
+}
+
+void DeviceStaging::wait_for_inputs(const Batch& batch, std::span<const EventPtr> writable) {
+  const Event* last = nullptr;
+  for (const OperationPtr& operation : batch.operations()) {
+    const EventPtr& event = operation->submission.input_ready;
+    if (event.get() != last) pipeline_.context.wait(pipeline_.in.get(), event);
+    last = event.get();
+  }
+  for (const EventPtr& event : writable) pipeline_.context.wait(pipeline_.in.get(), event);
+}
+
+void DeviceStaging::use_tensor(const Batch& batch) {
+  const Submission& submission = batch.operations().front()->submission;
+  staged_.collective.input_ready = submission.input_ready;
+  if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
+  if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
+  if (!batch.conversion().scales_early()) return;
+  // Into the output where it is as large, so that the caller's input stays as it is.
+  std::span<std::byte> scaled = staged_.out;
+  if (!batch.in_place_kind()) {
+    input_ = pipeline_.buffers.lease(staged_.in.size(), pipeline_.in.get());
+    scaled = input_.bytes();
+  }
+  const DataType type = conversion_.travels;
+  const device::Piece piece{submission.input.data, 0, staged_.in.size() / size_of(type)};
+  pipeline_.context.copy_pieces({&piece, 1}, {type, type, true}, scaled.data(), true,
+                                conversion_.before, pipeline_.in.get());
+  staged_.in = scaled;
+}
+
+/// @return where this rank's contribution belongs
+std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
+  const std::size_t bytes = buffer_bytes(batch);
+  lease_output(batch, bytes);
+  if (padded(batch))
+    staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.travels));
+  std::span<std::byte> packed = staged_.out;
+  if (!batch.in_place_kind()) {
+    input_ = pipeline_.buffers.lease(batch.in_bytes(), pipeline_.in.get());
+    packed = input_.bytes();
+  }
+  staged_.in = packed;
+  return packed;
+}
+
+// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is
+// agreed, and batches of a pipeline follow each other in one order. A tensor by itself lies in the
+// caller's memory on the ranks that have it, so a rank that has joined may not take one for it,
+// unless it is cast.
+bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
+  return padded(batch) && device::BufferRing::fits(pipeline_.channel.fusion_buffers(), bytes);
+}
+
+void DeviceStaging::lease_output(const Batch& batch, std::size_t bytes) {
+  in_turn_ = through_channels_own(batch, bytes);
+  if (in_turn_) {
+    staged_.out =
+        pipeline_.channels_own.take(pipeline_.channel.fusion_buffers(), bytes, pipeline_.in.get());
+  } else {
+    output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
+    staged_.out = output_.bytes();
+  }
+}
+
+template <class Byte>
+void DeviceStaging::lay_out(const Batch& batch, std::span<const std::span<Byte>> tensors) {
+  pieces_.clear();
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::size_t count = tensors[i].size() / size_of(conversion_.tensor);
+    if (!batch.in_place_kind() || batch.operations()[i]->submission.parts.empty()) {
+      pieces_.push_back(
+          {const_cast<std::byte*>(tensors[i].data()), offset, count});  // inputs: only read
+    } else {
+      add_parts(batch.operations()[i]->submission.parts, offset);
+    }
+    offset += room_for(batch, count * size_of(conversion_.travels));
+  }
+}
+
+/// @param offset of their tensor in the buffer
+void DeviceStaging::add_parts(std::span<const TensorPart> parts, std::size_t offset) {
+  for (const TensorPart& part : parts) {
+    const std::size_t first = static_cast<std::size_t>(part.first) * size_of(conversion_.travels);
+    pieces_.push_back({part.data, offset + first, static_cast<std::uint64_t>(part.count)});
+  }
+}
+
+void DeviceStaging::pack(const Batch& batch, std::span<std::byte> packed) {
+  if (batch.collective().kind == OpKind::kBroadcast && !batch.at_root()) return;
+  batch.input_pieces(input_pieces_);
+  lay_out<const std::byte>(batch, input_pieces_);
+  pipeline_.context.copy_pieces(
+      pieces_, {conversion_.tensor, conversion_.travels, conversion_.before != 1.0}, packed.data(),
+      true, conversion_.before, pipeline_.in.get());
+}
+
+EventPtr DeviceStaging::unpack(const Batch& batch, const EventPtr& reduced) {
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  pipeline_.context.wait(pipeline_.out.get(), reduced);
+  batch.output_pieces(output_pieces_);
+  lay_out<std::byte>(batch, output_pieces_);
+  pipeline_.context.copy_pieces(pieces_,
+                                {conversion_.tensor, conversion_.travels, conversion_.after != 1.0},
+                                staged_.out.data(), false, conversion_.after, pipeline_.out.get());
+  return pipeline_.context.events()->record(pipeline_.out.get());
+}
+
+void DeviceStaging::fill_neutral(std::span<std::byte> contribution) {
+  if (!reduces(staged_.collective)) return;
+  const DataType type = conversion_.travels;
+  std::uint64_t pattern = 0;
+  const ReduceOp op =
+      staged_.collective.op == ReduceOp::kAdasum ? ReduceOp::kSum : staged_.collective.op;
+  fill_identity(reinterpret_cast<std::byte*>(&pattern), 1, type, op);
+  pipeline_.context.api().fill(contribution.data(), contribution.size() / size_of(type),
+                               size_of(type), pattern, pipeline_.in.get());
+}
+
+EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
+  EventPtr ready = std::move(reduced);
+  if (batch.buffered() && !batch.absent_here()) ready = unpack(batch, ready);
+  input_.release(ready);
+  output_.release(ready);
+  if (std::exchange(in_turn_, false)) pipeline_.channels_own.release(ready);
+  staged_ = {};
+  return ready;
+}
+
+// What is dropped without release() stays allocated, and the channel's own stay in use.
+void DeviceStaging::abandon() noexcept {
+  input_ = {};
+  output_ = {};
+}
+
+EventPtr DeviceStaging::after_both(const EventPtr& one, const EventPtr& other) {
+  if (one == nullptr || other == nullptr) return one != nullptr ? one : other;
+  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  pipeline_.context.wait(pipeline_.in.get(), one);
+  pipeline_.context.wait(pipeline_.in.get(), other);
+  return pipeline_.context.events()->record(pipeline_.in.get());
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "device/buffer_ring.h"
+#include "device/buffers.h"
+#include "device/context.h"
+#include "engine/staging.h"
+
+namespace hvd::runtime {
+
+/// What batches of a channel go through on a device: streams for packing and unpacking, so that the
+/// next batch is packed while this one is reduced, and buffers.
+struct DevicePipeline {
+  /// @param channel outlives this
+  /// @param folds factors of floating types are applied while packing and unpacking
+  /// @param fusion_bytes of the buffers that are made beforehand, where the channel has none of its
+  /// own; 0: none
+  DevicePipeline(device::Context&, Channel& channel, bool folds, std::size_t fusion_bytes);
+  ~DevicePipeline();
+
+  device::Context& context;
+  Channel& channel;
+  const bool folds;
+  const std::size_t fusion_bytes;
+  const device::OwnedStream in;
+  const device::OwnedStream out;
+  device::BufferPool buffers;
+  device::BufferRing channels_own;  ///< for what is fused and as large on every rank, see
+                                    ///< Channel::fusion_buffers()
+};
+
+/// In a device's memory, by its streams: one launch packs the tensors (and scales and casts) behind
+/// their input_ready events, the collective follows, and one launch unpacks. A batch of one tensor
+/// that is not in parts, without a factor or a cast, goes to the channel as it is. No call waits on
+/// the host.
+class DeviceStaging final : public Staging {
+ public:
+  /// As DevicePipeline.
+  DeviceStaging(device::Context& context, Channel& channel, bool folds, std::size_t fusion_bytes)
+      : pipeline_(context, channel, folds, fusion_bytes) {}
+
+  bool ready(const Batch&) override;
+  const Staged& stage(const Batch&) override;
+  EventPtr unstage(const Batch&, EventPtr reduced) override;
+  void abandon() noexcept override;
+  EventPtr after_both(const EventPtr&, const EventPtr&) override;
+
+ private:
+  void reserve();
+  void fold_factors(const Batch&);
+  void wait_for_inputs(const Batch&, std::span<const EventPtr> writable);
+  void use_tensor(const Batch&);
+  bool through_channels_own(const Batch&, std::size_t bytes) const;
+  std::span<std::byte> lease_buffers(const Batch&);
+  void lease_output(const Batch&, std::size_t bytes);
+  void pack(const Batch&, std::span<std::byte> packed);
+  EventPtr unpack(const Batch&, const EventPtr& reduced);
+  void fill_neutral(std::span<std::byte> contribution);
+  template <class Byte>
+  void lay_out(const Batch&, std::span<const std::span<Byte>> tensors);
+  void add_parts(std::span<const TensorPart>, std::size_t offset);
+
+  DevicePipeline pipeline_;
+  Staged staged_;
+  Conversion conversion_;  // the batch's, and the factors that are folded into it
+  device::BufferLease input_;
+  device::BufferLease output_;
+  bool in_turn_ = false;  // the output is in the channel's own buffer
+  bool reserved_ = false;
+  std::vector<std::span<const std::byte>> input_pieces_;  // kept for their memory
+  std::vector<std::span<std::byte>> output_pieces_;
+  std::vector<device::Piece> pieces_;
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,416 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/broken_connection.h"
+#include "base/call_limit.h"
+#include "base/expect.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+const char* phase_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllreduce:
+      return "ALLREDUCE";
+    case OpKind::kAllgather:
+      return "ALLGATHER";
+    case OpKind::kBroadcast:
+      return "BROADCAST";
+    case OpKind::kReducescatter:
+      return "REDUCESCATTER";
+    case OpKind::kAlltoall:
+      return "ALLTOALL";
+    case OpKind::kBarrier:
+      return "BARRIER";
+    case OpKind::kJoin:
+      return "JOIN";
+    case OpKind::kGather:
+      return "GATHER";
+    case OpKind::kAddProcessSet:
+      return "ADD_PROCESS_SET";
+    case OpKind::kRemoveProcessSet:
+      return "REMOVE_PROCESS_SET";
+    case OpKind::kReduce:
+      return "REDUCE";
+    case OpKind::kScatter:
+      return "SCATTER";
+  }
+  return "?";
+}
+
+/// It goes to its collective, and back, by the queue's staging.
+bool staged(const Batch& batch) noexcept {
+  return !batch.nothing_to_move() && !batch.exchanges_rows();
+}
+
+/// Bytes of the collective, a measure of how long it takes.
+std::size_t bytes_of(const Batch& batch) noexcept {
+  return static_cast<std::size_t>(batch.collective().count) * size_of(batch.collective().dtype);
+}
+
+}  // namespace
+
+Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factory, Finish finish)
+    : environment_(std::move(environment)),
+      factory_(std::move(factory)),
+      finish_(std::move(finish)),
+      completions_(environment_.clock, environment_.limit) {}
+
+// What a device may still be at work on outlives this.
+Executor::~Executor() { completions_.abandon(); }
+
+void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
+  if (!wire::only_agrees(batch.operations.front().request.kind))
+    return start(make(std::move(batch), std::move(operations)));
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    operations[i]->set_result(batch.result);
+    finish_(operations[i], {}, nullptr, false);
+  }
+}
+
+std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch) {
+  std::vector<OperationPtr> places(batch.operations.size());
+  return make(std::move(batch), std::move(places));
+}
+
+std::shared_ptr<Execution> Executor::make(control::AgreedBatch batch,
+                                          std::vector<OperationPtr> operations) {
+  auto execution = std::make_shared<Execution>(std::move(batch), std::move(operations),
+                                               environment_.topology.rank);
+  if (!wire::only_agrees(execution->batch().request().kind))
+    execution->queue_ = &queue_for(execution->batch());
+  return execution;
+}
+
+void Executor::keep_buffers_for(std::span<const std::shared_ptr<Execution>> executions) {
+  std::vector<const Batch*> batches;
+  for (const auto& execution : executions) {
+    if (execution->queue_ != nullptr) batches.push_back(&execution->batch());
+  }
+  factory_->keep_buffers_for(batches);
+}
+
+void Executor::start(const std::shared_ptr<Execution>& execution) {
+  HVD_EXPECT(!execution->running(), "an execution is started when it has ended");
+  HVD_EXPECT(
+      std::ranges::all_of(execution->batch().operations(),
+                          [](const OperationPtr& operation) { return operation ? true : false; }),
+      "all operations of the batch are there");
+  ChannelQueue* const queue = execution->queue_;
+  if (queue == nullptr) {  // nothing is to be moved
+    finish_all(execution->batch(), {}, nullptr, false);
+    return execution->batch_.let_go();
+  }
+  if (queue->ordered) execution->turn_ = order_.take_turn();
+  queue->push(execution);
+  execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
+  execution->launched_at_ = {};
+  execution->phase_ = Execution::Phase::kQueued;
+  ++in_flight_;
+}
+
+void Executor::retire(int process_set) {
+  for (auto& [key, queue] : queues_) queue.retired = queue.retired || key.first == process_set;
+  close_retired();
+}
+
+void Executor::close_retired() {
+  std::erase_if(queues_, [this](const auto& entry) {
+    const ChannelQueue& queue = entry.second;
+    return queue.retired && queue.empty() && !completions_.has(*queue.channel);
+  });
+}
+
+ChannelQueue& Executor::queue_for(const Batch& batch) {
+  std::pair<int, std::string> key{batch.spec().process_set, factory_->choose(batch)};
+  const auto found = queues_.find(key);
+  if (found != queues_.end()) return found->second;
+  ChannelQueue opened = factory_->open(batch);
+  carries_device_memory_ = carries_device_memory_ || opened.carries_device_memory;
+  return queues_.emplace(std::move(key), std::move(opened)).first->second;
+}
+
+device::Context* Executor::device_to_be_current() noexcept {
+  device::Context* const device = environment_.device.get();
+  device_is_current_ = carries_device_memory_ && (device == nullptr || !device->api().given_up());
+  return device_is_current_ ? device : nullptr;
+}
+
+std::size_t Executor::batches_ahead(int process_set, DeviceType device) const noexcept {
+  std::size_t batches = 0;
+  for (const auto& [key, queue] : queues_) {
+    if (queue.empty() || queue.urgent) continue;
+    if (device == DeviceType::kCpu && key.first != process_set) continue;
+    if (queue.front().batch().spec().device.type == device) batches += queue.executions().size();
+  }
+  return batches;
+}
+
+std::size_t Executor::unfinished_on_device(std::size_t most) {
+  if (completions_.empty()) return 0;
+  const std::size_t unfinished = completions_.unfinished(most);
+  close_retired();
+  return unfinished;
+}
+
+bool Executor::progress() {
+  bool moved = false;
+  if (!completions_.empty()) {
+    completions_.look();
+    close_retired();
+  }
+  if (in_flight_ == 0) return moved;
+  bool retired = false;
+  for (auto& [key, queue] : queues_) {
+    moved = progress(queue) || moved;
+    retired = retired || queue.retired;
+  }
+  if (retired) close_retired();
+  return moved;
+}
+
+bool Executor::progress(ChannelQueue& queue) {
+  bool moved = false;
+  // Many small batches are as much work as a large one.
+  std::size_t bytes = 0;
+  while (!queue.empty() && bytes < kBytesPerCall) {
+    Execution& execution = queue.front();
+    Advance advance;
+    try {
+      advance = this->advance(queue, execution);
+    } catch (const PeerLostError& error) {
+      throw PeerLostError(execution.batch().title() + ": " + error.what(), error.rank());
+    } catch (const BrokenConnection& error) {
+      throw BrokenConnection(execution.batch().title() + ": " + error.what(), error.rank());
+    } catch (const std::exception& error) {
+      throw Error(execution.batch().title() + ": " + error.what());
+    }
+    moved = moved || advance.moved;
+    if (!advance.ended) return moved;
+    bytes += bytes_of(execution.batch());
+    queue.pop();
+    --in_flight_;
+  }
+  return moved;
+}
+
+/// Advances a large batch by one phase at most, because each phase takes a whole call.
+Executor::Advance Executor::advance(ChannelQueue& queue, Execution& execution) {
+  using Phase = Execution::Phase;
+  const Batch& batch = execution.batch();
+  const bool large = bytes_of(batch) >= kBytesPerCall;
+  bool moved = false;
+  if (execution.phase_ == Phase::kQueued) {
+    if (!may_begin(queue, execution)) return {};
+    begin(queue, execution);
+    moved = true;
+  }
+  if (execution.phase_ == Phase::kPacking) {
+    if (staged(batch) && !queue.staging->pack_part(batch)) return {.moved = true};
+    launch(queue, execution);
+    if (large && batch.buffered()) return {.moved = true};
+  }
+  if (execution.phase_ == Phase::kUnderWay) {
+    if (execution.work_ && !execution.work_->progress())
+      return {.moved = moved || execution.work_->moved()};
+    execution.phase_ = Phase::kUnpacking;
+    if (large && batch.buffered()) return {.moved = true};
+  }
+  if (staged(batch) && !queue.staging->unpack_part(batch)) return {.moved = true};
+  complete(queue, execution);
+  return {.moved = true, .ended = true};
+}
+
+void Executor::check_headway(TimePoint now) {
+  if (in_flight_ == 0 || environment_.limit == Duration::zero()) return;
+  for (auto& [key, queue] : queues_) {
+    const bool under_way = !queue.empty() && queue.front().phase_ == Execution::Phase::kUnderWay &&
+                           queue.front().work_;
+    const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
+    const Duration standstill = queue.standstill(now, headway);
+    if (standstill >= environment_.limit) fail_standing(queue, standstill, headway->waits_for);
+  }
+}
+
+void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int waits_for) const {
+  const Topology& topology = environment_.topology;
+  const auto rank_text = [&topology](int rank) {
+    return "rank " + std::to_string(rank) + " (host " + topology.host_name(rank) + ")";
+  };
+  const auto seconds = [](Duration duration) {
+    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count());
+  };
+  throw PeerLostError(queue.front().batch().title() + " has got no further on " +
+                          rank_text(topology.rank) + " for " + seconds(standstill) + " s on " +
+                          queue.backend + ", although every rank has submitted it; it waits for " +
+                          (waits_for < 0 ? "another rank" : rank_text(waits_for)) +
+                          "; expected progress within " + seconds(environment_.limit) +
+                          " s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
+                          "although the ranks "
+                          "show signs of life",
+                      -1);
+}
+
+bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) const {
+  if (queue.ordered && !order_.has_come(execution.turn_)) return false;
+  if (queue.carries_device_memory && !device_is_current_) return false;  // in the next round it is
+  if (!queue.channel->ready()) return false;
+  const Batch& batch = execution.batch();
+  if (!staged(batch)) return true;
+  try {
+    return queue.staging->ready(batch);
+  } catch (const std::exception& error) {  // all ranks are shown it
+    throw Error("rank " + std::to_string(environment_.topology.rank) + ": " + error.what());
+  }
+}
+
+void Executor::begin(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  if (environment_.timeline.on()) execution.launched_at_ = environment_.clock.now();
+  if (batch.nothing_to_move()) batch.allocate_outputs();
+  if (staged(batch)) execution.staged_ = &queue.staging->stage(batch);
+  execution.phase_ = Execution::Phase::kPacking;
+}
+
+void Executor::launch(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  if (batch.exchanges_rows()) {
+    execution.work_ = launch_alltoall(queue, batch);
+  } else if (staged(batch)) {
+    const Staged& staged = *execution.staged_;
+    if (execution.work_ && execution.work_->again(staged.in, staged.out)) {
+      environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      execution.work_ = launch_staged(queue, batch, staged);
+    }
+  }
+  execution.phase_ = Execution::Phase::kUnderWay;
+}
+
+std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
+                                              const Staged& staged) {
+  // Where the channel takes the host's memory, which the composite works in; others have their own.
+  if (staged.collective.op == ReduceOp::kAdasum && queue.channel->host() == nullptr) {
+    return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
+                                  staged.out);
+  }
+  environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  return queue.channel->launch(staged.collective, staged.in, staged.out);
+}
+
+composite::Launch Executor::launcher(const ChannelQueue& queue) {
+  return [this, &queue](const Collective& collective, std::span<const std::byte> in,
+                        std::span<std::byte> out) {
+    environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    return queue.channel->launch(collective, in, out);
+  };
+}
+
+// The sizes lie in the host's memory wherever the rows do.
+std::unique_ptr<Work> Executor::launch_alltoall(const ChannelQueue& queue, const Batch& batch) {
+  Submission& submission = batch.operations().front()->submission;
+  const composite::Launch launch = launcher(queue);
+  const composite::Launch launch_rows = [launch, &queue, &submission](const Collective& rows,
+                                                                      std::span<const std::byte> in,
+                                                                      std::span<std::byte> out) {
+    Collective exchange = rows;
+    exchange.input_ready = queue.staging->after_both(submission.input_ready, rows.input_ready);
+    return launch(exchange, in, out);
+  };
+  Channel* const host = queue.channel->host();
+  if (host == nullptr) return composite::make_alltoall(launch_rows, launch, submission);
+  const composite::Launch launch_sizes =
+      [host](const Collective& sizes, std::span<const std::byte> in, std::span<std::byte> out) {
+        return host->launch(sizes, in, out);
+      };
+  return composite::make_alltoall(launch_rows, launch_sizes, submission);
+}
+
+void Executor::complete(ChannelQueue& queue, Execution& execution) {
+  const Batch& batch = execution.batch();
+  EventPtr output_ready = execution.work_ ? execution.work_->output_ready() : nullptr;
+  if (staged(batch)) output_ready = queue.staging->unstage(batch, std::move(output_ready));
+  if (output_ready) completions_.add(*queue.channel, batch, output_ready);
+  if (queue.ordered) order_.end_turn();
+  if (execution.work_ && !execution.work_->repeats()) execution.work_.reset();
+  if (environment_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
+  finish_all(batch, {}, output_ready, false);
+  execution.phase_ = Execution::Phase::kIdle;
+  execution.batch_.let_go();
+}
+
+void Executor::finish_all(const Batch& batch, const Status& status, const EventPtr& output_ready,
+                          bool in_flight) {
+  for (const OperationPtr& operation : batch.operations())
+    finish_(operation, status, output_ready, in_flight);
+}
+
+void Executor::record(const ChannelQueue& queue, const Execution& execution) {
+  const auto writer = environment_.timeline.writer();
+  if (!writer) return;
+  const TimePoint now = environment_.clock.now();
+  const Batch& batch = execution.batch();
+  const std::string detail = queue.backend + ", " + std::to_string(batch.agreed().size()) +
+                             " tensors, " + std::to_string(batch.out_bytes()) + " bytes";
+  for (std::size_t i = 0; i < batch.agreed().size(); ++i) {
+    const bool here = !batch.operations().empty();
+    const std::string& name =
+        (here ? batch.operations()[i]->request : batch.agreed()[i].request).name;
+    if (here)
+      writer->span(name, "NEGOTIATE", batch.operations()[i]->submitted, execution.agreed_at_);
+    writer->span(name, "QUEUE", execution.agreed_at_, execution.launched_at_);
+    writer->span(name, phase_of(batch.request().kind), execution.launched_at_, now, detail);
+  }
+}
+
+bool Executor::needs_polling() const noexcept {
+  return active() && std::any_of(queues_.begin(), queues_.end(), [](const auto& entry) {
+           return !entry.second.empty() && entry.second.channel->needs_polling();
+         });
+}
+
+std::string Executor::first_active() const {
+  for (const auto& [key, queue] : queues_) {
+    if (!queue.empty()) return queue.front().batch().title();
+  }
+  return {};
+}
+
+std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
+  std::vector<std::pair<OperationPtr, std::string>> found;
+  for (const auto& [key, queue] : queues_) {
+    for (const auto& execution : queue.executions()) {
+      const bool begun = execution->phase_ != Execution::Phase::kQueued;
+      const std::string state = (begun ? "runs on " : "agreed, queued for ") + queue.backend;
+      for (const OperationPtr& operation : execution->batch().operations())
+        found.emplace_back(operation, state);
+    }
+  }
+  return found;
+}
+
+void Executor::abort(const Status& status) noexcept {
+  for (auto& [key, queue] : queues_) {
+    queue.channel->abort();
+    while (!queue.empty()) {
+      const std::shared_ptr<Execution> execution = queue.pop();
+      const bool launched = execution->phase_ == Execution::Phase::kUnderWay ||
+                            execution->phase_ == Execution::Phase::kUnpacking;
+      execution->work_.reset();
+      if (launched) queue.staging->abandon();
+      finish_all(execution->batch(), status, nullptr, launched);
+      execution->phase_ = Execution::Phase::kIdle;
+      execution->batch_.let_go();
+    }
+  }
+  in_flight_ = 0;
+  completions_.abandon();
+  order_.end_all();
+}
+
+}  // namespace hvd::runtime

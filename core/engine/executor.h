@@ -1,0 +1,132 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/composite/composite_work.h"
+#include "base/clock.h"
+#include "device/context.h"
+#include "engine/channel_queue.h"
+#include "engine/device_completions.h"
+#include "engine/execution.h"
+#include "engine/operation_state.h"
+#include "engine/queue_factory.h"
+#include "engine/timeline_slot.h"
+#include "negotiation/negotiator.h"
+#include "observe/counters.h"
+
+namespace hvd::runtime {
+
+/// Runs agreed batches. Everything between a plan and on_done, the same for every device:
+///
+///   queue_for(): the queue of the channel that can do it
+///   begin():     may_begin(): Channel::ready(), Staging::ready() -> Staging::stage()
+///   launch():    Staging::pack_part() is true -> Channel::launch()
+///   complete():  Work::progress() is true, Staging::unpack_part() is true -> Staging::unstage()
+///                -> the operations have ended, or will have when the device reaches an event
+///                (DeviceCompletions)
+///
+/// Used by the thread that drives the engine. Batches of one channel run one after the other in the
+/// order of the plan; batches of different channels side by side.
+class Executor {
+ public:
+  /// Tells that an operation has ended.
+  using Finish = std::function<void(const OperationPtr&, const Status&,
+                                    const EventPtr& output_ready, bool in_flight)>;
+  struct Environment {
+    const Topology& topology;
+    const Clock& clock;
+    observe::Counters& counters;
+    TimelineSlot& timeline;
+    std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
+    /// How long work may be in a device's queue, and how long a batch under way may get no further;
+    /// zero: forever.
+    Duration limit = {};
+  };
+
+  Executor(Environment, std::unique_ptr<QueueFactory>, Finish);
+  ~Executor();
+
+  /// @param operations this rank's side of each agreed operation; none when it is absent from the
+  /// batch
+  void start(control::AgreedBatch, std::vector<OperationPtr> operations);
+  /// For a batch that will be started again and again, without allocating anything then.
+  std::shared_ptr<Execution> prepare(control::AgreedBatch);
+  /// Only these will run from now on: frees the buffers that none of them needs.
+  void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
+  /// @pre all its operations are there, and it does not run
+  void start(const std::shared_ptr<Execution>&);
+  /// The set was removed: its channels are closed once what was started on them has ended.
+  void retire(int process_set);
+  /// Asked at the beginning of a round of the engine: the device that has to be current for all of
+  /// it; null: none has to be. See Note [The device of MPI's calls].
+  device::Context* device_to_be_current() noexcept;
+  /// Does what can be done now, of each queue's batches about kBytesPerCall. True when something
+  /// moved: there may be more to do. Throws hvd::Error when a backend fails.
+  bool progress();
+  /// To be called now and then. What runs has been submitted by every rank, so each of them can
+  /// take part. @param now without the time for which this process was stopped
+  /// @throws PeerLostError for a batch that has got no further for too long
+  void check_headway(TimePoint now);
+  bool active() const noexcept { return in_flight_ > 0; }
+  /// Something is in flight, visible only by polling.
+  bool needs_polling() const noexcept;
+  /// Batches that have been started and have not ended.
+  std::size_t in_flight() const noexcept { return in_flight_; }
+  /// Those of them that a batch of this process set and on this device would queue behind: of the
+  /// same set, but for small operations that have a channel beside it; on a GPU of all sets, as its
+  /// channels take turns.
+  std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
+  /// Of the batches that are complete here, how many the device has not finished, counted up to
+  /// `most`. Asks the device. @throws Error when one has failed there
+  std::size_t unfinished_on_device(std::size_t most);
+  /// What is complete here and still in a device's queue.
+  const DeviceCompletions& device_completions() const noexcept { return completions_; }
+  /// The name of an operation that runs or waits to run; empty when none does.
+  std::string first_active() const;
+  /// What runs or waits to run, and which of the two.
+  std::vector<std::pair<OperationPtr, std::string>> running() const;
+  /// Ends everything with this status.
+  void abort(const Status&) noexcept;
+
+ private:
+  std::shared_ptr<Execution> make(control::AgreedBatch, std::vector<OperationPtr>);
+  ChannelQueue& queue_for(const Batch&);
+  bool progress(ChannelQueue&);
+  [[noreturn]] void fail_standing(const ChannelQueue&, Duration standstill, int waits_for) const;
+  struct Advance {
+    bool moved = false;
+    bool ended = false;
+  };
+  Advance advance(ChannelQueue&, Execution&);
+  bool may_begin(const ChannelQueue&, const Execution&) const;
+  void begin(ChannelQueue&, Execution&);
+  void launch(ChannelQueue&, Execution&);
+  std::unique_ptr<Work> launch_staged(const ChannelQueue&, const Batch&, const Staged&);
+  std::unique_ptr<Work> launch_alltoall(const ChannelQueue&, const Batch&);
+  composite::Launch launcher(const ChannelQueue&);
+  void complete(ChannelQueue&, Execution&);
+  void finish_all(const Batch&, const Status&, const EventPtr& output_ready, bool in_flight);
+  void close_retired();
+  void record(const ChannelQueue&, const Execution&);
+
+  const Environment environment_;
+  const std::unique_ptr<QueueFactory> factory_;
+  const Finish finish_;
+  std::map<std::pair<int, std::string>, ChannelQueue>
+      queues_;  // by process set and name; node addresses are stable: executions point here
+  std::size_t in_flight_ = 0;
+  LaunchOrder order_;
+  DeviceCompletions completions_;
+  bool carries_device_memory_ = false;  // some channel does
+  bool device_is_current_ = false;      // in this round
+};
+
+}  // namespace hvd::runtime

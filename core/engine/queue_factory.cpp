@@ -1,0 +1,192 @@
+#include "engine/queue_factory.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "backend/staged/host_staged_channel.h"
+#include "base/urgent_channel.h"
+#include "engine/device_staging.h"
+#include "engine/fusion_buffer.h"
+#include "engine/host_staging.h"
+#include "hvd/error.h"
+
+namespace hvd::runtime {
+namespace {
+
+constexpr std::string_view kDeviceBackend = "nccl";
+/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it
+/// that carries the device's memory.
+constexpr int kStagingInstance = 2;
+constexpr int kCarrierInstance = 3;
+static_assert(kUrgentInstance < kMostInstances);
+
+bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
+
+/// Whether the batch has a channel beside the one on which gradients queue: a small operation that
+/// the program wants by itself. Agreed on, as counts and `alone` are.
+bool urgent(const Batch& batch) noexcept {
+  const Collective& collective = batch.collective();
+  const bool small =
+      static_cast<std::size_t>(collective.count) * size_of(collective.dtype) <= kMostUrgentBytes;
+  return small && batch.request().alone && batch.spec().ranks.size() > 1 &&
+         (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather);
+}
+
+/// What a backend has to be able to do for a batch. Adasum is made of what backends have, all on
+/// one channel: alltoall, allreduce and allgather. What has the first has the others.
+Collective needed_for(const Batch& batch) {
+  Collective collective = batch.collective();
+  if (collective.op == ReduceOp::kAdasum) {
+    collective.op = ReduceOp::kSum;
+    collective.kind = OpKind::kAlltoall;
+  }
+  return collective;
+}
+
+class BackendQueues final : public QueueFactory {
+ public:
+  BackendQueues(QueueParts parts, std::vector<std::shared_ptr<Backend>> backends,
+                std::optional<std::string> forced_backend)
+      : parts_(std::move(parts)),
+        backends_(std::move(backends)),
+        forced_backend_(std::move(forced_backend)),
+        buffers_(parts_.arena) {}
+
+  std::string choose(const Batch& batch) const override {
+    if (on_device(batch)) return device_choice(batch).name();
+    const std::string backend(host_backend(batch.spec(), batch).name());
+    return urgent(batch) ? backend + ", urgent" : backend;
+  }
+
+  ChannelQueue open(const Batch& batch) override {
+    if (on_device(batch)) return open_on_device(batch);
+    ChannelSpec spec = batch.spec();
+    if (urgent(batch)) spec.instance = kUrgentInstance;
+    ChannelQueue queue{choose(batch), host_backend(spec, batch).open(spec, parts_.peers),
+                       std::make_unique<HostStaging>(buffers_)};
+    queue.urgent = urgent(batch);
+    return queue;
+  }
+
+  void keep_buffers_for(std::span<const Batch* const> batches) override {
+    std::size_t largest = 0;
+    for (const Batch* const batch : batches) {
+      if (on_device(*batch) || !batch->buffered()) continue;
+      largest = std::max({largest, batch->in_bytes(), batch->out_bytes()});
+    }
+    // A pool's buffer has at least a cache line.
+    buffers_.trim(std::max<std::size_t>(largest, 64));
+  }
+
+ private:
+  /// How tensors on a GPU travel.
+  struct DeviceChoice {
+    Backend& backend;
+    bool staged = false;   // through the host's memory
+    bool carries = false;  // but for what is only moved
+    std::string name() const {
+      return std::string(backend.name()) + (!staged ? "" : carries ? ", CUDA-aware" : ", staged");
+    }
+  };
+
+  ChannelSpec device_spec(const Batch& batch) const {
+    if (!parts_.device) throw Error("a plan names a tensor on a GPU, and this rank has none");
+    ChannelSpec spec = batch.spec();
+    spec.device.index = parts_.device->device();
+    return spec;
+  }
+  static ChannelSpec staging_spec(const ChannelSpec& device) {
+    ChannelSpec spec = device;
+    spec.device = {};
+    spec.instance = kStagingInstance;
+    return spec;
+  }
+
+  /// Of those that have GPUs the best for it, or null.
+  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+    Backend* best = nullptr;
+    for (const auto& backend : backends_) {
+      if (forced_backend_ && backend->name() != *forced_backend_) continue;
+      if (backend->score(parts_.topology, spec, collective) > 0) best = backend.get();
+    }
+    return best;
+  }
+
+  // Where no backend that has GPUs can do this, a channel through the host's memory.
+  DeviceChoice device_choice(const Batch& batch) const {
+    const ChannelSpec spec = device_spec(batch);
+    if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
+    Backend& host = host_backend(staging_spec(spec), batch);
+    return {host, true, host.carries_memory_of(spec.device.type)};
+  }
+
+  /// Gradients travel in this queue, which is not so of the one beside NCCL's for what that cannot
+  /// do. So memory for them is made beforehand.
+  bool carries_gradients(const DeviceChoice& choice, const ChannelSpec& spec) const {
+    return (choice.staged ? nullptr : &choice.backend) == device_backend(spec, {.count = 1});
+  }
+
+  ChannelQueue open_on_device(const Batch& batch) {
+    const DeviceChoice choice = device_choice(batch);
+    const ChannelSpec spec = device_spec(batch);
+    std::unique_ptr<Channel> channel =
+        choice.staged ? open_staged(choice, spec) : choice.backend.open(spec, parts_.peers);
+    auto staging = std::make_unique<DeviceStaging>(
+        *parts_.device, *channel, !choice.staged,
+        carries_gradients(choice, spec) ? device::fusion_buffer_bytes(parts_.fusion_threshold) : 0);
+    return {choice.name(), std::move(channel), std::move(staging), !choice.staged, choice.carries};
+  }
+
+  std::unique_ptr<Channel> open_staged(const DeviceChoice& choice, const ChannelSpec& spec) {
+    ChannelSpec carried = spec;
+    carried.instance = kCarrierInstance;
+    std::unique_ptr<Channel> carrier =
+        choice.carries ? choice.backend.open(carried, parts_.peers) : nullptr;
+    return staged::make_host_staged_channel(
+        choice.backend.open(staging_spec(spec), parts_.peers), std::move(carrier), parts_.device,
+        spec, parts_.arena, {.makes_memory_beforehand = carries_gradients(choice, spec)});
+  }
+
+  Backend& host_backend(const ChannelSpec&, const Batch&) const;
+
+  const QueueParts parts_;
+  const std::vector<std::shared_ptr<Backend>> backends_;
+  const std::optional<std::string> forced_backend_;
+  FusionBufferPool buffers_;
+};
+
+Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch) const {
+  const Collective collective = needed_for(batch);
+  Backend* best = nullptr;
+  int best_score = 0;
+  // A choice of transport cannot concern a rank alone: the transports leave that to the local
+  // backend. NCCL is a choice for GPUs only.
+  const bool choice_counts =
+      forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
+  for (const auto& backend : backends_) {
+    if (choice_counts && backend->name() != *forced_backend_) continue;
+    const int score = backend->score(parts_.topology, spec, collective);
+    if (score <= best_score) continue;
+    best = backend.get();
+    best_score = score;
+  }
+  if (best == nullptr) {
+    throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
+                std::string(to_string(collective.dtype)) + " on " +
+                std::string(to_string(spec.device.type)) +
+                (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
+  }
+  return *best;
+}
+
+}  // namespace
+
+std::unique_ptr<QueueFactory> make_queue_factory(QueueParts parts,
+                                                 std::vector<std::shared_ptr<Backend>> backends,
+                                                 std::optional<std::string> forced_backend) {
+  return std::make_unique<BackendQueues>(std::move(parts), std::move(backends),
+                                         std::move(forced_backend));
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,406 @@
+#include "negotiation/coordinator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "hvd/error.h"
+#include "negotiation/fusion_planner.h"
+#include "negotiation/validator.h"
+
+namespace hvd::control {
+
+Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
+    : options_(std::move(options)),
+      sets_(std::move(sets)),
+      table_(sets_),
+      cache_(options_.cache_capacity),
+      stalls_(options_.stall, options_.host_of_rank),
+      progress_(options_.host_of_rank.size()),
+      reports_(options_.host_of_rank.size()),
+      departures_(options_.host_of_rank.size()),
+      blocked_(options_.host_of_rank.size(), options_.stall.deadlock) {}
+
+void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
+    throw Error("a report came from rank " + std::to_string(rank) + ", which does not exist");
+  }
+  spread_whole(now);
+  const RankRange one{rank, rank};
+  const Source source{{&one, 1}, report.last_applied, now};
+  progress_.check(source.ranks, report.last_applied, sequence_);
+  note_applied(source.ranks, report.last_applied);
+  // The rank takes all this back when it comes to the replay: See ScheduleReplay.
+  if (report.last_applied < replay_plan_) return;
+  if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() ||
+      !report.requests.empty())
+    blocked_.note_change(now);
+  const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
+  for (const auto slot : report.cached)
+    accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
+  for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
+    const wire::UnnamedHit& hit = report.cached_unnamed[i];
+    accept_hit(source, hit.slot, hit.ordinal, wire::stamp_of_unnamed_hit(number, i));
+  }
+  for (std::size_t i = 0; i < report.requests.size(); ++i) {
+    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i]);
+  }
+  note_activity(rank, report, now);
+  if (table_.anyone_joined()) table_.refresh_join(now);
+  if (report.shutdown) departures_.add(source.ranks);
+  if (report.ended) departures_.add_ended(source.ranks);
+}
+
+void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
+  failed_uses_.note_applied(ranks, sequence);
+  if (progress_.note(ranks, sequence)) former_slots_.forget_before(progress_.applied_by_all());
+}
+
+void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint now) {
+  const RankRange one{rank, rank};
+  const Source source{{&one, 1}, report.last_applied, now};
+  if (!report.requests.empty()) {
+    stalls_.note_activity(source.ranks, report.requests.back().name, now);
+  } else if (!report.cached_unnamed.empty()) {
+    const wire::UnnamedHit& hit = report.cached_unnamed.back();
+    const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
+    stalls_.note_activity(source.ranks, wire::unnamed_name(kind, hit.ordinal), now);
+  } else if (!report.cached.empty()) {
+    stalls_.note_activity(source.ranks, slot_as_seen(source, report.cached.back()).request.name,
+                          now);
+  }
+}
+
+// What the slot holds now, or held for these ranks before it was displaced.
+const wire::Response& Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
+  if (const auto* const former = former_slots_.find(slot, source.as_of)) return *former;
+  if (!cache_.holds(slot)) {
+    throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
+                std::to_string(slot) + ", which is empty");
+  }
+  return cache_.at(slot);
+}
+
+void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
+                             wire::Stamp stamp) {
+  const wire::Response& held = slot_as_seen(source, slot);
+  const bool current = cache_.holds(slot) && &held == &cache_.at(slot);
+  const int process_set = held.request.process_set;
+  if (sets_.was_removed(process_set)) return;
+  Askers askers{source.ranks, stamp, {}, &held.first_dims};
+  if (current) askers.slot = slot;
+  if (current && failed_uses_.empty() && table_.add_hit(askers)) return;
+  const int lowest = source.ranks.front().first;
+  const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
+  if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
+    throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
+                " of a process set it is not in");
+  }
+  accept_request(source, askers, ResponseCache::expand(held, ordinal, position));
+}
+
+void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request) {
+  // The ranks had not heard of the removal yet, and end it by themselves when they do.
+  if (sets_.was_removed(request.process_set)) return;
+  RankSet fresh;
+  std::vector<wire::DimRun> dims;
+  if (const RankSet stale = failed_uses_.find(request, source.ranks, source.as_of);
+      !stale.empty()) {
+    fresh = difference(source.ranks, stale);
+    if (fresh.empty()) return;
+    // What is left of the first dimensions, rank by rank: rare enough.
+    if (!askers.first_dims.empty()) {
+      std::vector<std::int64_t> each;
+      for (const auto& run : askers.first_dims)
+        each.insert(each.end(), static_cast<std::size_t>(run.ranks), run.dim);
+      std::size_t next = 0;
+      for_each_rank(source.ranks, [&](int rank) {
+        if (contains(fresh, rank)) dims.push_back({each[next], 1});
+        ++next;
+      });
+      request.shape[0] = dims.front().dim;
+      askers.first_dims = dims;
+    } else if (askers.first_dims_of_members != nullptr && wire::gathers(request.kind)) {
+      const int position = sets_.position(request.process_set, fresh.lowest());
+      request.shape[0] = (*askers.first_dims_of_members)[static_cast<std::size_t>(position)];
+    }
+    askers.ranks = fresh;
+  }
+  const bool joins = request.kind == OpKind::kJoin;
+  table_.add(askers, std::move(request), source.now);
+  // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what
+  // else is pending, as among those who are left, waits for these ranks like for any other.
+  if (!joins || !difference(departures_.ranks(), table_.joined()).empty()) return;
+  table_.note_joined(askers.ranks);
+}
+
+bool Coordinator::may_gather_for_device() const {
+  const auto may_wait = [](const wire::Request& request) {
+    return request.device != DeviceType::kCpu && may_share_batch(request, request);
+  };
+  if (!repeated_.waiting()) return table_.anything_ready() && table_.all_ready(may_wait);
+  bool all = true;
+  repeated_.slots().for_each(
+      [&](std::uint32_t slot) { all = all && may_wait(cache_.at(slot).request); });
+  return all;
+}
+
+std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead& ahead) {
+  if (auto repeated = repeat_plan(now, ahead)) return repeated;
+  wire::Plan plan;
+  plan.sequence = sequence_ + 1;
+  fail_stalled(now, plan);
+  fail_deadlocked(now, plan);
+  if (!departures_.none()) fail_for_shutdown(plan);
+  if (join_failure_) fail_what_counts_on_joined(plan);
+  if (table_.anything_ready()) plan_ready(now, ahead, plan);
+  if (repeated_.learning()) repeated_.learn(plan, table_.pending().empty());
+  if (!table_.anything_ready()) plan.shutdown = departures_.take_end();
+  if (options_.schedule_lock) replay_if_steady(plan);
+  if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
+  ++sequence_;
+  blocked_.note_change(now);
+  return plan;
+}
+
+ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahead) const {
+  if (!ahead) return {};
+  return [this, &ahead](const FusionSort& sort, std::int64_t bytes) {
+    return bytes < options_.fusion_threshold &&
+           ahead(sort.process_set, sort.device) >= kBusyBatches;
+  };
+}
+
+// Since another plan it may have something to go on with.
+void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
+    throw Error("rank " + std::to_string(rank) + ", which does not exist, says that it waits");
+  }
+  if (last_applied == sequence_) blocked_.add(rank);
+}
+
+// What ranks have asked for early, of the next step, they ask for again under the replay. What is
+// not of the schedule would end it at once.
+void Coordinator::replay_if_steady(wire::Plan& plan) {
+  if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
+  if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;
+  std::set<std::uint32_t> slots;
+  for (const wire::SlotBundle& bundle : learner_.schedule()) {
+    for (const auto& batch : bundle) slots.insert(batch.begin(), batch.end());
+  }
+  for (const PendingTensor& tensor : table_.pending()) {
+    if (!tensor.cached_slot || !slots.contains(*tensor.cached_slot)) return;
+  }
+  plan.replay = learner_.schedule();
+  replay_plan_ = plan.sequence;
+  table_.clear();
+}
+
+void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan) {
+  wire::ErrorEntry entry;
+  entry.process_set = tensor->request.process_set;
+  entry.name = tensor->request.name;
+  entry.code = status.code;
+  entry.message = status.message;
+  entry.rank = status.rank;
+  RankSet missing = table_.missing(*tensor);
+  entry.missing = missing.to_vector();
+  failed_uses_.add(tensor->request, plan.sequence, std::move(missing));
+  plan.errors.push_back(std::move(entry));
+  if (tensor->request.kind == OpKind::kJoin) {
+    table_.end_join();
+    join_failure_ = status;
+  }
+  table_.fail_group(*tensor, status);
+  table_.erase(tensor);
+}
+
+void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
+  // Each text tells what the missing ranks wait for, so all are written before the first tensor
+  // goes.
+  std::vector<std::pair<PendingRef, std::string>> expired;
+  for (const PendingRef tensor : stalls_.expired(table_, now)) {
+    expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
+  }
+  for (auto& [tensor, text] : expired) fail(tensor, {StatusCode::kStalled, std::move(text)}, plan);
+}
+
+void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
+  if (table_.anything_ready()) return;
+  const auto quiet = blocked_.deadlocked_for(departures_.ranks(), now);
+  if (!quiet) return;
+  const std::string text = stalls_.deadlock_text(table_, departures_.ranks(), *quiet);
+  std::vector<PendingRef> ended;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
+    ended.push_back(tensor);
+  for (const PendingRef tensor : ended)
+    fail(tensor, {StatusCode::kStalled, describe(tensor->request) + ": " + text}, plan);
+}
+
+void Coordinator::fail_for_shutdown(wire::Plan& plan) {
+  std::vector<std::pair<PendingRef, Status>> ended;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
+    if (auto status = hopeless(*tensor)) ended.emplace_back(tensor, std::move(*status));
+  }
+  for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
+}
+
+// Ranks that had joined have not any more, so they cannot be absent from anything.
+void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
+  const Status cause = *std::exchange(join_failure_, std::nullopt);
+  std::vector<PendingRef> ended;
+  for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
+    if (!tensor->absent.empty()) ended.push_back(tensor);
+  }
+  for (const PendingRef tensor : ended) {
+    fail(tensor,
+         {cause.code,
+          describe(tensor->request) +
+              ": a rank that took no part in it had called join(), which failed: " + cause.message,
+          cause.rank},
+         plan);
+  }
+}
+
+// An operation that waits for a rank which has left will never be complete, nor will a group that
+// lacks a member.
+std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
+  const bool group_lacks_member =
+      tensor.held &&
+      tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
+  if (tensor.missing == 0 && !group_lacks_member) return std::nullopt;
+  const RankSet gone = intersection(
+      departures_.ranks(),
+      tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
+  if (gone.empty()) return std::nullopt;
+  const int rank = gone.lowest();
+  const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
+                          options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
+  const std::string what = tensor.missing > 0 ? "it" : "the rest of its group";
+  if (departures_.ended(rank)) {
+    return Status{StatusCode::kShutdown,
+                  who + " ended without shutdown() and without submitting " + what +
+                      "; see why, in its output and its exit code",
+                  rank};
+  }
+  return Status{StatusCode::kShutdown,
+                who + " has called shutdown() without submitting " + what +
+                    "; every rank must submit the same operations before it leaves: one that has "
+                    "fewer batches than the others calls hvd::join() after its last",
+                rank};
+}
+
+// What can run, in canonical order; what cannot is failed.
+std::vector<PendingRef> Coordinator::take_sound(const BatchesAhead& ahead, wire::Plan& plan) {
+  std::vector<PendingRef> sound;
+  const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
+  // Failing one tensor may make held members of its group ready, so take until nothing comes.
+  for (;;) {
+    const std::vector<PendingRef> taken = table_.take_ready(goes_on);
+    if (taken.empty()) break;
+    for (const PendingRef tensor : taken) {
+      if (const auto fault = fault_of(*tensor)) {
+        fail(tensor, {StatusCode::kMismatch, *fault}, plan);
+      } else {
+        sound.push_back(tensor);
+      }
+    }
+  }
+  std::erase_if(sound, [&](PendingRef tensor) {
+    auto failure = table_.group_failure(*tensor);
+    if (!failure) return false;
+    failure->message = describe(tensor->request) + ": its group failed: " + failure->message;
+    fail(tensor, *failure, plan);
+    return true;
+  });
+  return sound;
+}
+
+std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) const {
+  const wire::Request& request = tensor.request;
+  if (!tensor.mismatch && request.kind == OpKind::kRemoveProcessSet &&
+      (request.removed_set == 0 || !sets_.contains(request.removed_set))) {
+    return describe(request) + ": there is no process set " + std::to_string(request.removed_set) +
+           " that could be removed";
+  }
+  return tensor.mismatch;
+}
+
+void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Plan& plan) {
+  std::vector<PendingRef> sound = take_sound(ahead, plan);
+  stalls_.note_resumed(sound, now);
+  // A set ends after what is ready in it.
+  const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
+    return tensor->request.kind != OpKind::kRemoveProcessSet;
+  });
+  plan_batches({sound.begin(), removals}, plan);
+  for (auto removal = removals; removal != sound.end(); ++removal) {
+    const int removed = (*removal)->request.removed_set;
+    if (!sets_.contains(removed)) {  // asked for twice
+      fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
+      continue;
+    }
+    plan_batches({*removal}, plan);
+    end_set(removed);
+  }
+}
+
+void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Plan& plan) {
+  // Only what the same ranks are absent from can share a batch.
+  std::map<std::vector<int>, std::vector<PendingRef>> by_absent;
+  for (const PendingRef tensor : tensors) by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
+  for (const auto& [absent, alike] : by_absent) {
+    std::vector<ReadyTensor> ready;
+    for (const PendingRef tensor : alike) ready.push_back({&tensor->request, batch_bytes(*tensor)});
+    for (const auto& indices : plan_fusion(ready, options_.fusion_threshold)) {
+      wire::Batch batch;
+      batch.absent = absent;
+      for (const auto index : indices) batch.tensors.push_back(plan_tensor(alike[index]));
+      plan.batches.push_back(std::move(batch));
+    }
+  }
+}
+
+void Coordinator::end_set(int process_set) {
+  table_.drop_set(process_set);
+  sets_.remove(process_set);
+  failed_uses_.drop_set(process_set);
+}
+
+// The slot that holds exactly what the ranks have agreed on.
+std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tensor) const {
+  if (tensor.cached_slot) return tensor.cached_slot;  // everybody asked by naming it
+  const auto slot = cache_.find(tensor.request);
+  const bool same = slot && cache_.matches(*slot, tensor.request, 0) &&
+                    cache_.at(*slot).first_dims == tensor.first_dims;
+  return same ? slot : std::nullopt;
+}
+
+wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
+  wire::PlannedTensor planned;
+  if (const auto slot = agreed_slot(*tensor)) {
+    repeated_.note_touched();
+    planned.slot = *slot;
+    planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
+    cache_.touch(*slot);
+  } else {
+    repeated_.forget();
+    planned.request = tensor->request;
+    if (tensor->request.kind == OpKind::kJoin) {
+      planned.request.last_to_join = table_.last_to_join();
+      table_.end_join();
+    } else if (tensor->request.kind == OpKind::kAddProcessSet) {
+      sets_.add(tensor->request.new_set);
+    }
+    planned.first_dims = tensor->first_dims;
+    if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {
+      table_.forget_slot(displaced->slot);
+      former_slots_.add(std::move(*displaced), sequence_ + 1);
+    }
+  }
+  table_.erase(tensor);
+  return planned;
+}
+
+}  // namespace hvd::control

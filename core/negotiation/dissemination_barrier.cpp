@@ -1,0 +1,93 @@
+#include "negotiation/dissemination_barrier.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "hvd/error.h"
+
+namespace hvd::control {
+
+DisseminationBarrier::DisseminationBarrier(std::vector<ArrivalFlags*> local, ArrivalFlags& remote,
+                                           int host, int hosts)
+    : local_(std::move(local)),
+      remote_(remote),
+      host_(host),
+      hosts_(hosts),
+      rounds_(static_cast<int>(std::bit_width(static_cast<unsigned>(hosts - 1)))) {}
+
+// A rank that is past the position was ready at it.
+DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
+  bool all_here = true;
+  for (const ArrivalFlags* const flags : local_) {
+    const std::uint64_t flag = flags->arrived.load(std::memory_order_seq_cst);
+    if (flag == position_ * 2 + 1) return Local::kLeaving;
+    all_here = all_here && flag / 2 >= position_;
+  }
+  return all_here ? Local::kReady : Local::kAbsent;
+}
+
+void DisseminationBarrier::tell(bool leaves, std::vector<Send>& to_send) {
+  const auto next =
+      static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << told_)) % hosts_);
+  to_send.push_back(
+      {next, {.position = position_, .round = static_cast<std::uint8_t>(told_), .leaves = leaves}});
+  ++told_;
+}
+
+// A rank of this host waits for others in vain: see ScheduleReplay::ask_others_to_leave().
+void DisseminationBarrier::pass_on_wish(std::vector<Send>& to_send) {
+  const bool wishes = wished_ != position_ &&
+                      std::any_of(local_.begin(), local_.end(), [this](const ArrivalFlags* flags) {
+                        return flags->asked.load(std::memory_order_acquire) == position_;
+                      });
+  if (!wishes) return;
+  wished_ = position_;
+  for (int host = 0; host < hosts_; ++host) {
+    if (host != host_) to_send.push_back({host, {.position = position_, .asks = true}});
+  }
+}
+
+bool DisseminationBarrier::advance(std::vector<Send>& to_send) {
+  bool changed = false;
+  for (;;) {
+    pass_on_wish(to_send);
+    Inbox& in = inbox(position_);
+    const Local here = local();
+    const bool leaves = in.leaves || here == Local::kLeaving;
+    if (!leaves && here == Local::kAbsent) return changed;
+    const auto heard = [&](int round) { return (in.heard >> round & 1) != 0; };
+    while (told_ < rounds_ && (leaves || told_ == 0 || heard(told_ - 1))) tell(leaves, to_send);
+    if (!leaves && !(told_ == rounds_ && heard(rounds_ - 1))) return changed;
+    remote_.arrived.store(position_ * 2 + (leaves ? 1 : 0), std::memory_order_seq_cst);
+    changed = true;
+    in = {};
+    ++position_;
+    told_ = 0;
+  }
+}
+
+bool DisseminationBarrier::accept(const wire::ReplayUpdate& news) {
+  if (news.position < position_)
+    return false;  // this host has heard from another that one leaves there
+  if (news.position > position_ + 1 || (!news.asks && news.round >= rounds_)) {
+    throw Error("news of position " + std::to_string(news.position) + ", round " +
+                std::to_string(news.round) + " of a replay, but this host is at position " +
+                std::to_string(position_) + " and there are " + std::to_string(rounds_) +
+                " rounds");
+  }
+  if (news.asks) {
+    // News of different hosts overtakes: who asks for the next position has passed this one, so
+    // nobody waits here any more.
+    if (remote_.asked.load(std::memory_order_relaxed) >= news.position) return false;
+    remote_.asked.store(news.position, std::memory_order_release);
+    return true;
+  }
+  Inbox& in = inbox(news.position);
+  in.heard |= std::uint64_t{1} << news.round;
+  in.leaves = in.leaves || news.leaves;
+  return false;
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,95 @@
+#include "negotiation/fusion_planner.h"
+
+#include <bit>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "negotiation/saturating.h"
+
+namespace hvd::control {
+namespace {
+
+bool fusible(OpKind kind) {
+  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast ||
+         kind == OpKind::kReducescatter || kind == OpKind::kReduce;
+}
+
+// Adasum weighs each tensor by its own length.
+bool fusible(const wire::Request& request) {
+  return fusible(request.kind) && request.op != ReduceOp::kAdasum && !request.alone;
+}
+
+FusionSort sort_of(const wire::Request& request) {
+  return {request.process_set,
+          request.kind,
+          request.op,
+          request.dtype,
+          request.compression,
+          request.device,
+          request.root,
+          std::bit_cast<std::uint64_t>(request.prescale),
+          std::bit_cast<std::uint64_t>(request.postscale)};
+}
+
+// What stays together: one tensor, or the members of a group that are of one sort.
+struct Unit {
+  std::vector<std::size_t> indices = {};
+  std::int64_t bytes = 0;
+};
+
+std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
+  std::vector<Unit> units;
+  std::map<std::pair<std::string, FusionSort>, std::size_t> unit_of_group;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const wire::Request& request = *tensors[i].request;
+    std::size_t index = units.size();
+    if (request.group_size > 0 && fusible(request)) {
+      index =
+          unit_of_group.try_emplace({request.group_key(), sort_of(request)}, index).first->second;
+    }
+    if (index == units.size()) units.emplace_back();
+    units[index].indices.push_back(i);
+    units[index].bytes = saturating_sum(units[index].bytes, tensors[i].bytes);
+  }
+  return units;
+}
+
+struct OpenBatch {
+  std::size_t index = 0;
+  std::int64_t bytes = 0;
+};
+
+}  // namespace
+
+std::optional<FusionSort> fusion_sort(const wire::Request& request) {
+  return fusible(request) ? std::optional(sort_of(request)) : std::nullopt;
+}
+
+bool may_share_batch(const wire::Request& a, const wire::Request& b) {
+  return fusible(a) && sort_of(a) == sort_of(b);
+}
+
+std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
+                                                  std::int64_t threshold) {
+  std::vector<std::vector<std::size_t>> batches;
+  std::map<FusionSort, OpenBatch> open;
+  for (Unit& unit : make_units(tensors)) {
+    const wire::Request& request = *tensors[unit.indices.front()].request;
+    const FusionSort sort = sort_of(request);
+    const auto found = fusible(request) && threshold > 0 ? open.find(sort) : open.end();
+    const std::int64_t together =
+        found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
+    if (found != open.end() && together <= threshold) {
+      auto& batch = batches[found->second.index];
+      batch.insert(batch.end(), unit.indices.begin(), unit.indices.end());
+      found->second.bytes = together;
+    } else {
+      if (fusible(request)) open.insert_or_assign(sort, OpenBatch{batches.size(), unit.bytes});
+      batches.push_back(std::move(unit.indices));
+    }
+  }
+  return batches;
+}
+
+}  // namespace hvd::control

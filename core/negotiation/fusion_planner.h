@@ -1,0 +1,51 @@
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "negotiation/messages.h"
+
+namespace hvd::control {
+
+/// A tensor that every member of its set has asked for.
+struct ReadyTensor {
+  const wire::Request* request = nullptr;
+  std::int64_t bytes = 0;  ///< what it adds to a fusion buffer
+};
+
+/// The properties that tensors of one batch have in common. Factors are compared by
+/// their bits, because a NaN among the keys would break their order.
+struct FusionSort {
+  int process_set = 0;
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  DataType dtype = DataType::kFloat32;
+  Compression compression = Compression::kNone;
+  DeviceType device = DeviceType::kCpu;
+  int root = 0;
+  std::uint64_t prescale = 0;
+  std::uint64_t postscale = 0;
+  friend auto operator<=>(const FusionSort&, const FusionSort&) = default;
+};
+
+/// None: the tensor shares its batch with no other.
+std::optional<FusionSort> fusion_sort(const wire::Request&);
+
+/// Whether two tensors may go through the backend in one call.
+bool may_share_batch(const wire::Request&, const wire::Request&);
+
+/// Sorts tensors into batches that go through the backend in one call: `tensors` in canonical order
+/// in, indices into it out.
+///
+/// Tensors share a batch when kind, reduction, dtype, device, process set, scaling and root are
+/// equal, and the sum of bytes stays within `threshold` (0: each alone); a tensor that does not fit
+/// opens the next batch of its sort. Members of a group that are of one sort stay together, in the
+/// place of the first of them, whatever the threshold. The result depends on the arguments only.
+std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
+                                                  std::int64_t threshold);
+
+}  // namespace hvd::control

@@ -1,0 +1,473 @@
+#include "negotiation/messages.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "negotiation/fields.h"
+
+namespace hvd::wire {
+namespace {
+
+// Bits of a request's flag byte: fields that are usually at their default are sent only when they
+// are not.
+enum RequestFlag : std::uint8_t {
+  kHasScale = 1,
+  kHasGroup = 2,
+  kHasRoot = 4,
+  kHasNewSet = 8,
+  kUnnamed = 16,
+  kAlone = 32,
+  kCompressed = 64,
+  kAllRequestFlags = 127,
+};
+
+// Bits of a plan's flag byte.
+enum PlanFlag : std::uint8_t {
+  kShutdown = 1,
+  kHasAbsent = 2,  ///< each batch ends with the list of its absent ranks
+  kHasReplay = 4,  ///< the schedule to repeat follows the errors
+  kAllPlanFlags = 7,
+};
+
+// What a report says of leaving.
+constexpr std::uint8_t kCalledShutdown = 1;
+constexpr std::uint8_t kEnded = 2;
+
+// Bits of the flag byte of a replay update.
+enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
+
+constexpr int kMostReplayRounds = 64;
+
+constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
+
+template <class Enum>
+Enum read_enum(Reader& in, const char* field, int count) {
+  const std::uint8_t value = in.u8(field);
+  if (value >= count)
+    in.fail(field,
+            "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
+  return static_cast<Enum>(value);
+}
+
+int read_int(Reader& in, const char* field, std::uint64_t highest = kMaxInt) {
+  return static_cast<int>(in.varint(field, highest));
+}
+
+void write_sizes(Writer& out, const std::vector<std::int64_t>& sizes) {
+  out.varint(sizes.size());
+  for (const auto size : sizes) out.varint(static_cast<std::uint64_t>(size));
+}
+
+std::vector<std::int64_t> read_sizes(Reader& in, const char* field, std::size_t most) {
+  std::vector<std::int64_t> sizes(in.count(field, most));
+  for (auto& size : sizes) size = static_cast<std::int64_t>(in.varint(field, kMaxSize));
+  return sizes;
+}
+
+void check_element_count(const Reader& in, const Request& request) {
+  std::int64_t elements = 1;
+  for (const auto size : request.shape) {
+    if (__builtin_mul_overflow(elements, size, &elements))
+      in.fail("shape", "more than 2^63 elements");
+  }
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(request.dtype)), &bytes)) {
+    in.fail("shape", "more than 2^63 bytes");
+  }
+}
+
+Compression read_compression(Reader& in, const Request& request) {
+  const auto compression = read_enum<Compression>(in, "compression", kCompressionCount);
+  if (compression == Compression::kNone) in.fail("compression", "flagged, and none");
+  if (request.kind != OpKind::kAllreduce || request.dtype != DataType::kFloat32)
+    in.fail("compression", "not of an allreduce of float32");
+  return compression;
+}
+
+void write_ranks(Writer& out, const std::vector<int>& ranks) {
+  out.varint(ranks.size());
+  for (const int rank : ranks) out.varint(static_cast<std::uint64_t>(rank));
+}
+
+std::vector<int> read_ranks(Reader& in, const char* field) {
+  std::vector<int> ranks(in.count(field, kMaxRanks));
+  for (auto& rank : ranks) rank = read_int(in, field);
+  return ranks;
+}
+
+// No kind has more than one of them, so that they share a place in the message.
+template <class AnyRequest>
+auto& root_of(AnyRequest& request) {
+  if (request.kind == OpKind::kJoin) return request.last_to_join;
+  if (request.kind == OpKind::kRemoveProcessSet) return request.removed_set;
+  return request.root;
+}
+
+}  // namespace
+
+Writer start(MessageKind kind) {
+  Writer out;
+  out.u8(kMagic);
+  out.u8(kVersion);
+  out.u8(static_cast<std::uint8_t>(kind));
+  return out;
+}
+
+void write_request(Writer& out, const Request& request) {
+  const bool scaled = request.prescale != 1.0 || request.postscale != 1.0;
+  out.u8(static_cast<std::uint8_t>(
+      (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
+      (root_of(request) != 0 ? kHasRoot : 0) | (request.new_set.empty() ? 0 : kHasNewSet) |
+      (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0) |
+      (request.compression != Compression::kNone ? kCompressed : 0)));
+  if (request.unnamed) {
+    out.varint(request.ordinal);
+  } else {
+    out.text(request.name);
+  }
+  out.u8(static_cast<std::uint8_t>(request.kind));
+  out.u8(static_cast<std::uint8_t>(request.op));
+  out.u8(static_cast<std::uint8_t>(request.dtype));
+  out.u8(static_cast<std::uint8_t>(request.device));
+  out.varint(static_cast<std::uint64_t>(request.process_set));
+  write_sizes(out, request.shape);
+  if (root_of(request) != 0) out.varint(static_cast<std::uint64_t>(root_of(request)));
+  if (scaled) {
+    out.f64(request.prescale);
+    out.f64(request.postscale);
+  }
+  if (request.group_size > 0) {
+    out.text(request.group);
+    out.varint(static_cast<std::uint64_t>(request.group_size));
+    out.varint(static_cast<std::uint64_t>(request.group_index));
+  }
+  if (!request.new_set.empty()) write_ranks(out, request.new_set);
+  if (request.compression != Compression::kNone)
+    out.u8(static_cast<std::uint8_t>(request.compression));
+}
+
+Request read_request(Reader& in) {
+  Request request;
+  const std::uint8_t flags = in.u8("request flags");
+  if (flags > kAllRequestFlags)
+    in.fail("request flags", "unknown flag, got " + std::to_string(flags));
+  request.unnamed = (flags & kUnnamed) != 0;
+  request.alone = (flags & kAlone) != 0;
+  if (request.unnamed) {
+    request.ordinal = in.varint("ordinal", kAnyNumber);
+  } else {
+    request.name = in.text("name", kMaxNameBytes);
+  }
+  request.kind = read_enum<OpKind>(in, "kind", kOpKindCount);
+  request.op = read_enum<ReduceOp>(in, "op", kReduceOpCount);
+  request.dtype = read_enum<DataType>(in, "dtype", kDataTypeCount);
+  request.device = read_enum<DeviceType>(in, "device", 2);
+  request.process_set = read_int(in, "process set");
+  request.shape = read_sizes(in, "shape", kMaxDims);
+  check_element_count(in, request);
+  if ((flags & kHasRoot) != 0) root_of(request) = read_int(in, "root");
+  if ((flags & kHasScale) != 0) {
+    request.prescale = in.f64("prescale");
+    request.postscale = in.f64("postscale");
+  }
+  if ((flags & kHasGroup) != 0) {
+    request.group = in.text("group", kMaxNameBytes);
+    request.group_size = read_int(in, "group size", kMaxTensors);
+    request.group_index = read_int(in, "group index", kMaxTensors);
+    if (request.group_index >= request.group_size)
+      in.fail("group index", "not below the group size");
+    if (request.unnamed && request.ordinal < static_cast<std::uint64_t>(request.group_index)) {
+      in.fail("group index", "above the ordinal");
+    }
+  }
+  if ((flags & kHasNewSet) != 0) request.new_set = read_ranks(in, "ranks of a new set");
+  if ((flags & kCompressed) != 0) request.compression = read_compression(in, request);
+  if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
+  return request;
+}
+
+namespace {
+
+// A bit per slot, lowest first, without trailing zero bytes.
+void write_bits(Writer& out, const std::vector<std::uint32_t>& slots) {
+  Bytes bits;
+  for (const auto slot : slots) {
+    if (bits.size() <= slot / 8) bits.resize(slot / 8 + 1);
+    bits[slot / 8] |= std::byte{1} << (slot % 8);
+  }
+  out.varint(bits.size());
+  out.raw(bits);
+}
+
+std::vector<std::uint32_t> read_bits(Reader& in) {
+  const auto bits = in.raw("cached slots", in.count("cached slots", kMaxSlots / 8));
+  std::vector<std::uint32_t> slots;
+  for (std::uint32_t i = 0; i < bits.size(); ++i) {
+    for (std::uint32_t bit = 0; bit < 8; ++bit) {
+      if ((bits[i] & (std::byte{1} << bit)) != std::byte{0}) slots.push_back(i * 8 + bit);
+    }
+  }
+  return slots;
+}
+
+void write_planned(Writer& out, const PlannedTensor& tensor) {
+  // 0: in full; otherwise slot + 1, so that a cached tensor of a small model takes one byte.
+  out.varint(tensor.slot ? std::uint64_t{*tensor.slot} + 1 : 0);
+  if (tensor.slot) {
+    out.varint(tensor.ordinal);
+    return;
+  }
+  write_request(out, tensor.request);
+  write_sizes(out, tensor.first_dims);
+}
+
+PlannedTensor read_planned(Reader& in) {
+  PlannedTensor tensor;
+  const std::uint64_t slot = in.varint("slot", kMaxSlots);
+  if (slot > 0) {
+    tensor.slot = static_cast<std::uint32_t>(slot - 1);
+    tensor.ordinal = in.varint("ordinal", kAnyNumber);
+    return tensor;
+  }
+  tensor.request = read_request(in);
+  tensor.first_dims = read_sizes(in, "first dims", kMaxRanks);
+  return tensor;
+}
+
+void write_error(Writer& out, const ErrorEntry& error) {
+  out.varint(static_cast<std::uint64_t>(error.process_set));
+  out.text(error.name);
+  out.u8(static_cast<std::uint8_t>(error.code));
+  out.text(std::string_view(error.message).substr(0, kMaxTextBytes));
+  out.zigzag(error.rank);
+  write_ranks(out, error.missing);
+}
+
+// Reads the status of a failure. Refuses kOk, which would end an operation as a success.
+StatusCode read_failure(Reader& in) {
+  const auto code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
+  if (code == StatusCode::kOk) in.fail("status", "expected a failure, got 0 (ok)");
+  return code;
+}
+
+int read_rank_or_none(Reader& in) {
+  const std::int64_t rank = in.zigzag("rank");
+  if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt))
+    in.fail("rank", "out of range, got " + std::to_string(rank));
+  return static_cast<int>(rank);
+}
+
+ErrorEntry read_error(Reader& in) {
+  ErrorEntry error;
+  error.process_set = read_int(in, "process set");
+  error.name = in.text("name", kMaxNameBytes);
+  error.code = read_failure(in);
+  error.message = in.text("message", kMaxTextBytes);
+  error.rank = read_rank_or_none(in);
+  error.missing = read_ranks(in, "missing ranks");
+  return error;
+}
+
+Report read_report(Reader& in) {
+  Report report;
+  report.last_applied = in.varint("last applied plan", kAnyNumber);
+  const auto leaving = read_enum<std::uint8_t>(in, "leaving", kEnded + 1);
+  report.shutdown = leaving != 0;
+  report.ended = leaving == kEnded;
+  report.cached = read_bits(in);
+  report.cached_unnamed.resize(in.count("cached unnamed", kMaxTensors));
+  for (auto& hit : report.cached_unnamed) {
+    hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
+    hit.ordinal = in.varint("ordinal", kAnyNumber);
+  }
+  const std::size_t requests = in.count("requests", kMaxTensors);
+  for (std::size_t i = 0; i < requests; ++i) report.requests.push_back(read_request(in));
+  return report;
+}
+
+Plan read_plan(Reader& in) {
+  Plan plan;
+  plan.sequence = in.varint("sequence", kAnyNumber);
+  const auto flags = read_enum<std::uint8_t>(in, "plan flags", kAllPlanFlags + 1);
+  plan.shutdown = (flags & kShutdown) != 0;
+  const std::size_t batches = in.count("batches", kMaxTensors);
+  for (std::size_t i = 0; i < batches; ++i) {
+    Batch batch;
+    const std::size_t tensors = in.count("tensors", kMaxTensors);
+    for (std::size_t j = 0; j < tensors; ++j) batch.tensors.push_back(read_planned(in));
+    if ((flags & kHasAbsent) != 0) batch.absent = read_ranks(in, "absent ranks");
+    plan.batches.push_back(std::move(batch));
+  }
+  const std::size_t errors = in.count("errors", kMaxTensors);
+  for (std::size_t i = 0; i < errors; ++i) plan.errors.push_back(read_error(in));
+  if ((flags & kHasReplay) == 0) return plan;
+  plan.replay.resize(in.count("replayed bundles", kMaxTensors));
+  for (auto& bundle : plan.replay) {
+    bundle.resize(in.count("replayed batches", kMaxTensors));
+    for (auto& batch : bundle) {
+      batch.resize(in.count("replayed tensors", kMaxTensors));
+      for (auto& slot : batch) slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
+    }
+  }
+  return plan;
+}
+
+Abort read_abort(Reader& in) {
+  Abort abort;
+  abort.origin = read_int(in, "origin");
+  abort.cause.code = read_failure(in);
+  abort.cause.message = in.text("message", kMaxTextBytes);
+  abort.cause.rank = read_rank_or_none(in);
+  return abort;
+}
+
+ReplayUpdate read_replay_update(Reader& in) {
+  ReplayUpdate news;
+  news.position = in.varint("position", kMaxSize);
+  news.round = in.u8("round");
+  if (news.round >= kMostReplayRounds)
+    in.fail("round", "expected less than " + std::to_string(kMostReplayRounds) + ", got " +
+                         std::to_string(news.round));
+  const std::uint8_t flags = in.u8("flags");
+  if (flags > kAllNewsFlags) in.fail("flags", "unknown ones in " + std::to_string(flags));
+  news.leaves = (flags & kLeaves) != 0;
+  news.asks = (flags & kAsks) != 0;
+  return news;
+}
+
+AnyMessage read_body(Reader& in, std::uint8_t kind) {
+  switch (static_cast<MessageKind>(kind)) {
+    case MessageKind::kReport:
+      return read_report(in);
+    case MessageKind::kPlan:
+      return read_plan(in);
+    case MessageKind::kAbort:
+      return read_abort(in);
+    case MessageKind::kPing:
+      return Ping{};
+    case MessageKind::kReplayUpdate:
+      return read_replay_update(in);
+    case MessageKind::kBlocked:
+      return Blocked{in.varint("last applied plan", kAnyNumber)};
+    case MessageKind::kPong:
+      return Pong{};
+    case MessageKind::kMergedReport:
+      return read_merged_report(in);
+  }
+  in.fail("message kind", "unknown, got " + std::to_string(kind));
+}
+
+}  // namespace
+
+std::string unnamed_name(OpKind kind, std::uint64_t ordinal) {
+  return std::string(to_string(kind)) + ".unnamed." + std::to_string(ordinal);
+}
+
+std::int64_t Request::elements() const noexcept {
+  std::int64_t elements = 1;
+  for (const auto size : shape) elements *= size;
+  return elements;
+}
+
+DataType Request::travels_as() const noexcept {
+  if (compression == Compression::kNone) return dtype;
+  return compression == Compression::kFloat16 ? DataType::kFloat16 : DataType::kBFloat16;
+}
+
+std::string Request::group_key() const {
+  if (!unnamed) return group;
+  return unnamed_name(kind, ordinal - static_cast<std::uint64_t>(group_index));
+}
+
+Bytes encode(const Report& report) {
+  Writer out = start(MessageKind::kReport);
+  out.varint(report.last_applied);
+  out.u8(report.ended ? kEnded : report.shutdown ? kCalledShutdown : 0);
+  write_bits(out, report.cached);
+  out.varint(report.cached_unnamed.size());
+  for (const auto& hit : report.cached_unnamed) {
+    out.varint(hit.slot);
+    out.varint(hit.ordinal);
+  }
+  out.varint(report.requests.size());
+  for (const auto& request : report.requests) write_request(out, request);
+  return std::move(out).take();
+}
+
+Bytes encode(const Plan& plan) {
+  Writer out = start(MessageKind::kPlan);
+  out.varint(plan.sequence);
+  const bool has_absent = std::any_of(plan.batches.begin(), plan.batches.end(),
+                                      [](const Batch& batch) { return !batch.absent.empty(); });
+  out.u8(static_cast<std::uint8_t>((plan.shutdown ? kShutdown : 0) | (has_absent ? kHasAbsent : 0) |
+                                   (plan.replay.empty() ? 0 : kHasReplay)));
+  out.varint(plan.batches.size());
+  for (const auto& batch : plan.batches) {
+    out.varint(batch.tensors.size());
+    for (const auto& tensor : batch.tensors) write_planned(out, tensor);
+    if (has_absent) write_ranks(out, batch.absent);
+  }
+  out.varint(plan.errors.size());
+  for (const auto& error : plan.errors) write_error(out, error);
+  if (plan.replay.empty()) return std::move(out).take();
+  out.varint(plan.replay.size());
+  for (const auto& bundle : plan.replay) {
+    out.varint(bundle.size());
+    for (const auto& batch : bundle) {
+      out.varint(batch.size());
+      for (const auto slot : batch) out.varint(slot);
+    }
+  }
+  return std::move(out).take();
+}
+
+Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence) {
+  constexpr std::size_t kHeader = 3;
+  Writer out = start(MessageKind::kPlan);
+  out.varint(sequence);
+  out.raw(plan.subspan(kHeader + 1));
+  return std::move(out).take();
+}
+
+Bytes encode(const Abort& abort) {
+  Writer out = start(MessageKind::kAbort);
+  out.varint(static_cast<std::uint64_t>(abort.origin));
+  out.u8(static_cast<std::uint8_t>(abort.cause.code));
+  out.text(std::string_view(abort.cause.message).substr(0, kMaxTextBytes));
+  out.zigzag(abort.cause.rank);
+  return std::move(out).take();
+}
+
+Bytes encode(const ReplayUpdate& news) {
+  Writer out = start(MessageKind::kReplayUpdate);
+  out.varint(news.position);
+  out.u8(news.round);
+  out.u8(static_cast<std::uint8_t>((news.leaves ? kLeaves : 0) | (news.asks ? kAsks : 0)));
+  return std::move(out).take();
+}
+
+Bytes encode(const Blocked& blocked) {
+  Writer out = start(MessageKind::kBlocked);
+  out.varint(blocked.last_applied);
+  return std::move(out).take();
+}
+
+Bytes encode(const Ping&) { return std::move(start(MessageKind::kPing)).take(); }
+Bytes encode(const Pong&) { return std::move(start(MessageKind::kPong)).take(); }
+
+AnyMessage decode(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  if (const auto magic = in.u8("magic"); magic != kMagic) {
+    in.fail("magic", "expected " + std::to_string(kMagic) + ", got " + std::to_string(magic));
+  }
+  if (const auto version = in.u8("version"); version != kVersion) {
+    in.fail("version", "this rank speaks version " + std::to_string(kVersion) + ", got " +
+                           std::to_string(version) + "; run the same hvd on every rank");
+  }
+  const std::uint8_t kind = in.u8("message kind");
+  AnyMessage message = read_body(in, kind);
+  in.expect_end();
+  return message;
+}
+
+}  // namespace hvd::wire

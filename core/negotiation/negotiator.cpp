@@ -1,0 +1,299 @@
+#include "negotiation/negotiator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hvd/error.h"
+#include "negotiation/fusion_planner.h"
+#include "negotiation/saturating.h"
+#include "negotiation/tensor_key.h"
+#include "negotiation/validator.h"
+
+namespace hvd::control {
+namespace {
+
+// A rank that has nothing to report still tells, this often, which plan it has applied: See Note
+// [What a slot means].
+constexpr std::uint64_t kPlansPerAcknowledgement = 256;
+
+}  // namespace
+
+Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
+    : rank_(rank), sets_(std::move(sets)), cache_(cache_capacity) {}
+
+// A peer would take a message beyond these limits for a broken one and end the job.
+void Negotiator::check_submission(const wire::Request& request) const {
+  if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
+    throw UsageError(describe(request) + ": rank " + std::to_string(rank_) +
+                     " is not in process set " + std::to_string(request.process_set));
+  }
+  if (request.name.size() > wire::kMaxNameBytes || request.group.size() > wire::kMaxNameBytes) {
+    throw UsageError(describe(request) + ": expected a name of at most " +
+                     std::to_string(wire::kMaxNameBytes) + " bytes");
+  }
+  if (request.shape.size() > wire::kMaxDims) {
+    throw UsageError(describe(request) + ": expected at most " + std::to_string(wire::kMaxDims) +
+                     " dimensions, got " + std::to_string(request.shape.size()));
+  }
+}
+
+std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
+  check_submission(request);
+  if (auto error = take_failure(request)) return error;
+  std::string key = tensor_key(request.process_set, request.name);
+  if (!awaiting_.emplace(std::move(key), false).second) {
+    throw Error(describe(request) + " was submitted while it is in flight");
+  }
+  unsent_.push_back(std::move(request));
+  return std::nullopt;
+}
+
+std::optional<wire::ErrorEntry> Negotiator::take_failure(const wire::Request& request) {
+  if (failed_in_advance_.empty()) return std::nullopt;
+  const auto found = failed_in_advance_.find(tensor_key(request.process_set, request.name));
+  if (found == failed_in_advance_.end()) return std::nullopt;
+  wire::ErrorEntry error = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) failed_in_advance_.erase(found);
+  return error;
+}
+
+std::optional<wire::Report> Negotiator::take_report() {
+  const bool leaving = shutdown_ && !shutdown_reported_;
+  const bool acknowledge = last_applied_ - last_reported_ >= kPlansPerAcknowledgement;
+  if (unsent_.empty() && !leaving && !acknowledge) return std::nullopt;
+  wire::Report report;
+  report.last_applied = last_reported_ = last_applied_;
+  report.shutdown = shutdown_reported_ = shutdown_;
+  report.ended = shutdown_ && ended_;
+  for (wire::Request& request : unsent_) {
+    std::string key = tensor_key(request.process_set, request.name);
+    awaiting_[key] = true;
+    if (request.kind == OpKind::kJoin) join_ = std::move(key);
+    const auto slot = cache_.find(request);
+    if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
+      ++in_full_;
+      report.requests.push_back(std::move(request));
+    } else if (request.unnamed) {
+      ++by_bit_;
+      report.cached_unnamed.push_back({*slot, request.ordinal});
+    } else {
+      ++by_bit_;
+      report.cached.push_back(*slot);
+    }
+  }
+  unsent_.clear();
+  std::sort(report.cached.begin(), report.cached.end());
+  return report;
+}
+
+Applied Negotiator::apply(const wire::Plan& plan) {
+  if (plan.sequence != last_applied_ + 1) {
+    throw Error("plan " + std::to_string(plan.sequence) + " arrived; expected " +
+                std::to_string(last_applied_ + 1));
+  }
+  Applied applied;
+  applied.shutdown = plan.shutdown;
+  was_joined_ = join_.has_value();
+  // Errors first: the coordinator, too, decides them before it touches the cache.
+  for (const auto& error : plan.errors) apply_error(error, applied);
+  for (const auto& batch : plan.batches) apply_batch(batch, applied);
+  if (!plan.replay.empty()) applied.replay = apply_replay(plan.replay);
+  last_applied_ = plan.sequence;
+  return applied;
+}
+
+void Negotiator::check_planned(const wire::Response& response,
+                               const std::vector<int>& absent) const {
+  const auto& [request, first_dims] = response;
+  if (!sets_.contains(request.process_set)) {
+    throw Error("a plan names process set " + std::to_string(request.process_set) +
+                ", which does not exist");
+  }
+  const auto& members = sets_.ranks(request.process_set);
+  if (const auto fault = find_fault(request, members, absent))
+    throw Error("a plan runs what cannot be: " + *fault);
+  if (!wire::gathers(request.kind)) return;
+  if (first_dims.size() != members.size()) {
+    throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " +
+                describe(request) + ", expected " + std::to_string(members.size()));
+  }
+  if (gathered_bytes(request, first_dims) == kMostBytes) {
+    throw Error("a plan gives " + describe(request) + " more than 2^63 bytes");
+  }
+}
+
+void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
+  AgreedBatch agreed;
+  agreed.absent = batch.absent;
+  agreed.absent_here =
+      std::find(batch.absent.begin(), batch.absent.end(), rank_) != batch.absent.end();
+  for (const auto& tensor : batch.tensors) {
+    if (tensor.slot && !cache_.holds(*tensor.slot)) {
+      throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) +
+                  ", which is empty");
+    }
+    if (!tensor.slot) check_planned(tensor, batch.absent);
+    const wire::Response& response = tensor.slot ? cache_.at(*tensor.slot) : tensor;
+    const int process_set = response.request.process_set;
+    if (!sets_.contains(process_set)) {
+      throw Error("a plan runs an operation of process set " + std::to_string(process_set) +
+                  ", which does not exist");
+    }
+    if (sets_.position(process_set, rank_) >= 0) {
+      agreed.members = sets_.members(process_set);
+      wire::Response operation = agree(tensor, response, agreed.absent_here);
+      apply_set_change(operation.request, agreed, applied);
+      if (!agreed.operations.empty() &&
+          !may_share_batch(agreed.operations.front().request, operation.request)) {
+        throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
+                    describe(operation.request) + " in one batch");
+      }
+      agreed.operations.push_back(std::move(operation));
+    }
+    if (tensor.slot) {
+      cache_.touch(*tensor.slot);
+    } else {
+      cache_.put(static_cast<const wire::Response&>(tensor));
+    }
+  }
+  if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
+}
+
+// The coordinator forgets what has been asked for, too: reports from before this plan no longer
+// count.
+std::vector<AgreedBundle> Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule) {
+  std::vector<AgreedBundle> bundles;
+  std::set<std::uint32_t> seen;
+  for (const wire::SlotBundle& slots_of_batches : schedule) {
+    if (slots_of_batches.empty()) throw Error("a plan replays an empty bundle");
+    AgreedBundle& bundle = bundles.emplace_back();
+    for (const auto& slots : slots_of_batches) bundle.push_back(replayed_batch(slots, seen));
+  }
+  awaiting_.clear();
+  unsent_.clear();
+  join_.reset();
+  shutdown_reported_ = false;
+  return bundles;
+}
+
+AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
+                                       std::set<std::uint32_t>& seen) const {
+  if (slots.empty()) throw Error("a plan replays an empty batch");
+  AgreedBatch batch;
+  batch.members = sets_.members(0);
+  for (const std::uint32_t slot : slots) {
+    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
+        !seen.insert(slot).second) {
+      throw Error("a plan replays cache slot " + std::to_string(slot) +
+                  ", which is empty, of a process set, or replayed twice");
+    }
+    wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
+    if (!batch.operations.empty() &&
+        !may_share_batch(batch.operations.front().request, operation.request)) {
+      throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
+                  describe(operation.request) + " in one batch");
+    }
+    batch.operations.push_back(std::move(operation));
+  }
+  return batch;
+}
+
+wire::Response Negotiator::agree(const wire::PlannedTensor& tensor, const wire::Response& response,
+                                 bool absent) {
+  const int process_set = response.request.process_set;
+  const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : response.request.ordinal;
+  wire::Response operation{
+      ResponseCache::expand(response, ordinal, sets_.position(process_set, rank_)),
+      response.first_dims};
+  const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
+  if (absent) {
+    if (!was_joined_ || found != awaiting_.end()) {
+      throw Error("a plan counts rank " + std::to_string(rank_) + " as absent from " +
+                  describe(operation.request) + ", but it is not");
+    }
+    return operation;
+  }
+  if (found == awaiting_.end() || !found->second) {
+    throw Error("a plan runs " + describe(operation.request) +
+                ", which this rank has not asked for");
+  }
+  awaiting_.erase(found);
+  return operation;
+}
+
+// What the operation changes in this rank's view of the job.
+void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agreed,
+                                  Applied& applied) {
+  if (request.kind == OpKind::kJoin) {
+    agreed.result = request.last_to_join;
+    join_.reset();
+  } else if (request.kind == OpKind::kAddProcessSet) {
+    agreed.result = sets_.add(request.new_set);
+    applied.sets_changed = true;
+  } else if (request.kind == OpKind::kRemoveProcessSet) {
+    end_set(request.removed_set, applied);
+  }
+}
+
+void Negotiator::end_set(int process_set, Applied& applied) {
+  if (process_set == 0 || !sets_.contains(process_set)) {
+    throw Error("a plan removes process set " + std::to_string(process_set) +
+                ", which cannot be removed");
+  }
+  const std::string prefix = std::to_string(process_set) + '/';
+  for (auto found = awaiting_.begin(); found != awaiting_.end();) {
+    if (!found->first.starts_with(prefix)) {
+      ++found;
+      continue;
+    }
+    wire::ErrorEntry error;
+    error.process_set = process_set;
+    error.name = found->first.substr(prefix.size());
+    error.code = StatusCode::kUsage;
+    error.message = "'" + error.name + "': process set " + std::to_string(process_set) +
+                    " was removed before every member had asked for it";
+    forget_unsent(process_set, error.name);
+    applied.errors.push_back(std::move(error));
+    found = awaiting_.erase(found);
+  }
+  std::erase_if(failed_in_advance_,
+                [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  sets_.remove(process_set);
+  applied.sets_changed = true;
+  applied.sets_removed.push_back(process_set);
+}
+
+void Negotiator::forget_unsent(int process_set, const std::string& name) {
+  std::erase_if(unsent_, [&](const wire::Request& request) {
+    return request.process_set == process_set && request.name == name;
+  });
+}
+
+void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
+  if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
+  const std::string key = tensor_key(error.process_set, error.name);
+  const bool missing =
+      std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
+  const auto found = awaiting_.find(key);
+  if (found == awaiting_.end()) {
+    if (!missing && was_joined_) return;  // concerns only members that have not joined
+    if (!missing)
+      throw Error("a plan ends '" + error.name +
+                  "', which this rank has not asked for: " + error.message);
+    failed_in_advance_[key].push_back(error);
+    return;
+  }
+  if (!found->second && !missing) {
+    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" +
+                error.name + "', but it has not: " + error.message);
+  }
+  // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator
+  // knows that it belongs to the failed use.
+  if (!found->second) forget_unsent(error.process_set, error.name);
+  if (join_ == key) join_.reset();
+  awaiting_.erase(found);
+  applied.errors.push_back(error);
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiation/messages.h"
+#include "negotiation/process_set_table.h"
+#include "negotiation/response_cache.h"
+
+namespace hvd::control {
+
+/// Operations that every member has agreed to run now, in one call.
+struct AgreedBatch {
+  std::vector<wire::Response> operations = {};  ///< as this rank asked
+  Members members = {};
+  /// Members, as world ranks, that have joined and did not ask for these; maybe this one.
+  std::vector<int> absent = {};
+  bool absent_here = false;
+  /// kJoin: the last rank to join. kAddProcessSet: the new set's number. (Both are alone in their
+  /// batch.)
+  std::int64_t result = -1;
+};
+
+/// The batches of one position of a schedule: all of them start there, or none does.
+using AgreedBundle = std::vector<AgreedBatch>;
+
+/// What a plan means for one rank.
+struct Applied {
+  std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
+  std::vector<wire::ErrorEntry> errors = {};  ///< operations of this rank that end with an error
+  bool shutdown = false;
+  bool sets_changed = false;
+  std::vector<int> sets_removed = {};
+  /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as
+  /// if it had never been.
+  std::vector<AgreedBundle> replay = {};
+};
+
+/// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
+/// not thread-safe.
+class Negotiator {
+ public:
+  Negotiator(int rank, ProcessSetTable, std::size_t cache_capacity);
+
+  /// A new use of an operation. @return the error it ends with at once, when the other ranks have
+  /// given up waiting for it.
+  /// @throws UsageError when a message could not carry it or this rank is not in the process set;
+  /// hvd::Error when it is in flight.
+  std::optional<wire::ErrorEntry> submit(wire::Request);
+  /// What a replayed operation that the others have given up on ends with.
+  std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
+  /// This rank wants to leave.
+  /// @param ended nobody has asked for it, the process ends without
+  void request_shutdown(bool ended = false) noexcept {
+    shutdown_ = true;
+    ended_ = ended;
+  }
+
+  /// What is new since the last call, for the coordinator; nothing when nothing is.
+  std::optional<wire::Report> take_report();
+
+  /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's
+  /// state.
+  Applied apply(const wire::Plan&);
+
+  /// Operations submitted here that have not come back in a plan.
+  std::size_t awaiting() const noexcept { return awaiting_.size(); }
+  std::uint64_t last_applied() const noexcept { return last_applied_; }
+  const ResponseCache& cache() const noexcept { return cache_; }
+  const ProcessSetTable& process_sets() const noexcept { return sets_; }
+  /// Of the operations reported so far, how many went as one bit and how many in full.
+  std::uint64_t reported_by_bit() const noexcept { return by_bit_; }
+  std::uint64_t reported_in_full() const noexcept { return in_full_; }
+
+ private:
+  void check_submission(const wire::Request&) const;
+  void check_planned(const wire::Response&, const std::vector<int>& absent) const;
+  void apply_batch(const wire::Batch&, Applied&);
+  wire::Response agree(const wire::PlannedTensor&, const wire::Response&, bool absent);
+  void apply_set_change(const wire::Request&, AgreedBatch&, Applied&);
+  void end_set(int process_set, Applied&);
+  void forget_unsent(int process_set, const std::string& name);
+  void apply_error(const wire::ErrorEntry&, Applied&);
+  std::vector<AgreedBundle> apply_replay(const std::vector<wire::SlotBundle>&);
+  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots,
+                             std::set<std::uint32_t>& seen) const;
+
+  const int rank_;
+  ProcessSetTable sets_;  ///< as of the last plan applied
+  ResponseCache cache_;
+  std::uint64_t last_applied_ = 0;
+  std::uint64_t last_reported_ = 0;
+  bool shutdown_ = false;
+  bool ended_ = false;
+  bool shutdown_reported_ = false;
+  std::optional<std::string> join_;    // set/name of this rank's join(), once it is on its way
+  bool was_joined_ = false;            // when the plan being applied was made
+  std::vector<wire::Request> unsent_;  // in order of submission
+  std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
+  /// set/name -> how the next uses end, one entry each: the others may have given up on several
+  /// before this rank gets to the first.
+  std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;
+  std::uint64_t by_bit_ = 0;
+  std::uint64_t in_full_ = 0;
+};
+
+}  // namespace hvd::control

@@ -1,0 +1,197 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/rank_set.h"
+#include "hvd/status.h"
+#include "negotiation/fusion_planner.h"
+#include "negotiation/messages.h"
+#include "negotiation/process_set_table.h"
+#include "negotiation/tensor_key.h"
+
+namespace hvd::control {
+
+struct TensorGroup;
+
+/// An operation that some, not yet all, members of its set have asked for (or whose group is not
+/// complete).
+struct PendingTensor {
+  wire::Request request = {};  ///< as `reference_rank` asked
+  int reference_rank = 0;      ///< the lowest that has reported
+  /// The lowest rank that wants something else than `reference_rank`, and what.
+  struct Dissent {
+    wire::Request request = {};
+    int rank = 0;
+  };
+  std::optional<Dissent> dissent = {};
+  int members = 0;  ///< of the set
+  RankSet reported = {};
+  RankSet absent = {};                        ///< have joined and did not report
+  int missing = 0;                            ///< members that neither reported nor are absent
+  std::vector<std::int64_t> first_dims = {};  ///< if wire::gathers(kind): per position
+  std::optional<std::string> mismatch = {};   ///< once complete: why it cannot run
+  /// Set while every report so far was a hit on this slot.
+  std::optional<std::uint32_t> cached_slot = {};
+  /// More than one only when ranks disagree about the group.
+  std::vector<std::shared_ptr<TensorGroup>> groups = {};
+  bool held = false;   ///< complete, but its group is not
+  bool ready = false;  ///< can be planned, and has not been taken for it
+  TimePoint first_seen{};
+  /// When the lowest-ranked member that has reported did so, counted in that rank's own
+  /// submissions: equal in every run, whatever the ranks' relative speed.
+  wire::Stamp order = 0;
+  bool warned = false;
+};
+
+/// Who asks for something, all of them for the same but for the first dimensions of a gathering
+/// one.
+struct Askers {
+  RankSpan ranks = {};    ///< not empty
+  wire::Stamp stamp = 0;  ///< of the lowest of them
+  /// Of `ranks`, ascending; empty: what the request says, or if given what each member has here.
+  std::span<const wire::DimRun> first_dims = {};
+  const std::vector<std::int64_t>* first_dims_of_members = nullptr;
+  /// The cache slot by which they ask, as it is now; without: they have asked in full, or by what a
+  /// slot held before.
+  std::optional<std::uint32_t> slot = {};
+};
+
+using PendingList = std::list<PendingTensor>;  // oldest first
+using PendingRef = PendingList::iterator;
+
+/// One use of a group. It ends when each of its members has come and gone; a member that comes a
+/// second time begins the next use. So a failure is remembered for members that nobody has asked
+/// for yet. (A correct program submits all members before it waits for one.)
+struct TensorGroup {
+  std::string key = {};
+  int size = 0;
+  std::map<int, std::string> seen = {};  ///< the members that came, by index: their keys
+  int gone = 0;                          ///< of those, how many have left the table
+  std::vector<PendingRef> held = {};     ///< complete, waiting for the others
+  std::optional<Status> failure = {};    ///< of the first member that failed
+};
+
+/// Who has asked for what. Coordinator only; pure; not thread-safe.
+class ReadyTable {
+ public:
+  explicit ReadyTable(const ProcessSetTable& sets) : sets_(sets) {}
+
+  /// Notes who asks for `request`, as the lowest of them asks. Asking twice for a name that is
+  /// still pending is a broken peer: throws hvd::Error.
+  /// @return the tensor, which may now be complete
+  PendingRef add(const Askers&, wire::Request request, TimePoint now);
+  /// The fast path for hits on a slot whose tensor is pending by hits only; false otherwise: add()
+  /// has to do it. @pre the askers have a slot
+  bool add_hit(const Askers&);
+
+  /// The slot holds something else from now on.
+  void forget_slot(std::uint32_t slot);
+
+  /// After they have asked for a kJoin: what they have not asked for until end_join() does without
+  /// them.
+  void note_joined(RankSpan ranks);
+  /// Ranks are still at work, so those that have joined wait for good reason: they wait from now.
+  void refresh_join(TimePoint now);
+  /// The kJoin leaves the table, whether it succeeded or failed.
+  void end_join() noexcept;
+  bool anyone_joined() const noexcept { return !joined_.empty(); }
+  const RankSet& joined() const noexcept { return joined_; }
+  /// The highest of the ranks that note_joined() was last called for.
+  int last_to_join() const noexcept { return last_to_join_; }
+  /// Drops all that is pending.
+  void clear();
+  /// Drops what is pending in a process set that was removed.
+  void drop_set(int process_set);
+
+  /// Whether ready tensors of this sort, which are so many bytes, go on gathering.
+  using GoesOnGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
+  /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
+  /// "ready" state but stay in the table until erase(). A member of a group is held back until its
+  /// whole group is complete or one of it has failed.
+  ///
+  /// Only what may share a batch gathers, if a function is given. Groups of several sorts do not,
+  /// as their members are planned together. A join that is ready and the end of a process set leave
+  /// nothing behind: what gathers may count on ranks that have joined, or be of that set.
+  std::vector<PendingRef> take_ready(const GoesOnGathering& = {});
+  bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
+  /// The predicate holds for the request of each tensor that is ready.
+  template <class Predicate>
+  bool all_ready(const Predicate& predicate) const {
+    const auto holds = [&](const PendingRef& tensor) { return predicate(tensor->request); };
+    return std::ranges::all_of(at_once_, holds) &&
+           std::ranges::all_of(gathering_, [&](const auto& of_sort) {
+             return std::ranges::all_of(of_sort.second.tensors, holds);
+           });
+  }
+  /// How a sibling in the group ended that makes this tensor fail, if one does.
+  std::optional<Status> group_failure(const PendingTensor&) const;
+  /// Every later or waiting member of this tensor's group fails too, for this reason.
+  void fail_group(const PendingTensor&, const Status& reason);
+  void erase(PendingRef);
+
+  PendingList& pending() noexcept { return pending_; }
+  const PendingList& pending() const noexcept { return pending_; }
+  RankSet missing(const PendingTensor&) const;
+  std::vector<int> missing_ranks(const PendingTensor& tensor) const {
+    return missing(tensor).to_vector();
+  }
+  std::vector<int> absent_ranks(const PendingTensor& tensor) const {
+    return tensor.absent.to_vector();
+  }
+  bool has_reported(const PendingTensor& tensor, int rank) const {
+    return hvd::contains(tensor.reported, rank);
+  }
+
+ private:
+  static std::string key_of(const wire::Request& r) { return tensor_key(r.process_set, r.name); }
+  static std::string group_of(const wire::Request& r) {
+    return tensor_key(r.process_set, r.group_key());
+  }
+  void check(const Askers&, const wire::Request&) const;
+  PendingRef create(const Askers&, wire::Request&&, TimePoint now);
+  void compare(PendingTensor&, int rank, wire::Request&&);
+  void mark(PendingRef, const Askers&);
+  void fill_first_dims(PendingTensor&, const Askers&, std::int64_t of_request) const;
+  std::size_t position_of(const PendingTensor&, int rank) const;
+  void mark_absent(PendingRef, const RankSet& ranks);
+  void complete(PendingRef);
+  void make_ready(PendingRef, bool may_gather);
+  void forget_ready(PendingRef);
+  void join_group(PendingRef, const Askers&, const wire::Request&);
+  bool replaces_member(const TensorGroup&, const Askers&, const wire::Request&) const;
+  void fail_group(TensorGroup&, const Status& reason);
+
+  const ProcessSetTable& sets_;
+  PendingList pending_;
+  std::unordered_map<std::string, PendingRef> by_key_;
+  /// The tensor that is pending by hits on the slot only.
+  std::vector<std::optional<PendingRef>> by_slot_;
+  std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
+  /// Ready tensors of one sort.
+  struct Gathered {
+    std::vector<PendingRef> tensors = {};
+    std::int64_t bytes = 0;
+  };
+  std::vector<PendingRef> at_once_;           // ready, to be planned without delay
+  std::map<FusionSort, Gathered> gathering_;  // the others that are ready; none is empty
+  RankSet joined_;
+  int last_to_join_ = 0;
+  std::optional<PendingRef> join_;
+};
+
+/// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they
+/// are more than that.
+std::int64_t batch_bytes(const PendingTensor&);
+
+}  // namespace hvd::control

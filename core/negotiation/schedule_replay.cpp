@@ -1,0 +1,305 @@
+#include "negotiation/schedule_replay.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/expect.h"
+
+namespace hvd::control {
+namespace {
+
+constexpr std::uint64_t kStepsToLearn = 2;
+constexpr std::uint64_t kStepsToCompare = 4;
+constexpr std::uint64_t kShortReplay = 4;  // steps
+constexpr std::uint64_t kMostPatience = 1024;
+
+// The batches of a plan, each with those that it shares a group with. All members of a group are
+// ready in the same plan. A bundle takes the place of its last batch, as it waits for that one.
+std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseCache& cache) {
+  std::vector<std::size_t> tied_to(plan.batches.size());  // a batch before it, or itself
+  const auto root = [&](std::size_t batch) {
+    while (tied_to[batch] != batch) batch = tied_to[batch];
+    return batch;
+  };
+  std::unordered_map<std::string, std::size_t> batch_of_group;
+  for (std::size_t i = 0; i < plan.batches.size(); ++i) {
+    tied_to[i] = i;
+    for (const wire::PlannedTensor& tensor : plan.batches[i].tensors) {
+      if (cache.at(*tensor.slot).request.group_size < 2) continue;
+      const wire::Request member = ResponseCache::expand(cache.at(*tensor.slot), tensor.ordinal, 0);
+      const std::size_t other =
+          root(batch_of_group.try_emplace(member.group_key(), i).first->second);
+      const std::size_t own = root(i);
+      tied_to[std::max(own, other)] = std::min(own, other);
+    }
+  }
+  std::vector<std::size_t> last(plan.batches.size());  // batch, by the root
+  for (std::size_t i = 0; i < plan.batches.size(); ++i) last[root(i)] = i;
+  std::vector<wire::SlotBundle> gathered(plan.batches.size()), bundles;
+  for (std::size_t i = 0; i < plan.batches.size(); ++i) {
+    auto& slots = gathered[root(i)].emplace_back();
+    for (const wire::PlannedTensor& tensor : plan.batches[i].tensors) slots.push_back(*tensor.slot);
+    if (last[root(i)] == i) bundles.push_back(std::move(gathered[root(i)]));
+  }
+  return bundles;
+}
+
+std::vector<std::uint32_t> slots_of(const wire::SlotBundle& bundle) {
+  std::vector<std::uint32_t> slots;
+  for (const auto& batch : bundle) slots.insert(slots.end(), batch.begin(), batch.end());
+  return slots;
+}
+
+bool can_be_replayed(const wire::Request& request) {
+  return request.process_set == 0 && request.kind != OpKind::kJoin &&
+         request.kind != OpKind::kAddProcessSet && request.kind != OpKind::kRemoveProcessSet;
+}
+
+}  // namespace
+
+void ScheduleReplay::enter(std::vector<AgreedBundle> schedule) {
+  HVD_EXPECT(!replaying_, "the last schedule has been left");
+  bundles_.clear();
+  batches_.clear();
+  places_.clear();
+  unnamed_places_.clear();
+  ++replays_;
+  for (AgreedBundle& bundle : schedule) {
+    bundles_.push_back({.first = batches_.size(), .batches = bundle.size()});
+    for (AgreedBatch& agreed : bundle) add(std::move(agreed));
+  }
+  replaying_ = true;
+  arrived_ = leaving_ = false;
+  head_ = 0;
+  batches_run_ = 0;
+  ++position_;
+}
+
+// To the last bundle.
+void ScheduleReplay::add(AgreedBatch agreed) {
+  const std::size_t operations = agreed.operations.size();
+  for (std::size_t i = 0; i < operations; ++i) {
+    const SchedulePlace place{replays_, static_cast<std::uint32_t>(batches_.size()),
+                              static_cast<std::uint32_t>(i)};
+    if (agreed.operations[i].request.unnamed) {
+      unnamed_places_.push_back(place);
+    } else {
+      places_.insert_or_assign(agreed.operations[i].request.name, place);
+    }
+  }
+  batches_.push_back(
+      {std::move(agreed), std::vector<std::uint8_t>(operations), bundles_.size() - 1});
+  bundles_.back().operations += operations;
+  bundles_.back().missing += operations;
+}
+
+const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const noexcept {
+  return batches_[place.batch].agreed.operations[place.index].request;
+}
+
+// The cache tells unnamed operations apart by their parameters alone, and a schedule has nothing
+// twice: so has the replay.
+bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
+  wire::Request asked = request;
+  for (const SchedulePlace& place : unnamed_places_) {
+    asked.name = planned(place).name;
+    asked.ordinal = planned(place).ordinal;
+    if (asked == planned(place)) {
+      known = place;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ScheduleReplay::find(const wire::Request& request, SchedulePlace& known) const {
+  if (known.replay == replays_) return true;
+  if (request.process_set != 0) return false;
+  if (request.unnamed) return find_unnamed(request, known);
+  const auto place = places_.find(request.name);
+  if (place == places_.end() || !(planned(place->second) == request)) return false;
+  known = place->second;
+  return true;
+}
+
+// Unnamed members are known by their parameters, so a program may put the same ones together in
+// another way. All members of a group are offered one after the other.
+bool ScheduleReplay::splits_unnamed_group(const wire::Request& request,
+                                          const SchedulePlace& place) noexcept {
+  if (!request.unnamed || request.group_size < 2) return false;
+  const std::size_t bundle = batches_[place.batch].bundle;
+  if (request.group_index == 0) bundle_of_first_member_ = bundle;
+  return bundle != bundle_of_first_member_;
+}
+
+bool ScheduleReplay::offer(const wire::Request& request, SchedulePlace& known) {
+  if (!find(request, known) || batches_[known.batch].offered[known.index] ||
+      splits_unnamed_group(request, known)) {
+    leave_soon();
+    return false;
+  }
+  Batch& batch = batches_[known.batch];
+  batch.offered[known.index] = 1;
+  --bundles_[batch.bundle].missing;
+  return true;
+}
+
+void ScheduleReplay::arrive(bool leaving) noexcept {
+  arrived_ = true;
+  flags_[own_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
+}
+
+bool ScheduleReplay::asked_to_leave() const noexcept {
+  const auto asks = [this](const ArrivalFlags* flags) {
+    return flags->asked.load(std::memory_order_acquire) == position_;
+  };
+  return (remote_ != nullptr && asks(remote_)) || std::any_of(flags_.begin(), flags_.end(), asks);
+}
+
+ScheduleReplay::Advance ScheduleReplay::advance() {
+  if (!replaying_) return {};
+  const bool arrives = !arrived_;
+  if (!arrived_) {
+    leaving_ = leaving_ || asked_to_leave();
+    if (leaving_ || bundles_[head_].missing == 0) arrive(leaving_);
+  }
+  bool all_here = arrived_;
+  bool somebody_leaves = arrived_ && arrives && leaving_;
+  const auto look_at = [&](const ArrivalFlags& flags) {
+    // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one
+    // sees both, and rings.
+    const std::uint64_t flag = flags.arrived.load(std::memory_order_seq_cst);
+    if (flag / 2 < position_) all_here = false;
+    if (flag == position_ * 2 + 1) somebody_leaves = true;
+  };
+  for (const ArrivalFlags* const flags : flags_) look_at(*flags);
+  // Of this host, whose first rank tells the others.
+  const bool ring = arrives && arrived_ && (all_here || somebody_leaves);
+  if (remote_ != nullptr) look_at(*remote_);
+  if (somebody_leaves) {
+    replaying_ = false;
+    return {Outcome::kLeft, 0, 0, ring};
+  }
+  if (!all_here) return {Outcome::kNothing, 0, 0, ring};
+  Bundle& bundle = bundles_[head_];
+  for (std::size_t i = bundle.first; i < bundle.first + bundle.batches; ++i)
+    batches_[i].offered.assign(batches_[i].offered.size(), 0);
+  bundle.missing = bundle.operations;
+  head_ = head_ + 1 == bundles_.size() ? 0 : head_ + 1;
+  ++position_;
+  batches_run_ += bundle.batches;
+  arrived_ = false;
+  return {Outcome::kRun, bundle.first, bundle.batches, ring};
+}
+
+void ScheduleReplay::ask_others_to_leave() noexcept {
+  flags_[own_]->asked.store(position_, std::memory_order_release);
+}
+
+// Unnamed operations of a kind share a slot, so several that are under way at once may be fused.
+bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
+  const std::vector<std::uint32_t> slots = sorted(slots_of(bundle));
+  return std::ranges::adjacent_find(slots) != slots.end();
+}
+
+bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) {
+  if (plan.shutdown || !plan.errors.empty()) return false;
+  const auto tensor_can_be_replayed = [&cache](const wire::PlannedTensor& tensor) {
+    return tensor.slot && cache.holds(*tensor.slot) &&
+           can_be_replayed(cache.at(*tensor.slot).request);
+  };
+  return std::ranges::all_of(plan.batches, [&](const wire::Batch& batch) {
+    return batch.absent.empty() && std::ranges::all_of(batch.tensors, tensor_can_be_replayed);
+  });
+}
+
+std::vector<std::uint32_t> StepLearner::sorted(std::vector<std::uint32_t> slots) {
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+void StepLearner::begin_step() {
+  for (const std::uint32_t slot : current_.slots) seen_[slot] = false;
+  current_ = {};
+}
+
+void StepLearner::close_step() {
+  std::vector<std::uint32_t> slots = sorted(current_.slots);
+  const bool equal = slots == previous_;
+  equal_steps_ = equal ? equal_steps_ + 1 : 1;
+  vary_ = equal && (vary_ || current_.batches != best_.batches);
+  if (!equal || current_.batches < best_.batches) best_ = current_;
+  previous_ = std::move(slots);
+  begin_step();
+}
+
+void StepLearner::add(wire::SlotBundle bundle) {
+  const std::vector<std::uint32_t> slots = slots_of(bundle);
+  if (std::ranges::any_of(slots, [this](std::uint32_t slot) { return in_current(slot); }))
+    close_step();
+  for (const std::uint32_t slot : slots) {
+    if (slot >= seen_.size()) seen_.resize(slot + 1);
+    seen_[slot] = true;
+  }
+  current_.slots.insert(current_.slots.end(), slots.begin(), slots.end());
+  current_.batches += bundle.size();
+  current_.bundles.push_back(std::move(bundle));
+}
+
+void StepLearner::forget() {
+  begin_step();
+  previous_.clear();
+  best_ = {};
+  vary_ = false;
+  equal_steps_ = 0;
+}
+
+bool StepLearner::observe(const wire::Plan& plan, const ResponseCache& cache) {
+  std::vector<wire::SlotBundle> bundles;
+  if (learnable(plan, cache)) {
+    bundles = bundles_of(plan, cache);
+  } else {
+    schedule_holds_ = false;  // a slot may hold something else from now on
+  }
+  if (bundles.empty() || std::ranges::any_of(bundles, repeats_itself)) {
+    forget();
+    return false;
+  }
+  for (wire::SlotBundle& bundle : bundles) add(std::move(bundle));
+  const std::size_t size = current_.slots.size();
+  if (size != previous_.size() && size != last_schedule_.size()) return false;
+  std::vector<std::uint32_t> slots = sorted(current_.slots);
+  const bool again = slots == previous_;
+  const bool known = slots == last_schedule_;
+  if (!known && !again) return false;
+  if (1 + (again ? equal_steps_ : 0) < steps_wanted(known, again)) return false;
+  choose(known, again);
+  last_schedule_ = std::move(slots);
+  return true;
+}
+
+std::uint64_t StepLearner::steps_wanted(bool known, bool again) const noexcept {
+  if (backoff_ > 0 || known) return std::max<std::uint64_t>(backoff_, 1);
+  const bool vary = again && (vary_ || current_.batches != best_.batches);
+  return vary ? kStepsToCompare : kStepsToLearn;
+}
+
+void StepLearner::choose(bool known, bool again) {
+  const Step* fewest = &current_;
+  const auto consider = [&](const Step& other) {
+    if (other.batches < fewest->batches) fewest = &other;
+  };
+  const bool lasts = backoff_ == 0;
+  if (lasts && again) consider(best_);
+  if (lasts && known && schedule_holds_) consider(schedule_);
+  schedule_ = Step(*fewest);
+  schedule_holds_ = true;
+}
+
+void StepLearner::note_left(std::uint64_t batches_run) {
+  const bool short_lived = batches_run < kShortReplay * schedule_.batches;
+  backoff_ = short_lived ? std::min(std::max<std::uint64_t>(2 * backoff_, 1), kMostPatience) : 0;
+  forget();
+}
+
+}  // namespace hvd::control

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/arrival_flags.h"
+#include "negotiation/messages.h"
+#include "negotiation/negotiator.h"
+
+namespace hvd::control {
+
+/// The position of an operation in a replayed schedule. Kept by its owner, so that it is found
+/// again without a search.
+struct SchedulePlace {
+  std::uint64_t replay = 0;  ///< counts the replays entered; 0: in none
+  std::uint32_t batch = 0;
+  std::uint32_t index = 0;
+};
+
+/// The steady state: all ranks repeat the batches that they have agreed on once, without
+/// negotiating. One rank's side.
+///
+/// A schedule is a sequence of bundles: a batch, or the batches among which a group is spread.
+/// Positions count bundles, from 1, across all replays of a job. At each position a rank arrives:
+/// ready, when all operations of the bundle are there; or leaving, when it has something that is
+/// not in the schedule, or has been asked to. No rank touches the data of a position before every
+/// rank has arrived there ready. If one arrives leaving, all leave at that position, which no rank
+/// can have passed; what they had offered is negotiated in the ordinary way. So every rank runs the
+/// same bundles, each of them whole, and nothing is lost or done twice.
+/// See docs/decisions/0010-schedule-replay.md.
+///
+///   open --enter()--> replaying --somebody arrives leaving--> open
+///
+/// Not thread-safe: the thread that drives the engine.
+class ScheduleReplay {
+ public:
+  enum class Outcome { kNothing, kRun, kLeft };
+  struct Advance {
+    Outcome outcome = Outcome::kNothing;
+    std::size_t batch = 0;    ///< kRun: the first batch of the bundle that all ranks run now
+    std::size_t batches = 0;  ///< kRun: how many the bundle has
+    bool ring = false;        ///< the others have something to do
+  };
+
+  /// @param flags of the ranks of this host; none: there is no replay
+  /// @param own position of this rank's in `flags`
+  /// @param remote of all other hosts together, as DisseminationBarrier writes them; null when
+  /// there are none
+  ScheduleReplay(std::vector<ArrivalFlags*> flags, std::size_t own,
+                 const ArrivalFlags* remote = nullptr)
+      : flags_(std::move(flags)), own_(own), remote_(remote) {}
+
+  bool available() const noexcept { return !flags_.empty(); }
+  bool spans_hosts() const noexcept { return remote_ != nullptr; }
+  bool replaying() const noexcept { return replaying_; }
+  /// All ranks repeat these from now on. @pre !replaying(), and nothing is in a batch twice
+  void enter(std::vector<AgreedBundle> schedule);
+  /// An operation has been submitted. If it is not what comes in this schedule, this rank leaves.
+  /// @param known what this returned for an equal request before; is brought up to date
+  /// @return whether it has its place in the schedule, and waits there
+  bool offer(const wire::Request&, SchedulePlace& known);
+  /// Whether the schedule has such an operation, whether it has been offered already or not;
+  /// `known` as in offer().
+  bool find(const wire::Request&, SchedulePlace& known) const;
+  /// This rank leaves at the next position at which it has not arrived.
+  void leave_soon() noexcept { leaving_ = true; }
+  /// This rank waits for what it has not offered itself.
+  bool lacks_own() const noexcept { return replaying_ && !arrived_; }
+  /// To be called again as long as something comes of it.
+  Advance advance();
+  /// This rank has arrived and the others do not come: they are to leave. They have to be rung.
+  void ask_others_to_leave() noexcept;
+  /// Batches run in this replay or, if it has been left, in the last one.
+  std::uint64_t batches_run() const noexcept { return batches_run_; }
+  std::size_t batches() const noexcept { return batches_.size(); }
+  const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
+
+ private:
+  struct Batch {
+    AgreedBatch agreed = {};
+    std::vector<std::uint8_t> offered = {};
+    std::size_t bundle = 0;
+  };
+  struct Bundle {
+    std::size_t first = 0;  // of its batches
+    std::size_t batches = 0;
+    std::size_t operations = 0;
+    std::size_t missing = 0;  // operations that have not been offered
+  };
+  void add(AgreedBatch);
+  bool find_unnamed(const wire::Request&, SchedulePlace&) const;
+  const wire::Request& planned(const SchedulePlace&) const noexcept;
+  bool splits_unnamed_group(const wire::Request&, const SchedulePlace&) noexcept;
+  void arrive(bool leaving) noexcept;
+  bool asked_to_leave() const noexcept;
+
+  const std::vector<ArrivalFlags*> flags_;
+  const std::size_t own_;
+  const ArrivalFlags* const remote_;
+  bool replaying_ = false;
+  bool arrived_ = false;
+  bool leaving_ = false;
+  std::uint64_t position_ = 0;
+  std::uint64_t batches_run_ = 0;
+  std::size_t head_ = 0;  // the bundle at position_
+  std::vector<Bundle> bundles_;
+  std::vector<Batch> batches_;              // of all bundles, in order
+  std::size_t bundle_of_first_member_ = 0;  // of the unnamed group that was offered last
+  std::uint64_t replays_ = 0;               // entered so far
+  std::unordered_map<std::string, SchedulePlace> places_;  // by name
+  std::vector<SchedulePlace> unnamed_places_;
+};
+
+/// When to start a replay, decided by the coordinator. A schedule is what the plans between two
+/// uses of the same name have brought.
+///
+/// Starts one after two equal steps, or after four if these were fused into different numbers of
+/// batches, which depends on timing; or after one step of the schedule that was replayed last. Of
+/// equal steps that with the fewest batches is repeated. When replays do not last, the next one
+/// starts later and later, and repeats the last step, as more batches may be what the program
+/// needs.
+///
+/// Batches that share a group form a bundle. A replay that was left between them would leave
+/// members behind, which wait for those that have run.
+class StepLearner {
+ public:
+  /// @return whether the plan completes a step after which to start a replay
+  bool observe(const wire::Plan&, const ResponseCache&);
+  /// The schedule to repeat, by cache slot.
+  const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_.bundles; }
+  /// The replay has been left after so many batches.
+  void note_left(std::uint64_t batches_run);
+
+ private:
+  struct Step {
+    std::vector<wire::SlotBundle> bundles = {};
+    std::vector<std::uint32_t> slots = {};
+    std::size_t batches = 0;
+  };
+  static bool learnable(const wire::Plan&, const ResponseCache&);
+  static bool repeats_itself(const wire::SlotBundle&);
+  bool in_current(std::uint32_t slot) const noexcept { return slot < seen_.size() && seen_[slot]; }
+  void add(wire::SlotBundle);
+  std::uint64_t steps_wanted(bool known, bool again) const noexcept;
+  void choose(bool known, bool again);
+  void begin_step();
+  void forget();
+  void close_step();
+  static std::vector<std::uint32_t> sorted(std::vector<std::uint32_t>);
+
+  Step current_;
+  std::vector<bool> seen_;                    // by slot: is in the current step
+  std::vector<std::uint32_t> previous_;       // slots, ascending
+  Step best_;                                 // of the steps equal to `previous_`
+  bool vary_ = false;                         // those steps have different numbers of batches
+  std::vector<std::uint32_t> last_schedule_;  // slots of the schedule replayed last, ascending
+  Step schedule_;                             // that was replayed last
+  bool schedule_holds_ = false;               // its slots still hold what they held then
+  std::uint64_t equal_steps_ = 0;             // before the current one, equal to `previous_`
+  std::uint64_t backoff_ = 0;  // equal steps to wait for after replays that did not last
+};
+
+}  // namespace hvd::control

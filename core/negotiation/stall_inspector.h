@@ -1,0 +1,70 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/rank_map.h"
+#include "negotiation/ready_table.h"
+
+namespace hvd::control {
+
+struct StallLimits {
+  Duration warning{};   ///< zero: never
+  Duration shutdown{};  ///< zero: never
+  Duration deadlock{};  ///< zero: never
+};
+
+/// Watches for operations that some ranks never ask for, and says who and what they did instead.
+/// Coordinator only; pure.
+class StallInspector {
+ public:
+  StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
+
+  /// These ranks asked for something, last of all for `name`.
+  void note_activity(RankSpan ranks, const std::string& name, TimePoint now);
+  void note_activity(int rank, const std::string& name, TimePoint now) {
+    note_activity(RankSet(rank), name, now);
+  }
+  /// One sentence or more per set of ranks for which operations have newly waited for longer than
+  /// the warning time.
+  std::vector<std::string> warnings(ReadyTable&, TimePoint now);
+  /// One sentence per operation that waits, oldest first, however short a time.
+  std::vector<std::string> waiting_texts(const ReadyTable&, TimePoint now, std::size_t most) const;
+  /// Operations that have waited for ranks, or for the rest of their group, for longer than the
+  /// shutdown time.
+  std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
+  /// What a StalledError says.
+  std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+  /// What a StalledError says after the operation's name when every rank waits for another.
+  std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
+  /// These go on, which may have been warned of.
+  void note_resumed(std::span<const PendingRef>, TimePoint now);
+  /// What had been warned of and goes on after all: a sentence for each note_resumed(), once.
+  std::vector<std::string> take_resumptions() { return std::exchange(resumptions_, {}); }
+  /// When one of the above may next have something to say.
+  std::optional<TimePoint> next_deadline(const ReadyTable&) const;
+
+ private:
+  struct Activity {
+    std::shared_ptr<const std::string> name = {};
+    TimePoint when{};
+    friend bool operator==(const Activity&, const Activity&) = default;
+  };
+  std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations,
+                           TimePoint now) const;
+  std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
+  std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+
+  StallLimits limits_;
+  std::vector<std::string> hosts_;
+  RankMap<Activity> last_;
+  std::shared_ptr<const std::string> latest_;
+  std::vector<std::string> resumptions_;
+};
+
+}  // namespace hvd::control

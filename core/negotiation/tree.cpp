@@ -1,0 +1,65 @@
+#include "negotiation/tree.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/expect.h"
+
+namespace hvd::control {
+namespace {
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+// Hangs `ranks` below one another in their order, the first being on the tree already. Each takes
+// as many children as `room` still has for it, the earliest first.
+void hang(const std::vector<int>& ranks, std::vector<int>& room, std::vector<int>& parents) {
+  std::size_t next_parent = 0;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    while (room[index(ranks[next_parent])] == 0) ++next_parent;
+    --room[index(ranks[next_parent])];
+    parents[index(ranks[i])] = ranks[next_parent];
+  }
+}
+
+}  // namespace
+
+bool needs_tree(const Topology& topology, int radix) noexcept {
+  return radix >= 2 && topology.host_names.size() > 1 && topology.size > radix + 1;
+}
+
+std::vector<int> tree_parents(const Topology& topology, int radix) {
+  std::vector<std::vector<int>> hosts(topology.host_names.size());
+  for (int rank = 0; rank < topology.size; ++rank)
+    hosts[index(topology.host_of_rank[index(rank)])].push_back(rank);
+  std::vector<int> parents(index(topology.size), -1);
+  std::vector<int> room(index(topology.size), radix);
+  std::vector<int> leaders;
+  for (const auto& host : hosts) {
+    const int leader = host.front();
+    leaders.push_back(leader);
+    // Half of a leader's children may be its own host's, so that the other half reaches on.
+    const int locals = std::min(radix / 2, static_cast<int>(host.size()) - 1);
+    room[index(leader)] = locals;
+    hang(host, room, parents);
+    room[index(leader)] = radix - locals;
+  }
+  hang(leaders, room, parents);
+  return parents;
+}
+
+TreePlace place_in_tree(const Topology& topology, int rank, int radix) {
+  HVD_EXPECT(radix >= 2, "a rank has two children or more");
+  const std::vector<int> parents = tree_parents(topology, radix);
+  TreePlace place;
+  place.parent = parents[index(rank)];
+  // A parent may have a higher number than its child, so the way up is walked for each.
+  for (int other = 0; other < topology.size; ++other) {
+    if (parents[index(other)] == rank) place.children.push_back(other);
+    int above = other;
+    while (above != rank && above != -1) above = parents[index(above)];
+    if (above == rank) place.subtree.append({other, other});
+  }
+  return place;
+}
+
+}  // namespace hvd::control

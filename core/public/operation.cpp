@@ -1,0 +1,29 @@
+// The handle that a program holds, hvd::Operation.
+#include "engine/operation_state.h"
+#include "engine/runtime.h"
+#include "hvd/error.h"
+
+namespace hvd {
+
+bool Operation::done() const noexcept { return state_ && state_->done(); }
+
+const Status& Operation::status() const { return state_->status(); }
+
+EventPtr Operation::output_ready() const { return state_->output_ready(); }
+
+std::int64_t Operation::result() const { return state_->result(); }
+
+void Operation::wait() const {
+  if (!state_) throw UsageError("wait() on an empty operation handle");
+  if (state_->done()) return;
+  if (const auto runtime = state_->runtime()) runtime->wait(*state_);
+}
+
+bool Operation::wait_for(std::chrono::nanoseconds timeout) const {
+  if (!state_) throw UsageError("wait_for() on an empty operation handle");
+  if (state_->done()) return true;
+  const auto runtime = state_->runtime();
+  return runtime != nullptr && runtime->wait_for(*state_, timeout);
+}
+
+}  // namespace hvd

@@ -1,0 +1,447 @@
+#include "public/process.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "bootstrap/builtin_backends.h"
+#include "hvd/background.h"
+#include "hvd/collectives.h"
+#include "hvd/hvd.h"
+#include "hvd/memory.h"
+#include "hvd/store.h"
+#include "observe/supervisor_notice.h"
+#include "public/dump_signal.h"
+#include "public/terminate_handler.h"
+
+namespace hvd {
+namespace runtime {
+namespace {
+
+// How long a process that ends without shutdown() waits for the others to end too, before it leaves
+// them.
+constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
+
+/// Never destroyed: the coordinator thread may outlive static objects otherwise.
+struct Context {
+  Mutex lifecycle;  // held through init() and shutdown(), which are collective
+  Mutex mutex;
+  std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
+  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
+  std::string controller HVD_GUARDED_BY(mutex);
+  std::string init_method HVD_GUARDED_BY(mutex);
+  std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
+  std::optional<TerminateHandler> terminate_handler HVD_GUARDED_BY(lifecycle);
+  const SteadyClock clock{};
+  std::once_flag fork_handlers_registered;
+  std::once_flag arena_made;
+  std::shared_ptr<SharedArena>
+      arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
+  bool exit_handler_registered HVD_GUARDED_BY(lifecycle) = false;
+  bool variables_checked HVD_GUARDED_BY(lifecycle) = false;
+  // At the first init(): afterwards MPI may run because hvd has started it.
+  std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
+  std::atomic<bool> full_told{false};
+  std::atomic<bool> was_initialized{false};
+  bool job_inherited = false;  // set in a child of fork(), before it has threads
+  // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end
+  // as it would.
+  alignas(std::shared_ptr<Runtime>) std::byte inherited_runtime[sizeof(std::shared_ptr<Runtime>)];
+};
+
+Context& context() {
+  static Context* const instance = new Context;
+  return *instance;
+}
+
+// There is an arena between these two exactly if there was one before, as it is made under the
+// mutex.
+//
+// The analysis cannot follow locks that one handler takes and another releases.
+void before_fork() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  context().mutex.lock();
+  if (context().arena) context().arena->before_fork();
+}
+
+void after_fork_in_parent() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  if (context().arena) context().arena->after_fork_in_parent();
+  context().mutex.unlock();
+}
+
+/// The child is in no job: its messages would mix with its parent's, and its end must not look like
+/// the parent's.
+void after_fork_in_child() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  Context& process = context();
+  if (process.arena) process.arena->after_fork_in_child();
+  process.job_inherited = process.job_inherited || process.runtime != nullptr;
+  if (process.runtime) {
+    process.terminate_handler.reset();
+    new (process.inherited_runtime) std::shared_ptr<Runtime>(std::move(process.runtime));
+  }
+  process.mutex.unlock();
+}
+
+/// For the job as for the arena, which the system may not let us have.
+void register_fork_handlers() {
+  std::call_once(context().fork_handlers_registered, [] {
+    const int error = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    if (error == 0) return;
+    HVD_LOG(kWarning) << "no handlers for fork(): " << std::strerror(error)
+                      << "; a child of this process must not end with exit()";
+  });
+}
+
+/// Opens /dev/null for each of the descriptors 0 to 2 that is closed. Otherwise a connection or
+/// shared memory would get that number, and what is printed would be written into it. Programs that
+/// this process starts inherit them, as they do standard streams.
+void hold_standard_streams() noexcept {
+  int descriptor = 0;
+  do {
+    descriptor = ::open("/dev/null", O_RDWR);
+  } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) ::close(descriptor);
+}
+
+/// Null where there is none, or another process's.
+std::shared_ptr<SharedArena> process_arena() {
+  std::call_once(context().arena_made, [] {
+    hold_standard_streams();
+    register_fork_handlers();
+    auto arena = SharedArena::create();
+    Context& process = context();
+    const MutexLock lock(process.mutex);
+    process.arena = std::move(arena);
+  });
+  const std::shared_ptr<SharedArena>& arena = context().arena;
+  return arena && !arena->inherited() ? arena : nullptr;
+}
+
+std::shared_ptr<Runtime> runtime_or_null() {
+  Context& process = context();
+  const MutexLock lock(process.mutex);
+  return process.runtime;
+}
+
+void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(process.lifecycle) {
+  auto runtime = runtime_or_null();
+  if (!runtime) return;
+  process.terminate_handler.reset();
+  const bool in_order = runtime->shutdown(
+      patience);  // may take minutes, in which somebody may ask what this rank is doing
+  process.dump_signal.reset();
+  if (in_order) {
+    observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
+  } else {
+    forget_job_peers();
+  }
+  {
+    const MutexLock lock(process.mutex);
+    process.runtime.reset();
+  }
+  runtime.reset();
+  process.world.reset();
+}
+
+// A program that ends without shutdown() leaves as if it had called it: the others get a
+// ShutdownError that says so rather than hang.
+void leave_at_exit() {
+  Context& process = context();
+  if (!process.lifecycle.try_lock()) return;
+  const MutexLock lock(process.lifecycle, std::adopt_lock);
+  if (const auto runtime = runtime_or_null()) {
+    HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
+    runtime->note_ending();
+  }
+  try {
+    leave(process, kPatienceAtExit);
+  } catch (const UsageError& error) {  // exit() was called in a callback of an operation
+    HVD_LOG(kWarning) << error.what();
+  }
+}
+
+// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's
+// buffering is chosen before it is used; a program that wants another calls setvbuf() itself.
+[[gnu::constructor]] void buffer_stdout_by_line() {
+  if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
+}
+
+// Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it
+// sooner.
+void note_exit(int status, void*) {
+  const auto runtime = runtime_or_null();
+  if (runtime && !runtime->failed())
+    observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
+}
+
+// Whoever ends because it was told of a loss is not the rank that failed first, also if hvdrun sees
+// its end first.
+JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
+  try {
+    return join_job(options, process_arena(), std::move(store));
+  } catch (const PeerLostError& loss) {
+    observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
+                               observe::without_backtrace(loss.what()), loss.rank());
+    throw;
+  }
+}
+
+// One rank speaks for its host, whose ranks were mostly started with the same environment.
+void report_settings(Context& process, const Options& options, const Topology& topology)
+    HVD_REQUIRES(process.lifecycle) {
+  HVD_LOG(kInfo) << describe_settings(options);
+  if (std::exchange(process.variables_checked, true) || topology.local_rank != 0) return;
+  for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
+}
+
+}  // namespace
+
+std::shared_ptr<Runtime> current_runtime() {
+  auto runtime = runtime_or_null();
+  if (!runtime && context().was_initialized.load() && !context().job_inherited) {
+    throw NotInitializedError(
+        "hvd is not initialised any more: hvd::shutdown() has been called on this rank; call it "
+        "after the last use of hvd, also of objects that use it in their destructors");
+  }
+  if (!runtime) throw NotInitializedError("hvd is not initialised; call hvd::init() first");
+  return runtime;
+}
+
+}  // namespace runtime
+
+namespace {
+
+/// @param store to meet in; without one the options and the environment say how
+void join(runtime::Context& process, const Options& options,
+          std::optional<runtime::ProgramStore> store) HVD_REQUIRES(process.lifecycle) {
+  if (runtime::runtime_or_null())
+    throw UsageError(
+        "hvd::init: already initialised; call hvd::shutdown() before initialising again");
+  if (process.job_inherited) {
+    throw UsageError(
+        "hvd::init: this process was made by fork() while its parent was in a job, whose "
+        "connections it cannot use; "
+        "fork before hvd::init(), or start another program");
+  }
+  runtime::hold_standard_streams();
+  configure_log_from_environment();
+  const runtime::RuntimeOptions resolved = runtime::resolve(options);
+  runtime::register_fork_handlers();
+  if (!process.program_has_mpi) process.program_has_mpi = runtime::mpi_is_active();
+  runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
+  const Topology topology = job.control->topology();
+  set_log_identity(topology.rank, topology.host_name(topology.rank));
+  runtime::report_settings(process, options, topology);
+  process.world = std::move(job.world);
+  auto created =
+      runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends),
+                               process.clock, runtime::process_arena(), std::move(job.device));
+  if (!process.exit_handler_registered) {
+    process.exit_handler_registered = true;
+    std::atexit(runtime::leave_at_exit);
+    ::on_exit(runtime::note_exit, nullptr);
+  }
+  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
+                 << ", local rank " << topology.local_rank << " of " << topology.local_size
+                 << ", met at " << job.init_method << ", controller " << job.controller << ", "
+                 << runtime::describe(created->progress_policy(), topology.local_size);
+  process.dump_signal.emplace(*created);
+  process.terminate_handler.emplace(*created, *process.program_has_mpi);
+  const MutexLock publish(process.mutex);
+  process.controller = std::move(job.controller);
+  process.init_method = std::move(job.init_method);
+  process.runtime = std::move(created);
+  process.was_initialized.store(true);
+}
+
+void join(const Options& options, std::optional<runtime::ProgramStore> store) {
+  auto& process = runtime::context();
+  const MutexLock lock(process.lifecycle);
+  try {
+    join(process, options, std::move(store));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {  // of a file system, of a socket, of the program's store
+    throw Error(std::string("hvd::init: ") + error.what());
+  }
+}
+
+}  // namespace
+
+void init(const Options& options) { join(options, std::nullopt); }
+
+void init(KeyValueStore store, int rank, int world_size, const Options& options) {
+  if (!store.set || !store.get || !store.add)
+    throw UsageError("hvd::init: the store lacks a function; set, get and add are needed");
+  join(options, runtime::ProgramStore{std::move(store), rank, world_size});
+}
+
+void use_agent_store(OpenAgentStore open) { runtime::open_agent_store_by(std::move(open)); }
+
+void shutdown() {
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.lifecycle);
+  if (runtime::runtime_or_null()) observe::notify_supervisor(observe::NoticeKind::kLeft, 0, "");
+  runtime::leave(process, std::nullopt);
+}
+
+std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) {
+  return allocate_shared(runtime::process_arena(), bytes, true);
+}
+
+std::byte* allocate_shared_block(std::size_t bytes) noexcept {
+  runtime::process_arena();
+  SharedArena* const arena = runtime::context().arena.get();
+  if (arena != nullptr && arena->inherited()) return nullptr;
+  try {
+    if (std::byte* const block = arena != nullptr ? arena->allocate(bytes) : nullptr) return block;
+    if (!runtime::context().full_told.exchange(true)) {
+      HVD_LOG(kWarning) << "no shared memory for a tensor of " << bytes
+                        << " bytes, so it is ordinary memory and will be copied: "
+                        << (arena == nullptr
+                                ? std::string("the system does not let this process have any "
+                                              "(HVD_LOG_LEVEL=debug says why)")
+                                : std::to_string(arena->used()) + " of " +
+                                      std::to_string(arena->address().capacity) +
+                                      " bytes are in use, or the system has none left");
+    }
+  } catch (const std::bad_alloc&) {  // of the arena's own lists: the caller's memory will not be
+                                     // had either
+  }
+  return nullptr;
+}
+
+bool free_shared_block(void* block) noexcept {
+  SharedArena* const arena = runtime::context().arena.get();
+  if (arena == nullptr || !arena->offset_of(block, 1)) return false;
+  arena->deallocate(static_cast<std::byte*>(block), false);
+  return true;
+}
+
+bool shared_allocator_requested() noexcept {
+  try {
+    return env_switch("SHM_ALLOCATOR").value_or(false);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool has_shared_memory() noexcept { return runtime::process_arena() != nullptr; }
+
+bool is_shared(const void* memory, std::size_t bytes) noexcept {
+  const auto arena = runtime::process_arena();
+  return arena && arena->offset_of(memory, bytes).has_value();
+}
+
+bool is_initialized() noexcept { return runtime::runtime_or_null() != nullptr; }
+
+int rank() { return runtime::current_runtime()->topology().rank; }
+int size() { return runtime::current_runtime()->topology().size; }
+int local_rank() { return runtime::current_runtime()->topology().local_rank; }
+int local_size() { return runtime::current_runtime()->topology().local_size; }
+int cross_rank() { return runtime::current_runtime()->topology().cross_rank; }
+int cross_size() { return runtime::current_runtime()->topology().cross_size; }
+std::string init_method() {
+  runtime::current_runtime();
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.mutex);
+  return process.init_method;
+}
+std::string controller() {
+  runtime::current_runtime();
+  runtime::Context& process = runtime::context();
+  const MutexLock lock(process.mutex);
+  return process.controller;
+}
+bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneous; }
+
+int ProcessSet::rank() const {
+  if (!members_) return hvd::rank();
+  const auto& members = members_->ranks;
+  const auto found = std::lower_bound(members.begin(), members.end(), hvd::rank());
+  return found != members.end() && *found == hvd::rank() ? static_cast<int>(found - members.begin())
+                                                         : -1;
+}
+
+int ProcessSet::size() const {
+  return members_ ? static_cast<int>(members_->ranks.size()) : hvd::size();
+}
+
+std::vector<int> ProcessSet::ranks() const {
+  if (members_) return members_->ranks;
+  std::vector<int> all(static_cast<std::size_t>(hvd::size()));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+  return all;
+}
+
+namespace {
+
+/// Submits, waits, and returns the result.
+std::int64_t run(Submission submission) {
+  const Operation operation = submit(std::move(submission), Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+  return operation.result();
+}
+
+}  // namespace
+
+Operation submit(Submission submission, Progress progress) {
+  Operation handle;
+  runtime::current_runtime()->submit(std::span(&submission, 1), std::span(&handle, 1), progress);
+  return handle;
+}
+
+std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress progress) {
+  return runtime::current_runtime()->submit(submissions, progress);
+}
+
+void submit_all(std::span<const Submission> submissions, std::span<Operation> handles,
+                Progress progress) {
+  if (submissions.size() != handles.size()) {
+    throw UsageError("submit_all: expected as many handles as submissions, got " +
+                     std::to_string(handles.size()) + " for " + std::to_string(submissions.size()));
+  }
+  runtime::current_runtime()->submit(submissions, handles, progress);
+}
+
+void barrier(const ProcessSet& process_set) {
+  run({.parameters = Barrier{}, .process_set = process_set.id()});
+}
+
+int join() {
+  BackgroundExchange::wait_for_all();
+  return static_cast<int>(run({.parameters = Join{}}));
+}
+
+ProcessSet add_process_set(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  const int id = static_cast<int>(run({.parameters = AddProcessSet{ranks}}));
+  return ProcessSet(ProcessSet::Members{id, std::move(ranks)});
+}
+
+void remove_process_set(const ProcessSet& process_set) {
+  run({.parameters = RemoveProcessSet{process_set.id()}});
+}
+
+Metrics metrics() { return runtime::current_runtime()->metrics(); }
+void start_timeline(const std::string& path) { runtime::current_runtime()->start_timeline(path); }
+void stop_timeline() { runtime::current_runtime()->stop_timeline(); }
+
+}  // namespace hvd

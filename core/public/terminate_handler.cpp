@@ -1,0 +1,85 @@
+#include "public/terminate_handler.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "engine/runtime.h"
+#include "hvd/error.h"
+#include "observe/supervisor_notice.h"
+
+namespace hvd::runtime {
+namespace {
+
+// The process is as good as dead, so it may not take long; a healthy job needs a few milliseconds.
+constexpr Duration kPatience = std::chrono::milliseconds(500);
+
+std::atomic<Runtime*> watched_runtime{nullptr};
+std::terminate_handler previous = nullptr;  // written before watched_runtime is set
+
+struct End {
+  std::string text;
+  StatusCode loss = StatusCode::kOk;  // of another rank, of which this one has been told
+  int lost = -1;                      // that rank, if it is known
+};
+
+End what_ends_us() {
+  const std::exception_ptr error = std::current_exception();
+  if (!error) return {"it called std::terminate()"};
+  const auto text = [](const std::exception& known) {
+    return "it ended with an uncaught exception: " +
+           std::string(observe::without_backtrace(known.what()));
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLostError& known) {
+    return {text(known), StatusCode::kPeerLost, known.rank()};
+  } catch (const ShutdownError& known) {
+    return {text(known), StatusCode::kShutdown};
+  } catch (const std::exception& known) {
+    return {text(known)};
+  } catch (...) {
+    return {"it ended with an uncaught exception of unknown type"};
+  }
+}
+
+[[noreturn]] void tell_and_die() {
+  Runtime* const runtime = watched_runtime.exchange(nullptr);
+  if (runtime != nullptr) {
+    const End end = what_ends_us();
+    // hvdrun before the peers: they may die of the news at once, and be taken for the cause.
+    const bool of_a_loss = end.loss != StatusCode::kOk;
+    observe::notify_supervisor(of_a_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
+                               of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
+                               end.lost);
+    if (!runtime->failed()) {
+      runtime->note_ending();  // the program's own message follows: the log need not repeat it
+      const Topology& topology = runtime->topology();
+      runtime->tell_before_dying({StatusCode::kPeerLost,
+                                  "lost rank " + std::to_string(topology.rank) + " (host " +
+                                      topology.host_name(topology.rank) + "): " + end.text,
+                                  topology.rank},
+                                 kPatience);
+    }
+  }
+  if (previous != nullptr) previous();
+  std::abort();
+}
+
+}  // namespace
+
+TerminateHandler::TerminateHandler(Runtime& runtime, bool program_has_mpi) {
+  if (std::get_terminate() != tell_and_die) previous = std::set_terminate(tell_and_die);
+  watched_runtime.store(&runtime);
+  observe::notify_supervisor(observe::NoticeKind::kInitialised, program_has_mpi ? 1 : 0, "");
+}
+
+TerminateHandler::~TerminateHandler() {
+  watched_runtime.store(nullptr);
+  if (std::get_terminate() == tell_and_die) std::set_terminate(previous);
+}
+
+}  // namespace hvd::runtime

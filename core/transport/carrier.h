@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "transport/tag.h"
+
+/// The interface between hvd and the library that moves its messages between processes (MPI, UCX).
+/// The control plane and the channels of messages use it; a carrier depends on neither of them.
+namespace hvd::message {
+
+/// The purpose of a message. A carrier may use separate resources for the two planes. Their tags
+/// differ in any case.
+enum class Plane : std::uint8_t { kControl, kData };
+
+/// A whole message that has been matched and is not received yet.
+struct Arrival {
+  int source = 0;
+  std::size_t bytes = 0;
+  std::uint64_t handle = 0;  ///< for the carrier's own use
+};
+
+struct Completion {
+  int slot = 0;
+  std::size_t bytes = 0;  ///< length of the message, for a receive
+};
+
+/// Whether a carrier no longer touches the memory of any message that was under way.
+enum class TakenBack : std::uint8_t {
+  kDone,     ///< the memory is free
+  kPending,  ///< the carrier still uses it and will release it: ask again
+  kNever     ///< the carrier may use it until the process ends
+};
+
+/// Messages under way, each in a numbered slot. The memory of a message belongs to the carrier from
+/// send() or receive() until test() returns its slot or take_back() returns kDone.
+///
+/// Not thread-safe: only the thread that drives the engine calls it. No call blocks. Peers are
+/// world ranks. Errors of the transport are thrown as hvd::Error, which names the peer. The
+/// destructor does not take messages back: a message under way stays under way.
+class Requests {
+ public:
+  virtual ~Requests() = default;
+
+  /// Makes `slots` idle slots. Allocates; the other calls need no allocation.
+  /// @pre no message is under way
+  virtual void reset(std::size_t slots) = 0;
+
+  /// @pre the slot is idle, for all three
+  virtual void send(std::size_t slot, std::span<const std::byte>, int peer, Tag) = 0;
+  virtual void receive(std::size_t slot, std::span<std::byte>, int peer, Tag) = 0;
+  /// @param arrival from Carrier::probe(); usable once. The span has exactly its length.
+  virtual void receive(std::size_t slot, std::span<std::byte>, const Arrival& arrival) = 0;
+
+  /// Lets the carrier work, and returns the messages that have completed since the last call. The
+  /// span is valid until the next call. The caller may go to sleep after an empty result, so a
+  /// carrier whose first look only fetches data must look twice.
+  /// @pre a message is under way
+  virtual std::span<const Completion> test() = 0;
+
+  /// After a test() that threw: the slot whose message has failed. It is idle, and the error is not
+  /// thrown again; further calls of test() serve the other slots. -1: the error concerns more than
+  /// one message, or the message stays under way until take_back().
+  virtual int failed_slot() const noexcept { return -1; }
+
+  /// Cancels all messages under way so that their memory can be freed. The first call begins, and
+  /// each further call continues. After kDone all slots are idle; which of the messages were
+  /// delivered is unknown.
+  virtual TakenBack take_back() noexcept = 0;
+};
+
+/// Delivers the messages of one job between its ranks: whole, exactly once, and in order for each
+/// pair of ranks and tag.
+///
+/// Not thread-safe: only the thread that drives the engine calls it. It outlives its Requests,
+/// except those that are kept until the process ends. Rendezvous and the start of a job are done
+/// elsewhere.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+
+  /// For error texts, for example "mpi".
+  virtual std::string_view name() const noexcept = 0;
+  /// World rank of this process in the job.
+  virtual int rank() const noexcept = 0;
+  /// Distinguishes the jobs that this process joins one after the other; part of each tag.
+  virtual std::uint32_t generation() const noexcept = 0;
+  /// @throws hvd::Error when the tags of the set's channels exceed the carrier's range.
+  virtual void require_tags_of(int process_set) const = 0;
+
+  virtual std::unique_ptr<Requests> make_requests(Plane) = 0;
+  /// Matches the next whole message of the control plane that has this tag, from any source: the
+  /// tag's source field is ignored. The caller may go to sleep after an empty result.
+  virtual std::optional<Arrival> probe(Tag) = 0;
+  /// Begins to connect to a rank with which this rank will exchange messages. The other rank calls
+  /// it for this one.
+  virtual void connect(Plane, int /*rank*/) {}
+  /// True while a connection begun by connect() is neither established nor broken; progress()
+  /// continues it.
+  virtual bool connecting() const noexcept { return false; }
+  /// Throws when a connection of the control plane has broken without a farewell. Call it after
+  /// probe() has returned no message, because messages sent before the break are delivered first.
+  /// Carriers that cannot detect broken connections never throw.
+  /// @param concerns returns whether a break of the connection to this rank counts
+  /// @throws BrokenConnection
+  virtual void check_connections(const std::function<bool(int)>& /*concerns*/) {}
+  /// Lets the carrier work on its own tasks, such as connections.
+  virtual void progress() = 0;
+  /// True if an announced message is complete at the receiver's first look. If false, sender and
+  /// receiver must poll until it is, because no doorbell rings for the later parts.
+  virtual bool hands_over_at_once() const noexcept = 0;
+
+  /// True if a message to a rank whose process has ended is harmless, even without a connection.
+  virtual bool may_send_to_lost() const noexcept = 0;
+
+  /// False once the library below has been finalised, so that no message can be sent.
+  virtual bool active() const noexcept = 0;
+  /// Announces that this rank leaves the job in order.
+  virtual void farewell() noexcept = 0;
+  /// Records a failure: the destructor then waits for no other rank.
+  virtual void mark_failed() noexcept = 0;
+  virtual bool failed() const noexcept = 0;
+};
+
+}  // namespace hvd::message

@@ -1,0 +1,296 @@
+#include "transport/message_control_plane.h"
+
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/broken_connection.h"
+#include "base/kept_memory.h"
+#include "base/poll_until.h"
+#include "hvd/error.h"
+#include "transport/request_table.h"
+#include "transport/send_pool.h"
+
+namespace hvd::message {
+namespace {
+
+constexpr int kCoordinator = 0;
+constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
+/// For how long the destructor waits for messages that are still under way.
+constexpr auto kFlushTime = std::chrono::milliseconds(200);
+/// The same for a carrier that may still have to connect, when this rank leaves in order. The other
+/// rank has to poll for the connection and may not be scheduled for a while, and it learns the
+/// contents of the message in no other way.
+constexpr auto kConnectTime = std::chrono::seconds(10);
+
+class MessageControlPlane final : public control::ControlPlane {
+ public:
+  MessageControlPlane(std::shared_ptr<Carrier> carrier, std::shared_ptr<host::Node> node,
+                      Duration time_to_connect)
+      : carrier_(std::move(carrier)),
+        node_(std::move(node)),
+        time_to_connect_(time_to_connect),
+        tag_(make_tag({.generation = carrier_->generation(),
+                       .source = carrier_->rank(),
+                       .kind = kControlKind})),
+        sends_(*carrier_),
+        incoming_(*carrier_, Plane::kControl) {
+    incoming_.reset(1);
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank != this->rank()) others_.push_back(rank);
+    }
+  }
+  MessageControlPlane(const MessageControlPlane&) = delete;
+  MessageControlPlane& operator=(const MessageControlPlane&) = delete;
+  ~MessageControlPlane() override;
+
+  int rank() const noexcept override { return node_->topology().rank; }
+  int size() const noexcept override { return node_->topology().size; }
+  const Topology& topology() const noexcept override { return node_->topology(); }
+  void ring(int world_rank) noexcept override { node_->ring(world_rank); }
+  Doorbell& doorbell() noexcept override { return node_->control_segment().own_doorbell(); }
+
+  void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
+  void publish(std::span<const std::byte> message) override;
+  void send(int rank, std::span<const std::byte> message) override;
+  void send(std::span<const int> ranks, std::span<const std::byte> message) override;
+  std::optional<control::Message> poll() override;
+  void expect_messages(std::span<const int> ranks) override;
+  void check_connections() override {
+    // No message is fetched behind one that is still arriving, whichever rank sent it.
+    if (incoming_.in_flight() > 0) return;
+    // For ranks of this host the control segment is more accurate; it also holds their farewells.
+    carrier_->check_connections([this](int rank) {
+      return !node_->control_segment_shared() || !topology().same_host(rank, this->rank());
+    });
+  }
+
+  bool busy() const noexcept override {
+    return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
+  }
+  bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
+  bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
+  bool needs_polling() const noexcept override {
+    return !rung_by_all() || (!carrier_->hands_over_at_once() && (busy() || !node_->inbox_empty()));
+  }
+  bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->inbox_empty(); }
+
+  ArrivalFlags* arrival_flags(int rank) noexcept override { return node_->arrival_flags(rank); }
+  ArrivalFlags* remote_arrival_flags() noexcept override { return node_->remote_arrival_flags(); }
+
+  void heartbeat(TimePoint now) noexcept override;
+  std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
+  std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
+  std::vector<Departure> departures() override;
+  std::optional<control::PeerLoss> find_loss_behind_error(Duration patience) override;
+  void accuse(int rank, std::string_view cause) noexcept override {
+    accused_ = true;
+    node_->control_segment().accuse(rank, cause);
+  }
+  void farewell() noexcept override {
+    said_farewell_ = true;
+    node_->control_segment().farewell();
+    carrier_->farewell();
+  }
+
+ private:
+  void deliver(int rank, std::span<const std::byte> message);
+  void retire_sends();
+  bool start_receive();
+  std::optional<control::Message> next_message();
+
+  const std::shared_ptr<Carrier> carrier_;
+  const std::shared_ptr<host::Node> node_;
+  const Duration time_to_connect_;
+  const Tag tag_;
+  std::vector<int> others_;
+  SendPool sends_;
+  std::deque<control::Message> loopback_;
+  /// A message that was matched and has not arrived in full. Only one is received at a time, which
+  /// keeps the messages of one rank in order.
+  RequestTable incoming_;
+  control::Message receiving_;
+  std::exception_ptr send_failure_;  ///< to be thrown when nothing has arrived
+  bool accused_ = false;
+  bool said_farewell_ = false;
+};
+
+void require_within_limit(std::size_t bytes, const char* what, int peer) {
+  if (bytes <= kMessageLimit) return;
+  throw Error(std::string(what) + " rank " + std::to_string(peer) + ": a control message of " +
+              std::to_string(bytes) + " bytes; the limit is " + std::to_string(kMessageLimit) +
+              ". Submit fewer or smaller objects at a time");
+}
+
+MessageControlPlane::~MessageControlPlane() {
+  try {
+    // The message that reports a loss may go to ranks that this one has never exchanged messages
+    // with. A carrier such as MPI reports it as sent before the connection exists, which needs both
+    // sides.
+    const bool lingers = accused_ && !rung_by_all();
+    if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
+      const bool waits_for_others = said_farewell_ && !lingers && !carrier_->hands_over_at_once();
+      const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
+      poll_until(std::chrono::steady_clock::now() + limit, [&] {
+        if (!lingers) {
+          try {
+            retire_sends();
+          } catch (const BrokenConnection&) {  // the other ranks still need their messages
+          }
+          return sends_.empty();
+        }
+        carrier_->progress();  // messages to the lost rank never complete
+        return false;
+      });
+    }
+  } catch (...) {
+    // The transport is broken, so no rank can be notified.
+    carrier_->mark_failed();
+  }
+  if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kTakeBackTime))
+    keep_until_exit(std::make_shared<const control::Message>(std::move(receiving_)));
+}
+
+void MessageControlPlane::deliver(int to, std::span<const std::byte> message) {
+  require_within_limit(message.size(), "sending to", to);
+  if (to == rank()) {
+    loopback_.push_back({to, {message.begin(), message.end()}});
+    return;
+  }
+  sends_.send(message, {&to, 1}, tag_);
+  node_->announce(to);
+  ring(to);
+}
+
+void MessageControlPlane::publish(std::span<const std::byte> message) {
+  if (rank() != kCoordinator)
+    throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
+  send(others_, message);
+  loopback_.push_back({rank(), {message.begin(), message.end()}});
+}
+
+void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
+  require_within_limit(message.size(), "sending from", rank());
+  std::exception_ptr failure;
+  try {
+    sends_.send(message, ranks, tag_);
+  } catch (const std::exception&) {  // one of them is lost; the others still need the message
+    failure = std::current_exception();
+  }
+  for (const int to : ranks) {
+    node_->announce(to);
+    ring(to);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void MessageControlPlane::send(int to, std::span<const std::byte> message) {
+  if (to < 0 || to >= size()) {
+    throw Error("send: there is no rank " + std::to_string(to) + " among " +
+                std::to_string(size()));
+  }
+  deliver(to, message);
+}
+
+void MessageControlPlane::retire_sends() {
+  // A message that could not be handed over at once may have been sent just now, after the ring.
+  sends_.retire([&](std::span<const int> ranks) {
+    for (const int other : ranks) ring(other);
+  });
+}
+
+void MessageControlPlane::heartbeat(TimePoint now) noexcept {
+  node_->control_segment().heartbeat(now);
+  if (carrier_->hands_over_at_once() || !carrier_->active()) return;
+  try {
+    carrier_->progress();  // a message reported as sent may still wait for buffer space
+  } catch (...) {
+    carrier_->mark_failed();
+  }
+}
+
+bool MessageControlPlane::start_receive() {
+  const std::optional<Arrival> arrival = carrier_->probe(tag_);
+  if (!arrival) return false;
+  require_within_limit(arrival->bytes, "receiving from", arrival->source);
+  receiving_.source = arrival->source;
+  receiving_.bytes.resize(arrival->bytes);
+  incoming_.receive(0, receiving_.bytes, *arrival);
+  return true;
+}
+
+std::optional<control::Message> MessageControlPlane::poll() {
+  try {
+    if (!sends_.empty()) retire_sends();
+  } catch (const std::exception&) {  // a received message may hold the cause, so it comes first
+    if (!send_failure_) send_failure_ = std::current_exception();
+  }
+  std::optional<control::Message> message = next_message();
+  if (!message && send_failure_) std::rethrow_exception(std::exchange(send_failure_, nullptr));
+  return message;
+}
+
+std::optional<control::Message> MessageControlPlane::next_message() {
+  if (!loopback_.empty()) {
+    control::Message message = std::move(loopback_.front());
+    loopback_.pop_front();
+    return message;
+  }
+  if (others_.empty() || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
+  if (incoming_.test().empty()) return std::nullopt;
+  node_->note_received();
+  return std::exchange(receiving_, {});
+}
+
+void MessageControlPlane::expect_messages(std::span<const int> ranks) {
+  // On one host connecting ahead saves no time over connecting in the first step, and all ranks
+  // would connect to rank 0 at once.
+  if (rung_by_all()) return;
+  for (const int rank : ranks) carrier_->connect(Plane::kControl, rank);
+  poll_until(std::chrono::steady_clock::now() + time_to_connect_, [&] {
+    carrier_->progress();
+    return !carrier_->connecting();
+  });
+}
+
+std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error(Duration patience) {
+  std::optional<control::PeerLoss> loss;
+  poll_until(std::chrono::steady_clock::now() + patience, [&] {
+    loss =
+        check_peers(SteadyClock().now(), std::chrono::hours(24));  // heartbeats would take too long
+    return loss.has_value();
+  });
+  return loss;
+}
+
+std::vector<control::ControlPlane::Departure> MessageControlPlane::departures() {
+  std::vector<Departure> found;
+  for (const auto& [slot, ended] : node_->control_segment().departures())
+    found.push_back({node_->rank_of_slot(slot), ended});
+  return found;
+}
+
+std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
+  auto loss = node_->control_segment().check(now, timeout);
+  if (!loss) return std::nullopt;
+  // No call may wait for that rank any more, not even the carrier's destructor.
+  carrier_->mark_failed();
+  const int rank = node_->rank_of_slot(loss->slot);
+  if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};
+  return control::PeerLoss{rank, std::move(loss->cause), false};
+}
+
+}  // namespace
+
+std::unique_ptr<control::ControlPlane> make_control_plane(std::shared_ptr<Carrier> carrier,
+                                                          std::shared_ptr<host::Node> node,
+                                                          Duration time_to_connect) {
+  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node),
+                                               time_to_connect);
+}
+
+}  // namespace hvd::message

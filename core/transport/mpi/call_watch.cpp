@@ -1,0 +1,97 @@
+#include "transport/mpi/call_watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvd::mpi {
+namespace {
+
+// Eight samples per limit: rare enough to have no measurable cost, and frequent enough that a hang
+// is noticed soon after its limit.
+constexpr int kLooksPerLimit = 8;
+constexpr Duration kShortestInterval = std::chrono::milliseconds(5);
+constexpr Duration kLongestInterval = std::chrono::seconds(2);
+
+Duration interval_for(Duration limit) {
+  return std::clamp(limit / kLooksPerLimit, kShortestInterval, kLongestInterval);
+}
+
+}  // namespace
+
+void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
+  const Duration passed = std::min(now - std::exchange(last_look_, now), 2 * interval_);
+  total_ += passed;
+  const bool same = moves == std::exchange(moves_, moves);
+  in_call_ = same && moves % 2 == 1 ? in_call_ + passed : Duration::zero();
+}
+
+CallWatch::CallWatch(Duration limit, OnHang on_hang)
+    : next_(Task{limit, true, std::move(on_hang), {}}) {
+  // Signals must be delivered to the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+    ::pthread_setname_np(thread_.native_handle(), "hvd-watch");
+  } catch (const std::system_error& error) {
+    HVD_LOG(kWarning) << "no thread to watch the calls of MPI: " << error.what()
+                      << "; one that never returns will not be noticed here";
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+CallWatch::~CallWatch() = default;
+
+void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_known) {
+  {
+    const MutexLock lock(mutex_);
+    next_ = Task{limit, false, std::move(on_hang), std::move(loss_is_known)};
+  }
+  changed_.notify_all();
+}
+
+void CallWatch::run(const std::stop_token& stop) {
+  const std::stop_callback wake(stop, [this] {
+    { const MutexLock lock(mutex_); }  // the watch already waits, or will see the stop request
+    changed_.notify_all();
+  });
+  std::optional<Task> task;
+  if (const auto hang = watch(stop, task)) task->on_hang(*hang);
+}
+
+/// Samples until a call hangs or a stop is requested. @param task replaced by a newer one
+std::optional<CallWatch::Hang> CallWatch::watch(const std::stop_token& stop,
+                                                std::optional<Task>& task) {
+  const SteadyClock clock;
+  std::optional<CallTimer> timer;
+  const MutexLock lock(mutex_);
+  while (!stop.stop_requested()) {
+    if (next_) {
+      task = std::exchange(next_, std::nullopt);
+      timer.emplace(interval_for(task->limit), clock.now(),
+                    call_state.moves.load(std::memory_order_acquire));
+    }
+    const TimePoint next_look = clock.now() + timer->interval();
+    while (!next_ && !stop.stop_requested() && clock.now() < next_look)
+      changed_.wait_until(mutex_, next_look);
+    if (next_ || stop.stop_requested()) continue;
+    timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
+    const Duration lasted = task->starting ? timer->total() : timer->in_call();
+    if (timer->in_call() == Duration::zero()) continue;
+    if (lasted < task->limit && !(task->loss_is_known && task->loss_is_known())) continue;
+    const char* const call = call_state.call.load(std::memory_order_relaxed);
+    return Hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed),
+                lasted};
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd::mpi

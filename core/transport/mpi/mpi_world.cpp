@@ -1,0 +1,118 @@
+#include "transport/mpi/mpi_world.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "base/log.h"
+#include "hvd/error.h"
+#include "transport/mpi/call_watch.h"
+#include "transport/mpi/communicator.h"
+#include "transport/mpi/environment.h"
+
+namespace hvd::mpi {
+namespace {
+
+std::string in_seconds(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+// Note [A call that does not return]
+// The calling thread owns progress, so neither the engine nor a handler of the program can act, and
+// an orderly exit would wait for MPI. The watch can still notify the ranks of this host through the
+// control segment, which needs no message, print a line on stderr and call _exit().
+
+[[noreturn]] void end_process(const std::string& text) noexcept {
+  log_message(LogLevel::kFatal,
+              text + "; this process ends with code " + std::to_string(kHangExitCode));
+  ::_exit(kHangExitCode);
+}
+
+// MPI has not been initialised, so the rank is known from the launcher's environment at best.
+[[noreturn]] void end_start_because(const CallWatch::Hang& hang) noexcept {
+  std::string who = "this process";
+  for (const char* const name : {"HVD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* const rank = std::getenv(name);
+    if (rank == nullptr) continue;
+    who = std::string("rank ") + rank;
+    break;
+  }
+  end_process("hvd::init: " + who + " has waited " + in_seconds(hang.lasted) +
+              " (HVD_START_TIMEOUT) and " + hang.call +
+              " has not returned: a rank has not been started, has ended early, or is stopped; see "
+              "which one the others miss");
+}
+
+}  // namespace
+
+std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
+  // Before MPI, because MPI_Init waits for all ranks without a limit.
+  const auto deadline = std::chrono::steady_clock::now() + options.start_timeout;
+  auto watch = std::make_unique<CallWatch>(options.start_timeout, end_start_because);
+  ensure_initialized();
+  std::shared_ptr<MpiWorld> world(new MpiWorld);
+  world_opened();
+  world->control_ =
+      std::make_unique<Communicator>(Communicator::duplicate(MPI_COMM_WORLD, deadline));
+  world->data_ =
+      std::make_unique<Communicator>(Communicator::duplicate(world->control_->get(), deadline));
+  const auto exchange = [&](const void* mine, void* all, std::size_t bytes) {
+    world->control_->allgather(mine, all, static_cast<int>(bytes), deadline);
+  };
+  world->node_ = host::Node::meet(world->control_->rank(), world->control_->size(), exchange,
+                                  options.control_segment);
+  free_retired_communicators();
+  world->watch_ = std::move(watch);
+  MpiWorld* const self = world.get();
+  world->watch_->watch_calls(
+      options.call_timeout,
+      [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
+      [self] { return self->node_->control_segment().glance(self->topology().rank).has_value(); });
+  return world;
+}
+
+// See Note [A call that does not return].
+void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) noexcept {
+  std::string cause = call + (peer >= 0 ? " with rank " + std::to_string(peer) : "") +
+                      " has not returned for " + in_seconds(lasted) +
+                      ", as happens when a connection breaks";
+  const Topology& topology = node_->topology();
+  const auto suspect = node_->control_segment().glance(topology.rank);
+  const int lost = suspect ? suspect->accused.value_or(node_->rank_of_slot(suspect->slot)) : -1;
+  if (suspect && suspect->accused) {
+    cause += "; what rank " + std::to_string(node_->rank_of_slot(suspect->slot)) +
+             " has noticed: " + suspect->cause;
+  } else if (suspect) {
+    cause += "; lost rank " + std::to_string(lost) + " (host " + topology.host_name(lost) +
+             "): " + suspect->cause;
+  } else if (topology.host_names.size() > 1) {
+    cause += "; no rank of this host has ended, so see whether one on another host has";
+  }
+  const std::string own = "rank " + std::to_string(topology.rank) + " (host " +
+                          topology.host_name(topology.rank) + "): ";
+  node_->control_segment().accuse(suspect ? lost : topology.rank,
+                                  suspect ? suspect->cause : "lost " + own + cause);
+  end_process(own + cause);
+}
+
+MpiWorld::~MpiWorld() {
+  watch_.reset();
+  if (!said_farewell_ || failed_) hvd::mpi::mark_failed();
+  world_closed();
+}
+
+void MpiWorld::allgather(const void* mine, void* all, int bytes,
+                         std::chrono::milliseconds timeout) const {
+  control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout);
+}
+
+void MpiWorld::mark_failed() noexcept {
+  failed_ = true;
+  hvd::mpi::mark_failed();
+}
+
+}  // namespace hvd::mpi

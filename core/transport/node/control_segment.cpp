@@ -1,0 +1,199 @@
+#include "transport/node/control_segment.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/cache_line.h"
+#include "hvd/error.h"
+
+namespace hvd::host {
+
+// Header and Slot live in shared memory: they hold no pointers and are valid when zero. A doorbell
+// has its own cache line, because other ranks write it while the owner writes its heartbeat.
+struct alignas(kCacheLine) ControlSegment::Header {
+  static constexpr std::uint64_t kMagic = 0x3164726f42647668;  // "hvdBord1"
+  std::uint64_t magic;
+  std::uint64_t slots;
+  alignas(kCacheLine) ArrivalFlags remote;
+  alignas(kCacheLine) std::atomic<std::uint32_t> endings;
+};
+
+struct alignas(kCacheLinePair) ControlSegment::Slot {
+  alignas(kCacheLinePair) Doorbell doorbell;
+  std::atomic<std::uint64_t> message_count;  ///< messages sent to this slot's rank; on the
+                                             ///< doorbell's line, since each rings it
+  alignas(kCacheLinePair) ArrivalFlags arrival_flags;
+  alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
+  LifeLock life;
+  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0 if the process accuses no rank
+  ProcessIdentity process;
+  char cause[512];  ///< of the accusation; zero-terminated
+};
+
+static_assert(std::atomic<std::int64_t>::is_always_lock_free,
+              "heartbeats are shared between processes");
+
+std::size_t ControlSegment::bytes_for(int slots) noexcept {
+  // The header takes the room of one slot, for the slots' alignment.
+  static_assert(sizeof(Header) <= sizeof(Slot));
+  return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot);
+}
+
+ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
+  return reinterpret_cast<Slot*>(segment_->data())[index + 1];
+}
+
+ControlSegment::ControlSegment(std::unique_ptr<SharedSegment> segment, int slots) noexcept
+    : segment_(std::move(segment)), slots_(slots) {}
+
+ControlSegment::~ControlSegment() = default;
+ControlSegment::ControlSegment(ControlSegment&&) noexcept = default;
+ControlSegment& ControlSegment::operator=(ControlSegment&&) noexcept = default;
+
+ControlSegment ControlSegment::solitary() {
+  return ControlSegment(SharedSegment::unshared(bytes_for(1)), 1);
+}
+
+ControlSegment ControlSegment::create(const std::string& name, int slots) {
+  auto segment = SharedSegment::create(name, bytes_for(slots));
+  new (segment->data()) Header{Header::kMagic, static_cast<std::uint64_t>(slots), {}, {}};
+  ControlSegment made(std::move(segment), slots);
+  for (int index = 0; index < slots; ++index) made.slot(index).life.initialize();
+  return made;
+}
+
+ControlSegment ControlSegment::attach(const std::string& name, int slots) {
+  auto segment = SharedSegment::attach(name, bytes_for(slots));
+  const auto* const header = segment ? reinterpret_cast<const Header*>(segment->data()) : nullptr;
+  if (header == nullptr || header->magic != Header::kMagic ||
+      header->slots != static_cast<std::uint64_t>(slots)) {
+    throw Error("shared memory " + name + " is not a control segment of " + std::to_string(slots) +
+                " slots; do all ranks of this host run the same build?");
+  }
+  return ControlSegment(std::move(segment), slots);
+}
+
+Doorbell& ControlSegment::doorbell(int index) noexcept { return slot(index).doorbell; }
+
+std::atomic<std::uint64_t>& ControlSegment::message_count(int index) noexcept {
+  return slot(index).message_count;
+}
+
+ArrivalFlags& ControlSegment::remote_arrival_flags() noexcept {
+  return reinterpret_cast<Header*>(segment_->data())->remote;
+}
+
+ArrivalFlags& ControlSegment::arrival_flags(int index) noexcept {
+  return slot(index).arrival_flags;
+}
+
+void ControlSegment::enter(int index, TimePoint now) noexcept {
+  own_ = index;
+  Slot& own = slot(index);
+  own.process = current_process();
+  own.life.left.store(0, std::memory_order_relaxed);
+  own.accused.store(0, std::memory_order_relaxed);
+  own.heartbeat.store(now.count(), std::memory_order_release);
+}
+
+void ControlSegment::unlink() noexcept { segment_->unlink(); }
+
+void ControlSegment::watch_others(TimePoint now) {
+  watched_.clear();
+  watched_.reserve(static_cast<std::size_t>(slots_));
+  for (int index = 0; index < slots_; ++index) {
+    if (index == own_) continue;
+    Slot& other = slot(index);
+    watched_.push_back(
+        {index, ProcessWatch(other.process), other.heartbeat.load(std::memory_order_acquire), now});
+  }
+  std::vector<LifeWatch::Member> members;
+  for (int index = 0; index < slots_; ++index)
+    members.push_back({&slot(index).life, slot(index).process});
+  const auto tell_all = [segment = segment_.get(), slots = slots_] {
+    reinterpret_cast<Header*>(segment->data())->endings.fetch_add(1, std::memory_order_seq_cst);
+    for (int index = 0; index < slots; ++index)
+      reinterpret_cast<Slot*>(segment->data())[index + 1].doorbell.ring();
+  };
+  life_watch_ = std::make_unique<LifeWatch>(std::move(members), static_cast<std::size_t>(own_),
+                                            tell_all, segment_);
+}
+
+std::uint32_t ControlSegment::endings() const noexcept {
+  return reinterpret_cast<const Header*>(segment_->data())->endings.load(std::memory_order_acquire);
+}
+
+void ControlSegment::heartbeat(TimePoint now) noexcept {
+  slot(own_).heartbeat.store(now.count(), std::memory_order_release);
+}
+
+void ControlSegment::farewell() noexcept {
+  slot(own_).life.left.store(1, std::memory_order_seq_cst);
+}
+
+void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
+  Slot& own = slot(own_);
+  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // others may be reading the text
+  const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
+  std::memcpy(own.cause, cause.data(), length);
+  own.cause[length] = '\0';
+  own.accused.store(world_rank + 1, std::memory_order_seq_cst);
+}
+
+std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duration timeout) {
+  for (Watched& watched : watched_) {
+    Slot& other = slot(watched.slot);
+    // Read the end first: a rank writes its farewell or its accusation before it ends.
+    const bool ended =
+        other.life.ended.load(std::memory_order_seq_cst) != 0 || watched.process.ended();
+    if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
+      return Loss{watched.slot, other.cause, accused - 1};
+    const std::int64_t heartbeat = other.heartbeat.load(std::memory_order_acquire);
+    if (heartbeat != watched.heartbeat) {
+      watched.heartbeat = heartbeat;
+      watched.seen = now;
+    }
+    const Duration silence = now - watched.seen;
+    if (!ended && silence < timeout) continue;
+    if (other.life.left.load(std::memory_order_seq_cst) != 0) continue;
+    const std::string process = "process " + std::to_string(other.process.pid);
+    if (ended) return Loss{watched.slot, process + " ended", {}};
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(silence).count());
+    return Loss{watched.slot, process + " gave no sign of life for " + seconds + " s", {}};
+  }
+  return std::nullopt;
+}
+
+std::vector<ControlSegment::Departure> ControlSegment::departures() {
+  std::vector<Departure> found;
+  for (Watched& watched : watched_) {
+    if (slot(watched.slot).life.left.load(std::memory_order_seq_cst) != 0)
+      found.push_back({watched.slot, watched.process.ended()});
+  }
+  return found;
+}
+
+std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcept {
+  try {
+    for (int index = 0; index < slots_; ++index) {
+      if (index == own_) continue;
+      Slot& other = slot(index);
+      const bool ended = other.life.ended.load(std::memory_order_seq_cst) != 0 ||
+                         ProcessWatch(other.process).ended();
+      const int accused = other.accused.load(std::memory_order_seq_cst);
+      if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
+      if (ended && accused == 0 && other.life.left.load(std::memory_order_seq_cst) == 0) {
+        return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
+      }
+    }
+  } catch (const std::exception&) {  // no memory for the text of the loss
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd::host

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/arrival_flags.h"
+#include "base/clock.h"
+#include "base/doorbell.h"
+#include "base/process_watch.h"
+#include "base/shared_segment.h"
+#include "transport/node/life_lock.h"
+
+namespace hvd::host {
+
+/// A segment of shared memory per host, with a doorbell, a heartbeat, arrival flags, a farewell
+/// flag and a failure report for each of its ranks.
+///
+/// Any thread may call doorbell(); only the thread that drives the engine calls the rest.
+/// The segment has a name only until all ranks have mapped it (unlink()), so that killed ranks
+/// leave no file behind.
+class ControlSegment {
+ public:
+  struct Loss {
+    int slot = 0;
+    std::string cause = {};
+    /// World rank that the slot's process has lost, which is why it failed (possibly its own rank).
+    /// `cause` is then the text of its report.
+    std::optional<int> accused = {};
+  };
+
+  /// A control segment of one slot in private memory, for a rank that is alone on its host or
+  /// cannot share memory.
+  static ControlSegment solitary();
+  /// Makes the segment, with `slots` slots. Called by the first rank of a host.
+  /// @throws hvd::Error when shared memory is missing or too small
+  static ControlSegment create(const std::string& name, int slots);
+  /// Maps the segment. Called by the other ranks of the host.
+  /// @throws hvd::Error when it cannot be mapped or was not made by create() of the same build
+  static ControlSegment attach(const std::string& name, int slots);
+
+  ControlSegment(ControlSegment&& other) noexcept;
+  ControlSegment& operator=(ControlSegment&& other) noexcept;
+  ControlSegment(const ControlSegment&) = delete;
+  ControlSegment& operator=(const ControlSegment&) = delete;
+  ~ControlSegment();
+
+  /// Takes a slot: writes this process's identity and a first heartbeat.
+  void enter(int slot, TimePoint now) noexcept;
+  /// Removes the name. Call it once every rank has mapped the segment or failed to.
+  void unlink() noexcept;
+  /// Starts to watch the processes of the other slots. Call it once all slots have been entered.
+  void watch_others(TimePoint now);
+
+  int slots() const noexcept { return slots_; }
+  Doorbell& doorbell(int slot) noexcept;
+  ArrivalFlags& arrival_flags(int slot) noexcept;
+  /// The flags that stand for all other hosts together.
+  ArrivalFlags& remote_arrival_flags() noexcept;
+  /// Counts the messages that have been sent to the slot's rank.
+  std::atomic<std::uint64_t>& message_count(int slot) noexcept;
+  /// Number of processes whose end any process of the host has detected. A change rings all
+  /// doorbells, and check() then returns a loss.
+  std::uint32_t endings() const noexcept;
+  Doorbell& own_doorbell() noexcept { return doorbell(own_); }
+  std::uint64_t own_message_count() noexcept {
+    return message_count(own_).load(std::memory_order_acquire);
+  }
+  void heartbeat(TimePoint now) noexcept;
+  void farewell() noexcept;
+  /// Reports that this process fails because it has lost a world rank, and that it may end at any
+  /// time. The text is truncated to the size of its field (511 bytes).
+  void accuse(int world_rank, std::string_view cause) noexcept;
+  /// Returns the first slot whose process accuses another rank, or which has ended or sent no
+  /// heartbeat for `timeout` without a farewell.
+  std::optional<Loss> check(TimePoint now, Duration timeout);
+  struct Departure {
+    int slot = 0;
+    bool ended = false;  ///< whether its process has ended
+  };
+  /// The other slots that have sent a farewell.
+  std::vector<Departure> departures();
+  /// Returns the first loss found in one pass. For threads that do not drive the engine. Ignores
+  /// heartbeats, which take time to judge, and accusations of `own_rank`.
+  std::optional<Loss> glance(int own_rank) noexcept;
+
+ private:
+  struct Header;
+  struct Slot;
+  /// The last observation of another slot. The age of a heartbeat is measured by this process's
+  /// clock since the first observation, so that clocks need not agree.
+  struct Watched {
+    int slot = 0;
+    ProcessWatch process = {};
+    std::int64_t heartbeat = 0;
+    TimePoint seen = {};
+  };
+
+  ControlSegment(std::unique_ptr<SharedSegment>, int slots) noexcept;
+  static std::size_t bytes_for(int slots) noexcept;
+  Slot& slot(int index) noexcept;
+
+  std::shared_ptr<SharedSegment> segment_;
+  int slots_ = 0;
+  int own_ = 0;
+  std::vector<Watched> watched_;
+  std::unique_ptr<LifeWatch> life_watch_;  // uses the segment
+};
+
+}  // namespace hvd::host

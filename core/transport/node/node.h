@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/arrival_flags.h"
+#include "base/expect.h"
+#include "base/topology.h"
+#include "transport/node/control_segment.h"
+
+namespace hvd::host {
+
+/// An allgather: each rank contributes `bytes` bytes and receives the bytes of all ranks in rank
+/// order. Collective. Throws when a rank does not take part in time.
+using Exchange = std::function<void(const void* mine, void* all, std::size_t bytes)>;
+
+/// This rank's host and the state that it shares with the other ranks there: the control segment,
+/// the doorbells and the counts of messages. The messages themselves do not pass through it.
+///
+/// Only the thread that drives the engine calls it, except topology() and ring(), which any thread
+/// may call.
+///
+/// Two ranks are on one host if its name, its boot id and its /dev/shm agree. The environment
+/// variable HVD_TEST_HOSTS="a,a,b,b" (one name per rank; for tests only) overrides that: ranks with
+/// different names then treat each other as remote.
+class Node {
+ public:
+  /// Determines which ranks share a host, and sets up the control segments. Collective.
+  /// @param share_memory false behaves as if the host had no shared memory; for tests
+  static std::shared_ptr<Node> meet(int rank, int size, const Exchange&, bool share_memory = true);
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  const Topology& topology() const noexcept { return topology_; }
+
+  /// Whether the ranks of this host share the control segment. If not, they poll (rung_by_all()).
+  bool control_segment_shared() const noexcept { return control_segment_shared_; }
+  /// Whether that is so on every host. The same on every rank.
+  bool all_control_segments_shared() const noexcept { return all_control_segments_shared_; }
+  /// Bytes available for shared segments on the host of `world_rank` when the job began, as its
+  /// first rank found them: the free space of /dev/shm if segments need it. The same on every rank.
+  std::uint64_t shared_memory_free(int world_rank) const noexcept {
+    return free_of_host_[static_cast<std::size_t>(
+        topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];
+  }
+  /// Whether every rank of the job can ring this one.
+  bool rung_by_all() const noexcept {
+    return control_segment_shared_ && topology_.local_size == topology_.size;
+  }
+  /// Prefix of the names of all objects that the ranks of this host share; unique to the job.
+  const std::string& name_prefix() const noexcept { return name_prefix_; }
+  ControlSegment& control_segment() noexcept { return *control_segment_; }
+  /// See control::ControlPlane.
+  ArrivalFlags* arrival_flags(int world_rank) noexcept;
+  ArrivalFlags* remote_arrival_flags() noexcept;
+  /// World rank of the process in a slot of the control segment.
+  int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
+  /// Wakes a rank of this host. No effect for ranks of other hosts.
+  void ring(int world_rank) noexcept;
+  /// Announces a message to that rank. No effect for ranks of other hosts.
+  void announce(int world_rank) noexcept;
+  /// Counts an announced message as received.
+  void note_received() noexcept { ++messages_received_; }
+  /// Whether all announced messages have been received. @pre rung_by_all()
+  bool inbox_empty() const noexcept {
+    HVD_EXPECT(rung_by_all(), "every rank announces its messages here");
+    return control_segment_->own_message_count() == messages_received_;
+  }
+
+ private:
+  Node() = default;
+  void find_topology(int rank, int size, const Exchange&);
+  void set_up_control_segment(const Exchange&, bool share_memory);
+
+  Topology topology_;
+  std::vector<int> local_ranks_;   ///< world rank per slot
+  std::vector<int> slot_of_rank_;  ///< per world rank; -1 on other hosts
+  std::string name_prefix_;        ///< agreed by the ranks of this host
+  std::unique_ptr<ControlSegment> control_segment_;
+  bool control_segment_shared_ = false;
+  bool all_control_segments_shared_ = false;
+  std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology
+  std::uint64_t messages_received_ = 0;
+};
+
+}  // namespace hvd::host

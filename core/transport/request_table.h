@@ -1,0 +1,87 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/expect.h"
+#include "base/poll_until.h"
+#include "transport/carrier.h"
+
+namespace hvd::message {
+
+/// Bookkeeping over Requests: which slots are idle, the peer of each message, and a check of the
+/// size of each received message. A loop over the slots calls no virtual function.
+///
+/// Not thread-safe: only the thread that drives the engine calls it. Peers are world ranks.
+/// Allocates in reset() only.
+class RequestTable {
+ public:
+  RequestTable(Carrier&, Plane);
+
+  /// Empties the table, which must be idle, and gives it `slots` slots.
+  void reset(std::size_t slots);
+
+  void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
+    requests_->send(slot, bytes, peer, tag);
+    started(slot, {.peer = peer, .state = State::kSending});
+  }
+  void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
+    requests_->receive(slot, bytes, peer, tag);
+    started(slot, {.peer = peer, .state = State::kReceiving, .bytes = bytes.size()});
+  }
+  /// @param bytes exactly as long as the arrival
+  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+    requests_->receive(slot, bytes, arrival);
+    started(slot, {.peer = arrival.source, .state = State::kReceiving, .bytes = bytes.size()});
+  }
+
+  bool idle(std::size_t slot) const noexcept { return entries_[slot].state == State::kIdle; }
+  int in_flight() const noexcept { return in_flight_; }
+  int peer(std::size_t slot) const noexcept { return entries_[slot].peer; }
+  /// The peer of a message under way, rather one that is received; -1: none is under way.
+  int awaited() const noexcept;
+
+  /// Lets the carrier work, and returns the slots whose messages have completed since the last
+  /// call. Valid until the next call. @throws hvd::Error when a message has another size than its
+  /// receiver expects, or has failed: its slot is idle if the carrier can tell which it is.
+  std::span<const int> test();
+
+  /// See Requests::take_back(). Returns kDone at once if no message is under way.
+  TakenBack take_back() noexcept;
+
+ private:
+  enum class State : std::uint8_t { kIdle, kSending, kReceiving };
+  struct Entry {
+    int peer = -1;
+    State state = State::kIdle;
+    std::size_t bytes = 0;  ///< expected length, for a receive
+  };
+  void started(std::size_t slot, const Entry& entry) noexcept {
+    HVD_EXPECT(idle(slot), "the slot has no message under way");
+    entries_[slot] = entry;
+    ++in_flight_;
+  }
+
+  std::span<const Completion> test_requests();
+
+  std::string_view carrier_;
+  std::unique_ptr<Requests> requests_;
+  std::vector<Entry> entries_;
+  std::vector<int> completed_;
+  int in_flight_ = 0;
+};
+
+/// For how long to wait for memory that the carrier is about to release, before it is kept.
+inline constexpr auto kTakeBackTime = std::chrono::milliseconds(500);
+
+/// Takes back all messages under way, and waits for their memory while the carrier returns
+/// kPending, at most until the deadline. Meant for the end of a job. Returns false if the memory
+/// must be kept; see Note [Who frees the buffer].
+bool wait_for_memory(RequestTable&, Deadline) noexcept;
+
+}  // namespace hvd::message

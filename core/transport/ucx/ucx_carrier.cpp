@@ -1,0 +1,312 @@
+#include "transport/ucx/ucx_carrier.h"
+
+#include <string>
+#include <utility>
+
+#include "base/expect.h"
+#include "hvd/error.h"
+#include "transport/ucx/connections.h"
+
+// Note [How a message is taken back]
+// A send that waits for a connection has not begun, and a receive that nothing has matched can be
+// cancelled. UCX cannot cancel anything else, but for closing its connection by force, which may
+// end live processes: Note [A worker that is not ended]. So the worker that has it is let work no
+// more. That is the end of what the plane sends, or receives, on this rank; the other plane goes
+// on. Nobody takes messages back in a job that goes on.
+
+namespace hvd::ucx {
+namespace {
+
+using message::Arrival;
+using message::Completion;
+using message::Plane;
+using message::Tag;
+using message::TakenBack;
+
+/// One look lets UCX work for so often at most: others want their turn.
+constexpr int kMostRoundsOfLook = 100;
+
+class UcxRequests final : public message::Requests, private Pending {
+ public:
+  UcxRequests(std::shared_ptr<Connections> connections, Plane plane)
+      : connections_(std::move(connections)),
+        plane_(plane),
+        in_(in_of(plane)),
+        out_(out_of(plane)) {
+    connections_->add(*this);
+  }
+  UcxRequests(const UcxRequests&) = delete;
+  UcxRequests& operator=(const UcxRequests&) = delete;
+  ~UcxRequests() override {
+    forget_all();
+    connections_->remove(*this);
+  }
+
+  void reset(std::size_t slots) override;
+  void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override;
+  void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
+  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) override;
+  std::span<const Completion> test() override;
+  int failed_slot() const noexcept override { return failed_; }
+  TakenBack take_back() noexcept override;
+
+ private:
+  enum class State : std::uint8_t { kIdle, kSending, kReceiving };
+  struct Slot {
+    State state = State::kIdle;
+    int peer = 0;
+    Outgoing sent = {};
+    void* received = nullptr;  ///< the request; null: it is over, and test() has not said so
+    Status status = kOk;       ///< of a receive that is over
+    std::size_t bytes = 0;
+    bool given_up = false;  ///< the connection of a receive has broken, and test() has said so
+  };
+
+  void forget(Side) noexcept override;
+  void forget_all() noexcept;
+  void begin_to_receive(std::size_t slot, int peer, const Started&);
+  bool under_way(const Slot& slot) const noexcept {
+    return slot.received != nullptr || slot.sent.stage != Outgoing::Stage::kOver;
+  }
+  void look_at(Slot&);
+  void collect();
+  void collect_from(std::size_t index);
+  [[noreturn]] void fail(std::size_t index);
+
+  const std::shared_ptr<Connections> connections_;
+  const Plane plane_;
+  const Side in_;
+  const Side out_;
+  std::vector<Slot> slots_;
+  std::vector<Completion> completions_;
+  int under_way_ = 0;
+  int receiving_ = 0;  ///< of those
+  int failed_ = -1;    ///< slot of the message whose failure test() has thrown
+  bool kept_ = false;  ///< memory of what was given up may still be touched
+};
+
+void UcxRequests::reset(std::size_t slots) {
+  HVD_EXPECT(under_way_ == 0, "nothing is under way");
+  slots_.assign(slots, Slot{});
+  completions_.clear();
+  completions_.reserve(slots);
+}
+
+void UcxRequests::send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
+  Slot& begun = slots_[slot];
+  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  begun.sent.bytes = bytes;
+  begun.sent.tag = tag;
+  connections_->send(plane_, peer, begun.sent);
+  if (begun.sent.stage == Outgoing::Stage::kOver && begun.sent.status != kOk)
+    connections_->raise("sending to", peer, begun.sent.status);
+  begun.state = State::kSending;
+  begun.peer = peer;
+  ++under_way_;
+}
+
+void UcxRequests::begin_to_receive(std::size_t slot, int peer, const Started& started) {
+  Slot& begun = slots_[slot];
+  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  if (started.request == nullptr && started.status != kOk)
+    connections_->raise("receiving from", peer, started.status);
+  begun.state = State::kReceiving;
+  begun.peer = peer;
+  begun.received = started.request;
+  ++under_way_;
+  ++receiving_;
+}
+
+void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
+  begin_to_receive(slot, peer, connections_->worker(in_).receive(bytes, tag));
+}
+
+void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+  void* const message = reinterpret_cast<void*>(static_cast<std::uintptr_t>(arrival.handle));
+  begin_to_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
+}
+
+void UcxRequests::look_at(Slot& slot) {
+  if (slot.state == State::kSending) return connections_->advance(plane_, slot.peer, slot.sent);
+  if (slot.received == nullptr) return;
+  Worker& worker = connections_->worker(in_);
+  const Status status = worker.status_of_receive(slot.received, slot.bytes);
+  if (status == kInProgress) return;
+  worker.free(std::exchange(slot.received, nullptr));
+  slot.status = status;
+}
+
+void UcxRequests::collect() {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (slots_[index].state == State::kIdle) continue;
+    look_at(slots_[index]);
+    collect_from(index);
+  }
+}
+
+// Completions are returned before a failure is thrown, which would drop them: the failed message
+// keeps its slot until the next call.
+void UcxRequests::collect_from(std::size_t index) {
+  Slot& slot = slots_[index];
+  const bool receives = slot.state == State::kReceiving;
+  if (under_way(slot)) {
+    // A receive would wait for a peer that is gone.
+    const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
+    if (failure == kOk || slot.given_up || !completions_.empty()) return;
+    slot.given_up = true;
+    connections_->raise("receiving from", slot.peer, failure);
+  }
+  const Status status = receives ? slot.status : slot.sent.status;
+  if (status != kOk) return completions_.empty() ? fail(index) : void();
+  completions_.push_back({static_cast<int>(index), slot.bytes});
+  slot = {};
+  --under_way_;
+  receiving_ -= receives ? 1 : 0;
+}
+
+void UcxRequests::fail(std::size_t index) {
+  const Slot failed = std::exchange(slots_[index], {});
+  const bool receives = failed.state == State::kReceiving;
+  --under_way_;
+  receiving_ -= receives ? 1 : 0;
+  failed_ = static_cast<int>(index);
+  if (receives && failed.status == kTruncated) {
+    throw Error("ucx: rank " + std::to_string(failed.peer) +
+                " sent a longer message than was expected; do all ranks run the same build with "
+                "the same settings?");
+  }
+  connections_->raise(receives ? "receiving from" : "sending to", failed.peer,
+                      receives ? failed.status : failed.sent.status);
+}
+
+std::span<const Completion> UcxRequests::test() {
+  HVD_EXPECT(under_way_ > 0, "something is under way");
+  completions_.clear();
+  failed_ = -1;
+  for (int round = 0; round < kMostRoundsOfLook; ++round) {
+    const bool moved = connections_->progress(plane_, receiving_ > 0);
+    collect();
+    if (!completions_.empty() || !moved) break;
+  }
+  return completions_;
+}
+
+TakenBack UcxRequests::take_back() noexcept {
+  bool sends = false;
+  bool receives = false;
+  for (Slot& slot : slots_) {
+    if (!under_way(slot)) continue;
+    if (slot.state == State::kReceiving) {
+      connections_->worker(in_).cancel_receive(slot.received);
+      look_at(slot);
+      receives = receives || under_way(slot);
+    } else if (slot.sent.stage == Outgoing::Stage::kWaiting) {
+      connections_->forget(plane_, slot.peer, slot.sent);
+    } else {
+      look_at(slot);
+      sends = sends || under_way(slot);
+    }
+  }
+  if (sends) connections_->silence(out_);
+  if (receives) connections_->silence(in_);
+  if ((sends || receives) && !connections_->memory_is_ours_when_silent()) kept_ = true;
+  forget_all();
+  return kept_ ? TakenBack::kNever : TakenBack::kDone;
+}
+
+void UcxRequests::forget(Side side) noexcept {
+  for (Slot& slot : slots_) {
+    if (!under_way(slot)) continue;
+    if (slot.state == State::kSending && side == out_)
+      connections_->forget(plane_, slot.peer, slot.sent);
+    if (slot.state == State::kReceiving && side == in_) {
+      connections_->worker(in_).free(std::exchange(slot.received, nullptr));
+      slot.status = kCancelled;
+    }
+  }
+}
+
+void UcxRequests::forget_all() noexcept {
+  forget(out_);
+  forget(in_);
+  for (Slot& slot : slots_) slot = {};
+  under_way_ = 0;
+  receiving_ = 0;
+}
+
+class UcxCarrier final : public message::Carrier {
+ public:
+  UcxCarrier(Workers workers, Membership members)
+      : connections_(std::make_shared<Connections>(std::move(workers), std::move(members))) {}
+  UcxCarrier(const UcxCarrier&) = delete;
+  UcxCarrier& operator=(const UcxCarrier&) = delete;
+  ~UcxCarrier() override {
+    if (said_farewell_ && !failed_) connections_->leave();
+    connections_->silence();  // also where requests that are kept for good hold the connections
+  }
+
+  std::string_view name() const noexcept override { return "ucx"; }
+  int rank() const noexcept override { return connections_->rank(); }
+  std::uint32_t generation() const noexcept override { return connections_->generation(); }
+  void require_tags_of(int process_set) const override;
+
+  std::unique_ptr<message::Requests> make_requests(Plane plane) override {
+    return std::make_unique<UcxRequests>(connections_, plane);
+  }
+  std::optional<Arrival> probe(Tag tag) override;
+  void connect(Plane plane, int rank) override { connections_->connect_ahead(plane, rank); }
+  bool connecting() const noexcept override { return connections_->connecting(); }
+  void check_connections(const std::function<bool(int)>& concerns) override {
+    connections_->require_all_there(concerns);
+  }
+  void progress() override;
+  bool hands_over_at_once() const noexcept override { return false; }
+  bool may_send_to_lost() const noexcept override { return true; }
+
+  bool active() const noexcept override {
+    return !connections_->ended(Side::kControlIn) && !connections_->ended(Side::kControlOut);
+  }
+  void farewell() noexcept override { said_farewell_ = true; }
+  void mark_failed() noexcept override { failed_ = true; }
+  bool failed() const noexcept override { return failed_; }
+
+ private:
+  const std::shared_ptr<Connections> connections_;
+  bool said_farewell_ = false;
+  bool failed_ = false;
+};
+
+void UcxCarrier::require_tags_of(int process_set) const {
+  if (process_set >= 0 && process_set < message::kMostProcessSets) return;
+  throw Error("ucx: process set " + std::to_string(process_set) +
+              " has no message tags: there are enough for " +
+              std::to_string(message::kMostProcessSets) +
+              " sets over a job's life, as numbers of removed sets are not used again; keep sets "
+              "instead of adding them anew");
+}
+
+std::optional<Arrival> UcxCarrier::probe(Tag tag) {
+  Worker& worker = connections_->worker(Side::kControlIn);
+  for (int round = 0; round < kMostRoundsOfLook; ++round) {
+    if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
+      return Arrival{.source = message::parts_of(found->tag).source,
+                     .bytes = found->bytes,
+                     .handle = reinterpret_cast<std::uintptr_t>(found->message)};
+    }
+    if (!connections_->progress(Plane::kControl, true)) break;
+  }
+  return std::nullopt;
+}
+
+void UcxCarrier::progress() {
+  for (const Side side : {Side::kControlIn, Side::kControlOut, Side::kDataIn, Side::kDataOut})
+    if (!connections_->ended(side)) static_cast<void>(connections_->run(side));
+}
+
+}  // namespace
+
+std::shared_ptr<message::Carrier> make_ucx_carrier(Workers workers, Membership members) {
+  return std::make_shared<UcxCarrier>(std::move(workers), std::move(members));
+}
+
+}  // namespace hvd::ucx

@@ -1,0 +1,360 @@
+#include "transport/ucx/ucx_library.h"
+
+#include <dlfcn.h>
+#include <ucp/api/ucp.h>
+#include <ucs/debug/log_def.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+#include "hvd/error.h"
+
+// Note [What UCX is told]
+// UCX reads its settings when it is loaded and when a context is made, from the environment.
+//
+//   UCX_ERROR_SIGNALS=          signals are the program's: UCX would catch SIGSEGV and print
+//   UCX_MEM_EVENTS=n            malloc(), mmap() and munmap() stay as they are
+//   UCX_TCP_CONN_NB=y           connect() does not wait: a host that is cut off blocked a rank for
+//                               more than 12 s
+//   UCX_TLS=^sm                 nothing that goes through memory of the host or reads another
+//                               process: a live process may end when its peer does, and a peer that
+//                               reads from this process cannot be stopped when a message is taken
+//                               back. Tensors go through hvd's own memory there
+//   UCX_MM_ERROR_HANDLING=y     where the user asks for that memory, it reports errors
+//   UCX_RNDV_THRESH=256k        over TCP alone, where nobody reads from another process, asking a
+//                               receiver first saves nothing: what a channel sends at once (128
+//                               KiB) has its receive posted, and goes without. An allreduce of 1
+//                               MiB between two hosts took 1.4 to 1.7 of that over MPI, and 1.0 to
+//                               1.1 so
+//   UCX_TCP_RX_SEG_SIZE=256k    there, a message of a channel comes in one piece instead of several
+//                               of 64 KiB: the same allreduce takes 0.75 of its time
+//   UCX_RX_MPOOL_SIZES=64,...   there, what comes before its receive waits in memory of about its
+//                               size. UCX makes that when the first such message has come, many at
+//                               once; of as much as the largest for each, the first negotiation of
+//                               161 tensors took 0.5 ms longer
+//   UCX_RNDV_SCHEME=get_zcopy   where the user asks for it, a large message is fetched by its
+//                               receiver: a peer does not write into this process
+
+namespace hvd::ucx {
+namespace {
+
+constexpr unsigned kOldestMajor = 1;
+constexpr unsigned kOldestMinor = 13;
+
+static_assert(kOk == UCS_OK && kInProgress == UCS_INPROGRESS &&
+              kTruncated == UCS_ERR_MESSAGE_TRUNCATED && kCancelled == UCS_ERR_CANCELED);
+static_assert(sizeof(ucp_tag_t) == sizeof(message::Tag));
+
+/// UCX's functions, found when the program runs. The types are the header's, so that a call that
+/// does not fit does not compile.
+struct Functions {
+  decltype(&ucp_get_version) get_version = nullptr;
+  decltype(&ucp_init_version) init = nullptr;
+  decltype(&ucp_cleanup) cleanup = nullptr;
+  decltype(&ucp_config_read) config_read = nullptr;
+  decltype(&ucp_config_release) config_release = nullptr;
+  decltype(&ucp_worker_create) worker_create = nullptr;
+  decltype(&ucp_worker_destroy) worker_destroy = nullptr;
+  decltype(&ucp_worker_get_address) get_address = nullptr;
+  decltype(&ucp_worker_release_address) release_address = nullptr;
+  decltype(&ucp_worker_progress) progress = nullptr;
+  decltype(&ucp_ep_create) ep_create = nullptr;
+  decltype(&ucp_ep_close_nbx) ep_close = nullptr;
+  decltype(&ucp_tag_send_nbx) tag_send = nullptr;
+  decltype(&ucp_tag_recv_nbx) tag_recv = nullptr;
+  decltype(&ucp_tag_msg_recv_nbx) tag_msg_recv = nullptr;
+  decltype(&ucp_tag_probe_nb) tag_probe = nullptr;
+  decltype(&ucp_tag_recv_request_test) recv_test = nullptr;
+  decltype(&ucp_request_check_status) check_status = nullptr;
+  decltype(&ucp_request_cancel) cancel = nullptr;
+  decltype(&ucp_request_free) free = nullptr;
+  decltype(&ucs_status_string) status_string = nullptr;
+  decltype(&ucs_log_push_handler) push_log_handler = nullptr;
+};
+
+/// The name of one that is missing, or nothing.
+std::string find_functions(void* library, Functions& f) {
+  std::string missing;
+  const auto need = [&](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr && missing.empty()) missing = name;
+  };
+  need("ucp_get_version", f.get_version);
+  need("ucp_init_version", f.init);
+  need("ucp_cleanup", f.cleanup);
+  need("ucp_config_read", f.config_read);
+  need("ucp_config_release", f.config_release);
+  need("ucp_worker_create", f.worker_create);
+  need("ucp_worker_destroy", f.worker_destroy);
+  need("ucp_worker_get_address", f.get_address);
+  need("ucp_worker_release_address", f.release_address);
+  need("ucp_worker_progress", f.progress);
+  need("ucp_ep_create", f.ep_create);
+  need("ucp_ep_close_nbx", f.ep_close);
+  need("ucp_tag_send_nbx", f.tag_send);
+  need("ucp_tag_recv_nbx", f.tag_recv);
+  need("ucp_tag_msg_recv_nbx", f.tag_msg_recv);
+  need("ucp_tag_probe_nb", f.tag_probe);
+  need("ucp_tag_recv_request_test", f.recv_test);
+  need("ucp_request_check_status", f.check_status);
+  need("ucp_request_cancel", f.cancel);
+  need("ucp_request_free", f.free);
+  // Of libucs, which libucp needs: dlsym() looks there too.
+  need("ucs_status_string", f.status_string);
+  need("ucs_log_push_handler", f.push_log_handler);
+  return missing;
+}
+
+std::string version_text(unsigned major, unsigned minor, unsigned patch) {
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+}
+
+/// What UCX calls an error is often a peer that has ended, which hvd reports by itself.
+LogLevel level_of(ucs_log_level_t level) noexcept {
+  if (level <= UCS_LOG_LEVEL_FATAL) return LogLevel::kError;
+  if (level <= UCS_LOG_LEVEL_ERROR) return LogLevel::kInfo;
+  return level <= UCS_LOG_LEVEL_INFO ? LogLevel::kDebug : LogLevel::kTrace;
+}
+
+ucs_log_func_rc_t pass_on_log(const char* /*file*/, unsigned /*line*/, const char* /*function*/,
+                              ucs_log_level_t level,
+                              const ucs_log_component_config_t* /*component*/, const char* format,
+                              va_list arguments) {
+  const LogLevel own = level_of(level);
+  if (own < log_level()) return UCS_LOG_FUNC_RC_STOP;
+  char text[1024];
+  std::vsnprintf(text, sizeof text, format, arguments);
+  log_message(own, std::string("ucx: ") + text);
+  return UCS_LOG_FUNC_RC_STOP;
+}
+
+constexpr const char* kTransports = "^sm";
+
+bool only_tcp();
+
+void tell_settings() {
+  constexpr std::pair<const char*, const char*> kSettings[] = {
+      {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "n"},        {"UCX_TCP_CONN_NB", "y"},
+      {"UCX_TLS", kTransports},  {"UCX_MM_ERROR_HANDLING", "y"}, {"UCX_RNDV_SCHEME", "get_zcopy"}};
+  for (const auto& [name, value] : kSettings) ::setenv(name, value, 0);
+  if (!only_tcp()) return;
+  ::setenv("UCX_RNDV_THRESH", "256k", 0);
+  ::setenv("UCX_TCP_RX_SEG_SIZE", "256k", 0);
+  ::setenv("UCX_RX_MPOOL_SIZES", "64,256,1k,2k,4k,8k,16k,64k", 0);
+}
+
+/// Over TCP a message is moved by its two ranks' workers alone.
+bool only_tcp() {
+  const char* const setting = std::getenv("UCX_TLS");
+  const std::string transports = setting == nullptr ? kTransports : setting;
+  if (transports == kTransports) {
+    std::error_code unreadable;
+    const std::filesystem::directory_iterator adapters("/sys/class/infiniband", unreadable);
+    return unreadable || adapters == std::filesystem::directory_iterator();
+  }
+  return transports == "tcp" || transports == "tcp,self" || transports == "self,tcp";
+}
+
+struct Loaded {
+  Functions functions = {};
+  std::string version = {};
+  std::string problem = {};  ///< empty: it can be used
+};
+
+Loaded load(const std::string& name) {
+  tell_settings();
+  Loaded loaded;
+  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: UCX has threads
+  if (handle == nullptr) {
+    loaded.problem = std::string(dlerror()) + "; install UCX (Debian: libucx0)";
+    return loaded;
+  }
+  const std::string missing = find_functions(handle, loaded.functions);
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned patch = 0;
+  if (missing.empty()) loaded.functions.get_version(&major, &minor, &patch);
+  loaded.version = version_text(major, minor, patch);
+  if (!missing.empty() || std::pair(major, minor) < std::pair(kOldestMajor, kOldestMinor)) {
+    loaded.problem = name + ": expected UCX " + version_text(kOldestMajor, kOldestMinor, 0) +
+                     " or newer, got " +
+                     (missing.empty() ? loaded.version : "one without " + missing);
+    return loaded;
+  }
+  loaded.functions.push_log_handler(pass_on_log);
+  return loaded;
+}
+
+/// Loads the system's once.
+const Loaded& loaded_from(const std::string& name, Loaded& other) {
+  static const Loaded system = load(kSystemLibrary);
+  if (name == kSystemLibrary) return system;
+  other = load(name);
+  return other;
+}
+
+void check(const Functions& f, ucs_status_t status, const char* call) {
+  if (status == UCS_OK) return;
+  throw Error(std::string("ucx: ") + call + " failed: " + f.status_string(status));
+}
+
+/// What the workers of a rank share.
+class Context {
+ public:
+  explicit Context(const Functions&);
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context() { f_.cleanup(context_); }
+
+  const Functions& functions() const noexcept { return f_; }
+  ucp_context_h handle() const noexcept { return context_; }
+
+ private:
+  const Functions f_;
+  ucp_context_h context_ = nullptr;
+};
+
+Context::Context(const Functions& functions) : f_(functions) {
+  ucp_config_t* config = nullptr;
+  check(f_, f_.config_read(nullptr, nullptr, &config), "ucp_config_read");
+  ucp_params_t params = {};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_TAG;
+  const ucs_status_t made = f_.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  f_.config_release(config);
+  check(f_, made, "ucp_init");
+}
+
+class UcxWorker final : public Worker {
+ public:
+  explicit UcxWorker(std::shared_ptr<const Context>);
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+  ~UcxWorker() override { f_.worker_destroy(worker_); }
+
+  std::vector<std::byte> address() override;
+  Status connect(std::span<const std::byte> address, Status* failure, Endpoint& made) override;
+  Started close(Endpoint, CloseMode) override;
+
+  Started send(Endpoint endpoint, std::span<const std::byte> bytes, message::Tag tag) override {
+    const ucp_request_param_t param = {};
+    return started(f_.tag_send(endpoint_of(endpoint), bytes.data(), bytes.size(), tag, &param));
+  }
+  Started receive(std::span<std::byte> room, message::Tag tag) override {
+    return started(
+        f_.tag_recv(worker_, room.data(), room.size(), tag, ~message::Tag{0}, &always_a_request()));
+  }
+  Started receive(std::span<std::byte> room, void* message) override {
+    return started(f_.tag_msg_recv(worker_, room.data(), room.size(),
+                                   static_cast<ucp_tag_message_h>(message), &always_a_request()));
+  }
+  std::optional<Matched> probe(message::Tag tag, message::Tag mask) override {
+    ucp_tag_recv_info_t info = {};
+    const ucp_tag_message_h found = f_.tag_probe(worker_, tag, mask, 1, &info);
+    if (found == nullptr) return std::nullopt;
+    return Matched{found, info.sender_tag, info.length};
+  }
+
+  Status status_of_send(void* request) override { return f_.check_status(request); }
+  Status status_of_receive(void* request, std::size_t& bytes) override {
+    ucp_tag_recv_info_t info = {};
+    const Status status = f_.recv_test(request, &info);
+    if (status == kOk) bytes = info.length;
+    return status;
+  }
+  void cancel_receive(void* request) noexcept override { f_.cancel(worker_, request); }
+  void free(void* request) noexcept override { f_.free(request); }
+
+  bool progress() override { return f_.progress(worker_) != 0; }
+  std::string describe(Status status) const override {
+    return f_.status_string(static_cast<ucs_status_t>(status));
+  }
+
+ private:
+  static ucp_ep_h endpoint_of(Endpoint endpoint) { return static_cast<ucp_ep_h>(endpoint.handle); }
+  static Started started(ucs_status_ptr_t answer) {
+    if (UCS_PTR_IS_ERR(answer)) return {nullptr, UCS_PTR_STATUS(answer)};
+    return {answer, answer == nullptr ? kOk : kInProgress};
+  }
+  /// Also of a message that is here already, so that its size can be asked for.
+  static const ucp_request_param_t& always_a_request() {
+    static const ucp_request_param_t param = [] {
+      ucp_request_param_t made = {};
+      made.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+      return made;
+    }();
+    return param;
+  }
+
+  const std::shared_ptr<const Context> context_;
+  const Functions& f_;
+  ucp_worker_h worker_ = nullptr;
+};
+
+UcxWorker::UcxWorker(std::shared_ptr<const Context> context)
+    : context_(std::move(context)), f_(context_->functions()) {
+  ucp_worker_params_t params = {};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // progress goes from thread to thread
+  check(f_, f_.worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
+}
+
+std::vector<std::byte> UcxWorker::address() {
+  ucp_address_t* address = nullptr;
+  std::size_t bytes = 0;
+  check(f_, f_.get_address(worker_, &address, &bytes), "ucp_worker_get_address");
+  const auto* const first = reinterpret_cast<const std::byte*>(address);
+  std::vector<std::byte> copy(first, first + bytes);
+  f_.release_address(worker_, address);
+  return copy;
+}
+
+Status UcxWorker::connect(std::span<const std::byte> address, Status* failure, Endpoint& made) {
+  ucp_ep_params_t params = {};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = [](void* target, ucp_ep_h, ucs_status_t status) {
+    *static_cast<Status*>(target) = status;
+  };
+  params.err_handler.arg = failure;
+  ucp_ep_h endpoint = nullptr;
+  const ucs_status_t status = f_.ep_create(worker_, &params, &endpoint);
+  if (status == UCS_OK) made = {endpoint};
+  return status;
+}
+
+Started UcxWorker::close(Endpoint endpoint, CloseMode mode) {
+  ucp_request_param_t param = {};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = mode == CloseMode::kForce ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  return started(f_.ep_close(endpoint_of(endpoint), &param));
+}
+
+}  // namespace
+
+Workers open_workers(const std::string& library) {
+  Loaded other;
+  const Loaded& loaded = loaded_from(library, other);
+  if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
+  const auto context = std::make_shared<const Context>(loaded.functions);
+  Workers workers;
+  workers.touch_nothing_by_themselves = only_tcp();
+  for (auto& worker : workers.of) worker = std::make_unique<UcxWorker>(context);
+  return workers;
+}
+
+std::string describe_library(const std::string& library) {
+  Loaded other;
+  const Loaded& loaded = loaded_from(library, other);
+  return loaded.problem.empty() ? loaded.version + " (" + library + ")"
+                                : "not usable: " + loaded.problem;
+}
+
+}  // namespace hvd::ucx

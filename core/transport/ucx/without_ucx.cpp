@@ -1,0 +1,16 @@
+#include "hvd/error.h"
+#include "transport/ucx/ucx_library.h"
+
+namespace hvd::ucx {
+namespace {
+
+constexpr const char* kProblem =
+    "this hvd was built without UCX (HVD_WITH_UCX; Debian: libucx-dev)";
+
+}  // namespace
+
+Workers open_workers(const std::string&) { throw Error(std::string("ucx: ") + kProblem); }
+
+std::string describe_library(const std::string&) { return std::string("not usable: ") + kProblem; }
+
+}  // namespace hvd::ucx

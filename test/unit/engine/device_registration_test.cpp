@@ -1,0 +1,287 @@
+// Batches in memory that NCCL has registered: the same ones on every rank, and nothing registered
+// in a step that repeats.
+#include <gtest/gtest.h>
+
+#include "engine/device_staging.h"
+#include "hvd/error.h"
+#include "support/device_job.h"
+
+namespace hvd::testing {
+namespace {
+
+using Floats = std::vector<float>;
+using FloatOperation = DeviceOperation<float>;
+
+constexpr int kRanks = 3;
+constexpr int kTensors = 6;
+constexpr nccl::NcclOptions kRegisters{.registered_bytes = 4096};
+
+class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
+ protected:
+  std::unique_ptr<DeviceJob> start(const FakeNcclOptions& fake = {},
+                                   const nccl::NcclOptions& backend = kRegisters) {
+    return std::make_unique<DeviceJob>(kRanks, Path::kNccl, runtime::RuntimeOptions{}, fake,
+                                       GetParam(), backend);
+  }
+
+  /// A group of tensors that are reduced in one call, and what became of them.
+  static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count,
+                   int ranks = kRanks, Compression compression = Compression::kNone) {
+    std::vector<Operation> handles;
+    std::vector<FloatOperation> operations;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<Submission> group;
+      for (int tensor = 0; tensor < tensors; ++tensor) {
+        operations.push_back(FloatOperation::in_place(
+            job, rank, name + std::to_string(tensor), OpKind::kAllreduce, DataType::kFloat32,
+            Floats(count, static_cast<float>(rank + tensor))));
+        group.push_back(operations.back().submission);
+        allreduce_of(group.back()).compression = compression;
+      }
+      for (auto& handle : job.runtime(rank).submit(std::move(group), Progress::kBackground))
+        handles.push_back(handle);
+    }
+    ASSERT_TRUE(job.run(handles));
+    for (const Operation& handle : handles)
+      ASSERT_TRUE(handle.status().ok()) << handle.status().message;
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      const int tensor = static_cast<int>(i) % tensors;
+      const float expected = static_cast<float>(ranks * (ranks - 1) / 2 + ranks * tensor);
+      EXPECT_EQ(job.read<float>(static_cast<int>(i) / tensors, *operations[i].output,
+                                *operations[i].ready),
+                Floats(count, expected));
+    }
+  }
+};
+
+TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNothing) {
+  const auto job = start();
+  constexpr int kSteps = 12;
+  for (int number = 0; number < kSteps; ++number) step(*job, "w", kTensors, 5);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const FakeNcclCounts counts = job->nccl().counts(rank);
+    EXPECT_EQ(counts.registrations, 2);
+    EXPECT_EQ(counts.registered, 2);
+    EXPECT_EQ(counts.allocated, 2);
+    EXPECT_EQ(counts.from_registered, counts.calls);
+    EXPECT_GE(counts.calls, kSteps);
+    EXPECT_EQ(job->gpu().counts(rank).synchronize, 0);
+  }
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, BatchesLieInWindowsWhereThatIsAskedFor) {
+  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
+           {}, {.busy_answers = 4}, {.no_windows_at = 2}, {.null_windows_from = 0}}) {
+    const auto job = start(fake, {.registered_bytes = 4096, .windows = true});
+    constexpr int kSteps = 5;
+    for (int number = 0; number < kSteps; ++number) step(*job, "w", kTensors, 5);
+    const bool windows = fake.no_windows_at < 0 && fake.null_windows_from < 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const FakeNcclCounts counts = job->nccl().counts(rank);
+      EXPECT_EQ(counts.windows, windows ? 2 : 0);
+      EXPECT_EQ(counts.from_windows, windows ? counts.calls : 0);
+      EXPECT_EQ(counts.from_registered, counts.calls);
+      EXPECT_GE(counts.calls, kSteps);
+      EXPECT_EQ(job->gpu().counts(rank).synchronize, 0);
+    }
+    job->expect_no_faults();
+  }
+}
+
+TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobAndSaysWhatToDo) {
+  const auto job = start({.window_fails_at = 1}, {.registered_bytes = 4096, .windows = true});
+  std::vector<Operation> handles;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    FloatOperation operation = FloatOperation::in_place(*job, rank, "x", OpKind::kAllreduce,
+                                                        DataType::kFloat32, Floats(5));
+    operation.submission.on_done = nullptr;
+    handles.push_back(submit_one(job->runtime(rank), operation.submission));
+  }
+  ASSERT_TRUE(job->run(handles));
+  for (const Operation& handle : handles) {
+    EXPECT_FALSE(handle.status().ok());
+    EXPECT_NE(handle.status().message.find("HVD_NCCL_REGISTER=auto"), std::string::npos)
+        << handle.status().message;
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_TRUE(job->nccl().wait_for_aborts(rank, 1));
+    EXPECT_EQ(job->nccl().counts(rank).windows, 0);
+  }
+}
+
+TEST_P(DeviceRegistrationTest, WhatIsAloneOrTooLargeLiesElsewhereOnEveryRank) {
+  const auto job = start();
+  step(*job, "alone", 1, 5);
+  step(*job, "large", kTensors, 1000);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 0);
+  step(*job, "w", kTensors, 5);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job->nccl().counts(rank).from_registered, 1);
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOthersDo) {
+  const auto job = start();
+  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
+  step(*job, "w", kTensors, 5, kRanks - 1);
+  step(*job, "alone", 1, 5, kRanks - 1);
+  step(*job, "w", kTensors, 5, kRanks - 1);
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    joins.push_back(submit_one(job->runtime(rank), join_operation()));
+  ASSERT_TRUE(job->run(joins));
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, ATensorByItselfThatIsCastLiesInRegisteredMemoryOnEveryRank) {
+  const auto job = start();
+  step(*job, "alone", 1, 5, kRanks, Compression::kFloat16);
+  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
+  step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16);
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    joins.push_back(submit_one(job->runtime(rank), join_operation()));
+  ASSERT_TRUE(job->run(joins));
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, WithoutRegistrationAllWorksAsBefore) {
+  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
+           {.version = 21805}, {.register_throws_at = 1}, {.allocate_throws_at = 0}}) {
+    const auto job = start(fake);
+    for (int number = 0; number < 3; ++number) step(*job, "w", kTensors, 5);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(job->nccl().counts(rank).registered, 0);
+      EXPECT_EQ(job->nccl().counts(rank).allocated, 0);
+      EXPECT_EQ(job->nccl().counts(rank).from_registered, 0);
+      EXPECT_FALSE(job->runtime(rank).failed());
+    }
+    job->expect_no_faults();
+  }
+  const auto off = start({}, {});
+  step(*off, "w", kTensors, 5);
+  EXPECT_EQ(off->nccl().counts(0).registrations, 0);
+}
+
+TEST_P(DeviceRegistrationTest, ARemovedProcessSetGivesItsBuffersBack) {
+  const auto job = start();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
+  const Submission add{.parameters = AddProcessSet{ranks}};
+  std::vector<Operation> handles;
+  for (int rank = 0; rank < kRanks; ++rank) handles.push_back(submit_one(job->runtime(rank), add));
+  ASSERT_TRUE(job->run(handles));
+  const int set = static_cast<int>(handles[0].result());
+  handles.clear();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::vector<Submission> group;
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      group.push_back(FloatOperation::in_place(*job, rank, std::to_string(tensor),
+                                               OpKind::kAllreduce, DataType::kFloat32, Floats(5))
+                          .submission);
+      group.back().process_set = set;
+      group.back().on_done = nullptr;
+    }
+    for (auto& handle : job->runtime(rank).submit(std::move(group), Progress::kBackground))
+      handles.push_back(handle);
+  }
+  ASSERT_TRUE(job->run(handles));
+  const Submission remove{.parameters = RemoveProcessSet{set}};
+  handles.clear();
+  for (int rank = 0; rank < kRanks; ++rank)
+    handles.push_back(submit_one(job->runtime(rank), remove));
+  ASSERT_TRUE(job->run(handles));
+  EXPECT_TRUE(job->gpu().run_all());
+  EXPECT_TRUE(job->run_until([&] {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (job->nccl().counts(rank).destroyed < 1) return false;
+    }
+    return true;
+  }));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(job->nccl().counts(rank).registrations, 2);
+    EXPECT_EQ(job->nccl().counts(rank).registered, 0);
+    EXPECT_EQ(job->nccl().counts(rank).allocated, 0);
+    EXPECT_EQ(job->nccl().counts(rank).from_registered, 1);
+  }
+  job->expect_no_faults();
+}
+
+TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
+  const auto job = start();
+  step(*job, "w", kTensors, 5);
+  job->nccl().break_rank(1, true, "the connection was closed by the remote host");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::vector<Submission> group;
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      const std::string name = "w" + std::to_string(tensor);
+      group.push_back(FloatOperation::in_place(*job, rank, name, OpKind::kAllreduce,
+                                               DataType::kFloat32, Floats(5))
+                          .submission);
+      group.back().on_done = nullptr;
+    }
+    job->runtime(rank).submit(std::move(group), Progress::kBackground);
+  }
+  ASSERT_TRUE(job->run_until([&] {
+    return job->runtime(0).failed() && job->runtime(1).failed() && job->runtime(2).failed();
+  }));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_TRUE(job->nccl().wait_for_aborts(rank, 1));
+    EXPECT_EQ(job->nccl().counts(rank).registered, 0);
+  }
+  EXPECT_TRUE(job->gpu().run_all()) << "nothing hangs on the device";
+}
+
+class TwoBuffers final : public Channel {
+ public:
+  explicit TwoBuffers(FakeGpu& gpu) : buffers_{{gpu.allocate(64), 64}, {gpu.allocate(64), 64}} {}
+  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>,
+                               std::span<std::byte>) override {
+    throw Error("nothing is launched here");
+  }
+  void abort() noexcept override {}
+  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
+    return buffers_;
+  }
+  void give_back_fusion_buffers() noexcept override { ++given_back; }
+  int given_back = 0;
+
+ private:
+  const std::vector<std::span<std::byte>> buffers_;
+};
+
+TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
+  FakeGpu gpu;
+  device::Context context(gpu.api(0), 0);
+  const device::OwnedStream queue(context);
+  const device::DeviceGuard guard(context.api(), 0);
+  bool go = false;
+  FakeGpu::Item slow;
+  slow.ready = [&go] { return go; };
+  gpu.enqueue(queue.get(), std::move(slow));
+  const EventPtr behind = context.events()->record(queue.get());
+  // A pipeline whose batch ends, or does not, and then the pipeline does.
+  const auto given_back = [&](bool ends, const EventPtr& last_use) {
+    TwoBuffers channel(gpu);
+    {
+      runtime::DevicePipeline pipeline(context, channel, true, 0);
+      EXPECT_EQ(pipeline.channels_own.take(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
+                8U);
+      if (ends) pipeline.channels_own.release(last_use);
+    }
+    return channel.given_back;
+  };
+  EXPECT_EQ(given_back(false, nullptr), 0)
+      << "it has failed: nobody knows what is still in a queue";
+  EXPECT_EQ(given_back(true, behind), 0);
+  go = true;
+  EXPECT_TRUE(gpu.run_all());
+  EXPECT_EQ(given_back(true, behind), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRegistrationTest, ::testing::Values(1, 2, 3, 4, 5));
+
+}  // namespace
+}  // namespace hvd::testing

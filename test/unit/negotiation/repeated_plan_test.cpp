@@ -1,0 +1,130 @@
+#include "negotiation/repeated_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "unit/negotiation/cluster.h"
+
+namespace hvd::control {
+namespace {
+
+class RepeatedPlanTest : public ::testing::Test {
+ protected:
+  RepeatedPlanTest() {
+    for (const char* name : {"a", "b", "c"}) cache_.put({allreduce(name), {}});
+  }
+  static wire::StampedHits hits(const std::vector<std::uint32_t>& slots,
+                                std::uint64_t report_number = 1) {
+    return {report_number, wire::SlotSet(slots)};
+  }
+  static wire::Plan plan_for(const std::vector<std::uint32_t>& slots) {
+    wire::Plan plan;
+    plan.sequence = 3;
+    plan.batches.emplace_back();
+    for (const auto slot : slots) plan.batches.back().tensors.emplace_back().slot = slot;
+    return plan;
+  }
+  void learn(const std::vector<std::uint32_t>& slots) {
+    EXPECT_FALSE(repeated_.offer(hits(slots)));
+    repeated_.learn(plan_for(slots), /*nothing_pending=*/true);
+  }
+  /// Which of the cache's slots is given up next.
+  std::uint32_t oldest() {
+    std::uint32_t slot = 0;
+    if (const auto displaced = cache_.put({allreduce("new"), {}})) slot = displaced->slot;
+    return slot;
+  }
+
+  ResponseCache cache_{3};
+  RepeatedPlan repeated_;
+};
+
+TEST_F(RepeatedPlanTest, ThePlanForTheSameSlotsIsGivenAgainUnderAnotherNumber) {
+  EXPECT_FALSE(repeated_.offer(hits({0, 2})));
+  EXPECT_TRUE(repeated_.learning());
+  EXPECT_FALSE(repeated_.waiting());
+  repeated_.learn(plan_for({0, 2}), true);
+  EXPECT_FALSE(repeated_.learning());
+  ASSERT_TRUE(repeated_.offer(hits({0, 2}, 2)));
+  EXPECT_TRUE(repeated_.waiting());
+  EXPECT_EQ(repeated_.plan().batches, plan_for({0, 2}).batches);
+  EXPECT_EQ(repeated_.slots(), wire::SlotSet({0, 2}));
+  wire::Plan expected = plan_for({0, 2});
+  expected.sequence = 300;
+  EXPECT_EQ(repeated_.take(300, cache_), expected);
+  EXPECT_EQ(repeated_.encode(expected), wire::encode(expected));
+  EXPECT_FALSE(repeated_.waiting());
+}
+
+TEST_F(RepeatedPlanTest, OtherPlansAreEncodedAsTheyAre) {
+  wire::Plan other = plan_for({1});
+  other.sequence = 7;
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "nothing is known yet";
+  learn({0, 2});
+  ASSERT_TRUE(repeated_.offer(hits({0, 2})));
+  wire::Plan repeated = repeated_.take(8, cache_);
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other));
+  repeated.replay = {{{0}}, {{2}}};
+  EXPECT_EQ(repeated_.encode(repeated), wire::encode(repeated));
+  other.sequence = 8;
+  learn({1});
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "what is known now was not taken yet";
+}
+
+TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
+  learn({0, 2});
+  EXPECT_FALSE(repeated_.offer(hits({0, 1})));
+  EXPECT_TRUE(repeated_.learning());
+  repeated_.learn(plan_for({0, 1}), true);
+  EXPECT_FALSE(repeated_.offer(hits({0, 2})));
+}
+
+TEST_F(RepeatedPlanTest, WhatWaitsIsGivenBackOnce) {
+  learn({0});
+  ASSERT_TRUE(repeated_.offer(hits({0}, 7)));
+  EXPECT_EQ(repeated_.give_back(), hits({0}, 7));
+  EXPECT_FALSE(repeated_.waiting());
+  EXPECT_FALSE(repeated_.give_back());
+}
+
+TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
+  const auto kept = [&](const std::function<void(wire::Plan&)>& change, bool nothing_pending) {
+    RepeatedPlan repeated;
+    repeated.offer(hits({0, 2}));
+    wire::Plan plan = plan_for({0, 2});
+    change(plan);
+    repeated.learn(plan, nothing_pending);
+    return repeated.offer(hits({0, 2}));
+  };
+  EXPECT_TRUE(kept([](wire::Plan&) {}, true));
+  EXPECT_FALSE(kept([](wire::Plan&) {}, false));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.shutdown = true; }, true));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.errors.emplace_back(); }, true));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].absent = {1}; }, true));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].tensors.pop_back(); }, true));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].tensors[0].slot.reset(); }, true));
+  // Something else has come in between.
+  RepeatedPlan repeated;
+  repeated.offer(hits({0, 2}));
+  repeated.give_back();
+  repeated.learn(plan_for({0, 2}), true);
+  EXPECT_FALSE(repeated.offer(hits({0, 2})));
+}
+
+TEST_F(RepeatedPlanTest, ItIsForgottenWithTheMeaningOfTheSlots) {
+  learn({0});
+  repeated_.forget();
+  EXPECT_FALSE(repeated_.offer(hits({0})));
+}
+
+TEST_F(RepeatedPlanTest, TheCacheIsMadeWhatThePlanMakesOfIt) {
+  learn({0});
+  repeated_.note_touched();  // by a plan that has used the others since
+  cache_.touch(1);
+  cache_.touch(2);
+  ASSERT_TRUE(repeated_.offer(hits({0})));
+  repeated_.take(4, cache_);
+  EXPECT_EQ(oldest(), 1U);
+}
+
+}  // namespace
+}  // namespace hvd::control

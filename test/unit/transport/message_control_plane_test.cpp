@@ -1,0 +1,296 @@
+#include "transport/message_control_plane.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+#include "mpi/support/hosts.h"
+#include "support/fake_carrier.h"
+#include "support/meet_nodes.h"
+#include "support/reference.h"
+#include "transport/request_table.h"
+
+// What the tests over MPI do not reach: ends of a job in which the carrier is broken, or lets go of
+// memory, and messages that no rank of hvd's would send.
+
+namespace hvd::message {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Bytes;
+using testing::FakeNetwork;
+
+constexpr std::size_t kLimit = std::size_t{256} << 20;
+
+/// All ranks of a job, which one thread steps.
+struct Job {
+  explicit Job(int size) : network(FakeNetwork::create(size, 7)), nodes(testing::meet_nodes(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      planes.push_back(
+          make_control_plane(network->carrier(rank), nodes[static_cast<std::size_t>(rank)]));
+    }
+  }
+  control::ControlPlane& operator[](std::size_t rank) { return *planes[rank]; }
+
+  std::shared_ptr<FakeNetwork> network;
+  std::vector<std::shared_ptr<host::Node>> nodes;
+  std::vector<std::unique_ptr<control::ControlPlane>> planes;
+};
+
+Bytes numbered(int number) { return Bytes(4, static_cast<std::byte>(number)); }
+
+TEST(MessageControlPlane, KeepsTheOrderOfEachRankAndItsOwnMessages) {
+  Job job(3);
+  for (int number = 0; number < 10; ++number) {
+    for (std::size_t rank = 0; rank < 3; ++rank) job[rank].report(numbered(number));
+  }
+  int next[3] = {};
+  for (int count = 0; count < 30; ++count) {
+    const auto message = job[0].poll();
+    ASSERT_TRUE(message.has_value()) << count;
+    EXPECT_EQ(message->bytes, numbered(next[message->source]++)) << "from rank " << message->source;
+  }
+  EXPECT_FALSE(job[0].poll().has_value());
+  EXPECT_TRUE(job[0].quiet());
+  job[0].publish(numbered(42));
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(job[rank].quiet(), false) << "a message is on its way";
+    const auto message = job[rank].poll();
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->source, 0);
+    EXPECT_EQ(message->bytes, numbered(42));
+    EXPECT_TRUE(job[rank].quiet());
+  }
+}
+
+TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  const auto ticket = [&] { return job[0].doorbell().ticket(); };
+  const auto before = ticket();
+  job[1].report(numbered(1));
+  EXPECT_TRUE(job[1].busy());
+  const auto rung = ticket();
+  EXPECT_NE(rung, before);
+  EXPECT_TRUE(job[0].poll().has_value());
+  EXPECT_EQ(ticket(), rung);
+  EXPECT_FALSE(job[1].poll().has_value());
+  EXPECT_FALSE(job[1].busy());
+  EXPECT_NE(ticket(), rung) << "it may have gone to sleep before the message went out";
+}
+
+TEST(MessageControlPlane, PollsForWhatWasAnnouncedUntilItIsThere) {
+  Job job(2);
+  for (const bool at_once : {true, false}) {
+    job.network->hands_over_at_once = at_once;
+    EXPECT_FALSE(job[0].needs_polling());
+    const int progressed = job.network->progressed();
+    job[1].heartbeat(TimePoint());
+    EXPECT_EQ(job.network->progressed() - progressed, at_once ? 0 : 1);
+    job[1].report(numbered(1));
+    EXPECT_EQ(job[0].needs_polling(), !at_once) << "the doorbell may have been rung too early";
+    EXPECT_FALSE(job[1].needs_polling());
+    EXPECT_TRUE(job[0].poll().has_value());
+    EXPECT_FALSE(job[0].needs_polling());
+  }
+}
+
+TEST(MessageControlPlane, RefusesAMessageBeyondTheLimitOnBothSides) {
+  Job job(2);
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(kLimit + 1);
+  const std::span<const std::byte> large(memory.get(), kLimit + 1);
+  EXPECT_THROW(job[1].report(large), Error);
+  // Another build may not know of the limit.
+  job.network->eager_bytes = 0;
+  const auto stranger = job.network->carrier(1);
+  RequestTable requests(*stranger, Plane::kControl);
+  requests.reset(1);
+  requests.send(0, large, 0, make_tag({.generation = 7, .source = 1, .kind = kControlKind}));
+  try {
+    job[0].poll();
+    ADD_FAILURE() << "no throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what())
+                  .find("receiving from rank 1: a control message of 268435457 "
+                        "bytes; the limit is 268435456"),
+              0U)
+        << error.what();
+  }
+}
+
+TEST(MessageControlPlane, TakesNoMessageOfAnotherJob) {
+  Job job(2);
+  const auto stranger = job.network->carrier(1);
+  RequestTable requests(*stranger, Plane::kControl);
+  requests.reset(1);
+  const Bytes message = numbered(1);
+  requests.send(0, message, 0, make_tag({.generation = 6, .source = 1, .kind = kControlKind}));
+  EXPECT_FALSE(job[0].poll().has_value());
+}
+
+TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job.network->pending_answers = 3;
+  job[1].report(numbered(1));
+  job[1].farewell();
+  EXPECT_EQ(job.network->farewells(), 1);
+  const auto before = std::chrono::steady_clock::now();
+  job.planes[1].reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 2s);
+  EXPECT_EQ(job.network->asked_back(), 4);
+  EXPECT_FALSE(job[0].poll().has_value()) << "it was taken back";
+  EXPECT_EQ(job.network->failures(), 0);
+}
+
+// As when a connection has to be made first, and the other rank has no core for a while.
+TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job.network->hands_over_at_once = false;
+  job[1].report(numbered(1));
+  job[1].farewell();
+  std::thread leaving([&] { job.planes[1].reset(); });
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(job.network->asked_back(), 0);
+  const auto message = job[0].poll();
+  leaving.join();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(1));
+}
+
+TEST(MessageControlPlane, SaysThatTheCarrierHasFailedWhenItCannotEvenLeave) {
+  Job job(2);
+  job.network->eager_bytes = 0;
+  job[1].report(numbered(1));
+  job.network->broken = true;
+  EXPECT_THROW(job[1].poll(), Error);
+  EXPECT_THROW(job[0].poll(), Error);
+  job.planes[1].reset();
+  EXPECT_EQ(job.network->failures(), 1);
+}
+
+TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
+  const testing::PretendHosts pretend("aab");
+  Job job(3);
+  job.planes[1].reset();
+  EXPECT_EQ(job.network->progressed(), 0) << "it has nothing to tell";
+  job[0].accuse(2, "lost rank 2");
+  job.planes[0].reset();
+  EXPECT_GT(job.network->progressed(), 0);
+}
+
+TEST(MessageControlPlane, LingersAlsoWhereWhatIsUnderWayToTheLostRankFails) {
+  const testing::PretendHosts pretend("abc");
+  Job job(3);
+  job.network->eager_bytes = 0;
+  job[0].send(1, numbered(1));
+  job.network->unreachable = 1;
+  job[0].accuse(1, "lost rank 1");
+  job.planes[0].reset();
+  EXPECT_GT(job.network->progressed(), 1);
+}
+
+TEST(MessageControlPlane, TellsAndRingsTheOthersWhereOneIsLost) {
+  Job job(3);
+  job.network->unreachable = 1;
+  const auto ticket = job[2].doorbell().ticket();
+  EXPECT_THROW(job[0].publish(numbered(1)), Error);
+  EXPECT_NE(job[2].doorbell().ticket(), ticket);
+  const auto message = job[2].poll();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(1));
+}
+
+// It may say of which rank the loss is the cause.
+TEST(MessageControlPlane, WhatHasComeIsGivenOutBeforeASendFails) {
+  Job job(3);
+  job.network->eager_bytes = 0;
+  job[1].send(2, numbered(1));
+  job[0].send(1, numbered(2));
+  job.network->unreachable = 2;
+  const auto message = job[1].poll();
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->bytes, numbered(2));
+  EXPECT_THROW(job[1].poll(), Error);
+}
+
+TEST(MessageControlPlane, ALossEndsAllWaiting) {
+  Job job(2);
+  job[1].accuse(1, "lost itself");
+  const SteadyClock clock;
+  const auto loss = job[0].check_peers(clock.now(), 1h);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->rank, 1);
+  EXPECT_TRUE(loss->known);
+  EXPECT_EQ(job.network->failures(), 1);
+}
+
+/// Connects by itself, and takes some looks for it.
+class ConnectingCarrier final : public Carrier {
+ public:
+  explicit ConnectingCarrier(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
+
+  std::string_view name() const noexcept override { return carrier_->name(); }
+  int rank() const noexcept override { return carrier_->rank(); }
+  std::uint32_t generation() const noexcept override { return carrier_->generation(); }
+  void require_tags_of(int process_set) const override { carrier_->require_tags_of(process_set); }
+  std::unique_ptr<Requests> make_requests(Plane plane) override {
+    return carrier_->make_requests(plane);
+  }
+  std::optional<Arrival> probe(Tag tag) override { return carrier_->probe(tag); }
+  void connect(Plane plane, int rank) override {
+    EXPECT_EQ(plane, Plane::kControl);
+    connected.push_back(rank);
+  }
+  bool connecting() const noexcept override { return looks < looks_needed; }
+  void progress() override { ++looks; }
+  bool hands_over_at_once() const noexcept override { return carrier_->hands_over_at_once(); }
+  bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
+  bool active() const noexcept override { return carrier_->active(); }
+  void farewell() noexcept override { carrier_->farewell(); }
+  void mark_failed() noexcept override { carrier_->mark_failed(); }
+  bool failed() const noexcept override { return carrier_->failed(); }
+
+  std::vector<int> connected;
+  int looks = 0;
+  int looks_needed = 5;
+
+ private:
+  const std::shared_ptr<Carrier> carrier_;
+};
+
+TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
+  const testing::PretendHosts pretend("abc");
+  const auto network = FakeNetwork::create(3, 7);
+  const auto nodes = testing::meet_nodes(3);
+  const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
+  const auto plane = make_control_plane(carrier, nodes[1]);
+  const std::vector<int> ranks = {0, 2};
+  plane->expect_messages(ranks);
+  EXPECT_EQ(carrier->connected, ranks);
+  EXPECT_EQ(carrier->looks, 5);
+  carrier->looks_needed = std::numeric_limits<int>::max();
+  plane->expect_messages(ranks);
+}
+
+TEST(MessageControlPlane, OnOneHostNobodyConnectsAhead) {
+  const auto network = FakeNetwork::create(2, 7);
+  const auto nodes = testing::meet_nodes(2);
+  const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
+  const std::vector<int> ranks = {0};
+  make_control_plane(carrier, nodes[1])->expect_messages(ranks);
+  EXPECT_TRUE(carrier->connected.empty());
+}
+
+}  // namespace
+}  // namespace hvd::message

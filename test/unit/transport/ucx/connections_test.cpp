@@ -1,0 +1,286 @@
+#include "transport/ucx/connections.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/broken_connection.h"
+#include "transport/request_table.h"
+#include "unit/transport/ucx/carrier_on_fake_workers.h"
+
+namespace hvd::ucx {
+namespace {
+
+using message::Plane;
+using message::RequestTable;
+using message::Tag;
+using ::testing::ElementsAre;
+using testing::error_of;
+using testing::FakeUcx;
+using testing::UcxCarrierTest;
+
+TEST_F(UcxCarrierTest, ConnectsWhenSomethingIsSentOncePerPlaneAndPeer) {
+  RequestTable data(*carrier, Plane::kData);
+  RequestTable control(*carrier, Plane::kControl);
+  data.reset(3);
+  control.reset(1);
+  data.receive(2, memory, 0, kTag);
+  EXPECT_TRUE(ucx->connections.empty()) << "who sends connects";
+  data.send(0, memory, 3, kTag);
+  data.send(1, memory, 3, kTag);
+  ASSERT_EQ(ucx->connections.size(), 1U);
+  EXPECT_EQ(ucx->connections[0].peer, 3);
+  EXPECT_EQ(ucx->connections[0].from, Side::kDataOut);
+  EXPECT_EQ(ucx->connections[0].to, Side::kDataIn);
+  control.send(0, memory, 3, kTag);
+  ASSERT_EQ(ucx->connections.size(), 2U);
+  EXPECT_EQ(ucx->connections[1].from, Side::kControlOut);
+  EXPECT_EQ(ucx->connections[1].to, Side::kControlIn);
+}
+
+TEST_F(UcxCarrierTest, WhatIsSentWaitsForTheAnswerAndKeepsItsOrder) {
+  ucx->peers_answer = false;
+  RequestTable first(*carrier, Plane::kData);
+  RequestTable second(*carrier, Plane::kData);
+  first.reset(2);
+  second.reset(1);
+  first.send(1, memory, 2, kTag + 1);
+  second.send(0, memory, 2, kTag + 2);
+  first.send(0, memory, 2, kTag + 3);
+  EXPECT_THAT(first.test(), ElementsAre());
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kDataOut, 3);  // somebody else's
+  EXPECT_THAT(first.test(), ElementsAre());
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kDataOut, 2);
+  EXPECT_THAT(first.test(), ElementsAre());
+  std::vector<Tag> tags;
+  for (const FakeUcx::Request& request : ucx->requests)
+    if (request.what == "send to 2") tags.push_back(request.tag);
+  EXPECT_THAT(tags, ElementsAre(kTag + 1, kTag + 2, kTag + 3));
+  end(sending(2), kOk);
+  EXPECT_THAT(first.test(), ElementsAre(0));
+}
+
+TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.receive(0, memory, 2, kTag);
+  ucx->hear(Side::kDataIn, 2);
+  ucx->hear(Side::kDataIn, 2);
+  ucx->hear(Side::kDataIn, 4);   // there is no such rank
+  ucx->hear(Side::kDataIn, -1);  // nor that
+  EXPECT_THAT(data.test(), ElementsAre());
+  ASSERT_EQ(ucx->connections.size(), 1U);
+  EXPECT_EQ(ucx->connections[0].peer, 2);
+  EXPECT_EQ(ucx->connections[0].from, Side::kDataIn);
+  EXPECT_EQ(ucx->connections[0].to, Side::kDataOut) << "the very worker that has connected";
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  EXPECT_EQ(ucx->count("send to 2"), 0);
+  ucx->hear(Side::kControlIn, 3);
+  EXPECT_FALSE(carrier->probe(kTag).has_value());
+  EXPECT_EQ(ucx->count("hello to 3"), 1) << "a rank that probes answers";
+}
+
+// Or it would be waited for, by a receive and by the rank that has connected.
+TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
+  ucx->hello_answer = -25;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  table.receive(0, memory, 2, kTag);
+  ucx->hear(Side::kDataIn, 2);
+  EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 2 failed: trouble 25");
+}
+
+TEST_F(UcxCarrierTest, NorCanOneConnectToWhoHearsNothing) {
+  ucx->hello_answer = -25;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
+            "ucx: sending to rank 2 failed: trouble 25");
+}
+
+TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {
+  EXPECT_FALSE(carrier->connecting());
+  carrier->connect(Plane::kData, 2);
+  EXPECT_EQ(ucx->count("hello to 2"), 1);
+  connect();  // it has answered, and has not connected itself yet
+  EXPECT_TRUE(carrier->connecting());
+  ucx->hear(Side::kDataIn, 2);
+  connect();
+  EXPECT_FALSE(carrier->connecting());
+  EXPECT_EQ(ucx->connections.size(), 2U);
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.send(0, memory, 2, kTag);
+  EXPECT_EQ(ucx->count("send to 2"), 1) << "waits for nothing";
+  EXPECT_EQ(ucx->connections.size(), 2U);
+}
+
+TEST_F(UcxCarrierTest, ABrokenConnectionIsNotWaitedFor) {
+  ucx->peers_answer = false;
+  carrier->connect(Plane::kControl, 3);
+  connect();
+  EXPECT_TRUE(carrier->connecting());
+  ucx->break_connections(3, -25);
+  EXPECT_FALSE(carrier->connecting());
+}
+
+TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(3);
+  ucx->sends_complete_at_once = true;
+  table.send(0, memory, 2, kTag);
+  table.send(1, memory, 3, kTag);
+  table.receive(2, memory, 0, kTag);
+  ucx->hear(Side::kDataIn, 0);
+  connect();
+  table.test();
+  ucx->break_connections(3, -25);
+  ucx->closes_complete = true;
+  carrier->farewell();
+  carrier.reset();
+  EXPECT_EQ(ucx->count("flush 2"), 1);
+  EXPECT_EQ(ucx->count("flush 3"), 0) << "nothing leaves through a broken connection";
+  EXPECT_EQ(ucx->count("force 3"), 1);
+  EXPECT_EQ(ucx->count("force 0"), 1) << "what comes is not awaited";
+  EXPECT_EQ(ucx->kept(), 0);
+  EXPECT_EQ(ucx->ended, static_cast<int>(kSides));
+}
+
+TEST_F(UcxCarrierTest, WhoseConnectionBreaksWithoutAFarewellIsLost) {
+  const auto look = [&] {
+    EXPECT_FALSE(carrier->probe(kTag).has_value());
+    return error_of([&] { check(); });
+  };
+  for (const int peer : {0, 2, 3}) ucx->hear(Side::kControlIn, peer);
+  ucx->hear(Side::kDataIn, 2);
+  EXPECT_EQ(look(), "no error");
+  ucx->hear(Side::kControlIn, 0, true);
+  EXPECT_EQ(look(), "no error");
+  ucx->break_connections(0, -80);
+  EXPECT_EQ(look(), "no error") << "it has left in order";
+  ucx->break_connections(3, -80);
+  ucx->hear(Side::kControlIn, 3, true);
+  EXPECT_EQ(error_of([&] { check(); }), "no error") << "it said so before its connection broke";
+  ucx->break_connections(2, -80);
+  EXPECT_EQ(look(), "ucx: the connection with rank 2 failed: trouble 80");
+  nobodys = 2;
+  EXPECT_EQ(look(), "no error");
+  nobodys = -1;
+  try {
+    check();
+  } catch (const BrokenConnection& error) {
+    EXPECT_EQ(error.rank(), 2);
+  }
+}
+
+TEST_F(UcxCarrierTest, ConnectsForWhatWillBeSentAndSeesWhoIsNotThere) {
+  ucx->peers_answer = false;
+  carrier->connect(Plane::kControl, 2);
+  carrier->connect(Plane::kControl, 2);
+  carrier->connect(Plane::kControl, 3);
+  ASSERT_EQ(ucx->connections.size(), 2U);
+  EXPECT_EQ(ucx->connections[0].from, Side::kControlOut);
+  EXPECT_EQ(ucx->connections[0].to, Side::kControlIn);
+  RequestTable control(*carrier, Plane::kControl);
+  control.reset(1);
+  control.send(0, memory, 2, kTag);
+  EXPECT_EQ(ucx->connections.size(), 2U);
+  ucx->hear(Side::kControlOut, 2);
+  connect();
+  EXPECT_EQ(ucx->count("send to 2"), 1);
+  ucx->break_connections(2, -80);
+  EXPECT_EQ(error_of([&] { check(); }), "no error")
+      << "it may be leaving, and says so on a connection of its own";
+  ucx->break_connections(3, -80);
+  EXPECT_EQ(error_of([&] { check(); }), "ucx: the connection with rank 3 failed: trouble 80");
+}
+
+TEST_F(UcxCarrierTest, ConnectingAheadPrimesTheControlPlaneOfTheOtherRank) {
+  carrier->connect(Plane::kControl, 2);
+  carrier->connect(Plane::kControl, 2);
+  std::vector<std::size_t> sizes;
+  for (const FakeUcx::Request& request : ucx->requests) {
+    if (request.what != "primer to 2") continue;
+    EXPECT_TRUE(request.freed);
+    EXPECT_EQ(request.side, Side::kControlOut);
+    sizes.push_back(request.bytes);
+  }
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{1500, 3000}));
+  carrier->connect(Plane::kData, 2);
+  RequestTable control(*carrier, Plane::kControl);
+  control.reset(1);
+  control.send(0, memory, 3, kTag);
+  EXPECT_EQ(ucx->count("primer to 2"), 2) << "data has its receive posted";
+  EXPECT_EQ(ucx->count("primer to 3"), 0) << "what is to be sent at once would come behind them";
+}
+
+TEST_F(UcxCarrierTest, PrimersAreDropped) {
+  const Tag primer =
+      message::make_tag({.generation = carrier->generation(), .kind = message::kPrimerKind});
+  std::string name = "primer";
+  ucx->arrivals.push_back({.message = &name, .tag = primer, .bytes = 1500});
+  ucx->arrivals.push_back({.message = &name, .tag = primer, .bytes = 3000});
+  ucx->busy[static_cast<std::size_t>(Side::kControlIn)] = 1;
+  EXPECT_FALSE(carrier->probe(kTag));
+  EXPECT_TRUE(ucx->arrivals.empty());
+  EXPECT_EQ(ucx->count("receive arrival primer"), 2);
+  EXPECT_EQ(ucx->kept(), 0);
+}
+
+TEST_F(UcxCarrierTest, LeavingInOrderSaysSoOnEachConnectionThatItHasMade) {
+  ucx->sends_complete_at_once = true;
+  ucx->closes_complete = true;
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.send(0, memory, 3, kTag);
+  carrier->connect(Plane::kControl, 2);
+  ucx->hear(Side::kControlIn, 0);
+  connect();
+  data.test();
+  carrier->farewell();
+  carrier.reset();
+  EXPECT_EQ(ucx->count("farewell to 2"), 1);
+  EXPECT_EQ(ucx->count("farewell to 3"), 0) << "who waits for data learns of it by itself";
+  EXPECT_EQ(ucx->count("farewell to 0"), 0);
+  const auto place = [&](const std::string& what) {
+    return std::find_if(ucx->requests.begin(), ucx->requests.end(),
+                        [&](const FakeUcx::Request& request) { return request.what == what; });
+  };
+  EXPECT_LT(place("farewell to 2"), place("flush 2"));
+}
+
+TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  ucx->sends_complete_at_once = true;
+  table.send(0, memory, 2, kTag);
+  connect();
+  table.test();
+  carrier->farewell();
+  carrier.reset();
+  EXPECT_EQ(ucx->count("flush 2"), 1);
+  EXPECT_TRUE(ucx->last("flush 2").freed);
+  EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
+}
+
+TEST_F(UcxCarrierTest, LeavingInOrderClosesNothingThatIsNotComplete) {
+  ucx->peers_answer = false;
+  ucx->closes_complete = true;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(1);
+  table.send(0, memory, 2, kTag);
+  carrier->farewell();
+  carrier.reset();
+  EXPECT_TRUE(ucx->connections[0].open);
+  EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
+}
+
+}  // namespace
+}  // namespace hvd::ucx

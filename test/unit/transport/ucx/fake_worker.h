@@ -1,0 +1,230 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+#include "transport/ucx/workers.h"
+
+namespace hvd::testing {
+
+/// What a test sees of a rank's FakeWorkers, and tells them; outlives them. Requests are under way
+/// until the test ends them, but what two ranks say when they connect goes through at once.
+struct FakeUcx {
+  struct Request {
+    std::string what = {};  ///< "send to 2", "hello to 2", "primer to 2", "farewell to 2",
+                            ///< "receive", "listen", "flush 2"
+    ucx::Side side = {};
+    ucx::Status status = ucx::kInProgress;
+    std::size_t bytes = 0;
+    bool freed = false;
+    bool cancelled = false;
+    message::Tag tag = 0;
+    std::span<std::byte> room = {};
+  };
+  struct Connection {
+    int peer = 0;
+    ucx::Side from = {};
+    ucx::Side to = {};
+    ucx::Status* failure = nullptr;
+    bool open = true;
+  };
+
+  /// The newest request of this kind.
+  Request& last(const std::string& what) {
+    for (auto it = requests.rbegin(); it != requests.rend(); ++it)
+      if (it->what == what) return *it;
+    throw Error("no request: " + what);
+  }
+  int count(const std::string& what) const {
+    int found = 0;
+    for (const Request& request : requests) found += request.what == what ? 1 : 0;
+    return found;
+  }
+  /// Those that have not been freed, but for the receives of what ranks say when they connect.
+  int kept() const {
+    int found = 0;
+    for (const Request& request : requests)
+      found += request.freed || request.what == "listen" ? 0 : 1;
+    return found;
+  }
+  /// The connections with a peer break.
+  void break_connections(int peer, ucx::Status status) {
+    for (Connection& connection : connections)
+      if (connection.peer == peer && connection.open) *connection.failure = status;
+  }
+  /// A peer says who it is: it connects, or answers; or that it leaves.
+  void hear(ucx::Side side, int peer, bool leaves = false) {
+    hellos[static_cast<std::size_t>(side)].push_back({peer, leaves ? 1 : 0});
+  }
+  int progressed_by(ucx::Side side) const { return progressed[static_cast<std::size_t>(side)]; }
+
+  std::deque<Request> requests = {};  // addresses stay
+  std::deque<Connection> connections = {};
+  std::deque<ucx::Matched> arrivals = {};  ///< for probe()
+  std::deque<std::array<std::int32_t, 2>> hellos[ucx::kSides] = {};
+  message::Tag probed_mask = 0;
+  int ended = 0;  ///< workers
+  int progressed[ucx::kSides] = {};
+
+  // --- settings ---
+  bool peers_answer = true;
+  bool sends_complete_at_once = false;
+  ucx::Status connect_answer = ucx::kOk;
+  ucx::Status hello_answer = ucx::kOk;
+  ucx::Status receive_answer = ucx::kOk;
+  /// What becomes of receives that are cancelled.
+  bool cancel_ends_receives = true;
+  bool closes_complete = false;
+  /// For how many calls a worker's progress() has something to do.
+  int busy[ucx::kSides] = {};
+};
+
+class FakeWorker final : public ucx::Worker {
+ public:
+  FakeWorker(std::shared_ptr<FakeUcx> ucx, int rank, ucx::Side side)
+      : ucx_(std::move(ucx)), rank_(rank), side_(side) {}
+  ~FakeWorker() override { ++ucx_->ended; }
+
+  std::vector<std::byte> address() override {
+    return {static_cast<std::byte>(rank_), static_cast<std::byte>(side_)};
+  }
+  ucx::Status connect(std::span<const std::byte> address, ucx::Status* failure,
+                      ucx::Endpoint& made) override {
+    if (ucx_->connect_answer != ucx::kOk) return ucx_->connect_answer;
+    ucx_->connections.push_back({.peer = std::to_integer<int>(address[0]),
+                                 .from = side_,
+                                 .to = static_cast<ucx::Side>(address[1]),
+                                 .failure = failure});
+    made = {&ucx_->connections.back()};
+    return ucx::kOk;
+  }
+  ucx::Started close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
+    FakeUcx::Connection& connection = of(endpoint);
+    connection.open = false;
+    const std::string peer = std::to_string(connection.peer);
+    const ucx::Started started =
+        start((mode == ucx::CloseMode::kForce ? "force " : "flush ") + peer);
+    if (ucx_->closes_complete) ucx_->requests.back().status = ucx::kOk;
+    return started;
+  }
+
+  ucx::Started send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
+                    message::Tag tag) override {
+    const FakeUcx::Connection& connection = of(endpoint);
+    if (!connection.open) throw Error("a send to a closed endpoint");
+    if (says_hello(tag)) {
+      if (ucx_->hello_answer != ucx::kOk) return {nullptr, ucx_->hello_answer};
+      std::array<std::int32_t, 2> said{};
+      std::memcpy(said.data(), bytes.data(), std::min(bytes.size(), sizeof said));
+      if (said[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
+      const ucx::Started started = start("hello to " + std::to_string(connection.peer), tag);
+      const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
+      if (connects && ucx_->peers_answer) ucx_->hear(side_, connection.peer);
+      return started;
+    }
+    if (message::parts_of(tag).kind == message::kPrimerKind) {
+      const ucx::Started started = start("primer to " + std::to_string(connection.peer), tag);
+      ucx_->requests.back().bytes = bytes.size();
+      return started;
+    }
+    if (ucx_->sends_complete_at_once) return {};
+    return start("send to " + std::to_string(connection.peer), tag);
+  }
+  ucx::Started receive(std::span<std::byte> room, message::Tag tag) override {
+    if (ucx_->receive_answer != ucx::kOk) return {nullptr, ucx_->receive_answer};
+    const ucx::Started started = start(says_hello(tag) ? "listen" : "receive", tag);
+    ucx_->requests.back().room = room;
+    return started;
+  }
+  ucx::Started receive(std::span<std::byte> room, void* message) override {
+    static_cast<void>(room);
+    return start("receive arrival " + *static_cast<std::string*>(message));
+  }
+  std::optional<ucx::Matched> probe(message::Tag tag, message::Tag mask) override {
+    ucx_->probed_mask = mask;
+    for (auto it = ucx_->arrivals.begin(); it != ucx_->arrivals.end(); ++it) {
+      if ((it->tag & mask) != (tag & mask)) continue;
+      const ucx::Matched found = *it;
+      ucx_->arrivals.erase(it);
+      return found;
+    }
+    return std::nullopt;
+  }
+
+  ucx::Status status_of_send(void* request) override { return of(request).status; }
+  ucx::Status status_of_receive(void* request, std::size_t& bytes) override {
+    if (of(request).status == ucx::kOk) bytes = of(request).bytes;
+    return of(request).status;
+  }
+  void cancel_receive(void* request) noexcept override {
+    of(request).cancelled = true;
+    if (ucx_->cancel_ends_receives) of(request).status = -16;
+  }
+  void free(void* request) noexcept override { of(request).freed = true; }
+
+  bool progress() override {
+    const auto side = static_cast<std::size_t>(side_);
+    ++ucx_->progressed[side];
+    if (deliver_hello()) return true;
+    if (ucx_->busy[side] == 0) return false;
+    --ucx_->busy[side];
+    return true;
+  }
+  std::string describe(ucx::Status status) const override {
+    return "trouble " + std::to_string(-status);
+  }
+
+ private:
+  static FakeUcx::Connection& of(ucx::Endpoint endpoint) {
+    return *static_cast<FakeUcx::Connection*>(endpoint.handle);
+  }
+  static FakeUcx::Request& of(void* handle) {
+    auto& request = *static_cast<FakeUcx::Request*>(handle);
+    if (request.freed) throw Error("used after it was freed: " + request.what);
+    return request;
+  }
+  ucx::Started start(const std::string& what, message::Tag tag = 0) {
+    ucx_->requests.push_back({.what = what, .side = side_, .tag = tag});
+    return {&ucx_->requests.back(), ucx::kInProgress};
+  }
+  static bool says_hello(message::Tag tag) {
+    return message::parts_of(tag).kind == message::kHelloKind;
+  }
+  bool deliver_hello() {
+    auto& waiting = ucx_->hellos[static_cast<std::size_t>(side_)];
+    if (waiting.empty()) return false;
+    for (FakeUcx::Request& request : ucx_->requests) {
+      if (request.what != "listen" || request.side != side_ || request.status != ucx::kInProgress)
+        continue;
+      std::memcpy(request.room.data(), waiting.front().data(), sizeof waiting.front());
+      request.bytes = sizeof waiting.front();
+      request.status = ucx::kOk;
+      waiting.pop_front();
+      return true;
+    }
+    return false;
+  }
+
+  const std::shared_ptr<FakeUcx> ucx_;
+  const int rank_;
+  const ucx::Side side_;
+};
+
+inline ucx::Workers fake_workers(const std::shared_ptr<FakeUcx>& ucx, int rank) {
+  ucx::Workers workers;
+  for (std::size_t side = 0; side < ucx::kSides; ++side)
+    workers.of[side] = std::make_unique<FakeWorker>(ucx, rank, static_cast<ucx::Side>(side));
+  workers.touch_nothing_by_themselves = true;
+  return workers;
+}
+
+}  // namespace hvd::testing

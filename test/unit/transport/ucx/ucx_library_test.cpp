@@ -1,0 +1,171 @@
+#include "transport/ucx/ucx_library.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+#include "transport/request_table.h"
+#include "transport/ucx/ucx_carrier.h"
+#include "unit/transport/ucx/two_ranks.h"
+
+namespace hvd::ucx {
+namespace {
+
+using message::Plane;
+using message::RequestTable;
+using ::testing::HasSubstr;
+using testing::kByte;
+using testing::kTag;
+
+std::string error_of(const auto& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Rank 1 of two; rank 0 is another process.
+class Pair {
+ public:
+  Pair(const std::string& ending, std::size_t bytes, int looks, Plane plane = Plane::kData) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+      throw std::runtime_error("socketpair");
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(ends[1], 0);
+      ::execl(HVD_UCX_PEER_PROGRAM, HVD_UCX_PEER_PROGRAM, ending.c_str(),
+              std::to_string(bytes).c_str(), std::to_string(looks).c_str(),
+              plane == Plane::kData ? "data" : "control", nullptr);
+      ::_exit(127);
+    }
+    ::close(ends[1]);
+    socket_ = ends[0];
+    auto workers = open_workers();
+    const auto own = workers.address();
+    Membership members{.rank = 1, .addresses = {testing::swap_addresses(socket_, own), own}};
+    carrier_ = make_ucx_carrier(std::move(workers), std::move(members));
+    RequestTable table(*carrier_, plane);
+    testing::exchange(table, 0, greeting_);
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+  ~Pair() {
+    carrier_->farewell();
+    carrier_.reset();
+    ::close(socket_);
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  message::Carrier& carrier() { return *carrier_; }
+  /// The peer's exit code; waits for its end, which is that of what it has sent too.
+  int wait_for_end() {
+    int status = 0;
+    while (::waitpid(pid_, &status, WNOHANG) == 0) carrier_->progress();
+    pid_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int socket_ = -1;
+  std::shared_ptr<message::Carrier> carrier_;
+  std::byte greeting_{};
+};
+
+TEST(UcxLibrary, ThereIsOne) {
+  EXPECT_THAT(describe_library(), ::testing::MatchesRegex("[0-9.]+ \\(libucp.so.0\\)"));
+}
+
+TEST(UcxLibrary, SaysWhatToInstallWhereThereIsNone) {
+  EXPECT_THAT(error_of([] { open_workers("/nowhere/libucp.so.0"); }),
+              ::testing::AllOf(HasSubstr("/nowhere/libucp.so.0"), HasSubstr("install UCX")));
+}
+
+TEST(UcxLibrary, RefusesWhatIsNotUcx) {
+  EXPECT_THAT(error_of([] { open_workers("libm.so.6"); }),
+              HasSubstr("expected UCX 1.13.0 or newer, got one without ucp_get_version"));
+  EXPECT_THAT(describe_library("libm.so.6"), HasSubstr("not usable"));
+}
+
+TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
+  ::setenv("UCX_MEM_EVENTS", "y", 1);
+  ::unsetenv("UCX_TCP_CONN_NB");
+  EXPECT_THROW(open_workers("/nowhere/libucp.so.0"), Error);
+  EXPECT_STREQ(::getenv("UCX_MEM_EVENTS"), "y");
+  EXPECT_STREQ(::getenv("UCX_TCP_CONN_NB"), "y");
+  EXPECT_STREQ(::getenv("UCX_ERROR_SIGNALS"), "");
+  EXPECT_STREQ(::getenv("UCX_MM_ERROR_HANDLING"), "y");
+  EXPECT_STRNE(::getenv("UCX_TLS"), nullptr);
+  EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
+  const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // where there is TCP alone
+  EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
+  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // there too, as the next one
+  EXPECT_EQ(pieces == nullptr, threshold == nullptr);
+  EXPECT_TRUE(pieces == nullptr || std::string(pieces) == "256k") << pieces;
+  EXPECT_EQ(::getenv("UCX_RX_MPOOL_SIZES") == nullptr, threshold == nullptr);
+  ::setenv("UCX_MEM_EVENTS", "n", 1);
+}
+
+TEST(UcxMessages, OfAnySizeArriveWhole) {
+  for (const std::size_t bytes : {0UL, 1UL, 8192UL, 65537UL, (4UL << 20) + 1}) {
+    SCOPED_TRACE(bytes);
+    Pair pair("leave", bytes, 0);
+    RequestTable table(pair.carrier(), Plane::kData);
+    table.reset(1);
+    std::vector<std::byte> memory(bytes);
+    table.receive(0, memory, 0, kTag);
+    while (table.test().empty()) {
+    }
+    EXPECT_EQ(std::count(memory.begin(), memory.end(), kByte), static_cast<long>(bytes));
+    EXPECT_EQ(pair.wait_for_end(), 0);
+  }
+}
+
+TEST(UcxMessages, AreProbedForAndReceived) {
+  constexpr std::size_t kBytes = 100000;
+  Pair pair("leave", kBytes, 0, Plane::kControl);
+  RequestTable table(pair.carrier(), Plane::kControl);
+  std::optional<message::Arrival> arrival;
+  while (!arrival) arrival = pair.carrier().probe(kTag);
+  EXPECT_EQ(arrival->source, 0);
+  ASSERT_EQ(arrival->bytes, kBytes);
+  table.reset(1);
+  std::vector<std::byte> memory(kBytes);
+  table.receive(0, memory, *arrival);
+  while (table.test().empty()) {
+  }
+  EXPECT_EQ(std::count(memory.begin(), memory.end(), kByte), static_cast<long>(kBytes));
+  EXPECT_EQ(pair.wait_for_end(), 0);
+}
+
+TEST(UcxMessages, ASmallerRoomIsAnError) {
+  Pair pair("live", 100, 0);
+  pair.carrier().mark_failed();
+  RequestTable table(pair.carrier(), Plane::kData);
+  table.reset(1);
+  std::vector<std::byte> memory(99);
+  table.receive(0, memory, 0, kTag);
+  const std::string error = error_of([&] {
+    while (table.test().empty()) {
+    }
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 sent a longer message"));
+}
+
+}  // namespace
+}  // namespace hvd::ucx
