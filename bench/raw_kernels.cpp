@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/cache_line.h"
-#include "kernels/kernels.h"
 #include "bench/peer_memory.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "kernels/kernels.h"
 
 namespace hvd::bench {
 namespace {

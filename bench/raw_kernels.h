@@ -9,8 +9,8 @@
 
 namespace hvd::bench {
 
-/// hvd's reduction kernel (core/kernels/kernels.h) over memory that the ranks of a host share, with a
-/// barrier of one counter per rank and nothing else: no names, no queue, no engine, no liveness.
+/// hvd's reduction kernel (core/kernels/kernels.h) over memory that the ranks of a host share, with
+/// a barrier of one counter per rank and nothing else: no names, no queue, no engine, no liveness.
 /// What the runtime adds is the difference.
 ///
 /// "raw-shared" when the exercise's tensors lie in shared memory: each rank reduces its slice of
