@@ -28,25 +28,10 @@ LIBRARIES = (
     (r"(gtest|gmock)/", ("test/", "bench/"), "GoogleTest"),
 )
 
-# Layers, by the longest matching prefix, and what each may include: a layer, a folder ("backend/composite") or a file.
-# "public" is core/include/hvd.
+# Layers above the core, by the longest matching prefix, and what each may include: a layer, or a file. "public" is core/include/hvd.
+# The compiler checks the layers within the core: each has an include root of its own (core/CMakeLists.txt).
 LAYERS = {
     "core/include/": "public",
-    "core/public/": "api",
-    "core/base/": "base",
-    "core/kernels/": "kernels",
-    "core/negotiation/": "negotiation",
-    "core/transport/": "transport",
-    "core/transport/node/": "node",
-    "core/transport/mpi/": "mpi",
-    "core/transport/ucx/": "ucx",
-    "core/local/": "local",
-    "core/device/": "device",
-    "core/observe/": "observe",
-    "core/backend/": "backend",
-    "core/engine/": "engine",
-    "core/bootstrap/": "bootstrap",
-    "core/capi/": "capi",
     "frameworks/torch/include/": "torch's interface",
     "frameworks/torch/tensors/": "torch/tensors",
     "frameworks/torch/operations/": "torch/operations",
@@ -62,25 +47,12 @@ LAYERS = {
     "launcher/processes/": "launcher/processes",
     "launcher/": "launcher",
     "examples/": "examples",
+    "core/bootstrap/": "bootstrap",
+    "core/base/": "base",
+    "core/": "core",
 }
 MAY_INCLUDE = {
     "public": set(),
-    "base": {"public"},
-    "kernels": {"backend/backend.h", "base", "public"},
-    "negotiation": {"base", "public"},
-    "node": {"base", "public"},
-    "transport": {"node", "backend/backend.h", "base", "public"},
-    "mpi": {"transport", "node", "base", "public"},
-    "ucx": {"transport", "base", "public"},
-    "local": {"transport/control_plane.h", "base", "public"},
-    "device": {"base", "public"},
-    "observe": {"base", "public"},
-    "backend": {"kernels", "base", "public"},
-    "engine": {"negotiation", "transport/control_plane.h", "observe", "device", "backend/backend.h", "backend/composite",
-               "backend/staged", "kernels", "base", "public"},
-    "bootstrap": {"engine/runtime_options.h", "backend/backend.h", "transport", "node", "ucx", "device", "base", "public"},
-    "api": {"bootstrap", "engine", "observe", "device", "base", "public"},
-    "capi": {"base/expect.h", "base/text.h", "public"},
     "torch's interface": {"public"},
     "torch/tensors": {"base/text.h", "torch's interface", "public"},
     "torch/start": {"base/text.h", "torch's interface", "public"},
@@ -96,16 +68,6 @@ MAY_INCLUDE = {
     "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "bootstrap/meeting.h", "base", "public"},
     "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
     "examples": {"public", "torch's interface"},
-}
-# The folder of one library may also use what wraps that library, and one file knows every implementation.
-ALSO = {
-    "core/backend/flat/": {"transport"},
-    "core/backend/shm/": {"backend/segment"},
-    "core/backend/hierarchical/": {"backend/segment", "transport", "node"},
-    "core/backend/nccl/": {"device"},
-    "core/backend/staged/": {"device", "backend/composite"},
-    "core/bootstrap/builtin_backends.cpp": {"local", "backend"},
-    "core/bootstrap/join_mpi.cpp": {"mpi"},
 }
 
 # Below these folders a lock is one that Clang's thread safety analysis knows.
@@ -206,17 +168,9 @@ def target_of(root, path, include):
 
 def may_include(path, target):
     layer, wanted = layer_of(path), layer_of(target)
-    if layer is None or wanted is None:
+    if layer not in MAY_INCLUDE or wanted is None or layer == wanted:
         return True  # tests may look everywhere
-    allowed = set(MAY_INCLUDE[layer])
-    for prefix, more in ALSO.items():
-        if path.startswith(prefix):
-            allowed |= more
-    folder, target_folder = (str(pathlib.PurePosixPath(name).parent) for name in (path, target))
-    # One implementation must not lean on another: backend/flat on backend/shm.
-    if layer == wanted and (layer != "backend" or folder == target_folder or target_folder == "core/backend"):
-        return True
-    return wanted in allowed or any(target == "core/" + name or target_folder == "core/" + name for name in allowed)
+    return any(name in (wanted, target.removeprefix("core/")) for name in MAY_INCLUDE[layer])
 
 
 def check_includes(root, path, text):

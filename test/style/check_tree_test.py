@@ -23,36 +23,16 @@ class CheckTree(WrittenTreeTest):
                            "test/mpi/a.cpp": "#include <gtest/gtest.h>\n#include <mpi.h>\n"})
 
     def test_dependencies_point_downward(self):
-        wire = {"core/negotiation/codec.h": "", "core/base/log.h": "", "core/transport/mpi/comm.h": "", "core/transport/carrier.h": "", "core/transport/node/node.h": "",
-                "core/engine/engine.h": "",
-                "core/transport/control_plane.h": "", "core/negotiation/coordinator.h": "", "core/include/hvd/error.h": "",
-                "core/backend/flat/flat_channel_context.h": "", "core/backend/composite/a.h": "", "core/engine/batch_execution.h": "", "core/backend/shm/ring.h": ""}
-        self.assert_one(wire | {"core/base/a.cpp": '#include "negotiation/codec.h"\n'}, "base must not depend on negotiation")
-        self.assert_one(wire | {"core/negotiation/a.cpp": '#include "engine/engine.h"\n'}, "negotiation must not depend on engine")
-        self.assert_one(wire | {"core/transport/mpi/a.cpp": '#include "negotiation/coordinator.h"\n'}, "mpi must not depend on negotiation")
-        self.assert_one(wire | {"core/transport/a.cpp": '#include "transport/mpi/comm.h"\n'}, "transport must not depend on mpi")
-        self.assert_one(wire | {"core/transport/a.cpp": '#include "negotiation/coordinator.h"\n'}, "transport must not depend on negotiation")
-        self.assert_one(wire | {"core/transport/node/a.cpp": '#include "transport/carrier.h"\n'}, "node must not depend on transport")
-        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "transport/carrier.h"\n'}, "backend must not depend on transport")
-        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "transport/mpi/comm.h"\n'}, "backend must not depend on mpi")
-        self.assert_one(wire | {"core/backend/flat/a.cpp": '#include "backend/shm/ring.h"\n'}, "backend must not")
-        self.assert_one(wire | {"core/engine/a.cpp": '#include "backend/flat/flat_channel_context.h"\n'}, "engine must not depend on backend")
-        self.assert_one(wire | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
-        self.assert_one(wire | {"core/capi/a.cpp": '#include "engine/engine.h"\n'}, "capi must not depend on engine")
-        self.assert_one(wire | {"launcher/a.cpp": '#include "transport/control_plane.h"\n'}, "launcher must not")
-        self.assert_one(wire | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
-        self.assert_one(wire | {"core/negotiation/a.cpp": '#include "engine/engine.h"\n'}, "negotiation must not depend on engine")
-        self.assert_one(wire | {"core/backend/shm/a.cpp": '#include "backend/composite/a.h"\n'}, "backend must not")
-        self.assert_one(wire | {"core/elsewhere/a.cpp": ""}, "in no layer")
-        self.assert_clean(wire | {"core/negotiation/a.cpp": '#include "negotiation/codec.h"\n#include "hvd/error.h"\n',
-                                  "core/transport/mpi/a.cpp": '#include "transport/control_plane.h"\n',
-                                  "core/transport/mpi/b.cpp": '#include "transport/carrier.h"\n#include "transport/node/node.h"\n',
-                                  "core/transport/a.cpp": '#include "transport/control_plane.h"\n#include "transport/node/node.h"\n',
-                                  "core/backend/flat/a.cpp": '#include "transport/carrier.h"\n#include "backend/flat/flat_channel_context.h"\n',
-                                  "core/backend/hierarchical/a.cpp": '#include "transport/carrier.h"\n#include "transport/node/node.h"\n',
-                                  "core/bootstrap/builtin_backends.cpp": '#include "backend/flat/flat_channel_context.h"\n',
-                                  "core/backend/staged/a.cpp": '#include "backend/composite/a.h"\n',
-                                  "core/engine/b.cpp": '#include "engine/batch_execution.h"\n',
+        tree = {"core/base/log.h": "", "core/base/text.h": "", "core/engine/engine.h": "", "core/bootstrap/meeting.h": "", "core/include/hvd/error.h": "",
+                "frameworks/torch/state/a.h": "", "frameworks/torch/tensors/a.h": "", "launcher/command/a.h": ""}
+        self.assert_one(tree | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
+        self.assert_one(tree | {"frameworks/torch/tensors/a.cpp": '#include "state/a.h"\n'}, "torch/tensors must not depend on torch/state")
+        self.assert_one(tree | {"launcher/a.cpp": '#include "engine/engine.h"\n'}, "launcher must not depend on core")
+        self.assert_one(tree | {"launcher/system/a.cpp": '#include "command/a.h"\n'}, "launcher/system must not")
+        self.assert_one(tree | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
+        self.assert_one({"frameworks/elsewhere/a.cpp": ""}, "in no layer")
+        self.assert_clean(tree | {"frameworks/torch/state/a.cpp": '#include "tensors/a.h"\n#include "base/text.h"\n',
+                                  "launcher/processes/a.cpp": '#include "bootstrap/meeting.h"\n#include "command/a.h"\n',
                                   "test/unit/a.cpp": '#include "engine/engine.h"\n'})
 
     def test_locks_are_those_that_the_compiler_checks(self):
