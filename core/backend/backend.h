@@ -159,12 +159,6 @@ class Backend {
   /// Called on every member of the set at the same point of the agreed plan. Must not block on
   /// other ranks.
   virtual std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) = 0;
-  /// For a host backend, whose score() for this device type is 0: whether open() nevertheless takes
-  /// a spec with such a device, for a channel that only moves device memory between ranks
-  /// (broadcast, allgather, alltoall). Its works access the memory from launch() until they
-  /// complete, without waiting for the device; a rank's own part is left to the caller. They are
-  /// launched and driven with the device current. Must be the same on every rank.
-  virtual bool carries_memory_of(DeviceType) const noexcept { return false; }
 };
 
 }  // namespace hvd

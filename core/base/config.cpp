@@ -164,6 +164,12 @@ std::string_view nearest(std::string_view name) {
   return best;
 }
 
+/// Variables that hvd had once. Setting one is an error, and `meaning` says what to do instead.
+constexpr Variable kRemovedVariables[] = {
+    {.name = "CUDA_AWARE_MPI",
+     .meaning = "unset it: GPU tensors that NCCL does not take go through the host's memory"},
+};
+
 template <class Result, class Parse>
 std::optional<Result> read(std::string_view name, const Parse& parse_setting) {
   const auto setting = find(known(name));
@@ -188,6 +194,12 @@ std::optional<std::string> env_choice(std::string_view name) {
 }
 
 void check_environment() {
+  for (const Variable& removed : kRemovedVariables) {
+    if (const auto setting = find(removed))
+      throw UsageError("environment variable " + setting->full_name +
+                       ": expected it unset, because it was removed, got '" + setting->value +
+                       "'; " + std::string(removed.meaning));
+  }
   for (const Variable& variable : variables()) {
     if (variable.use != VariableUse::kRuntime) continue;
     if (const auto setting = find(variable)) check(*setting);

@@ -134,19 +134,6 @@ constexpr Variable kVariables[] = {
          "become "
          "symmetric windows if all ranks ask for them; an error while they are made ends the job. "
          "`auto` and `window` are experimental: neither has been measured"},
-    {.name = "CUDA_AWARE_MPI",
-     .kind = VariableKind::kChoice,
-     .choices = "auto|off",
-     .fallback = "auto",
-     .meaning = "`auto`: where NCCL does not take GPU tensors and `mpi` does, a CUDA-aware MPI "
-                "moves them from GPU to GPU if every rank's says "
-                "that it is one (Open MPI's `MPIX_Query_cuda_support`); reductions are staged in "
-                "any case. `off`: all are staged, on all ranks if "
-                "one says so; for an MPI that says so and cannot take the memory after all, for "
-                "instance LibTorch's `expandable_segments`, which "
-                "CUDA IPC does not know ([decision 14](decisions/0014-nccl-behind-a-seam.md)). A "
-                "program's own threads that call MPI meanwhile "
-                "need the GPU current. Experimental: not measured yet"},
     {.name = "SHM_ALLOCATOR",
      .kind = VariableKind::kSwitch,
      .fallback = "0",

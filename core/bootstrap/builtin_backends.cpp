@@ -172,11 +172,7 @@ void report_unused_gpus(const GpuAgreement& agreement, const RuntimeOptions& opt
   if (level < log_level()) return;
   LogLine(level).stream()
       << "NCCL is not used, and GPU tensors go through the host's memory, because "
-      << agreement.reason << "; give every rank a GPU of its own and the same NCCL"
-      << (agreement.cuda_aware_mpi
-              ? ". MPI is CUDA-aware: operations without a reduction are not staged "
-                "where MPI carries them"
-              : "");
+      << agreement.reason << "; give every rank a GPU of its own and the same NCCL";
 }
 
 /// Adds the backend for GPUs if all ranks can use it.
@@ -371,13 +367,11 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
     throw UsageError("hvd::init: " + *difference);
   }
   Gpu gpu = inspect_gpu(options, topology.local_rank);
-  gpu.report.cuda_aware = options.cuda_aware_mpi && world.cuda_aware() ? 1 : 0;
   std::vector<GpuReport> reports(static_cast<std::size_t>(topology.size));
   world.allgather(&gpu.report, reports.data(), sizeof gpu.report);
   const GpuAgreement agreement = agree_on_gpus(reports, topology);
   if (topology.rank == 0) report_unused_gpus(agreement, options);
-  job.backends.push_back(
-      std::make_shared<flat::FlatBackend>(carrier, tuning_for(*carrier), agreement.cuda_aware_mpi));
+  job.backends.push_back(std::make_shared<flat::FlatBackend>(carrier, tuning_for(*carrier)));
   if (node->control_segment_shared() && room_for_shm(*node))
     job.backends.push_back(std::make_shared<ShmBackend>(node->name_prefix(), std::move(arena)));
   if (room_for_hierarchical(*node))
@@ -461,23 +455,11 @@ bool nccl_usable() noexcept {
 
 namespace {
 
-std::string describe_cuda_aware(const MpiModule& mpi) {
-  const bool off = env_choice("CUDA_AWARE_MPI").value_or("auto") == "off";
-  if (mpi.cuda_aware()) {
-    return off ? "yes, and not used: HVD_CUDA_AWARE_MPI=off; GPU tensors without NCCL are staged"
-               : "yes: where MPI carries GPU tensors, those that are only moved are not staged";
-  }
-  // Some only know once they have started.
-  return std::string("no") + (mpi.active() ? "" : ", as far as MPI says before a job begins") +
-         ": GPU tensors without NCCL are staged";
-}
-
 std::vector<Component> mpi_components() {
   std::string reason;
   const MpiModule* const mpi = mpi_module(&reason);
   if (mpi == nullptr) return {{"MPI", false, reason}};
-  return {{"MPI", true, mpi->library_version()},
-          {"CUDA-aware MPI", true, describe_cuda_aware(*mpi)}};
+  return {{"MPI", true, mpi->library_version()}};
 }
 
 }  // namespace

@@ -48,9 +48,6 @@ GpuAgreement agree_on_gpus(std::span<const GpuReport> reports, const Topology& t
       !agreement.nccl && std::any_of(reports.begin(), reports.end(), [](const GpuReport& report) {
         return report.bus_id[0] != '\0';
       });
-  agreement.cuda_aware_mpi =
-      std::all_of(reports.begin(), reports.end(),
-                  [](const GpuReport& report) { return report.cuda_aware != 0; });
   return agreement;
 }
 

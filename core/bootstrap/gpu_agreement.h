@@ -14,7 +14,6 @@ struct GpuReport {
   std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: no usable NCCL
   std::int32_t may_share = 0;     ///< NCCL_MULTI_RANK_GPU_ENABLE=1, and NCCL supports it
   std::uint64_t nccl_host = 0;    ///< hash of NCCL_HOSTID; 0: unset
-  std::int32_t cuda_aware = 0;    ///< MPI accepts pointers to GPU memory, and hvd may pass them
 };
 
 /// The conclusion from all reports, the same on every rank.
@@ -22,7 +21,6 @@ struct GpuAgreement {
   bool nccl = false;
   std::string reason = {};      ///< why NCCL is not used
   bool gpus_unused = false;     ///< a rank has a GPU, and NCCL is not used
-  bool cuda_aware_mpi = false;  ///< the MPI of every rank is CUDA-aware
 };
 
 /// Decides whether the job uses NCCL. It needs a GPU of its own and the same NCCL version on every

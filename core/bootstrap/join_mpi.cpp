@@ -18,7 +18,6 @@ class JobOverMpi final : public World {
   const std::string& init_method() const noexcept override { return init_method_; }
   const std::shared_ptr<host::Node>& node() const noexcept override { return world_->node(); }
   const std::shared_ptr<message::Carrier>& carrier() const noexcept override { return carrier_; }
-  bool cuda_aware() const noexcept override { return mpi::cuda_aware(); }
   void allgather(const void* mine, void* all, std::size_t bytes) override {
     world_->allgather(mine, all, static_cast<int>(bytes), timeout_);
   }
@@ -36,7 +35,6 @@ class LinkedMpi final : public MpiModule {
  public:
   bool active() const noexcept override { return mpi::is_active(); }
   bool threads_multiple() const noexcept override { return mpi::threads_multiple(); }
-  bool cuda_aware() const noexcept override { return mpi::cuda_aware(); }
   std::string library_version() const override { return mpi::library_version(); }
   void forget_peers() noexcept override { mpi::mark_failed(); }
   std::shared_ptr<World> join(const MpiJoinOptions& options) override {

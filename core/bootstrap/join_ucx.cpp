@@ -50,7 +50,6 @@ class JobOverUcx final : public World {
   const std::string& init_method() const noexcept override { return init_method_; }
   const std::shared_ptr<host::Node>& node() const noexcept override { return node_; }
   const std::shared_ptr<message::Carrier>& carrier() const noexcept override { return carrier_; }
-  bool cuda_aware() const noexcept override { return false; }
   void allgather(const void* mine, void* all, std::size_t bytes) override;
   void begun() override { leave(std::chrono::steady_clock::now() + kTimeToLeave); }
   void abandon(const std::exception& cause) noexcept override {

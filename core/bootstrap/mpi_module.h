@@ -27,8 +27,6 @@ class MpiModule {
   virtual bool active() const noexcept = 0;
   /// It runs with MPI_THREAD_MULTIPLE. False unless active().
   virtual bool threads_multiple() const noexcept = 0;
-  /// It says that it takes pointers to GPU memory. Some know only when they are active.
-  virtual bool cuda_aware() const noexcept = 0;
   virtual std::string library_version() const = 0;
   /// The job has failed: MPI is not asked to end in order any more.
   virtual void forget_peers() noexcept = 0;

@@ -23,8 +23,6 @@ class World {
   virtual const std::string& init_method() const noexcept = 0;
   virtual const std::shared_ptr<host::Node>& node() const noexcept = 0;
   virtual const std::shared_ptr<message::Carrier>& carrier() const noexcept = 0;
-  /// The carrier takes pointers to GPU memory.
-  virtual bool cuda_aware() const noexcept = 0;
 
   /// Every rank contributes `bytes` bytes; all receive everything, in rank order. Collective, and
   /// only until begun(). @throws PeerLostError when not every rank has come in time

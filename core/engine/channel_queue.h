@@ -23,13 +23,11 @@ namespace hvd::runtime {
 class ChannelQueue {
  public:
   ChannelQueue(std::string backend_name, std::unique_ptr<Channel> opened,
-               std::unique_ptr<Staging> into_it, bool in_one_order = false,
-               bool carries_memory_of_device = false)
+               std::unique_ptr<Staging> into_it, bool in_one_order = false)
       : backend(std::move(backend_name)),
         channel(std::move(opened)),
         staging(std::move(into_it)),
-        ordered(in_one_order),
-        carries_device_memory(carries_memory_of_device) {}
+        ordered(in_one_order) {}
 
   bool empty() const noexcept { return next_ == executions_.size(); }
   /// @pre !empty()
@@ -54,8 +52,6 @@ class ChannelQueue {
   /// Its executions are launched in one order over all queues that are `ordered`, the plan's:
   /// communicators that share a GPU must be used in the same order everywhere.
   bool ordered;
-  /// Nothing is launched unless the device is current. See Note [The device of MPI's calls].
-  bool carries_device_memory;
   bool urgent = false;   ///< beside the one where batches of its process set queue
   bool retired = false;  ///< it is closed once what was started has ended
 

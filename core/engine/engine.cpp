@@ -46,20 +46,10 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
 
 Engine::~Engine() = default;
 
-// Note [The device of MPI's calls]: a CUDA-aware MPI gets on with a message in whichever call looks
-// after messages, also one for another message, and makes its events and copies in the context that
-// the calling thread has current then; with another one, or none, they fail, or do not wait
-// (github.com/open-mpi/ompi/issues/13836). So once a channel carries the device's memory, the
-// device is current for the whole of every round, control messages included, and nothing is
-// launched on such a channel in the round that opens it.
-
 bool Engine::step(Callbacks callbacks) noexcept {
   bool moved = false;
   time_.begin_step();
   try {
-    std::optional<device::DeviceGuard> current;
-    if (device::Context* const device = executor_.device_to_be_current())
-      current.emplace(device->api(), device->device());
     if (const auto cause = front_.failed() ? std::nullopt : front_.outside_failure())
       fail(*cause, true);
     if (front_.failed()) {

@@ -130,15 +130,7 @@ ChannelQueue& Executor::queue_for(const Batch& batch) {
   std::pair<int, std::string> key{batch.spec().process_set, factory_->choose(batch)};
   const auto found = queues_.find(key);
   if (found != queues_.end()) return found->second;
-  ChannelQueue opened = factory_->open(batch);
-  carries_device_memory_ = carries_device_memory_ || opened.carries_device_memory;
-  return queues_.emplace(std::move(key), std::move(opened)).first->second;
-}
-
-device::Context* Executor::device_to_be_current() noexcept {
-  device::Context* const device = environment_.device.get();
-  device_is_current_ = carries_device_memory_ && (device == nullptr || !device->api().given_up());
-  return device_is_current_ ? device : nullptr;
+  return queues_.emplace(std::move(key), factory_->open(batch)).first->second;
 }
 
 std::size_t Executor::batches_ahead(int process_set, DeviceType device) const noexcept {
@@ -258,7 +250,6 @@ void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int
 
 bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) const {
   if (queue.ordered && !order_.has_come(execution.turn_)) return false;
-  if (queue.carries_device_memory && !device_is_current_) return false;  // in the next round it is
   if (!queue.channel->ready()) return false;
   const Batch& batch = execution.batch();
   if (!staged(batch)) return true;

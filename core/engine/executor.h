@@ -65,9 +65,6 @@ class Executor {
   void start(const std::shared_ptr<Execution>&);
   /// The set was removed: its channels are closed once what was started on them has ended.
   void retire(int process_set);
-  /// Asked at the beginning of a round of the engine: the device that has to be current for all of
-  /// it; null: none has to be. See Note [The device of MPI's calls].
-  device::Context* device_to_be_current() noexcept;
   /// Does what can be done now, of each queue's batches about kBytesPerCall. True when something
   /// moved: there may be more to do. Throws hvd::Error when a backend fails.
   bool progress();
@@ -125,8 +122,6 @@ class Executor {
   std::size_t in_flight_ = 0;
   LaunchOrder order_;
   DeviceCompletions completions_;
-  bool carries_device_memory_ = false;  // some channel does
-  bool device_is_current_ = false;      // in this round
 };
 
 }  // namespace hvd::runtime

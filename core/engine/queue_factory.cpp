@@ -15,10 +15,8 @@ namespace hvd::runtime {
 namespace {
 
 constexpr std::string_view kDeviceBackend = "nccl";
-/// Of the channel for the host's memory that a staged one has to itself, and of the one beside it
-/// that carries the device's memory.
+/// Instance of the host-memory channel that a staged channel owns.
 constexpr int kStagingInstance = 2;
-constexpr int kCarrierInstance = 3;
 static_assert(kUrgentInstance < kMostInstances);
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
@@ -83,11 +81,8 @@ class BackendQueues final : public QueueFactory {
   /// How tensors on a GPU travel.
   struct DeviceChoice {
     Backend& backend;
-    bool staged = false;   // through the host's memory
-    bool carries = false;  // but for what is only moved
-    std::string name() const {
-      return std::string(backend.name()) + (!staged ? "" : carries ? ", CUDA-aware" : ", staged");
-    }
+    bool staged = false;  // through the host's memory
+    std::string name() const { return std::string(backend.name()) + (staged ? ", staged" : ""); }
   };
 
   ChannelSpec device_spec(const Batch& batch) const {
@@ -117,8 +112,7 @@ class BackendQueues final : public QueueFactory {
   DeviceChoice device_choice(const Batch& batch) const {
     const ChannelSpec spec = device_spec(batch);
     if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
-    Backend& host = host_backend(staging_spec(spec), batch);
-    return {host, true, host.carries_memory_of(spec.device.type)};
+    return {host_backend(staging_spec(spec), batch), true};
   }
 
   /// Gradients travel in this queue, which is not so of the one beside NCCL's for what that cannot
@@ -135,17 +129,13 @@ class BackendQueues final : public QueueFactory {
     auto staging = std::make_unique<DeviceStaging>(
         *parts_.device, *channel, !choice.staged,
         carries_gradients(choice, spec) ? device::fusion_buffer_bytes(parts_.fusion_threshold) : 0);
-    return {choice.name(), std::move(channel), std::move(staging), !choice.staged, choice.carries};
+    return {choice.name(), std::move(channel), std::move(staging), !choice.staged};
   }
 
   std::unique_ptr<Channel> open_staged(const DeviceChoice& choice, const ChannelSpec& spec) {
-    ChannelSpec carried = spec;
-    carried.instance = kCarrierInstance;
-    std::unique_ptr<Channel> carrier =
-        choice.carries ? choice.backend.open(carried, parts_.peers) : nullptr;
     return staged::make_host_staged_channel(
-        choice.backend.open(staging_spec(spec), parts_.peers), std::move(carrier), parts_.device,
-        spec, parts_.arena, {.makes_memory_beforehand = carries_gradients(choice, spec)});
+        choice.backend.open(staging_spec(spec), parts_.peers), parts_.device, spec, parts_.arena,
+        {.makes_memory_beforehand = carries_gradients(choice, spec)});
   }
 
   Backend& host_backend(const ChannelSpec&, const Batch&) const;

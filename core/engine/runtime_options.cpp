@@ -108,7 +108,6 @@ RuntimeOptions resolve(const Options& options) {
   resolved.nccl_register = nccl_register();
   if (env_choice("NCCL_LAUNCH").value_or("thread") == "nonblocking")
     resolved.nccl_launch = NcclLaunch::kNonblocking;
-  resolved.cuda_aware_mpi = env_choice("CUDA_AWARE_MPI").value_or("auto") == "auto";
   resolved.backend = backend(options);
   resolved.timeline_path = options.timeline_path ? options.timeline_path : env_string("TIMELINE");
   resolved.init_method_is_program = options.init_method && !options.init_method->empty();

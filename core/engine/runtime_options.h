@@ -34,8 +34,6 @@ struct RuntimeOptions {
   NcclRegister nccl_register = NcclRegister::kOff;
   /// Who makes NCCL's calls.
   NcclLaunch nccl_launch = NcclLaunch::kThread;
-  /// MPI is handed pointers to GPU memory where it takes them.
-  bool cuda_aware_mpi = true;
   std::optional<std::string> backend = {};
   std::optional<std::string> timeline_path = {};
   /// How the ranks find each other; unset: as the environment suggests.

@@ -28,8 +28,6 @@ class ChannelMessages {
 
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
   int rank() const noexcept { return spec_.set_rank; }
-  /// The tensors are in a device's memory, which only the carrier may access.
-  bool on_device() const noexcept { return spec_.device.type != DeviceType::kCpu; }
   /// Peers in the table are world ranks. Start messages with send() and receive() below.
   RequestTable& requests() noexcept { return requests_; }
   const RequestTable& requests() const noexcept { return requests_; }

@@ -337,41 +337,6 @@ INSTANTIATE_TEST_SUITE_P(Tuning, FlatBackendTest,
                                            kDirectPair),
                          tuning_name);
 
-TEST(FlatBackend, CarriesADevicesMemoryAndTouchesNoneOfItItself) {
-  const auto world = MpiWorld::join({.start_timeout = 30s});
-  const auto plane = make_mpi_control_plane(world);
-  const ChannelSpec spec{.ranks = testing::all_ranks(),
-                         .set_rank = mpi_rank(),
-                         .device = {DeviceType::kCuda, 0},
-                         .instance = 3};
-  FlatBackend plain(make_mpi_carrier(world));
-  EXPECT_FALSE(plain.carries_memory_of(DeviceType::kCuda));
-  EXPECT_THROW(plain.open(spec, *plane), Error);
-  FlatBackend backend(make_mpi_carrier(world), {}, true);
-  EXPECT_TRUE(backend.carries_memory_of(DeviceType::kCuda));
-  EXPECT_FALSE(backend.carries_memory_of(DeviceType::kCpu));
-  {
-    const auto channel = backend.open(spec, *plane);
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(mpi_size()), 4);
-    Bytes in(4, static_cast<std::byte>(mpi_rank() + 1));
-    Bytes out(4 * counts.size(), std::byte{99});
-    testing::complete(*channel->launch(
-        {.kind = OpKind::kAllgather, .dtype = DataType::kUInt8, .counts = counts}, in, out));
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const int from = static_cast<int>(i / 4);
-      EXPECT_EQ(out[i], from == mpi_rank() ? std::byte{99} : static_cast<std::byte>(from + 1)) << i;
-    }
-    for (const OpKind kind : {OpKind::kAllreduce, OpKind::kReducescatter}) {
-      EXPECT_THROW(
-          channel->launch({.kind = kind, .dtype = DataType::kUInt8, .count = 4, .counts = counts},
-                          out, in),
-          Error);
-    }
-  }
-  testing::mpi_barrier();
-  plane->farewell();
-}
-
 TEST(FlatBackend, ScoresWhatItCanDo) {
   const auto world = MpiWorld::join({.start_timeout = 30s});
   const FlatBackend backend(make_mpi_carrier(world));

@@ -327,31 +327,6 @@ void FakeGpu::enqueue(device::Stream stream, Item item) {
   enqueue_locked(queue, {std::move(item)});
 }
 
-int FakeGpu::host_begins(int rank, const Range& range) {
-  const std::lock_guard lock(mutex_);
-  const Item item{"the host", {range}, {}, {}};
-  const int access = -++host_accesses_;
-  Clock clock = host_[rank];
-  check_memory(item);
-  check_ranges(item, access, clock);
-  return access;
-}
-
-void FakeGpu::host_ends(int rank, int access) {
-  const std::lock_guard lock(mutex_);
-  host_[rank][access] = 1;
-}
-
-bool FakeGpu::is_device_memory(const void* memory) const {
-  const std::lock_guard lock(mutex_);
-  const auto* const byte = static_cast<const std::byte*>(memory);
-  auto block = blocks_.upper_bound(byte);
-  return block != blocks_.begin() &&
-         (--block, byte < block->first + block->second.bytes && !block->second.pinned);
-}
-
-bool FakeGpu::device_is_current() noexcept { return current_device >= 0; }
-
 void FakeGpu::enqueue_locked(int queue, QueuedItem item) {
   queues_[static_cast<std::size_t>(queue)]->items.push_back(std::move(item));
 }

@@ -103,16 +103,6 @@ class FakeGpu {
   /// Runs what can be run. True when nothing is left in the queues that this rank has made.
   bool run_until_idle(int rank);
 
-  // For somebody who touches the memory from the host, as MPI does.
-  /// In the rank's name: what conflicts and was queued before has to have been seen reached by it,
-  /// what is queued from now on has to come after host_ends(). Returns what the latter wants.
-  int host_begins(int rank, const Range&);
-  void host_ends(int rank, int access);
-  /// The device's own memory, not pinned memory and not the host's.
-  bool is_device_memory(const void*) const;
-  /// A device is current for the calling thread.
-  static bool device_is_current() noexcept;
-
   /// Memory whose first MiB is garbage, for a test's tensors.
   std::byte* allocate(std::size_t bytes);
   /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are
@@ -186,7 +176,6 @@ class FakeGpu {
   const std::thread::id maker_ = std::this_thread::get_id();
   std::map<int, Clock> host_;  // by rank: what it has seen reached
   int pinned_ = 0;
-  int host_accesses_ = 0;  // each counts as a queue of its own, with a negative number
 };
 
 /// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.

@@ -69,7 +69,7 @@ class ExchangeWork final : public FlatWork {
 
   void add(int peer, std::span<const std::byte> to_peer, std::span<std::byte> from_peer) {
     if (peer == context().rank()) {
-      if (!context().on_device()) copy_ = LocalCopy(to_peer, from_peer.data());
+      copy_ = LocalCopy(to_peer, from_peer.data());
       return;
     }
     transfers_.add_receive(peer, from_peer);
@@ -100,7 +100,7 @@ class BroadcastWork final : public FlatWork {
     const int own = (context().rank() - collective.root + ranks) % ranks;
     const auto absolute = [&](int relative) { return (relative + collective.root) % ranks; };
     const bool is_root = own == 0;
-    if (is_root && !context().on_device()) copy_ = LocalCopy(in, out.data());
+    if (is_root) copy_ = LocalCopy(in, out.data());
     int bit = 1;
     for (; bit < ranks && (own & bit) == 0; bit <<= 1) {
     }

@@ -41,11 +41,6 @@ class FlatChannel final : public Channel {
     if (context_->abandoned())
       throw Error("flat: " + std::string(to_string(collective.kind)) +
                   " launched on a channel that has failed");
-    if (context_->on_device() &&
-        (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter)) {
-      throw Error("flat: " + std::string(to_string(collective.kind)) +
-                  " of a device's memory, which the CPU cannot reduce");
-    }
     const Sizes sizes = sizes_of(collective);
     const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
     const bool reads_input =
@@ -127,12 +122,8 @@ class FlatChannel final : public Channel {
 
 }  // namespace
 
-FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTuning& tuning,
-                         bool cuda_aware)
-    : carrier_(std::move(carrier)),
-      name_(carrier_->name()),
-      tuning_(tuning),
-      cuda_aware_(cuda_aware) {
+FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTuning& tuning)
+    : carrier_(std::move(carrier)), name_(carrier_->name()), tuning_(tuning) {
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
   const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
                      tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
@@ -155,10 +146,6 @@ int FlatBackend::score(const Topology&, const ChannelSpec& spec,
 }
 
 std::unique_ptr<Channel> FlatBackend::open(const ChannelSpec& spec, Peers& peers) {
-  if (spec.device.type != DeviceType::kCpu && !carries_memory_of(spec.device.type)) {
-    throw Error("flat: MPI has not said that it takes memory of a " +
-                std::string(to_string(spec.device.type)) + " device");
-  }
   return std::make_unique<FlatChannel>(
       std::make_shared<ChannelContext>(carrier_, spec, peers, tuning_));
 }

@@ -17,22 +17,16 @@ namespace hvd::flat {
 /// element is reduced once, by one rank, in rank order. Threading: as hvd::Backend says.
 class FlatBackend final : public Backend {
  public:
-  /// @param cuda_aware every rank's carrier takes pointers to GPU memory
-  explicit FlatBackend(std::shared_ptr<message::Carrier>, const FlatTuning& tuning = {},
-                       bool cuda_aware = false);
+  explicit FlatBackend(std::shared_ptr<message::Carrier>, const FlatTuning& tuning = {});
 
   std::string_view name() const noexcept override { return name_; }
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
-  bool carries_memory_of(DeviceType type) const noexcept override {
-    return type == DeviceType::kCuda && cuda_aware_;
-  }
 
  private:
   std::shared_ptr<message::Carrier> carrier_;
   std::string_view name_;  ///< the carrier's
   FlatTuning tuning_;
-  bool cuda_aware_;
 };
 
 }  // namespace hvd::flat

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -19,11 +18,9 @@ constexpr std::size_t kPiecesUnderWay = 3;
 
 /// What a channel and its works share.
 struct Stage {
-  Stage(std::unique_ptr<Channel> host_channel, std::unique_ptr<Channel> carrying,
-        std::shared_ptr<device::Context> on, const ChannelSpec& of,
-        std::shared_ptr<SharedArena> arena, const StagingOptions& how)
+  Stage(std::unique_ptr<Channel> host_channel, std::shared_ptr<device::Context> on,
+        const ChannelSpec& of, std::shared_ptr<SharedArena> arena, const StagingOptions& how)
       : host(std::move(host_channel)),
-        carrier(std::move(carrying)),
         device(std::move(on)),
         spec(of),
         options(how),
@@ -35,7 +32,6 @@ struct Stage {
   }
 
   const std::unique_ptr<Channel> host;
-  const std::unique_ptr<Channel> carrier;  // of the device's memory; null: none
   const std::shared_ptr<device::Context> device;
   const ChannelSpec spec;
   const StagingOptions options;
@@ -183,91 +179,14 @@ class HostStagedWork final : public Work {
   EventPtr ready_;
 };
 
-/// A collective that only moves, from the device's memory to the device's memory:
-///
-///   waiting --input_ready reached--> between the ranks, while the device copies this rank's own
-///           part --all is here--> complete
-///
-/// The carrier's messages read and write at once, so they begin when the host has seen input_ready
-/// reached, and what they have written when they end is there for whatever is queued then.
-class CarriedWork final : public Work {
- public:
-  CarriedWork(std::shared_ptr<Stage> stage, const Collective& collective,
-              std::span<const std::byte> in, std::span<std::byte> out)
-      : stage_(std::move(stage)),
-        collective_(collective),
-        input_ready_(std::exchange(collective_.input_ready, nullptr)),
-        in_(in),
-        out_(out) {}
-
-  bool progress() override {
-    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
-    moved_ = false;
-    if (!work_) {
-      if (input_ready_ && !input_ready_->query()) return false;
-      copy_own_part();
-      work_ = stage_->carrier->launch(collective_, in_, out_);
-      moved_ = true;
-    }
-    if (work_->progress()) return true;
-    moved_ = moved_ || work_->moved();
-    return false;
-  }
-  bool moved() const noexcept override { return moved_; }
-  std::optional<Headway> headway() const noexcept override {
-    return work_ ? work_->headway() : std::nullopt;
-  }
-  EventPtr output_ready() const override { return own_part_ready_; }
-
- private:
-  std::size_t bytes_before(std::span<const std::int64_t> counts) const {
-    const auto own = counts.begin() + stage_->spec.set_rank;
-    return static_cast<std::size_t>(std::accumulate(counts.begin(), own, std::int64_t{0})) *
-           size_of(collective_.dtype);
-  }
-
-  void copy_own_part() {
-    std::span<const std::byte> from = in_;
-    std::byte* to = out_.data();
-    const auto own = static_cast<std::size_t>(stage_->spec.set_rank);
-    if (collective_.kind == OpKind::kBroadcast && collective_.root != stage_->spec.set_rank) return;
-    if (collective_.kind != OpKind::kBroadcast) to += bytes_before(collective_.counts);
-    if (collective_.kind == OpKind::kAlltoall) {
-      const auto bytes =
-          static_cast<std::size_t>(collective_.send_counts[own]) * size_of(collective_.dtype);
-      from = in_.subspan(bytes_before(collective_.send_counts), bytes);
-    }
-    if (from.empty() || from.data() == to) return;
-    const device::Stream stream = stage_->up.get();
-    stage_->device->api().copy(to, from.data(), from.size(), device::Direction::kOnDevice, stream);
-    own_part_ready_ = stage_->device->events()->record(stream);
-  }
-
-  const std::shared_ptr<Stage> stage_;
-  Collective collective_;
-  const EventPtr input_ready_;
-  const std::span<const std::byte> in_;
-  const std::span<std::byte> out_;
-  EventPtr own_part_ready_;
-  bool moved_ = false;
-  std::unique_ptr<Work> work_;  // last: it uses what is above
-};
-
 class HostStagedChannel final : public Channel {
  public:
   explicit HostStagedChannel(std::shared_ptr<Stage> stage) : stage_(std::move(stage)) {}
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    const bool reduces =
-        collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
-    if (stage_->carrier && !reduces)
-      return std::make_unique<CarriedWork>(stage_, collective, in, out);
     return std::make_unique<HostStagedWork>(stage_, collective, in, out);
   }
-  void abort() noexcept override {
-    stage_->host->abort();
-    if (stage_->carrier) stage_->carrier->abort();
-  }
+  void abort() noexcept override { stage_->host->abort(); }
   Channel* host() noexcept override { return stage_->host.get(); }
 
  private:
@@ -277,13 +196,12 @@ class HostStagedChannel final : public Channel {
 }  // namespace
 
 std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,
-                                                  std::unique_ptr<Channel> carrier,
                                                   std::shared_ptr<device::Context> device,
                                                   const ChannelSpec& spec,
                                                   std::shared_ptr<SharedArena> arena,
                                                   const StagingOptions& options) {
   return std::make_unique<HostStagedChannel>(std::make_shared<Stage>(
-      std::move(host), std::move(carrier), std::move(device), spec, std::move(arena), options));
+      std::move(host), std::move(device), spec, std::move(arena), options));
 }
 
 }  // namespace hvd::staged

@@ -25,11 +25,8 @@ struct StagingOptions {
 /// A Work is complete when its last copy to the device is queued. Adasum is made of the host's
 /// operations here.
 /// @param host opened for these ranks, and used by this channel only
-/// @param carrier likewise, see Backend::carries_memory_of(): what is only moved goes through it,
-/// with no copy but of what a rank keeps for itself. Null: there is none
 /// @param arena of this rank, for the pinned memory; may be null
 std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,
-                                                  std::unique_ptr<Channel> carrier,
                                                   std::shared_ptr<device::Context>,
                                                   const ChannelSpec&,
                                                   std::shared_ptr<SharedArena> arena,

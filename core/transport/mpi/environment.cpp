@@ -1,6 +1,5 @@
 #include "transport/mpi/environment.h"
 
-#include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -138,12 +137,6 @@ std::string library_version() {
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS || length <= 0) return "unknown";
   const std::string_view all(text);
   return std::string(all.substr(0, all.find_first_of(",\n")));
-}
-
-bool cuda_aware() noexcept {
-  // An extension of Open MPI, which other libraries do not have.
-  const auto query = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
-  return query != nullptr && query() == 1;
 }
 
 void mark_failed() noexcept { process_state().failed = true; }

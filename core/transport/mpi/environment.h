@@ -29,9 +29,6 @@ std::string_view thread_level_name() noexcept;
 /// First line of MPI_Get_library_version. Usable before ensure_initialized().
 std::string library_version();
 
-/// Whether MPI reports that it accepts pointers to GPU memory. Usable before ensure_initialized().
-bool cuda_aware() noexcept;
-
 /// Records the loss of a peer. hvd then does not call MPI_Finalize, which would wait for that peer
 /// without a limit.
 void mark_failed() noexcept;

@@ -37,17 +37,6 @@ TEST(GpuAgreementTest, WhatKeepsNcclAwayIsSaid) {
   EXPECT_EQ(reason(report("0:1", 23203, 1), report("0:1")), "ranks 0 and 1 share the GPU 0:1 of a");
 }
 
-TEST(GpuAgreementTest, MpiIsCudaAwareWhereEveryRankSaysSo) {
-  const Topology topology = make_topology(0, {"a", "b"});
-  std::vector<GpuReport> reports{report("0:1"), report("")};
-  EXPECT_FALSE(agree_on_gpus(reports, topology).cuda_aware_mpi);
-  reports[0].cuda_aware = 1;
-  EXPECT_FALSE(agree_on_gpus(reports, topology).cuda_aware_mpi);
-  reports[1].cuda_aware = 1;
-  EXPECT_TRUE(agree_on_gpus(reports, topology).cuda_aware_mpi);
-  EXPECT_FALSE(agree_on_gpus(reports, topology).nccl);
-}
-
 TEST(GpuAgreementTest, RanksWithDifferentHostIdsShareAGpu) {
   const Topology topology = make_topology(0, {"a", "a", "a"});
   const auto with_host = [](std::uint64_t host) {

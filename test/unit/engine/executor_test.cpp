@@ -142,7 +142,6 @@ class FakeStaging final : public runtime::Staging {
 struct QueueScript {
   ChannelScript channel = {};
   bool ordered = false;
-  bool carries_device_memory = false;
   std::shared_ptr<FakeEvent> callers_may_read = {};
   int parts = 1;  ///< that a batch is packed and unpacked in
 };
@@ -157,7 +156,7 @@ class FakeQueues final : public runtime::QueueFactory {
     const std::string name = std::to_string(set);
     return {"fake", std::make_unique<FakeChannel>(log_, name, script.channel),
             std::make_unique<FakeStaging>(log_, name, script.callers_may_read, script.parts),
-            script.ordered, script.carries_device_memory};
+            script.ordered};
   }
   void keep_buffers_for(std::span<const runtime::Batch* const>) override {}
 
@@ -314,20 +313,6 @@ TEST_F(ExecutorTest, OrderedQueuesAreUsedInTheOrderOfThePlan) {
   EXPECT_THAT(take_log(), ElementsAre("1 unstage first", "1 work destroyed", "first ended",
                                       "0 stage second", "0 launch allreduce 16", "0 unstage second",
                                       "0 work destroyed", "second ended"));
-}
-
-TEST_F(ExecutorTest, ACarriedBatchWaitsForARoundInWhichTheDeviceIsCurrent) {
-  queues_[0].carries_device_memory = true;
-  executor_.device_to_be_current();
-  start(request("x"));
-  start(request("y", 1));
-  executor_.progress();
-  EXPECT_THAT(take_log(), ElementsAre("1 stage y", "1 launch allreduce 16", "1 unstage y",
-                                      "1 work destroyed", "y ended"));
-  executor_.device_to_be_current();
-  executor_.progress();
-  EXPECT_THAT(take_log(), ElementsAre("0 stage x", "0 launch allreduce 16", "0 unstage x",
-                                      "0 work destroyed", "x ended"));
 }
 
 TEST_F(ExecutorTest, WhereThereIsNothingToMoveNothingIsStagedOrLaunched) {

@@ -81,13 +81,10 @@ TEST_F(RuntimeOptionsTest, NcclIsCalledByAThreadOrDoesNotBlock) {
                                HasSubstr("'off'")));
 }
 
-TEST_F(RuntimeOptionsTest, CudaAwareMpiIsAutoOrOff) {
-  EXPECT_TRUE(runtime::resolve({}).cuda_aware_mpi);
+TEST_F(RuntimeOptionsTest, RemovedCudaAwareMpiIsRefusedWithTheRemedy) {
   ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
-  EXPECT_FALSE(runtime::resolve({}).cuda_aware_mpi);
-  ::setenv("HVD_CUDA_AWARE_MPI", "on", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("'auto' or 'off'"),
-                               HasSubstr("'on'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("was removed"),
+                               HasSubstr("got 'off'"), HasSubstr("unset it")));
 }
 
 TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
