@@ -100,8 +100,8 @@ constexpr Variable kVariables[] = {
          "by set and operation: `shm` where all ranks share a host, `hierarchical` where some do "
          "([decision 13](decisions/0013-hierarchical.md)), else `mpi` or `ucx`, which carries the "
          "job's messages",
-     .meaning = "`mpi` or `ucx`, `shm`, `hierarchical` or `local` (one rank only): nothing else is "
-                "used, so "
+     .meaning = "`mpi` or `ucx`, `shm`, `hierarchical` or `self` (one rank only; `local` means the "
+                "same): no other backend is used, so "
                 "an operation that it does not have fails "
                 "(`hierarchical` has allreduce, allgather and broadcast); process sets of one rank "
                 "need no transport and ignore it. GPU tensors: "

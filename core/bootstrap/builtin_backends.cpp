@@ -13,7 +13,7 @@
 
 #include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/local/local_backend.h"
+#include "backend/self/self_backend.h"
 #include "backend/shm/shm_backend.h"
 #include "base/config.h"
 #include "base/log.h"
@@ -29,9 +29,9 @@
 #include "bootstrap/store_rendezvous.h"
 #include "device/buffers.h"
 #include "hvd/error.h"
-#include "local/local_network.h"
 #include "transport/message_control_plane.h"
 #include "transport/node/node.h"
+#include "transport/self_control_plane.h"
 #include "transport/ucx/ucx_library.h"
 
 #if HVD_HAVE_CUDA
@@ -212,10 +212,9 @@ void add_device_backends(JobConnection& job, const Gpu& gpu, const GpuAgreement&
 }
 
 JobConnection job_of_one(const RuntimeOptions& options) {
-  static const SteadyClock clock;
   JobConnection job;
-  job.control = local::LocalNetwork::create({.size = 1}, clock)->plane(0);
-  job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  job.control = control::make_self_control_plane();
+  job.backends.push_back(std::make_shared<SelfBackend>());
   const Gpu gpu = inspect_gpu(options, 0);
   add_device_backends(job, gpu, agree_on_gpus({&gpu.report, 1}, job.control->topology()), options);
   return job;
@@ -377,7 +376,7 @@ void begin(JobConnection& job, World& world, const RuntimeOptions& options,
   if (room_for_hierarchical(*node))
     job.backends.push_back(std::make_shared<hierarchical::HierarchicalBackend>(carrier, node));
   // For process sets of one rank, whatever the size of the job.
-  job.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+  job.backends.push_back(std::make_shared<SelfBackend>());
   add_device_backends(job, gpu, agreement, options);
   for (const int rank : data_neighbours(topology)) carrier->connect(message::Plane::kData, rank);
   world.begun();
@@ -430,7 +429,7 @@ void use_nccl_library(std::shared_ptr<nccl::Library> library) {
 
 std::vector<std::string_view> backend_names() {
   return {
-      "local", "shm", "hierarchical", "mpi",
+      "self", "shm", "hierarchical", "mpi",
 #if HVD_HAVE_UCX
       "ucx",
 #endif

@@ -19,8 +19,8 @@ struct GpuReport {
 /// The conclusion from all reports, the same on every rank.
 struct GpuAgreement {
   bool nccl = false;
-  std::string reason = {};      ///< why NCCL is not used
-  bool gpus_unused = false;     ///< a rank has a GPU, and NCCL is not used
+  std::string reason = {};   ///< why NCCL is not used
+  bool gpus_unused = false;  ///< a rank has a GPU, and NCCL is not used
 };
 
 /// Decides whether the job uses NCCL. It needs a GPU of its own and the same NCCL version on every

@@ -150,8 +150,8 @@ Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch
   const Collective collective = needed_for(batch);
   Backend* best = nullptr;
   int best_score = 0;
-  // A choice of transport cannot concern a rank alone: the transports leave that to the local
-  // backend. NCCL is a choice for GPUs only.
+  // A forced transport does not apply to sets of one rank, which only the self backend serves. NCCL
+  // is a choice for GPUs only.
   const bool choice_counts =
       forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
   for (const auto& backend : backends_) {

@@ -62,11 +62,14 @@ NcclRegister nccl_register() {
 }
 
 std::optional<std::string> backend(const Options& options) {
-  if (options.backend) return options.backend;
-  auto name = env_string("BACKEND");
-  if (name)
-    std::transform(name->begin(), name->end(), name->begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  auto name = options.backend;
+  if (!name) {
+    name = env_string("BACKEND");
+    if (name)
+      std::transform(name->begin(), name->end(), name->begin(),
+                     [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  }
+  if (name == "local") name = "self";  // an older name
   return name;
 }
 

@@ -7,29 +7,31 @@
 #include <tuple>
 #include <vector>
 
-#include "backend/local/local_backend.h"
+#include "backend/self/self_backend.h"
 #include "conformance/thread_ranks.h"
+#include "hvd/error.h"
+#include "support/local_backend.h"
 
 namespace hvd::conformance {
 namespace {
 
 /// The ranks of one local world.
 MakeParts local_ranks(int size) {
-  return [world = std::make_shared<LocalWorld>(size)](int) -> RankParts {
-    return {std::make_unique<LocalBackend>(world)};
+  return [world = std::make_shared<testing::LocalWorld>(size)](int) -> RankParts {
+    return {std::make_unique<testing::LocalBackend>(world)};
   };
 }
 
 /// All ranks stepped in turn by the calling thread.
 void step_ranks(int size, const std::vector<Case>& cases) {
   Doorbells doorbells(static_cast<std::size_t>(size));
-  const auto world = std::make_shared<LocalWorld>(size);
+  const auto world = std::make_shared<testing::LocalWorld>(size);
   std::deque<DoorbellPeers> peers;
   std::vector<std::unique_ptr<Channel>> channels;
   for (int rank = 0; rank < size; ++rank) {
     peers.emplace_back(rank, doorbells);
-    channels.push_back(
-        LocalBackend(world).open({.ranks = all_ranks(size), .set_rank = rank}, peers.back()));
+    channels.push_back(testing::LocalBackend(world).open(
+        {.ranks = all_ranks(size), .set_rank = rank}, peers.back()));
   }
   std::uint64_t seed = 0;
   for (const Case& one : cases) {
@@ -81,7 +83,7 @@ TEST_P(LocalConformance, OneThreadStepsAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(AllKinds, LocalConformance,
                          ::testing::Combine(::testing::ValuesIn(kKinds),
-                                            ::testing::Values(1, 2, 3, 4, 8)),
+                                            ::testing::Values(2, 3, 4, 8)),
                          [](const auto& test) {
                            return std::string(to_string(std::get<0>(test.param))) + "_" +
                                   std::to_string(std::get<1>(test.param));
@@ -98,7 +100,38 @@ TEST_P(LocalConformanceMixed, BackToBack) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, LocalConformanceMixed, ::testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Sizes, LocalConformanceMixed, ::testing::Values(2, 3, 4, 8));
+
+TEST(SelfConformance, AllKinds) {
+  const MakeParts make_parts = [](int) -> RankParts { return {std::make_unique<SelfBackend>()}; };
+  run_threads(1, make_parts, [](Harness& harness) {
+    for (const OpKind kind : kKinds) run_cases(harness, cases_of(kind, 1));
+    run_back_to_back(harness, mixed_cases(1));
+  });
+}
+
+TEST(SelfBackend, ScoresSetsOfOneRankInTheHostsMemory) {
+  const SelfBackend backend;
+  const ChannelSpec one{.ranks = {2}};
+  for (const OpKind kind : kKinds) {
+    EXPECT_EQ(backend.score({}, one, {.kind = kind}), 1);
+    EXPECT_EQ(backend.score({}, {.ranks = {0, 1}}, {.kind = kind}), 0);
+    const ChannelSpec on_gpu{.ranks = {0}, .device = {.type = DeviceType::kCuda}};
+    EXPECT_EQ(backend.score({}, on_gpu, {.kind = kind}), 0);
+  }
+  EXPECT_EQ(backend.score({}, one, {.op = ReduceOp::kAdasum}), 0);
+  EXPECT_EQ(backend.score({}, one, {.kind = OpKind::kBarrier}), 0);
+  EXPECT_EQ(backend.score({}, one, {.kind = OpKind::kJoin}), 0);
+}
+
+TEST(SelfBackend, RefusesMemoryThatIsTooSmall) {
+  Doorbells doorbells(1);
+  DoorbellPeers peers(0, doorbells);
+  const auto channel = SelfBackend().open({.ranks = {0}}, peers);
+  Bytes memory(16);
+  EXPECT_THROW(channel->launch({.count = 5}, memory, memory), Error);
+  EXPECT_THROW(channel->launch({.kind = OpKind::kAllgather}, memory, memory), Error);
+}
 
 // The suite itself must not pass a backend that leaves the output alone.
 class BrokenWork final : public Work {

@@ -7,10 +7,10 @@
 #include <tuple>
 #include <vector>
 
-#include "backend/local/local_backend.h"
 #include "backend/nccl/nccl_backend.h"
 #include "conformance/device_ranks.h"
 #include "support/fake_nccl.h"
+#include "support/local_backend.h"
 
 namespace hvd::conformance {
 namespace {
@@ -36,13 +36,13 @@ TEST_P(NcclConformance, RanksAsThreads) {
   const auto [size, kind] = GetParam();
   testing::FakeGpu gpu({.seed = static_cast<std::uint64_t>(size)});
   testing::FakeNccl nccl(gpu);
-  const auto world = std::make_shared<LocalWorld>(size);
+  const auto world = std::make_shared<testing::LocalWorld>(size);
   Doorbells doorbells(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank, kind = kind] {
       try {
-        const auto local = std::make_shared<LocalBackend>(world);
+        const auto local = std::make_shared<testing::LocalBackend>(world);
         auto backend = std::make_unique<NcclBackend>(
             nccl.library(rank), std::make_shared<device::Context>(gpu.api(rank), 0),
             [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });

@@ -7,9 +7,9 @@
 #include <new>
 #include <string>
 
-#include "backend/local/local_backend.h"
 #include "backend/nccl/nccl_backend.h"
 #include "backend/nccl/nccl_library.h"
+#include "backend/self/self_backend.h"
 #include "conformance/device_ranks.h"
 #include "device/cuda/cuda_api.h"
 
@@ -39,7 +39,7 @@ TEST_P(GpuNcclConformance, OneRank) {
   const auto library = nccl::load_library(reason);
   ASSERT_NE(library, nullptr) << reason;
   const device::DeviceGuard guard(*api, 0);
-  const auto local = std::make_shared<LocalBackend>();
+  const auto local = std::make_shared<SelfBackend>();
   auto backend = std::make_unique<NcclBackend>(
       library, std::make_shared<device::Context>(api, 0),
       [local](const ChannelSpec& spec, Peers& peers) { return local->open(spec, peers); });

@@ -4,18 +4,18 @@
 #include <numeric>
 #include <thread>
 
-#include "backend/local/local_backend.h"
+#include "support/local_backend.h"
 
 namespace hvd::testing {
 
 LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
     : random_(options.seed),
-      network_(local::LocalNetwork::create({.size = options.size,
-                                            .longest_delay = options.longest_delay,
-                                            .seed = options.seed,
-                                            .host_per_rank = options.hosts,
-                                            .rings_across_hosts = options.rings_across_hosts},
-                                           clock)) {
+      network_(LocalNetwork::create({.size = options.size,
+                                     .longest_delay = options.longest_delay,
+                                     .seed = options.seed,
+                                     .host_per_rank = options.hosts,
+                                     .rings_across_hosts = options.rings_across_hosts},
+                                    clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);
   for (int rank = 0; rank < options.size; ++rank) {
     RankWorld own = options.world ? options.world(rank) : RankWorld{network_->plane(rank)};

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/runtime.h"
-#include "local/local_network.h"
+#include "support/local_network.h"
 
 namespace hvd::testing {
 
@@ -55,7 +55,7 @@ class LocalJob {
 
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
   runtime::Runtime& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
-  local::LocalNetwork& network() { return *network_; }
+  LocalNetwork& network() { return *network_; }
   /// The rank's process "dies".
   void kill(int rank);
 
@@ -85,7 +85,7 @@ class LocalJob {
 
  private:
   std::mt19937_64 random_;
-  std::shared_ptr<local::LocalNetwork> network_;
+  std::shared_ptr<LocalNetwork> network_;
   std::vector<std::shared_ptr<runtime::Runtime>> ranks_;
 };
 

@@ -10,7 +10,7 @@
 
 #include "backend/flat/flat_backend.h"
 #include "backend/hierarchical/hierarchical_backend.h"
-#include "backend/local/local_backend.h"
+#include "backend/self/self_backend.h"
 #include "base/clock.h"
 #include "mpi/support/hosts.h"
 #include "support/local_job.h"
@@ -53,7 +53,7 @@ inline std::function<RankWorld(int rank)> worlds_over_ucx(
           std::make_shared<hierarchical::HierarchicalBackend>(carrier, nodes[index]));
     }
     // For process sets of one rank.
-    world.backends.push_back(std::make_shared<LocalBackend>(std::make_shared<LocalWorld>(1)));
+    world.backends.push_back(std::make_shared<SelfBackend>());
     return world;
   };
 }

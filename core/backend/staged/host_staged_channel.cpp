@@ -200,8 +200,8 @@ std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,
                                                   const ChannelSpec& spec,
                                                   std::shared_ptr<SharedArena> arena,
                                                   const StagingOptions& options) {
-  return std::make_unique<HostStagedChannel>(std::make_shared<Stage>(
-      std::move(host), std::move(device), spec, std::move(arena), options));
+  return std::make_unique<HostStagedChannel>(
+      std::make_shared<Stage>(std::move(host), std::move(device), spec, std::move(arena), options));
 }
 
 }  // namespace hvd::staged

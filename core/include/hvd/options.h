@@ -40,8 +40,8 @@ struct Options {
   /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default
   /// 30 s.
   std::optional<std::chrono::milliseconds> peer_timeout = {};
-  /// An explicit choice of backend: "shm", "mpi", "ucx", "hierarchical", "nccl" or "local".
-  /// HVD_BACKEND; default: the best that all ranks can use.
+  /// An explicit choice of backend: "shm", "mpi", "ucx", "hierarchical", "nccl" or "self"
+  /// ("local" means the same). HVD_BACKEND; default: the best that all ranks can use.
   std::optional<std::string> backend = {};
   /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE;
   /// default none.

@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "backend/local/local_backend.h"
 #include "base/broken_connection.h"
 #include "hvd/error.h"
+#include "support/local_backend.h"
 #include "support/local_job.h"
 
 namespace hvd::testing {
@@ -24,8 +24,7 @@ class EngineTest : public ::testing::Test {
  protected:
   void make(std::vector<std::string> hosts) {
     const int size = static_cast<int>(hosts.size());
-    network_ =
-        local::LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
+    network_ = LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
     world_ = std::make_shared<LocalWorld>(size);
   }
   std::unique_ptr<Engine> engine(int rank) {
@@ -71,7 +70,7 @@ class EngineTest : public ::testing::Test {
   VirtualClock clock_;
   observe::Counters counters_;
   runtime::TimelineSlot timeline_;
-  std::shared_ptr<local::LocalNetwork> network_;
+  std::shared_ptr<LocalNetwork> network_;
   std::shared_ptr<LocalWorld> world_;
   float data_[4] = {1, 2, 3, 4};
 };

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <random>
 
-#include "backend/local/local_backend.h"
 #include "hvd/error.h"
 #include "support/job_helpers.h"
+#include "support/local_backend.h"
 #include "support/local_job.h"
 #include "support/stepped_ranks.h"
 

@@ -80,7 +80,7 @@ class ReportRouteTest : public ::testing::Test {
  protected:
   void make(std::vector<std::string> hosts, bool rings = true) {
     const int size = static_cast<int>(hosts.size());
-    network_ = local::LocalNetwork::create(
+    network_ = LocalNetwork::create(
         {.size = size, .host_per_rank = std::move(hosts), .rings_across_hosts = rings}, clock_);
     for (int rank = 0; rank < size; ++rank)
       nodes_.push_back(std::make_unique<Node>(options_, network_->plane(rank), clock_));
@@ -119,7 +119,7 @@ class ReportRouteTest : public ::testing::Test {
 
   VirtualClock clock_;
   RuntimeOptions options_;
-  std::shared_ptr<local::LocalNetwork> network_;
+  std::shared_ptr<LocalNetwork> network_;
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 

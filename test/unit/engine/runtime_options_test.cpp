@@ -111,6 +111,9 @@ TEST_F(RuntimeOptionsTest, WordsAreTakenInAnyCase) {
   EXPECT_FALSE(runtime::resolve({}).schedule_lock);
   ::setenv("HVD_BACKEND", "MPI", 1);
   EXPECT_EQ(runtime::resolve({}).backend, "mpi");
+  ::setenv("HVD_BACKEND", "local", 1);
+  EXPECT_EQ(runtime::resolve({}).backend, "self");
+  EXPECT_EQ(runtime::resolve({.backend = "local"}).backend, "self");
 }
 
 TEST_F(RuntimeOptionsTest, SaysWhatIsNotTheDefault) {

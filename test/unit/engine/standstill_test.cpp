@@ -26,7 +26,7 @@ class StandstillTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kElements = 4096;
   void start(Duration limit) {
-    control_ = local::LocalNetwork::create({.size = 2, .host_per_rank = {"a", "b"}}, clock_);
+    control_ = LocalNetwork::create({.size = 2, .host_per_rank = {"a", "b"}}, clock_);
     LocalJobOptions options;
     options.runtime.background_thread = false;
     options.runtime.stall_warning = limit;
@@ -71,7 +71,7 @@ class StandstillTest : public ::testing::Test {
   }
 
   VirtualClock clock_;
-  std::shared_ptr<local::LocalNetwork> control_;
+  std::shared_ptr<LocalNetwork> control_;
   std::shared_ptr<FakeNetwork> data_network_ = FakeNetwork::create(2);
   std::unique_ptr<LocalJob> job_;
   std::vector<std::vector<float>> data_ = std::vector<std::vector<float>>(2);

@@ -11,11 +11,11 @@
 
 #include "backend/shm/shm_backend.h"
 #include "base/log.h"
-#include "local/local_network.h"
 #include "support/count_allocations.h"
 #include "support/count_ucx_calls.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
+#include "support/local_network.h"
 #include "support/meet_nodes.h"
 #include "transport/message_control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
@@ -131,7 +131,7 @@ class SteadyCount : public ::testing::Test {
     }
   }
   virtual void make_planes() {
-    const auto network = local::LocalNetwork::create({.size = kRanks}, clock_);
+    const auto network = LocalNetwork::create({.size = kRanks}, clock_);
     for (int rank = 0; rank < kRanks; ++rank) planes_[rank] = network->plane(rank);
   }
 

@@ -6,8 +6,8 @@
 
 #include <map>
 
-#include "backend/local/local_backend.h"
 #include "hvd/error.h"
+#include "support/local_backend.h"
 #include "support/local_job.h"
 
 namespace hvd::testing {
@@ -83,8 +83,7 @@ class SteadyStateTest : public ::testing::Test {
 
   void make(std::vector<std::string> hosts) {
     const int size = static_cast<int>(hosts.size());
-    network_ =
-        local::LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
+    network_ = LocalNetwork::create({.size = size, .host_per_rank = std::move(hosts)}, clock_);
     const auto world = std::make_shared<LocalWorld>(size);
     for (int rank = 0; rank < size; ++rank)
       ranks_.push_back(std::make_unique<Rank>(options_, network_->plane(rank), world, clock_));
@@ -132,7 +131,7 @@ class SteadyStateTest : public ::testing::Test {
 
   VirtualClock clock_;
   RuntimeOptions options_;
-  std::shared_ptr<local::LocalNetwork> network_;
+  std::shared_ptr<LocalNetwork> network_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<std::map<std::string, std::vector<float>>> data_;
 };

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "backend/local/local_backend.h"
 #include "backend/nccl/nccl_backend.h"
 #include "backend/nccl/nccl_channel.h"
 #include "hvd/error.h"
 #include "support/fake_nccl.h"
+#include "support/local_backend.h"
 #include "support/nccl_launch.h"
 
 /// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped

@@ -1,9 +1,9 @@
-#include "local/local_network.h"
+#include "support/local_network.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace hvd::local {
+namespace hvd::testing {
 
 /// One rank's end of a LocalNetwork.
 class LocalControlPlane final : public control::ControlPlane {
@@ -165,4 +165,4 @@ void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
   if (options_.rings_across_hosts || host(from) == host(to)) mailbox.doorbell.ring();
 }
 
-}  // namespace hvd::local
+}  // namespace hvd::testing

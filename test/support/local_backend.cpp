@@ -1,4 +1,4 @@
-#include "backend/local/local_backend.h"
+#include "support/local_backend.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,16 +7,15 @@
 #include <thread>
 #include <vector>
 
-#include "backend/local/local_group.h"
 #include "base/cache_line.h"
 #include "hvd/error.h"
 #include "kernels/kernels.h"
+#include "support/local_group.h"
 
-namespace hvd {
-namespace local {
+namespace hvd::testing {
 namespace {
 
-/// Copied to the other outputs while it is still in the cache.
+/// Bytes that are reduced and then copied to the other outputs while they are in the cache.
 constexpr std::int64_t kChunkBytes = 128 * 1024;
 
 std::int64_t sum(std::span<const std::int64_t> counts) {
@@ -33,14 +32,14 @@ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
   }
 }
 
-/// One rank's share of a collective that all members have posted.
+/// One rank's share of a collective to which all members have contributed.
 class Share {
  public:
-  Share(LocalGroup& group, const Meeting& meeting, int rank)
+  Share(LocalGroup& group, const GroupCollective& joint, int rank)
       : group_(group),
-        meeting_(meeting),
+        collective_(joint),
         rank_(rank),
-        own_(post(rank)),
+        own_(contribution(rank)),
         width_(static_cast<std::int64_t>(size_of(own_.collective.dtype))) {}
 
   void carry_out() const {
@@ -51,7 +50,8 @@ class Share {
         return reduce_range(sum_before(own_.collective.counts, rank_),
                             own_.collective.counts[static_cast<std::size_t>(rank_)], own_.out);
       case OpKind::kBroadcast:
-        return copy_bytes(own_.out, post(own_.collective.root).in, own_.collective.count * width_);
+        return copy_bytes(own_.out, contribution(own_.collective.root).in,
+                          own_.collective.count * width_);
       case OpKind::kAllgather:
         return allgather();
       default:
@@ -60,22 +60,24 @@ class Share {
   }
 
  private:
-  const Post& post(int rank) const { return meeting_.posts[static_cast<std::size_t>(rank)]; }
+  const Contribution& contribution(int rank) const {
+    return collective_.contributions[static_cast<std::size_t>(rank)];
+  }
 
   void reduce_range(std::int64_t begin, std::int64_t count, std::byte* destination) const {
     std::vector<const std::byte*> sources;
-    sources.reserve(meeting_.posts.size());
-    for (const Post& other : meeting_.posts) {
+    sources.reserve(collective_.contributions.size());
+    for (const Contribution& other : collective_.contributions) {
       sources.push_back(count == 0 ? nullptr : other.in + begin * width_);
     }
     reduce(sources, destination, count, own_.collective.dtype, own_.collective.op,
            own_.collective.scale);
   }
 
-  // Nobody else reads or writes this rank's slice of any input or output, so outputs may be the
-  // inputs.
+  // Only this rank accesses its slice of the inputs and outputs, so an output may be an input.
   void allreduce() const {
-    // In elements, which is more than in bytes: two owners never write to one cache line.
+    // A multiple of kLine elements, which are at least as many bytes: two owners never write to
+    // one cache line.
     constexpr auto kLine = static_cast<std::int64_t>(kCacheLine);
     const std::int64_t count = own_.collective.count;
     const std::int64_t slice =
@@ -85,7 +87,7 @@ class Share {
       const std::int64_t chunk = std::min(kChunkBytes / width_, end - begin);
       std::byte* const result = own_.out + begin * width_;
       reduce_range(begin, chunk, result);
-      for (const Post& other : meeting_.posts) {
+      for (const Contribution& other : collective_.contributions) {
         copy_bytes(other.out + begin * width_, result, chunk * width_);
       }
     }
@@ -95,7 +97,7 @@ class Share {
     std::int64_t offset = 0;
     for (int other = 0; other < group_.size(); ++other) {
       const std::int64_t bytes = own_.collective.counts[static_cast<std::size_t>(other)] * width_;
-      copy_bytes(own_.out + offset, post(other).in, bytes);
+      copy_bytes(own_.out + offset, contribution(other).in, bytes);
       offset += bytes;
     }
   }
@@ -103,11 +105,11 @@ class Share {
   void alltoall() const {
     std::int64_t offset = 0;
     for (int other = 0; other < group_.size(); ++other) {
-      const Post& sender = post(other);
+      const Contribution& sender = contribution(other);
       const std::int64_t expected = own_.collective.counts[static_cast<std::size_t>(other)];
       const std::int64_t sent = sender.collective.send_counts[static_cast<std::size_t>(rank_)];
       if (sent != expected) {
-        group_.fail("local backend, " + group_.where(meeting_.number) +
+        group_.fail("local backend, " + group_.where(collective_.number) +
                     ": alltoall counts differ: rank " + std::to_string(group_.world_rank(other)) +
                     " sends " + std::to_string(sent) + " elements to rank " +
                     std::to_string(group_.world_rank(rank_)) + ", which expects " +
@@ -121,63 +123,64 @@ class Share {
   }
 
   LocalGroup& group_;
-  const Meeting& meeting_;
+  const GroupCollective& collective_;
   const int rank_;
-  const Post& own_;
+  const Contribution& own_;
   const std::int64_t width_;
 };
 
-/// Says that this rank touches other ranks' memory. See Note [Leaving].
+/// Marks the time in which this rank accesses the memory of others. See Note [Leaving].
 class Busy {
  public:
-  explicit Busy(Meeting& meeting) : meeting_(meeting) {
-    meeting_.busy.fetch_add(1, std::memory_order_seq_cst);
+  explicit Busy(GroupCollective& joint) : collective_(joint) {
+    collective_.busy.fetch_add(1, std::memory_order_seq_cst);
   }
-  ~Busy() { meeting_.busy.fetch_sub(1, std::memory_order_seq_cst); }
+  ~Busy() { collective_.busy.fetch_sub(1, std::memory_order_seq_cst); }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
 
  private:
-  Meeting& meeting_;
+  GroupCollective& collective_;
 };
 
 // Note [Leaving]
 //
-// A rank that goes away with a collective undone owns memory that others may be about to read or
-// write. It ends the group, then waits until nobody is busy; the others say that they are busy,
-// then look whether the group has ended. All four accesses are sequentially consistent, so one of
-// the two sees the other. `busy` counts shares, never waits, so this takes the time of a copy, also
+// A rank that leaves during a collective owns memory that others may be about to access. It ends
+// the group and then waits until `busy` is 0. The others increment `busy` and then check whether
+// the group has ended. All four accesses are sequentially consistent, so at least one side sees the
+// other. `busy` is held during copies only, never while a rank waits, so the wait is short, also
 // when one thread steps all ranks.
 
 class LocalWork final : public Work {
  public:
   LocalWork(std::shared_ptr<LocalGroup> group, Peers& peers, int rank, std::uint64_t number,
-            Post post)
-      : group_(std::move(group)), peers_(peers), rank_(rank), number_(number), post_(post) {}
+            Contribution own)
+      : group_(std::move(group)), peers_(peers), rank_(rank), number_(number), own_(own) {}
 
   ~LocalWork() override {
-    // Once done, the slot that meeting_ points to may hold a later collective.
-    if (done_ || meeting_ == nullptr || complete()) {
+    // Once done_ is set, collective_ may point to a later collective.
+    if (done_ || collective_ == nullptr || complete()) {
       return;
     }
     group_->leave(rank_, "during operation " + std::to_string(number_));
     ring_others();
-    while (meeting_->busy.load(std::memory_order_seq_cst) > 0) {
+    while (collective_->busy.load(std::memory_order_seq_cst) > 0) {
       std::this_thread::yield();
     }
   }
 
   bool progress() override {
-    // The end is read first: a member that leaves after the last share ends the group, but this
-    // operation is complete.
+    // Read first: a member that leaves after the last share ends the group, but this operation is
+    // complete.
     const bool ended = group_->ended();
-    if (meeting_ == nullptr && !join()) {
+    if (collective_ == nullptr && !join()) {
       return false;
     }
-    if (!shared_ && !ended && meeting_->posted.load(std::memory_order_acquire) == group_->size()) {
+    if (!share_done_ && !ended &&
+        collective_->contributed.load(std::memory_order_acquire) == group_->size()) {
       do_share();
     }
-    if (shared_ && complete()) {
+    if (share_done_ && complete()) {
       done_ = true;
       return true;
     }
@@ -188,41 +191,41 @@ class LocalWork final : public Work {
   }
 
   std::optional<Headway> headway() const noexcept override {
-    return Headway{(meeting_ != nullptr ? 1U : 0U) + (shared_ ? 1U : 0U)};
+    return Headway{(collective_ != nullptr ? 1U : 0U) + (share_done_ ? 1U : 0U)};
   }
 
  private:
   bool complete() const {
-    return meeting_->finished.load(std::memory_order_acquire) == group_->size();
+    return collective_->finished.load(std::memory_order_acquire) == group_->size();
   }
 
   bool join() {
     try {
       bool last = false;
-      meeting_ = group_->post(rank_, number_, post_, &last);
+      collective_ = group_->contribute(rank_, number_, own_, &last);
       if (last) {
         ring_others();
       }
-      return meeting_ != nullptr;
+      return collective_ != nullptr;
     } catch (const Error&) {
-      ring_others();  // this may be what ended the group
+      ring_others();  // the throw may have ended the group
       throw;
     }
   }
 
   void do_share() {
     try {
-      const Busy busy(*meeting_);
+      const Busy busy(*collective_);
       if (group_->ended()) {
         return;
       }
-      Share(*group_, *meeting_, rank_).carry_out();
+      Share(*group_, *collective_, rank_).carry_out();
     } catch (const Error&) {
       ring_others();
       throw;
     }
-    shared_ = true;
-    if (meeting_->finished.fetch_add(1, std::memory_order_acq_rel) + 1 == group_->size()) {
+    share_done_ = true;
+    if (collective_->finished.fetch_add(1, std::memory_order_acq_rel) + 1 == group_->size()) {
       ring_others();
     }
   }
@@ -239,9 +242,9 @@ class LocalWork final : public Work {
   Peers& peers_;
   const int rank_;
   const std::uint64_t number_;
-  const Post post_;
-  Meeting* meeting_ = nullptr;  ///< once posted
-  bool shared_ = false;         ///< own share is done
+  const Contribution own_;
+  GroupCollective* collective_ = nullptr;  ///< set by join()
+  bool share_done_ = false;
   bool done_ = false;
 };
 
@@ -250,7 +253,7 @@ struct Sizes {
   std::int64_t out;
 };
 
-/// Elements that a rank must bring, by the table in backend.h.
+/// Elements of a rank's input and output, by the table in backend.h.
 Sizes sizes_of(const Collective& c, int rank) {
   switch (c.kind) {
     case OpKind::kAllreduce:
@@ -271,8 +274,8 @@ class LocalChannel final : public Channel {
   LocalChannel(std::shared_ptr<LocalGroup> group, Peers& peers, int rank)
       : group_(std::move(group)), peers_(peers), rank_(rank) {}
 
-  // Without it the others would wait for a rank that launches nothing any more. What is complete
-  // stays complete.
+  // Otherwise the others would wait for a rank that launches no more collectives. Complete
+  // collectives stay complete.
   ~LocalChannel() override {
     group_->leave(rank_, "its channel");
     ring_others();
@@ -282,7 +285,7 @@ class LocalChannel final : public Channel {
                                std::span<std::byte> out) override {
     check(collective, in.size(), out.size());
     return std::make_unique<LocalWork>(group_, peers_, rank_, next_++,
-                                       Post{collective, in.data(), out.data()});
+                                       Contribution{collective, in.data(), out.data()});
   }
 
   void abort() noexcept override {
@@ -301,7 +304,8 @@ class LocalChannel final : public Channel {
 
   [[noreturn]] void refuse(const Collective& c, const std::string& why) const {
     throw Error("local backend, " + group_->where(next_) + ", rank " +
-                std::to_string(group_->world_rank(rank_)) + ": " + describe(c) + ": " + why);
+                std::to_string(group_->world_rank(rank_)) + ": " + describe_collective(c) + ": " +
+                why);
   }
 
   void check(const Collective& c, std::size_t in_bytes, std::size_t out_bytes) const {
@@ -335,31 +339,28 @@ class LocalChannel final : public Channel {
 };
 
 }  // namespace
-}  // namespace local
 
-std::shared_ptr<local::LocalGroup> LocalWorld::enter(const ChannelSpec& spec) {
+std::shared_ptr<LocalGroup> LocalWorld::join_group(const ChannelSpec& spec) {
   const int rank = spec.ranks.at(static_cast<std::size_t>(spec.set_rank));
   const MutexLock lock(mutex_);
   const int before = opened_[{spec.process_set, rank}]++;
-  const auto [entry, is_new] = waiting_.try_emplace(Opening{spec.process_set, before});
-  Waiting& waiting = entry->second;
+  const auto [entry, is_new] = open_groups_.try_emplace(Opening{spec.process_set, before});
+  OpenGroup& open = entry->second;
   if (is_new) {
-    waiting.group = std::make_shared<local::LocalGroup>(spec.process_set, spec.ranks);
-    waiting.missing = static_cast<int>(spec.ranks.size());
-  } else if (waiting.group->ranks() != spec.ranks) {
+    open.group = std::make_shared<LocalGroup>(spec.process_set, spec.ranks);
+    open.missing = static_cast<int>(spec.ranks.size());
+  } else if (open.group->ranks() != spec.ranks) {
     throw Error("local backend, process set " + std::to_string(spec.process_set) + ": rank " +
                 std::to_string(rank) + " opens it with " + std::to_string(spec.ranks.size()) +
-                " members, others with " + std::to_string(waiting.group->ranks().size()) +
+                " members, other ranks with " + std::to_string(open.group->ranks().size()) +
                 " or with different ones; every member must name the same ranks");
   }
-  std::shared_ptr<local::LocalGroup> group = waiting.group;
-  if (--waiting.missing == 0) {
-    waiting_.erase(entry);
+  std::shared_ptr<LocalGroup> group = open.group;
+  if (--open.missing == 0) {
+    open_groups_.erase(entry);
   }
   return group;
 }
-
-LocalBackend::LocalBackend(std::shared_ptr<LocalWorld> world) : world_(std::move(world)) {}
 
 int LocalBackend::score(const Topology&, const ChannelSpec& spec,
                         const Collective& collective) const noexcept {
@@ -371,7 +372,7 @@ int LocalBackend::score(const Topology&, const ChannelSpec& spec,
 }
 
 std::unique_ptr<Channel> LocalBackend::open(const ChannelSpec& spec, Peers& peers) {
-  return std::make_unique<local::LocalChannel>(world_->enter(spec), peers, spec.set_rank);
+  return std::make_unique<LocalChannel>(world_->join_group(spec), peers, spec.set_rank);
 }
 
-}  // namespace hvd
+}  // namespace hvd::testing

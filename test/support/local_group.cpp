@@ -1,4 +1,4 @@
-#include "backend/local/local_group.h"
+#include "support/local_group.h"
 
 #include <algorithm>
 #include <sstream>
@@ -6,13 +6,13 @@
 
 #include "hvd/error.h"
 
-// Note [Two meetings are enough]
+// Note [Two collectives are enough]
 //
-// Meeting k lies in slot k % 2. The first to post k + 2 has completed k + 1, for which every member
-// posted k + 1, for which every member had completed k: nobody looks at k any more and its slot may
-// be cleared. Once the group has ended nothing is posted any more.
+// Collective k uses collectives_[k % 2]. The first member to contribute to k + 2 has completed k
+// + 1. So every member has contributed to k + 1 and had completed k before. No member uses k any
+// more, and its place may be reused. No member contributes after the group has ended.
 
-namespace hvd::local {
+namespace hvd::testing {
 namespace {
 
 constexpr std::uint64_t kNoNumber = ~std::uint64_t{0};
@@ -21,7 +21,7 @@ bool same(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-/// Alltoall's counts differ by rank; they are compared in pairs when the blocks are copied.
+/// Counts of an alltoall differ by rank. They are compared in pairs when the blocks are copied.
 bool agree(const Collective& a, const Collective& b) {
   return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.count == b.count &&
          a.root == b.root && a.scale.prescale == b.scale.prescale &&
@@ -43,7 +43,7 @@ void print(std::ostream& text, const char* name, std::span<const std::int64_t> c
 
 }  // namespace
 
-std::string describe(const Collective& c) {
+std::string describe_collective(const Collective& c) {
   std::ostringstream text;
   text << to_string(c.kind) << ' ' << to_string(c.op) << ' ' << to_string(c.dtype) << ", count "
        << c.count << ", root " << c.root << ", scale " << c.scale.prescale << ' '
@@ -55,9 +55,9 @@ std::string describe(const Collective& c) {
 
 LocalGroup::LocalGroup(int process_set, std::vector<int> ranks)
     : process_set_(process_set), ranks_(std::move(ranks)) {
-  for (Meeting& meeting : meetings_) {
-    meeting.number = kNoNumber;
-    meeting.posts.resize(ranks_.size());
+  for (GroupCollective& joint : collectives_) {
+    joint.number = kNoNumber;
+    joint.contributions.resize(ranks_.size());
   }
 }
 
@@ -65,30 +65,31 @@ std::string LocalGroup::where(std::uint64_t number) const {
   return "process set " + std::to_string(process_set_) + ", operation " + std::to_string(number);
 }
 
-Meeting* LocalGroup::post(int set_rank, std::uint64_t number, const Post& post, bool* last) {
+GroupCollective* LocalGroup::contribute(int set_rank, std::uint64_t number, const Contribution& own,
+                                        bool* complete) {
   const MutexLock lock(mutex_);
   if (ended()) {
     raise_end();
     return nullptr;
   }
-  Meeting& meeting = meetings_[number % 2];
-  if (meeting.number != number) {
-    meeting.number = number;
-    meeting.first = set_rank;
-    meeting.posted.store(0, std::memory_order_relaxed);
-    meeting.finished.store(0, std::memory_order_relaxed);
+  GroupCollective& joint = collectives_[number % 2];
+  if (joint.number != number) {
+    joint.number = number;
+    joint.first = set_rank;
+    joint.contributed.store(0, std::memory_order_relaxed);
+    joint.finished.store(0, std::memory_order_relaxed);
   }
-  const Post& reference = meeting.posts[static_cast<std::size_t>(meeting.first)];
-  if (meeting.first != set_rank && !agree(reference.collective, post.collective)) {
+  const Contribution& reference = joint.contributions[static_cast<std::size_t>(joint.first)];
+  if (joint.first != set_rank && !agree(reference.collective, own.collective)) {
     end_with_mismatch(
         "local backend, " + where(number) + ": ranks launched different collectives: rank " +
-        std::to_string(world_rank(meeting.first)) + " " + describe(reference.collective) +
-        "; rank " + std::to_string(world_rank(set_rank)) + " " + describe(post.collective) +
-        "; every member must launch the same one");
+        std::to_string(world_rank(joint.first)) + " " + describe_collective(reference.collective) +
+        "; rank " + std::to_string(world_rank(set_rank)) + " " +
+        describe_collective(own.collective) + "; every member must launch the same one");
   }
-  meeting.posts[static_cast<std::size_t>(set_rank)] = post;
-  *last = meeting.posted.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
-  return &meeting;
+  joint.contributions[static_cast<std::size_t>(set_rank)] = own;
+  *complete = joint.contributed.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
+  return &joint;
 }
 
 void LocalGroup::end(End why, int lost_rank, std::string message) noexcept {
@@ -137,4 +138,4 @@ void LocalGroup::raise_end() const {
   }
 }
 
-}  // namespace hvd::local
+}  // namespace hvd::testing

@@ -10,7 +10,7 @@
 #include "base/mutex.h"
 #include "transport/control_plane.h"
 
-namespace hvd::local {
+namespace hvd::testing {
 
 struct NetworkOptions {
   int size = 1;
@@ -68,4 +68,4 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
   std::vector<std::unique_ptr<Mailbox>> mailboxes_;
 };
 
-}  // namespace hvd::local
+}  // namespace hvd::testing
