@@ -29,7 +29,7 @@ LIMITS = (  # (name, pattern, uses per 1,000 words at most)
     ("clause as subject", r"(?:^|(?<=[.:;!?] ))(?:Of|Whom|Whose|Whoever|One that|(?:What|Who|That) (?!follows|(?:[^.?!]|\.\w)*\?))\b", 0.1),
 )
 COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|(?P<line>(?://[^\n]*(?:\n[ \t]*|$))+)|(?P<block>/\*.*?\*/)', re.DOTALL)
-FENCE = re.compile(r"^```.*?^```|^ {4}.*$|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```|^ {4}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 
 
 def comments(text):
