@@ -4,7 +4,6 @@
 
 #include "bootstrap/mpi_module.h"
 #include "transport/mpi/environment.h"
-#include "transport/mpi/mpi_carrier.h"
 #include "transport/mpi/mpi_world.h"
 
 namespace hvd::runtime {

@@ -11,9 +11,9 @@
 
 #include "bootstrap/admission.h"
 #include "hvd/error.h"
-#include "transport/tag.h"
+#include "transport/carrier.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::runtime {
 namespace {
@@ -100,7 +100,7 @@ void JobOverUcx::share_addresses(ucx::Workers workers) {
   Bytes own(first, first + sizeof drawn);
   const auto address = workers.address();
   own.insert(own.end(), address.begin(), address.end());
-  ucx::Membership members{.rank = meeting_->rank()};
+  ucx::JobMembers members{.rank = meeting_->rank()};
   for (const Bytes& part : meeting_->exchange("address", own, deadline_)) {
     if (part.size() <= sizeof drawn) throw Error("hvd::init: a rank has sent no address");
     if (members.addresses.empty())

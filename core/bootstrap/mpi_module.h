@@ -9,39 +9,47 @@
 namespace hvd::runtime {
 
 struct MpiJoinOptions {
-  /// PeerLostError when a rank has not arrived by then.
+  /// Joining fails with PeerLostError if a rank has not arrived after this time.
   std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
-  /// A call of MPI that takes longer does not return: the process ends.
+  /// Limit of one call of MPI. The process ends when a call exceeds it.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
 };
 
-/// All that hvd asks of MPI. One file implements it, which alone knows what wraps MPI, and is in a
-/// library of its own: Note [MPI is loaded].
+/// The interface to hvd's part for MPI, which is in a library of its own: Note [MPI is loaded].
 ///
-/// Thread-safe, but for join().
+/// Thread-safe, except join().
 class MpiModule {
  public:
   virtual ~MpiModule() = default;
 
-  /// Calls of MPI are possible: it has been started, by hvd or by the program, and has not ended.
+  /// Whether MPI may be called: hvd or the program has started it, and it has not been finalised.
   virtual bool active() const noexcept = 0;
-  /// It runs with MPI_THREAD_MULTIPLE. False unless active().
+  /// Whether MPI provides MPI_THREAD_MULTIPLE. False unless active().
   virtual bool threads_multiple() const noexcept = 0;
   virtual std::string library_version() const = 0;
-  /// The job has failed: MPI is not asked to end in order any more.
+  /// Records that the job has failed: MPI is not finalised any more.
   virtual void forget_peers() noexcept = 0;
-  /// Starts MPI, if nobody has, and meets the other ranks. Collective.
+  /// Starts MPI if it has not been started, and joins the job. Collective.
   virtual std::shared_ptr<World> join(const MpiJoinOptions&) = 0;
 };
 
-/// The process's, which is loaded if it has not been. Null: there is none. @param reason why not
+/// Returns the module, and loads it at the first call. Null if it cannot be loaded.
+/// @param reason why it cannot
 MpiModule* mpi_module(std::string* reason = nullptr);
-/// The same where this process has something to do with MPI; else null, and nothing is loaded.
+/// Returns the module if this process uses MPI; else null, and the module is not loaded.
 MpiModule* mpi_module_in_use();
 
-/// What the library shows.
+/// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
+bool mpi_threads_multiple();
+/// MPI runs in this process, started by the program or by hvd.
+bool mpi_is_active() noexcept;
+/// Records that the job has failed: this process does not wait for its peers any more, not even at
+/// its exit.
+void forget_job_peers() noexcept;
+
+/// The symbol that the library exports.
 struct MpiModuleEntry {
-  const char* version;  ///< hvd's
+  const char* version;  ///< of hvd
   MpiModule* (*module)();
 };
 

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bootstrap/builtin_backends.h"
+#include "bootstrap/backends.h"
+#include "bootstrap/gpu.h"
+#include "bootstrap/mpi_module.h"
 #include "hvd/hvd.h"
 
 namespace hvd {

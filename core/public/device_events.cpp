@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "bootstrap/builtin_backends.h"
+#include "bootstrap/gpu.h"
 #include "engine/runtime.h"
 #include "hvd/error.h"
 #include "public/process.h"

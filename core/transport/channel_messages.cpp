@@ -1,6 +1,10 @@
 #include "transport/channel_messages.h"
 
 #include <chrono>
+#include <cstdlib>
+#include <new>
+
+#include "base/kept_memory.h"
 
 // Note [Dropping a collective with messages under way]
 // A collective that fails is dropped while the carrier may still read and write its memory (Note
@@ -23,6 +27,25 @@ Tag tag_of_channel(const Carrier& carrier, const ChannelSpec& spec) {
 static_assert(kMostInstances <= 1 << kInstanceBits);
 
 }  // namespace
+
+std::byte* MessageBuffer::reserve(std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  if (bytes > bytes_) {
+    memory_.reset();
+    bytes_ = 0;
+    const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+    auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
+    if (memory == nullptr) throw std::bad_alloc();
+    memory_.reset(memory, [](std::byte* unused) { std::free(unused); });
+    bytes_ = rounded;
+  }
+  return memory_.get();
+}
+
+void MessageBuffer::keep_until_exit() {
+  if (memory_) hvd::keep_until_exit(std::exchange(memory_, nullptr));
+  bytes_ = 0;
+}
 
 ChannelMessages::ChannelMessages(std::shared_ptr<Carrier> carrier, const ChannelSpec& spec,
                                  Peers& peers)

@@ -9,10 +9,25 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "transport/message_buffer.h"
 #include "transport/request_table.h"
 
 namespace hvd::message {
+
+/// Scratch memory for messages whose data is in no tensor, for example data received before it is
+/// reduced. Kept from one collective to the next. Not thread-safe.
+class MessageBuffer {
+ public:
+  /// Returns at least `bytes` bytes, aligned to a page. The previous contents are lost.
+  std::byte* reserve(std::size_t bytes);
+  /// Keeps the memory allocated until the process ends. See Note [Who frees the buffer].
+  void keep_until_exit();
+  /// Null before reserve() and after keep_until_exit().
+  const std::shared_ptr<std::byte>& memory() const noexcept { return memory_; }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  std::size_t bytes_ = 0;
+};
 
 /// The messages of one channel: its members, its tags, the doorbells to ring, and a buffer that
 /// outlives a Work. The Works of the channel share it.
@@ -33,7 +48,7 @@ class ChannelMessages {
   const RequestTable& requests() const noexcept { return requests_; }
   MessageBuffer& buffer() noexcept { return buffer_; }
 
-  /// @param kind see message/tag.h
+  /// @param kind see transport/carrier.h
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind);
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind);
   std::span<const int> test();

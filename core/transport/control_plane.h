@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -13,6 +14,10 @@
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/topology.h"
+
+namespace hvd::host {
+class Node;
+}
 
 namespace hvd::control {
 
@@ -102,4 +107,23 @@ class ControlPlane : public Peers {
   virtual void farewell() noexcept = 0;
 };
 
+/// The control plane of a job that has one rank: messages go into a queue of this process.
+std::unique_ptr<ControlPlane> make_self_control_plane();
+
 }  // namespace hvd::control
+
+namespace hvd::message {
+
+class Carrier;
+
+/// A control plane over a carrier, between the ranks of `node`'s job. Signals within a host use the
+/// node's shared memory instead of messages. Threading: see control::ControlPlane. A message has at
+/// most 256 MiB.
+/// @param time_to_connect for how long the start of a job waits for connections, which take some
+/// ms. Later connections are established when they are first used. Zero if one thread drives all
+/// ranks.
+std::unique_ptr<control::ControlPlane> make_control_plane(
+    std::shared_ptr<Carrier>, std::shared_ptr<host::Node> node,
+    Duration time_to_connect = std::chrono::milliseconds(500));
+
+}  // namespace hvd::message

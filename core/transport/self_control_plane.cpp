@@ -1,4 +1,4 @@
-#include "transport/self_control_plane.h"
+#include "transport/control_plane.h"
 
 #include <deque>
 #include <utility>

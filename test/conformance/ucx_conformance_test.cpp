@@ -10,7 +10,7 @@
 #include "mpi/support/hosts.h"
 #include "support/meet_nodes.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 // What is made of messages, over the real UCX: ranks as threads, each with a worker of its own.
 // ctest runs it as it is, and through memory of the host.
@@ -27,7 +27,7 @@ using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
 /// Every rank leaves in order: what it has sent reaches the others though it ends before them.
 Carriers carriers_of(int size) {
   std::vector<ucx::Workers> workers;
-  ucx::Membership members{.generation = 5, .addresses = {}};
+  ucx::JobMembers members{.generation = 5, .addresses = {}};
   for (int rank = 0; rank < size; ++rank) {
     workers.push_back(ucx::open_workers());
     members.addresses.push_back(workers.back().address());

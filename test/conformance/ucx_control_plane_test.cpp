@@ -12,9 +12,9 @@
 #include "conformance/control_plane_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/meet_nodes.h"
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::conformance {
 namespace {
@@ -52,7 +52,7 @@ TEST_P(UcxControlPlane, RanksAsThreads) {
   const testing::PretendHosts pretend(hosts.letters);
   const auto nodes = testing::meet_nodes(size, hosts.without);
   std::vector<ucx::Workers> workers;
-  ucx::Membership members{.generation = 11};
+  ucx::JobMembers members{.generation = 11};
   for (int rank = 0; rank < size; ++rank) {
     workers.push_back(ucx::open_workers());
     members.addresses.push_back(workers.back().address());

@@ -18,7 +18,7 @@
 #include "hvd/error.h"
 #include "transport/request_table.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::ucx_campaign {
 namespace {
@@ -98,7 +98,7 @@ Rank::Rank(const Orders& orders) : orders_(orders), random_(orders.seed * 64 + 1
   random_.discard(static_cast<unsigned>(orders.rank) * 16U);
   auto workers = ucx::open_workers();
   write_frame(orders_.socket, workers.address());
-  ucx::Membership members{.rank = orders_.rank, .generation = kGeneration, .addresses = {}};
+  ucx::JobMembers members{.rank = orders_.rank, .generation = kGeneration, .addresses = {}};
   for (int rank = 0; rank < orders_.size; ++rank) {
     members.addresses.push_back(read_frame(orders_.socket));
     if (rank != orders_.rank) others_.push_back(rank);

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <thread>
 
-#include "bootstrap/builtin_backends.h"
+#include "bootstrap/gpu.h"
 #include "gpu/program_device.h"
 #include "support/fake_nccl.h"
 

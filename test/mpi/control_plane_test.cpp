@@ -9,7 +9,7 @@
 #include "conformance/control_plane_cases.h"
 #include "hvd/error.h"
 #include "mpi/support/mpi_test.h"
-#include "transport/mpi/mpi_control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 namespace hvd::mpi {
 namespace {
@@ -24,7 +24,7 @@ class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
  protected:
   MpiControlPlaneTest()
       : world_(MpiWorld::join({.start_timeout = 30s, .control_segment = GetParam()})),
-        plane_(make_mpi_control_plane(world_)) {}
+        plane_(testing::mpi_control_plane(world_)) {}
   ~MpiControlPlaneTest() override {
     testing::mpi_barrier();
     plane_->farewell();
@@ -54,7 +54,7 @@ TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
   plane_->farewell();
   plane_.reset();
   EXPECT_LT(clock.now() - before, 2s);
-  plane_ = make_mpi_control_plane(world_);
+  plane_ = testing::mpi_control_plane(world_);
 }
 
 INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(), [](const auto& parameter) {
@@ -68,7 +68,7 @@ class MpiControlPlaneCases
 TEST_P(MpiControlPlaneCases, OfEveryControlPlane) {
   const auto& [board, one] = GetParam();
   const auto plane =
-      make_mpi_control_plane(MpiWorld::join({.start_timeout = 30s, .control_segment = board}));
+      testing::mpi_control_plane(MpiWorld::join({.start_timeout = 30s, .control_segment = board}));
   conformance::PlaneRank own{*plane, testing::mpi_barrier};
   one.run(own);
   testing::mpi_barrier();
@@ -94,7 +94,7 @@ control::Message sleep_until_message(control::ControlPlane& plane) {
 
 TEST(MpiDoorbell, WakesASleepingRank) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
-  const auto plane = make_mpi_control_plane(std::chrono::milliseconds(30s));
+  const auto plane = testing::mpi_control_plane(MpiWorld::join({.start_timeout = 30s}));
   ASSERT_TRUE(plane->rung_by_all());
   constexpr int kRounds = 21;
   const SteadyClock clock;

@@ -8,8 +8,7 @@
 #include "hvd/error.h"
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
-#include "transport/mpi/mpi_carrier.h"
-#include "transport/mpi/mpi_control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 // What the conformance suite does not reach: cutting into chunks and windows, several sets at once,
 // sequences of different collectives, failures.
@@ -41,7 +40,7 @@ class FlatBackendTest : public ::testing::TestWithParam<FlatTuning> {
  protected:
   FlatBackendTest()
       : world_(MpiWorld::join({.start_timeout = 30s})),
-        plane_(make_mpi_control_plane(world_)),
+        plane_(testing::mpi_control_plane(world_)),
         backend_(make_mpi_carrier(world_), GetParam()) {
     channel_ = open(0, testing::all_ranks());
   }

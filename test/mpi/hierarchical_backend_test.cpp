@@ -13,8 +13,7 @@
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_test.h"
 #include "support/reference.h"
-#include "transport/mpi/mpi_carrier.h"
-#include "transport/mpi/mpi_control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 // What the conformance suite does not reach: ranks that are scattered over the hosts, bits that
 // must not depend on the size, sets that lie on hosts in part, other channels beside this one,
@@ -47,7 +46,7 @@ class Job {
   explicit Job(const std::string& hosts, const HierarchicalTuning& tuning = kSmallSlots)
       : hosts_(hosts),
         world_(mpi::MpiWorld::join({.start_timeout = 30s})),
-        plane_(mpi::make_mpi_control_plane(world_)),
+        plane_(testing::mpi_control_plane(world_)),
         backend_(mpi::make_mpi_carrier(world_), world_->node(), tuning),
         flat_(mpi::make_mpi_carrier(world_)) {}
   ~Job() {

@@ -9,8 +9,9 @@
 
 #include "hvd/error.h"
 #include "mpi/support/hanging_mpi.h"
+#include "mpi/support/mpi_test.h"
 #include "transport/mpi/environment.h"
-#include "transport/mpi/mpi_control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 // One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the
 // others say when they noticed. kill, stop, exit: in the middle of the job; absent: it does not
@@ -97,7 +98,7 @@ int main(int argc, char** argv) {
       {.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
   if (world->topology().rank == 0)
     std::printf("segments %s\n", world->node()->name_prefix().c_str());
-  const auto plane = hvd::mpi::make_mpi_control_plane(world);
+  const auto plane = hvd::testing::mpi_control_plane(world);
   if (how == "pipe") {
     raise(SIGPIPE);
     plane->farewell();

@@ -10,8 +10,8 @@
 #include "base/shared_segment.h"
 #include "hvd/error.h"
 #include "mpi/support/mpi_test.h"
+#include "transport/mpi/call_watch.h"
 #include "transport/mpi/communicator.h"
-#include "transport/mpi/mpi_error.h"
 
 namespace hvd::mpi {
 namespace {

@@ -18,7 +18,7 @@
 #include "support/fake_ucx_network.h"
 #include "support/seeds.h"
 #include "support/ucx_worlds.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::testing {
 namespace {

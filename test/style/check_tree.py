@@ -82,6 +82,7 @@ CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|r
 
 # Optional parts are chosen at run time. Variants for an instruction set are not optional parts.
 OPTION_MACRO = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b.*\bHVD_(?:HAVE|WITH|BUILD)_(?!AVX|SSE|NEON|F16C)\w+", re.MULTILINE)
+MAY_USE_OPTION_MACROS = ("core/bootstrap/backends.cpp", "core/bootstrap/gpu.cpp")
 # Which language reads a header is no option.
 # But for the language and its version.
 CONDITIONAL = re.compile(r"^\s*#\s*(?!ifdef\s+__cplusplus\s*$|if\s+__cplusplus < 202002L\s*$)(?:el)?if(?:n?def)?\b", re.MULTILINE)
@@ -199,10 +200,10 @@ def check_file(root, path):
         yield f"{path}:1: is in no layer; check_tree.py lists them"
     yield from check_includes(root, path, text)
     code = without_comments(text)
-    if path != "core/bootstrap/builtin_backends.cpp" and not path.startswith("test/"):
+    if path not in MAY_USE_OPTION_MACROS and not path.startswith("test/"):
         for match in OPTION_MACRO.finditer(code):
-            yield (f"{path}:{text.count(chr(10), 0, match.end()) + 1}: only core/bootstrap/builtin_backends.cpp may ask the "
-                   "preprocessor what was built")
+            yield (f"{path}:{text.count(chr(10), 0, match.end()) + 1}: only {' and '.join(MAY_USE_OPTION_MACROS)} may ask "
+                   "the preprocessor what was built")
     if "include/hvd/" in path and CONDITIONAL.search(code):
         yield f"{path}:1: a public header must not have #if: its layout would depend on an option"
     if path.startswith(LOCKS_WITH_ANNOTATIONS) and path != "core/base/mutex.h":

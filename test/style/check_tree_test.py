@@ -68,7 +68,7 @@ class CheckTree(WrittenTreeTest):
         code = "#if HVD_HAVE_MPI\n#endif\n"
         self.assert_one({"core/public/process.cpp": "\n" + code}, "process.cpp:2")
         self.assert_one({"core/base/a.cpp": "#ifdef HVD_WITH_TORCH\n#endif\n"}, "preprocessor")
-        self.assert_clean({"core/bootstrap/builtin_backends.cpp": code,
+        self.assert_clean({"core/bootstrap/backends.cpp": code,
                            "core/base/kernels.cpp": "#if HVD_HAVE_AVX2_VARIANT\n#endif\n"})
         self.assert_one({"core/include/hvd/a.h": "#if defined(__linux__)\n#endif\n"}, "must not have #if")
         self.assert_one({"core/include/hvd/a.h": "#ifdef __cplusplus_cli\n#endif\n"}, "must not have #if")

@@ -10,7 +10,7 @@
 #include <ucp/api/ucp.h>
 #include <ucp/api/ucp_compat.h>
 
-#include "transport/tag.h"
+#include "transport/carrier.h"
 #endif
 
 namespace {

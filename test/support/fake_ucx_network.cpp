@@ -380,7 +380,7 @@ ucx::Workers FakeUcxNetwork::workers(int rank) {
     workers.of[side] = std::make_unique<FakeUcxWorker>(
         shared_from_this(), worker_of(rank, static_cast<ucx::Side>(side)));
   }
-  workers.touch_nothing_by_themselves = true;
+  workers.only_workers_touch_memory = true;
   return workers;
 }
 

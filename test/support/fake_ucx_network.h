@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "transport/ucx/workers.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::testing {
 

@@ -15,9 +15,9 @@
 #include "mpi/support/hosts.h"
 #include "support/local_job.h"
 #include "support/meet_nodes.h"
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/workers.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::testing {
 
@@ -30,7 +30,7 @@ inline std::function<RankWorld(int rank)> worlds_over_ucx(
     std::vector<ucx::Workers> workers, const std::vector<std::string>& hosts,
     Duration time_to_connect = std::chrono::milliseconds(500)) {
   const auto size = static_cast<int>(workers.size());
-  ucx::Membership members{.generation = 9};
+  ucx::JobMembers members{.generation = 9};
   for (const ucx::Workers& own : workers) members.addresses.push_back(own.address());
   std::vector<std::shared_ptr<host::Node>> nodes;
   if (hosts.empty()) {
@@ -43,7 +43,7 @@ inline std::function<RankWorld(int rank)> worlds_over_ucx(
   const auto all = std::make_shared<std::vector<ucx::Workers>>(std::move(workers));
   return [=](int rank) {
     const auto index = static_cast<std::size_t>(rank);
-    ucx::Membership own = members;
+    ucx::JobMembers own = members;
     own.rank = rank;
     const auto carrier = ucx::make_ucx_carrier(std::move((*all)[index]), std::move(own));
     RankWorld world{.plane = message::make_control_plane(carrier, nodes[index], time_to_connect)};

@@ -10,7 +10,7 @@
 
 namespace hvd::flat {
 
-// The kinds of a channel's messages, of those that message/tag.h has for this backend.
+// The kinds of a channel's messages, of those that transport/carrier.h has for this backend.
 inline constexpr int kMaxWindows = 4;
 inline constexpr int kScatterKind =
     message::kFlatBackendKinds;  ///< + window modulo FlatTuning::windows

@@ -1,13 +1,16 @@
 #include "transport/mpi/call_watch.h"
 
+#include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <system_error>
 #include <utility>
 
 #include "base/log.h"
+#include "hvd/error.h"
 
 namespace hvd::mpi {
 namespace {
@@ -23,6 +26,24 @@ Duration interval_for(Duration limit) {
 }
 
 }  // namespace
+
+std::string error_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
+  int length = 0;
+  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS || length <= 0) {
+    return "MPI error code " + std::to_string(code);
+  }
+  return std::string(text.data(), static_cast<std::size_t>(length));
+}
+
+void check(int code, std::string_view call, int peer) {
+  if (code == MPI_SUCCESS) return;
+  std::string message(call);
+  if (peer != kNoPeer) message += " with rank " + std::to_string(peer);
+  message += " failed: " + error_text(code);
+  message += "; the job cannot go on, look for the first error among the ranks' logs";
+  throw Error(message);
+}
 
 void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
   const Duration passed = std::min(now - std::exchange(last_look_, now), 2 * interval_);

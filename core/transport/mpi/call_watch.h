@@ -5,13 +5,22 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "transport/mpi/mpi_error.h"
 
 namespace hvd::mpi {
+
+inline constexpr int kNoPeer = -1;
+
+/// Text of an MPI return code, for example "MPI_ERR_TRUNCATE: message truncated".
+std::string error_text(int code);
+
+/// Throws hvd::Error unless `code` is MPI_SUCCESS. The text names the call, the peer and the cause.
+/// All communicators of hvd return errors; MPI's default handler would end the process instead.
+void check(int code, std::string_view call, int peer = kNoPeer);
 
 /// The MPI call that this process is in. hvd makes one call at a time (docs/threading.md). The
 /// watch reads this from its own thread.

@@ -8,7 +8,6 @@
 #include "hvd/error.h"
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/environment.h"
-#include "transport/mpi/mpi_error.h"
 
 // Note [Who frees a communicator]
 // MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:

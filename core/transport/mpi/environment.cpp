@@ -11,7 +11,6 @@
 #include "base/mutex.h"
 #include "hvd/error.h"
 #include "transport/mpi/call_watch.h"
-#include "transport/mpi/mpi_error.h"
 
 // Note [SIGPIPE]
 // When the process at the other end of a connection dies, Open MPI may write to it once more, and

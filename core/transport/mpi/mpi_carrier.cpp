@@ -1,5 +1,3 @@
-#include "transport/mpi/mpi_carrier.h"
-
 #include <mpi.h>
 
 #include <algorithm>
@@ -10,10 +8,11 @@
 
 #include "base/expect.h"
 #include "hvd/error.h"
+#include "transport/carrier.h"
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/communicator.h"
 #include "transport/mpi/environment.h"
-#include "transport/mpi/mpi_error.h"
+#include "transport/mpi/mpi_world.h"
 
 namespace hvd::mpi {
 namespace {

@@ -8,6 +8,10 @@
 #include "base/topology.h"
 #include "transport/node/node.h"
 
+namespace hvd::message {
+class Carrier;
+}
+
 namespace hvd::mpi {
 
 class Communicator;
@@ -72,5 +76,10 @@ class MpiWorld {
   bool failed_ = false;
   std::unique_ptr<CallWatch> watch_;  // last: it uses the members above
 };
+
+/// Makes a carrier that uses the two communicators of `world`. It passes only the channel bits of a
+/// tag to MPI, because MPI's envelopes hold the source and each job has its own communicators.
+/// Messages are never taken back; see Note [Who frees the buffer]. Threading: see message::Carrier.
+std::shared_ptr<message::Carrier> make_mpi_carrier(std::shared_ptr<MpiWorld>);
 
 }  // namespace hvd::mpi

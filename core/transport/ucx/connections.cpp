@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -9,64 +10,66 @@
 #include "base/expect.h"
 #include "base/kept_memory.h"
 #include "base/poll_until.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 // Note [Connections go one way]
-// Where two ranks connect to each other at the same time, UCX makes one connection of two; a rank
-// that ends in that moment may take the other along, by an assertion of UCX 1.13. So no two workers
-// ever connect to each other, and nothing is sent on a connection that is not complete:
+// If two ranks connect to each other at the same time, UCX merges the two connections into one. A
+// rank that ends in that moment may take the other down, by an assertion of UCX 1.13. So no two
+// workers ever connect to each other, and no data is sent on an incomplete connection:
 //
-// - A rank has a worker that sends and one that receives, for each plane. Who wants to send
-//   connects, from its worker that sends to the receiver's that receives, and nobody has to ask
-//   another one to connect.
-// - The first message of a connection is a Hello. When it has come, the receiver makes its own end,
-//   for which UCX takes the connection that is there. It needs it to learn of the sender's end, and
-//   to answer. When the answer has come, both ends are complete, and what has waited is sent.
-// - UCX tells the connections between two workers apart by counting them, so there is one only:
-//   what is broken stays so, until a new generation has new workers.
+// - A rank has a sending and a receiving worker for each plane. The sender connects its sending
+//   worker to the receiver's receiving worker, and does not need the receiver to connect back.
+// - The first message of a connection is a Hello. The receiver then makes its own endpoint, for
+//   which UCX uses the existing connection. It needs the endpoint to detect the sender's end and to
+//   answer. Once the answer has arrived, both ends are complete, and waiting messages are sent.
+// - UCX tells the connections between two workers apart by counting them, so there is only one. A
+//   broken connection stays broken until a new generation has new workers.
 //
-// A worker that has nothing to receive is not let work: where a step is repeated, nothing is.
+// A worker that has no message to receive makes no progress calls. That is the case in repeated
+// steps.
 
 // Note [Primers]
-// What comes before it is asked for, as all of the control plane does, UCX keeps in memory of its
-// own, and makes that when the first message of about its size has come: room for 128 of them,
-// every page of which it touches. A first step's report and plan (2 KiB each for 161 tensors) took
-// 0.2 to 0.3 ms longer on their way, each. So who connects ahead sends a message of either size
-// behind its Hello, and the receiver drops them.
+// UCX stores messages that arrive before their receive is posted, as all of the control plane's do,
+// in memory of its own. It allocates that when the first message of about that size arrives: room
+// for 128 messages, and it touches every page. A first step's report and plan (2 KiB each for 161
+// tensors) took 0.2 to 0.3 ms longer, each. So a rank that connects ahead sends a message of each
+// size behind its Hello, and the receiver drops them.
 
-// Note [Who has ended]
-// UCX tells of the end of a process at once, on its connections: the kernel closes them. What a
-// rank receives in the control plane is from anybody, so nobody waits for that very connection, and
-// it is looked at by itself. A rank that leaves in order says so on the connections that it has
-// made before it closes anything, and the order of messages is kept: whose connection breaks
-// without that has not left in order. The connection the other way may break first, since it is
-// another one; it counts only until the other rank has answered.
+// Note [Detecting the end of a rank]
+// UCX detects the end of a process at once, because the kernel closes its connections. Receives of
+// the control plane accept any source, so no receive fails when one connection breaks, and the
+// connections are checked separately. A rank that leaves in order sends a farewell on the
+// connections that it has made before it closes any of them, and messages stay in order. A
+// connection that breaks without a farewell therefore means a loss. The connection in the other
+// direction may break first; it counts only until the other rank has answered.
 
 // Note [A worker that is not ended]
-// UCX 1.13 checks itself with assertions that are always on, and closing connections by force while
-// messages are under way meets them, here and in the peer: 6 of 248 live processes ended when some
-// took back large messages from others. One more ends a process that destroys a worker while an
-// answer to a peer's first message waits for that peer, which may be stopped. So after a failure
-// nothing is closed: the worker is kept until the process ends, as other memory is then, and nobody
-// lets it work. Over TCP all of a message's bytes are moved by the workers of sender and receiver,
-// so none is read or written from then on, and no peer takes for a message what has been put in its
-// place. Peers learn of a failure from the control plane.
+// UCX 1.13 has assertions that are always on. Closing connections by force while messages are under
+// way violates them, here and in the peer: 6 of 248 live processes ended when some took back large
+// messages from others. Another assertion ends a process that destroys a worker while an answer to
+// a peer's first message waits for that peer, which may be stopped. So after a failure no
+// connection is closed: the worker is kept until the process ends, as other memory is then, and
+// makes no more progress. Over TCP the workers of sender and receiver move all bytes of a message,
+// so none is read or written from then on, and no peer receives later contents of that memory as
+// the message. Peers learn of a failure from the control plane.
 
 namespace hvd::ucx {
 namespace {
 
-/// How long leaving in order waits for what is still to go out.
+/// How long leave() waits for messages that are still being sent.
 constexpr auto kFlushTime = std::chrono::milliseconds(500);
-/// How long the end of connections that were closed by force is waited for: usually microseconds.
+/// How long leave() waits for connections closed by force: usually microseconds.
 constexpr auto kForceTime = std::chrono::milliseconds(100);
 
-/// A worker that always has something to do is let work for so often at a time.
+/// Limit of consecutive progress calls to a worker that always has work to do.
 constexpr int kMostRounds = 100;
 
-/// Where nothing is being sent, the worker that sends is let work at one of so many looks.
-constexpr unsigned kLooksPerLook = 8;
+/// While no message is being sent, only one of this many calls makes progress on the sending
+/// worker.
+constexpr unsigned kIdleLooksPerProgress = 8;
 
-/// As they fill memory for 2 and 4 KiB (UCX_RX_MPOOL_SIZES).
+/// The sizes that make UCX allocate memory for 2 and 4 KiB (UCX_RX_MPOOL_SIZES).
 constexpr std::size_t kPrimerBytes[] = {1500, 3000};
 
 constexpr message::Plane kEveryPlane[] = {message::Plane::kControl, message::Plane::kData};
@@ -77,15 +80,14 @@ constexpr message::Plane plane_of(Side side) noexcept {
                                                                : message::Plane::kData;
 }
 
-Membership checked(Membership members) {
+JobMembers checked(JobMembers members) {
   const std::size_t size = members.addresses.size();
   if (size > static_cast<std::size_t>(message::kMostRanks)) {
-    throw Error("ucx: a job of " + std::to_string(size) + " ranks; message tags have room for " +
-                std::to_string(message::kMostRanks));
+    throw Error(
+        text("ucx: a job of ", size, " ranks; message tags have room for ", message::kMostRanks));
   }
   if (members.generation >> message::kGenerationBits != 0) {
-    throw Error("ucx: generation " + std::to_string(members.generation) +
-                " has no room in message tags");
+    throw Error(text("ucx: generation ", members.generation, " has no room in message tags"));
   }
   for (const auto& address : members.addresses) static_cast<void>(part_of(address, Side::kDataOut));
   return members;
@@ -98,18 +100,47 @@ std::span<const std::byte> bytes_of(const Value& value) {
 
 }  // namespace
 
-Connections::Connections(Workers workers, Membership members)
+// Each part is its size in four bytes, followed by its bytes. The ranks have already checked that
+// they run the same build.
+std::vector<std::byte> Workers::address() const {
+  std::vector<std::byte> whole;
+  for (const auto& worker : of) {
+    const std::vector<std::byte> part = worker->address();
+    const auto bytes = static_cast<std::uint32_t>(part.size());
+    const auto* const first = reinterpret_cast<const std::byte*>(&bytes);
+    whole.insert(whole.end(), first, first + sizeof bytes);
+    whole.insert(whole.end(), part.begin(), part.end());
+  }
+  return whole;
+}
+
+std::span<const std::byte> part_of(std::span<const std::byte> whole, Side side) {
+  for (std::size_t before = static_cast<std::size_t>(side);; --before) {
+    std::uint32_t bytes = 0;
+    if (whole.size() < sizeof bytes) break;
+    std::memcpy(&bytes, whole.data(), sizeof bytes);
+    whole = whole.subspan(sizeof bytes);
+    if (whole.size() < bytes) break;
+    if (before == 0) return whole.first(bytes);
+    whole = whole.subspan(bytes);
+  }
+  throw Error(
+      "ucx: a rank's address is too short; do all ranks run the same build with the same "
+      "settings?");
+}
+
+Connections::Connections(Workers workers, JobMembers members)
     : members_(checked(std::move(members))),
       hello_{members_.rank},
       farewell_{members_.rank, 1},
       primer_(std::ranges::max(kPrimerBytes)),
       dropped_primer_(primer_.size()),
-      memory_is_ours_(workers.touch_nothing_by_themselves),
+      stopping_releases_memory_(workers.only_workers_touch_memory),
       links_{std::vector<Link>(members_.addresses.size()),
              std::vector<Link>(members_.addresses.size())} {
   for (const Side side : kEverySide) {
     at(side).worker = std::move(workers.of[static_cast<std::size_t>(side)]);
-    listen(side);
+    receive_hello(side);
   }
 }
 
@@ -119,15 +150,13 @@ Worker& Connections::worker(Side side) {
 }
 
 void Connections::raise(const char* what, int peer, Status status) const {
+  std::string cause = "the connections to the other ranks have been closed";
   for (const Side side : kEverySide) {
     if (ended(side)) continue;
-    throw BrokenConnection(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
-                               " failed: " + at(side).worker->describe(status),
-                           peer);
+    cause = at(side).worker->describe(status);
+    break;
   }
-  throw BrokenConnection(std::string("ucx: ") + what + " rank " + std::to_string(peer) +
-                             " failed: the connections to the other ranks have been closed",
-                         peer);
+  throw BrokenConnection(text("ucx: ", what, " rank ", peer, " failed: ", cause), peer);
 }
 
 message::Tag Connections::hello_tag() const noexcept {
@@ -138,62 +167,62 @@ message::Tag Connections::primer_tag() const noexcept {
   return message::make_tag({.generation = members_.generation, .kind = message::kPrimerKind});
 }
 
-void Connections::listen(Side side) {
-  Place& place = at(side);
-  place.listening =
-      place.worker
-          ->receive({reinterpret_cast<std::byte*>(&place.said), sizeof place.said}, hello_tag())
+void Connections::receive_hello(Side side) {
+  WorkerState& state = at(side);
+  state.hello_receive =
+      state.worker
+          ->receive({reinterpret_cast<std::byte*>(&state.hello), sizeof state.hello}, hello_tag())
           .request;
 }
 
 bool Connections::run(Side side) {
   if (!worker(side).progress()) return false;
-  hear(side);
+  handle_hellos(side);
   if (side == Side::kControlIn) drop_primers();
   return true;
 }
 
-void Connections::hear(Side side) {
-  Place& place = at(side);
-  while (place.listening != nullptr) {
+void Connections::handle_hellos(Side side) {
+  WorkerState& state = at(side);
+  while (state.hello_receive != nullptr) {
     std::size_t bytes = 0;
-    const Status status = place.worker->status_of_receive(place.listening, bytes);
+    const Status status = state.worker->status_of_receive(state.hello_receive, bytes);
     if (status == kInProgress) return;
-    place.worker->free(std::exchange(place.listening, nullptr));
-    const Hello said = place.said;
-    listen(side);
-    const bool known = said.rank >= 0 && index(said.rank) < members_.addresses.size();
-    if (status != kOk || bytes != sizeof said || !known) continue;
+    state.worker->free(std::exchange(state.hello_receive, nullptr));
+    const Hello hello = state.hello;
+    receive_hello(side);
+    const bool known = hello.rank >= 0 && index(hello.rank) < members_.addresses.size();
+    if (status != kOk || bytes != sizeof hello || !known) continue;
     const message::Plane plane = plane_of(side);
-    if (said.leaves != 0) {
-      links_of(plane)[index(said.rank)].left = true;
+    if (hello.leaves != 0) {
+      links_of(plane)[index(hello.rank)].left = true;
     } else if (side == out_of(plane)) {
-      be_answered(plane, said.rank);
+      complete_connection(plane, hello.rank);
     } else {
-      answer(plane, said.rank);
+      accept_connection(plane, hello.rank);
     }
   }
 }
 
-void Connections::be_answered(message::Plane plane, int peer) {
+void Connections::complete_connection(message::Plane plane, int peer) {
   Link& link = links_of(plane)[index(peer)];
-  if (link.out.failure != kOk) return;  // advance() tells those who wait
+  if (link.out.failure != kOk) return;  // advance() fails the waiting messages
   link.answered = true;
   for (Outgoing* const message : std::exchange(link.waiting, {})) start(plane, link, *message);
 }
 
-void Connections::answer(message::Plane plane, int peer) {
+void Connections::accept_connection(message::Plane plane, int peer) {
   End& in = links_of(plane)[index(peer)].in;
   if (in.endpoint.handle == nullptr && in.failure == kOk)
     connect(in_of(plane), out_of(plane), peer, in);
 }
 
-void Connections::require_all_there(const std::function<bool(int)>& concerns) {
-  for (const int peer : known_) {
+void Connections::require_all_connected(const std::function<bool(int)>& concerns) {
+  for (const int peer : connected_) {
     const Link& link = links_of(message::Plane::kControl)[index(peer)];
     if (!lost(link) || !concerns(peer)) continue;
-    // A farewell may have come by now, on the one connection, that was not looked at before the
-    // other one.
+    // A farewell on one connection may have arrived after the last progress call, and before the
+    // break of the other connection was seen.
     for (int round = 0; round < kMostRounds && run(Side::kControlIn); ++round) {
     }
     if (lost(link)) {
@@ -203,8 +232,8 @@ void Connections::require_all_there(const std::function<bool(int)>& concerns) {
   }
 }
 
-/// Also on a connection that is not complete: the other rank may be about to answer.
-void Connections::say_farewell() noexcept {
+/// Includes incomplete connections, because the other rank may be about to answer.
+void Connections::send_farewells() noexcept {
   if (ended(Side::kControlOut)) return;
   Worker& out = *at(Side::kControlOut).worker;
   for (const Link& link : links_of(message::Plane::kControl)) {
@@ -214,12 +243,12 @@ void Connections::say_farewell() noexcept {
   }
 }
 
-/// Makes an end of this rank's worker, to that of the peer, and says hello. What goes wrong becomes
-/// the end's failure.
+/// Connects a worker of this rank to one of the peer, and sends a Hello. An error becomes the end's
+/// failure.
 void Connections::connect(Side own, Side of_peer, int peer, End& end) {
   if (plane_of(own) == message::Plane::kControl &&
-      std::find(known_.begin(), known_.end(), peer) == known_.end())
-    known_.push_back(peer);
+      std::find(connected_.begin(), connected_.end(), peer) == connected_.end())
+    connected_.push_back(peer);
   Worker& from = worker(own);
   const Status status =
       from.connect(part_of(members_.addresses[index(peer)], of_peer), &end.failure, end.endpoint);
@@ -244,7 +273,7 @@ void Connections::connect_ahead(message::Plane plane, int peer) {
   ahead_.emplace_back(plane, peer);
 }
 
-/// What goes wrong, the Hello tells.
+/// Ignores errors, because the Hello reports them.
 void Connections::send_primers(const End& end) {
   Worker& out = worker(Side::kControlOut);
   for (const std::size_t bytes : kPrimerBytes) {
@@ -271,7 +300,7 @@ bool Connections::connecting() const noexcept {
 
 void Connections::send(message::Plane plane, int peer, Outgoing& message) {
   static_cast<void>(worker(out_of(plane)));
-  HVD_EXPECT(message.stage == Outgoing::Stage::kOver, "it is not under way");
+  HVD_EXPECT(message.stage == Outgoing::Stage::kOver, "the message is not under way");
   Link& link = links_of(plane)[index(peer)];
   message.stage = Outgoing::Stage::kWaiting;
   message.request = nullptr;
@@ -318,7 +347,7 @@ void Connections::end(message::Plane plane, Outgoing& message, Status status) no
   --sending_[static_cast<std::size_t>(plane)];
 }
 
-void Connections::forget(message::Plane plane, int peer, Outgoing& message) noexcept {
+void Connections::drop(message::Plane plane, int peer, Outgoing& message) noexcept {
   if (message.stage == Outgoing::Stage::kOver) return;
   if (message.stage == Outgoing::Stage::kWaiting)
     std::erase(links_of(plane)[index(peer)].waiting, &message);
@@ -328,21 +357,22 @@ void Connections::forget(message::Plane plane, int peer, Outgoing& message) noex
 
 bool Connections::progress(message::Plane plane, bool receives) {
   const auto number = static_cast<std::size_t>(plane);
-  // A message that UCX calls sent may wait for room in a socket: a look now and then does for that.
-  const bool looks = sending_[number] > 0 || ++looks_[number] % kLooksPerLook == 0;
+  // A message that UCX reports as sent may still wait for room in a socket, for which an occasional
+  // progress call is enough.
+  const bool looks = sending_[number] > 0 || ++idle_looks_[number] % kIdleLooksPerProgress == 0;
   const bool moved = looks && run(out_of(plane));
   return (receives && run(in_of(plane))) || moved;
 }
 
 void Connections::close(Side side, End& closed, CloseMode mode) noexcept {
   if (closed.endpoint.handle == nullptr) return;
-  // A broken one has nothing left to send.
+  // A broken connection cannot be flushed.
   const CloseMode possible = closed.failure == kOk ? mode : CloseMode::kForce;
   const Started started = at(side).worker->close(std::exchange(closed.endpoint, {}), possible);
   if (started.request != nullptr) at(side).closing.push_back(started.request);
 }
 
-/// False: one that is not complete stays open.
+/// Returns false if an incomplete connection stays open.
 bool Connections::close_sends() noexcept {
   bool all = true;
   for (const message::Plane plane : kEveryPlane) {
@@ -363,15 +393,15 @@ void Connections::close_receives() noexcept {
 }
 
 bool Connections::closed(Side side) noexcept {
-  Place& place = at(side);
-  while (place.worker->progress()) {
+  WorkerState& state = at(side);
+  while (state.worker->progress()) {
   }
-  std::erase_if(place.closing, [&](void* request) {
-    if (place.worker->status_of_send(request) == kInProgress) return false;
-    place.worker->free(request);
+  std::erase_if(state.closing, [&](void* request) {
+    if (state.worker->status_of_send(request) == kInProgress) return false;
+    state.worker->free(request);
     return true;
   });
-  return place.closing.empty();
+  return state.closing.empty();
 }
 
 bool Connections::all_closed() noexcept {
@@ -380,45 +410,46 @@ bool Connections::all_closed() noexcept {
   return all;
 }
 
-void Connections::forget_side(Side side) noexcept {
-  for (Pending* const table : tables_) table->forget(side);
-  Place& place = at(side);
-  for (void* const request : place.closing) place.worker->free(request);
-  place.closing.clear();
-  if (place.listening != nullptr) place.worker->free(std::exchange(place.listening, nullptr));
+void Connections::drop_side(Side side) noexcept {
+  for (MessageOwner* const owner : owners_) owner->drop(side);
+  WorkerState& state = at(side);
+  for (void* const request : state.closing) state.worker->free(request);
+  state.closing.clear();
+  if (state.hello_receive != nullptr)
+    state.worker->free(std::exchange(state.hello_receive, nullptr));
 }
 
 void Connections::leave() noexcept {
-  say_farewell();
+  send_farewells();
   if (std::any_of(std::begin(kEverySide), std::end(kEverySide),
                   [this](Side s) { return ended(s); }))
-    return silence();
-  // Others who leave wait for this rank as it does for them. What they have sent is not awaited.
+    return stop();
+  // Other ranks that leave wait for this one too. Their messages to this rank are not awaited.
   const bool complete = close_sends();
   const bool flushed =
       poll_until(std::chrono::steady_clock::now() + kFlushTime, [this] { return all_closed(); });
-  if (!complete || !flushed) return silence();
+  if (!complete || !flushed) return stop();
   close_receives();
   if (!poll_until(std::chrono::steady_clock::now() + kForceTime, [this] { return all_closed(); }))
-    return silence();
+    return stop();
   for (const Side side : kEverySide) {
-    forget_side(side);
+    drop_side(side);
     at(side).worker.reset();
   }
 }
 
-void Connections::silence(Side side) noexcept {
+void Connections::stop(Side side) noexcept {
   if (ended(side)) return;
-  forget_side(side);
+  drop_side(side);
   keep_until_exit(std::shared_ptr<const Worker>(std::move(at(side).worker)));
 }
 
-void Connections::silence() noexcept {
-  for (const Side side : kEverySide) silence(side);
+void Connections::stop() noexcept {
+  for (const Side side : kEverySide) stop(side);
 }
 
-void Connections::remove(Pending& table) noexcept {
-  tables_.erase(std::find(tables_.begin(), tables_.end(), &table));
+void Connections::remove(MessageOwner& owner) noexcept {
+  owners_.erase(std::find(owners_.begin(), owners_.end(), &owner));
 }
 
 }  // namespace hvd::ucx

@@ -13,7 +13,6 @@
 #include "transport/carrier.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
-#include "transport/ucx/workers.h"
 
 namespace hvd::ucx {
 
@@ -24,92 +23,93 @@ constexpr Side out_of(message::Plane plane) noexcept {
   return plane == message::Plane::kControl ? Side::kControlOut : Side::kDataOut;
 }
 
-/// What has messages under way, and has to forget them when there is no worker any more.
-class Pending {
+/// Owner of messages under way, which has to drop them when their worker stops.
+class MessageOwner {
  public:
-  virtual ~Pending() = default;
-  /// Frees the requests of what is under way on a side, which has failed: nothing lets its worker
-  /// work any more.
-  virtual void forget(Side) noexcept = 0;
+  virtual ~MessageOwner() = default;
+  /// Frees the requests under way on a side whose worker makes no more progress. Their messages
+  /// have failed.
+  virtual void drop(Side) noexcept = 0;
 };
 
-/// One message that is sent. Stays where it is until it is over, or forgotten.
+/// One message to be sent. Its address must not change until it is over or dropped.
 struct Outgoing {
   enum class Stage : std::uint8_t {
     kWaiting,  ///< for the connection
-    kSending,  ///< until UCX calls it complete
+    kSending,  ///< until UCX reports it complete
     kOver
   };
   std::span<const std::byte> bytes = {};
   message::Tag tag = 0;
   Stage stage = Stage::kOver;
-  void* request = nullptr;  ///< null where UCX has nothing under way
-  Status status = kOk;      ///< of one that is over
+  void* request = nullptr;  ///< null if UCX has no request for it
+  Status status = kOk;      ///< once it is over
 };
 
-/// The workers of a rank, and what connects them to those of others: Note [Connections go one way].
+/// The workers of a rank, and their connections to other ranks: Note [Connections go one way].
 ///
-/// Not thread-safe: the thread that drives the engine.
+/// Not thread-safe: only the thread that drives the engine calls it.
 class Connections {
  public:
-  Connections(Workers, Membership);
+  Connections(Workers, JobMembers);
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
-  ~Connections() { silence(); }
+  ~Connections() { stop(); }
 
   int rank() const noexcept { return members_.rank; }
   std::uint32_t generation() const noexcept { return members_.generation; }
 
-  /// The worker has ended, and with it all its messages.
+  /// Whether the worker has ended, and all its messages with it.
   bool ended(Side side) const noexcept { return at(side).worker == nullptr; }
-  /// @throws hvd::Error when it has ended
+  /// @throws hvd::Error when the worker has ended
   Worker& worker(Side);
 
-  /// Sends, at once or when there is a connection; begins to connect. An error is in the message,
-  /// which is over then. @throws hvd::Error when messages have ended
+  /// Sends the message once the connection is complete, and begins to connect if necessary. An
+  /// error is stored in the message, which is over then.
+  /// @throws hvd::Error when the worker has ended
   void send(message::Plane, int peer, Outgoing&);
-  /// Makes both connections of two ranks that do the same at about this time, before they need
-  /// them.
+  /// Connects before the first message. The peer calls it for this rank at about the same time, so
+  /// that both connections are made.
   void connect_ahead(message::Plane, int peer);
-  /// One of them is neither complete nor broken.
+  /// Whether a connection begun by connect_ahead() is neither complete nor broken.
   bool connecting() const noexcept;
-  /// Goes on with what is not over.
+  /// Updates a message that is not over.
   void advance(message::Plane, int peer, Outgoing&);
-  /// Whatever its stage: it is over, and nothing here remembers it.
-  void forget(message::Plane, int peer, Outgoing&) noexcept;
+  /// Ends a message in any stage, and drops all references to it.
+  void drop(message::Plane, int peer, Outgoing&) noexcept;
 
-  /// The error by which the connection broke, on which this rank receives from the peer. kOk also
-  /// where there has been none.
+  /// The error that broke the connection on which this rank receives from the peer; kOk if it is
+  /// intact or was never made.
   Status failure_of_receives(message::Plane plane, int peer) const noexcept {
     return links_of(plane)[index(peer)].in.failure;
   }
-  /// @throws BrokenConnection if a rank that has connected to this one in the control plane, or
-  /// that this one connects to, has ended without a farewell, and `concerns` says yes of it
-  void require_all_there(const std::function<bool(int)>& concerns);
+  /// @throws BrokenConnection if a connection of the control plane, in either direction, has broken
+  /// without a farewell of the peer, and `concerns` returns true for the peer
+  void require_all_connected(const std::function<bool(int)>& concerns);
   /// "ucx: sending to rank 3 failed: Connection reset by remote peer"
   [[noreturn]] void raise(const char* what, int peer, Status) const;
 
-  /// Lets the plane's workers work: that which receives if there is something to receive, and that
-  /// which sends. False: there was nothing to do.
+  /// Makes progress on the plane's sending worker, and on its receiving worker if `receives`.
+  /// Returns false if there was no work to do.
   bool progress(message::Plane, bool receives);
-  /// Lets one of them work.
+  /// Makes progress on one worker.
   bool run(Side);
-  /// See Workers::touch_nothing_by_themselves.
-  bool memory_is_ours_when_silent() const noexcept { return memory_is_ours_; }
+  /// See Workers::only_workers_touch_memory.
+  bool stopping_releases_memory() const noexcept { return stopping_releases_memory_; }
 
-  // In each case messages are impossible from then on. Once only: further calls do nothing.
-  /// Closes all connections when what was sent has left, and ends the workers. Waits for that, for
-  /// a bounded time.
+  // No message can be sent or received after leave() or stop(). Further calls have no effect.
+  /// Sends the messages under way, closes all connections and destroys the workers. Waits for a
+  /// bounded time.
   void leave() noexcept;
-  /// Nothing lets the worker work any more: Note [A worker that is not ended].
-  void silence(Side) noexcept;
-  void silence() noexcept;
+  /// Stops progress on a worker for good: Note [A worker that is not ended].
+  void stop(Side) noexcept;
+  void stop() noexcept;
 
-  void add(Pending& table) { tables_.push_back(&table); }
-  void remove(Pending& table) noexcept;
+  void add(MessageOwner& owner) { owners_.push_back(&owner); }
+  void remove(MessageOwner& owner) noexcept;
 
  private:
-  /// What two ranks say first to each other on a connection, and whoever has connected once more
+  /// The first message of a connection, from each side. The rank that connected sends it once more
   /// when it leaves in order.
   struct Hello {
     std::int32_t rank = -1;
@@ -117,30 +117,32 @@ class Connections {
   };
   struct End {
     Endpoint endpoint = {};
-    Status failure = kOk;  ///< written by the worker: stays where it is
+    Status failure = kOk;  ///< written by the worker, so its address must not change
   };
-  /// Between this rank and another, in one plane.
+  /// The connections between this rank and another in one plane.
   struct Link {
-    End in;                 ///< of this rank's worker that receives, to the other's that sends
-    End out;                ///< the other way round
-    bool answered = false;  ///< `out` may be used
-    bool left = false;      ///< the other one says so: that `in` breaks is no loss
-    std::vector<Outgoing*> waiting{};  ///< for that, in order
+    End in;                 ///< from this rank's receiving worker to the peer's sending one
+    End out;                ///< from this rank's sending worker to the peer's receiving one
+    bool answered = false;  ///< `out` is complete
+    bool left = false;      ///< the peer has sent a farewell, so a break of `in` is no loss
+    std::vector<Outgoing*> waiting{};  ///< messages to send once `out` is complete, in order
   };
   static bool lost(const Link& link) noexcept {
     const bool unanswered = !link.answered && link.out.failure != kOk;
     return !link.left && (link.in.failure != kOk || unanswered);
   }
-  struct Place {
+  struct WorkerState {
     std::unique_ptr<Worker> worker = {};
-    std::vector<void*> closing = {};  ///< requests
-    Hello said = {};                  ///< by another rank
-    void* listening = nullptr;        ///< the receive of it
+    std::vector<void*> closing = {};  ///< requests of endpoints that are being closed
+    Hello hello = {};                 ///< received from another rank
+    void* hello_receive = nullptr;    ///< request of the receive into `hello`
   };
 
   static std::size_t index(int peer) noexcept { return static_cast<std::size_t>(peer); }
-  Place& at(Side side) noexcept { return places_[static_cast<std::size_t>(side)]; }
-  const Place& at(Side side) const noexcept { return places_[static_cast<std::size_t>(side)]; }
+  WorkerState& at(Side side) noexcept { return workers_[static_cast<std::size_t>(side)]; }
+  const WorkerState& at(Side side) const noexcept {
+    return workers_[static_cast<std::size_t>(side)];
+  }
   std::vector<Link>& links_of(message::Plane plane) noexcept {
     return links_[static_cast<std::size_t>(plane)];
   }
@@ -150,14 +152,14 @@ class Connections {
   message::Tag hello_tag() const noexcept;
   message::Tag primer_tag() const noexcept;
 
-  void listen(Side);
-  void hear(Side);
-  void be_answered(message::Plane, int peer);
-  void answer(message::Plane, int peer);
+  void receive_hello(Side);
+  void handle_hellos(Side);
+  void complete_connection(message::Plane, int peer);
+  void accept_connection(message::Plane, int peer);
   void connect(Side own, Side of_peer, int peer, End&);
   void send_primers(const End&);
   void drop_primers();
-  void say_farewell() noexcept;
+  void send_farewells() noexcept;
   void start(message::Plane, Link&, Outgoing&);
   void end(message::Plane, Outgoing&, Status) noexcept;
   void close(Side, End&, CloseMode) noexcept;
@@ -165,22 +167,21 @@ class Connections {
   void close_receives() noexcept;
   bool closed(Side) noexcept;
   bool all_closed() noexcept;
-  void forget_side(Side) noexcept;
+  void drop_side(Side) noexcept;
 
-  const Membership members_;
-  const Hello hello_;     ///< lives as long as what is sent
-  const Hello farewell_;  ///< too
-  /// As long as the longest primer, of which nobody reads what it says.
-  const std::vector<std::byte> primer_;
+  const JobMembers members_;
+  const Hello hello_;                    ///< a send may read it until the worker ends
+  const Hello farewell_;                 ///< the same
+  const std::vector<std::byte> primer_;  ///< as long as the longest primer; its contents are unused
   std::vector<std::byte> dropped_primer_;
-  const bool memory_is_ours_;
-  std::vector<Link> links_[2];  ///< by plane and rank; before the workers, which write to them
-  Place places_[kSides];        ///< by Side
-  std::vector<int> known_;      ///< ranks with a connection in the control plane, either way
-  int sending_[2] = {};         ///< messages that are not over, by plane
-  unsigned looks_[2] = {};      ///< while there were none
-  std::vector<Pending*> tables_;
-  std::vector<std::pair<message::Plane, int>> ahead_;  ///< given to connect_ahead()
+  const bool stopping_releases_memory_;
+  std::vector<Link> links_[2];   ///< by plane and rank; before the workers, which write to them
+  WorkerState workers_[kSides];  ///< by Side
+  std::vector<int> connected_;   ///< ranks with a connection in the control plane, either way
+  int sending_[2] = {};          ///< messages that are not over, by plane
+  unsigned idle_looks_[2] = {};  ///< calls of progress() while there were none, by plane
+  std::vector<MessageOwner*> owners_;
+  std::vector<std::pair<message::Plane, int>> ahead_;  ///< arguments of connect_ahead()
 };
 
 }  // namespace hvd::ucx

@@ -4,15 +4,16 @@
 #include <utility>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/ucx/connections.h"
 
 // Note [How a message is taken back]
-// A send that waits for a connection has not begun, and a receive that nothing has matched can be
-// cancelled. UCX cannot cancel anything else, but for closing its connection by force, which may
-// end live processes: Note [A worker that is not ended]. So the worker that has it is let work no
-// more. That is the end of what the plane sends, or receives, on this rank; the other plane goes
-// on. Nobody takes messages back in a job that goes on.
+// A send that waits for a connection has not begun, and an unmatched receive can be cancelled. UCX
+// can cancel no other message, except by closing its connection by force, which may end live
+// processes: Note [A worker that is not ended]. So the message's worker makes no more progress.
+// This rank then sends, or receives, no more messages of the plane; the other plane continues.
+// Messages are only taken back when the job ends.
 
 namespace hvd::ucx {
 namespace {
@@ -23,10 +24,10 @@ using message::Plane;
 using message::Tag;
 using message::TakenBack;
 
-/// One look lets UCX work for so often at most: others want their turn.
-constexpr int kMostRoundsOfLook = 100;
+/// Limit of progress calls per test() or probe(), so that the engine gets its turn.
+constexpr int kMostProgressRounds = 100;
 
-class UcxRequests final : public message::Requests, private Pending {
+class UcxRequests final : public message::Requests, private MessageOwner {
  public:
   UcxRequests(std::shared_ptr<Connections> connections, Plane plane)
       : connections_(std::move(connections)),
@@ -38,7 +39,7 @@ class UcxRequests final : public message::Requests, private Pending {
   UcxRequests(const UcxRequests&) = delete;
   UcxRequests& operator=(const UcxRequests&) = delete;
   ~UcxRequests() override {
-    forget_all();
+    drop_all();
     connections_->remove(*this);
   }
 
@@ -56,19 +57,19 @@ class UcxRequests final : public message::Requests, private Pending {
     State state = State::kIdle;
     int peer = 0;
     Outgoing sent = {};
-    void* received = nullptr;  ///< the request; null: it is over, and test() has not said so
+    void* received = nullptr;  ///< request of a receive; null: over, not yet returned by test()
     Status status = kOk;       ///< of a receive that is over
     std::size_t bytes = 0;
-    bool given_up = false;  ///< the connection of a receive has broken, and test() has said so
+    bool break_reported = false;  ///< test() has thrown because the receive's connection broke
   };
 
-  void forget(Side) noexcept override;
-  void forget_all() noexcept;
-  void begin_to_receive(std::size_t slot, int peer, const Started&);
+  void drop(Side) noexcept override;
+  void drop_all() noexcept;
+  void start_receive(std::size_t slot, int peer, const Started&);
   bool under_way(const Slot& slot) const noexcept {
     return slot.received != nullptr || slot.sent.stage != Outgoing::Stage::kOver;
   }
-  void look_at(Slot&);
+  void update(Slot&);
   void collect();
   void collect_from(std::size_t index);
   [[noreturn]] void fail(std::size_t index);
@@ -80,13 +81,13 @@ class UcxRequests final : public message::Requests, private Pending {
   std::vector<Slot> slots_;
   std::vector<Completion> completions_;
   int under_way_ = 0;
-  int receiving_ = 0;  ///< of those
+  int receiving_ = 0;  ///< receives among them
   int failed_ = -1;    ///< slot of the message whose failure test() has thrown
-  bool kept_ = false;  ///< memory of what was given up may still be touched
+  bool kept_ = false;  ///< memory of a message taken back may still be accessed
 };
 
 void UcxRequests::reset(std::size_t slots) {
-  HVD_EXPECT(under_way_ == 0, "nothing is under way");
+  HVD_EXPECT(under_way_ == 0, "no message is under way");
   slots_.assign(slots, Slot{});
   completions_.clear();
   completions_.reserve(slots);
@@ -105,7 +106,7 @@ void UcxRequests::send(std::size_t slot, std::span<const std::byte> bytes, int p
   ++under_way_;
 }
 
-void UcxRequests::begin_to_receive(std::size_t slot, int peer, const Started& started) {
+void UcxRequests::start_receive(std::size_t slot, int peer, const Started& started) {
   Slot& begun = slots_[slot];
   HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
   if (started.request == nullptr && started.status != kOk)
@@ -118,15 +119,15 @@ void UcxRequests::begin_to_receive(std::size_t slot, int peer, const Started& st
 }
 
 void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
-  begin_to_receive(slot, peer, connections_->worker(in_).receive(bytes, tag));
+  start_receive(slot, peer, connections_->worker(in_).receive(bytes, tag));
 }
 
 void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
   void* const message = reinterpret_cast<void*>(static_cast<std::uintptr_t>(arrival.handle));
-  begin_to_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
+  start_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
 }
 
-void UcxRequests::look_at(Slot& slot) {
+void UcxRequests::update(Slot& slot) {
   if (slot.state == State::kSending) return connections_->advance(plane_, slot.peer, slot.sent);
   if (slot.received == nullptr) return;
   Worker& worker = connections_->worker(in_);
@@ -139,21 +140,21 @@ void UcxRequests::look_at(Slot& slot) {
 void UcxRequests::collect() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     if (slots_[index].state == State::kIdle) continue;
-    look_at(slots_[index]);
+    update(slots_[index]);
     collect_from(index);
   }
 }
 
-// Completions are returned before a failure is thrown, which would drop them: the failed message
-// keeps its slot until the next call.
+// Completions are returned before a failure is thrown, because the exception would drop them. The
+// failed message keeps its slot until the next call.
 void UcxRequests::collect_from(std::size_t index) {
   Slot& slot = slots_[index];
   const bool receives = slot.state == State::kReceiving;
   if (under_way(slot)) {
-    // A receive would wait for a peer that is gone.
+    // A receive on a broken connection would never complete.
     const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
-    if (failure == kOk || slot.given_up || !completions_.empty()) return;
-    slot.given_up = true;
+    if (failure == kOk || slot.break_reported || !completions_.empty()) return;
+    slot.break_reported = true;
     connections_->raise("receiving from", slot.peer, failure);
   }
   const Status status = receives ? slot.status : slot.sent.status;
@@ -171,19 +172,19 @@ void UcxRequests::fail(std::size_t index) {
   receiving_ -= receives ? 1 : 0;
   failed_ = static_cast<int>(index);
   if (receives && failed.status == kTruncated) {
-    throw Error("ucx: rank " + std::to_string(failed.peer) +
-                " sent a longer message than was expected; do all ranks run the same build with "
-                "the same settings?");
+    throw Error(text("ucx: rank ", failed.peer,
+                     " sent a longer message than expected; do all ranks run the same build with "
+                     "the same settings?"));
   }
   connections_->raise(receives ? "receiving from" : "sending to", failed.peer,
                       receives ? failed.status : failed.sent.status);
 }
 
 std::span<const Completion> UcxRequests::test() {
-  HVD_EXPECT(under_way_ > 0, "something is under way");
+  HVD_EXPECT(under_way_ > 0, "a message is under way");
   completions_.clear();
   failed_ = -1;
-  for (int round = 0; round < kMostRoundsOfLook; ++round) {
+  for (int round = 0; round < kMostProgressRounds; ++round) {
     const bool moved = connections_->progress(plane_, receiving_ > 0);
     collect();
     if (!completions_.empty() || !moved) break;
@@ -198,27 +199,27 @@ TakenBack UcxRequests::take_back() noexcept {
     if (!under_way(slot)) continue;
     if (slot.state == State::kReceiving) {
       connections_->worker(in_).cancel_receive(slot.received);
-      look_at(slot);
+      update(slot);
       receives = receives || under_way(slot);
     } else if (slot.sent.stage == Outgoing::Stage::kWaiting) {
-      connections_->forget(plane_, slot.peer, slot.sent);
+      connections_->drop(plane_, slot.peer, slot.sent);
     } else {
-      look_at(slot);
+      update(slot);
       sends = sends || under_way(slot);
     }
   }
-  if (sends) connections_->silence(out_);
-  if (receives) connections_->silence(in_);
-  if ((sends || receives) && !connections_->memory_is_ours_when_silent()) kept_ = true;
-  forget_all();
+  if (sends) connections_->stop(out_);
+  if (receives) connections_->stop(in_);
+  if ((sends || receives) && !connections_->stopping_releases_memory()) kept_ = true;
+  drop_all();
   return kept_ ? TakenBack::kNever : TakenBack::kDone;
 }
 
-void UcxRequests::forget(Side side) noexcept {
+void UcxRequests::drop(Side side) noexcept {
   for (Slot& slot : slots_) {
     if (!under_way(slot)) continue;
     if (slot.state == State::kSending && side == out_)
-      connections_->forget(plane_, slot.peer, slot.sent);
+      connections_->drop(plane_, slot.peer, slot.sent);
     if (slot.state == State::kReceiving && side == in_) {
       connections_->worker(in_).free(std::exchange(slot.received, nullptr));
       slot.status = kCancelled;
@@ -226,9 +227,9 @@ void UcxRequests::forget(Side side) noexcept {
   }
 }
 
-void UcxRequests::forget_all() noexcept {
-  forget(out_);
-  forget(in_);
+void UcxRequests::drop_all() noexcept {
+  drop(out_);
+  drop(in_);
   for (Slot& slot : slots_) slot = {};
   under_way_ = 0;
   receiving_ = 0;
@@ -236,13 +237,13 @@ void UcxRequests::forget_all() noexcept {
 
 class UcxCarrier final : public message::Carrier {
  public:
-  UcxCarrier(Workers workers, Membership members)
+  UcxCarrier(Workers workers, JobMembers members)
       : connections_(std::make_shared<Connections>(std::move(workers), std::move(members))) {}
   UcxCarrier(const UcxCarrier&) = delete;
   UcxCarrier& operator=(const UcxCarrier&) = delete;
   ~UcxCarrier() override {
     if (said_farewell_ && !failed_) connections_->leave();
-    connections_->silence();  // also where requests that are kept for good hold the connections
+    connections_->stop();  // requests that are kept for good may hold the connections
   }
 
   std::string_view name() const noexcept override { return "ucx"; }
@@ -257,7 +258,7 @@ class UcxCarrier final : public message::Carrier {
   void connect(Plane plane, int rank) override { connections_->connect_ahead(plane, rank); }
   bool connecting() const noexcept override { return connections_->connecting(); }
   void check_connections(const std::function<bool(int)>& concerns) override {
-    connections_->require_all_there(concerns);
+    connections_->require_all_connected(concerns);
   }
   void progress() override;
   bool hands_over_at_once() const noexcept override { return false; }
@@ -278,16 +279,15 @@ class UcxCarrier final : public message::Carrier {
 
 void UcxCarrier::require_tags_of(int process_set) const {
   if (process_set >= 0 && process_set < message::kMostProcessSets) return;
-  throw Error("ucx: process set " + std::to_string(process_set) +
-              " has no message tags: there are enough for " +
-              std::to_string(message::kMostProcessSets) +
-              " sets over a job's life, as numbers of removed sets are not used again; keep sets "
-              "instead of adding them anew");
+  throw Error(text("ucx: process set ", process_set, " has no message tags: there are enough for ",
+                   message::kMostProcessSets,
+                   " sets in a job, as numbers of removed sets are not used again; keep sets "
+                   "instead of adding them anew"));
 }
 
 std::optional<Arrival> UcxCarrier::probe(Tag tag) {
   Worker& worker = connections_->worker(Side::kControlIn);
-  for (int round = 0; round < kMostRoundsOfLook; ++round) {
+  for (int round = 0; round < kMostProgressRounds; ++round) {
     if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
       return Arrival{.source = message::parts_of(found->tag).source,
                      .bytes = found->bytes,
@@ -305,7 +305,7 @@ void UcxCarrier::progress() {
 
 }  // namespace
 
-std::shared_ptr<message::Carrier> make_ucx_carrier(Workers workers, Membership members) {
+std::shared_ptr<message::Carrier> make_ucx_carrier(Workers workers, JobMembers members) {
   return std::make_shared<UcxCarrier>(std::move(workers), std::move(members));
 }
 

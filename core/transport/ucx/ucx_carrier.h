@@ -6,27 +6,27 @@
 #include <vector>
 
 #include "transport/carrier.h"
-#include "transport/ucx/workers.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::ucx {
 
-/// What the ranks have told each other before messages are possible.
-struct Membership {
+/// The members of a job, which the ranks have exchanged before they can send messages.
+struct JobMembers {
   int rank = 0;
-  std::uint32_t generation = 0;                        ///< see message/tag.h
+  std::uint32_t generation = 0;                        ///< see transport/carrier.h
   std::vector<std::vector<std::byte>> addresses = {};  ///< Workers::address() of each rank
 };
 
-/// The messages of a job over UCX's tags. Connections are made when a rank first sends to another,
-/// one for each plane and direction; what is sent waits for them without blocking anybody, and for
-/// the receiver: it has to look for a message of that plane. Threading: as message::Carrier says.
+/// Makes a carrier that sends tagged messages over UCX. A connection for each plane and direction
+/// is made when a rank first sends to another. Messages wait for it without blocking the sender,
+/// and until the receiver makes progress on that plane. Threading: see message::Carrier.
 ///
-/// Memory is given back at once: Note [How a message is taken back]; where a peer or hardware may
-/// touch it, which the user has to ask UCX for, it is kept. The end of the carrier sends off what
-/// is under way, for half a second at most, if this rank has said farewell and nothing has failed;
-/// else no connection is closed before the process ends.
-/// @throws hvd::Error when a tag has no room for the number of ranks, or for the generation, or an
-/// address is none
-std::shared_ptr<message::Carrier> make_ucx_carrier(Workers, Membership);
+/// Messages are taken back at once: Note [How a message is taken back]. Where the user has enabled
+/// transports by which a peer or hardware may access memory, it is kept. The destructor sends the
+/// messages under way, for at most half a second, if this rank has sent a farewell and has not
+/// failed. Otherwise no connection is closed before the process ends.
+/// @throws hvd::Error when a tag has no room for the number of ranks or for the generation, or when
+/// an address is invalid
+std::shared_ptr<message::Carrier> make_ucx_carrier(Workers, JobMembers);
 
 }  // namespace hvd::ucx

@@ -1,4 +1,4 @@
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 #include <dlfcn.h>
 #include <ucp/api/ucp.h>
@@ -12,33 +12,34 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
-// Note [What UCX is told]
-// UCX reads its settings when it is loaded and when a context is made, from the environment.
+// Note [UCX's settings]
+// UCX reads its settings from the environment, when it is loaded and when a context is made.
 //
-//   UCX_ERROR_SIGNALS=          signals are the program's: UCX would catch SIGSEGV and print
-//   UCX_MEM_EVENTS=n            malloc(), mmap() and munmap() stay as they are
-//   UCX_TCP_CONN_NB=y           connect() does not wait: a host that is cut off blocked a rank for
+//   UCX_ERROR_SIGNALS=          leaves signals to the program: UCX would catch SIGSEGV and print
+//   UCX_MEM_EVENTS=n            UCX does not replace malloc(), mmap() and munmap()
+//   UCX_TCP_CONN_NB=y           connect() does not block: an unreachable host blocked a rank for
 //                               more than 12 s
-//   UCX_TLS=^sm                 nothing that goes through memory of the host or reads another
-//                               process: a live process may end when its peer does, and a peer that
-//                               reads from this process cannot be stopped when a message is taken
-//                               back. Tensors go through hvd's own memory there
-//   UCX_MM_ERROR_HANDLING=y     where the user asks for that memory, it reports errors
-//   UCX_RNDV_THRESH=256k        over TCP alone, where nobody reads from another process, asking a
-//                               receiver first saves nothing: what a channel sends at once (128
-//                               KiB) has its receive posted, and goes without. An allreduce of 1
-//                               MiB between two hosts took 1.4 to 1.7 of that over MPI, and 1.0 to
-//                               1.1 so
-//   UCX_TCP_RX_SEG_SIZE=256k    there, a message of a channel comes in one piece instead of several
-//                               of 64 KiB: the same allreduce takes 0.75 of its time
-//   UCX_RX_MPOOL_SIZES=64,...   there, what comes before its receive waits in memory of about its
-//                               size. UCX makes that when the first such message has come, many at
-//                               once; of as much as the largest for each, the first negotiation of
-//                               161 tensors took 0.5 ms longer
-//   UCX_RNDV_SCHEME=get_zcopy   where the user asks for it, a large message is fetched by its
-//                               receiver: a peer does not write into this process
+//   UCX_TLS=^sm                 no transport that uses the host's memory or reads another process:
+//                               a live process may end when its peer does, and a peer that reads
+//                               from this process cannot be stopped when a message is taken back.
+//                               Tensors go through hvd's own shared memory on a host
+//   UCX_MM_ERROR_HANDLING=y     if the user enables that transport, it reports errors
+//   UCX_RNDV_THRESH=256k        with TCP only, no process reads from another, and asking the
+//                               receiver first saves no copy. The messages that a channel sends
+//                               at once (128 KiB) have their receives posted, and skip it. An
+//                               allreduce of 1 MiB between two hosts took 1.4 to 1.7 of its time
+//                               over MPI, and takes 1.0 to 1.1 with this setting
+//   UCX_TCP_RX_SEG_SIZE=256k    with TCP only, a channel's message arrives in one piece instead of
+//                               several of 64 KiB: the same allreduce takes 0.75 of its time
+//   UCX_RX_MPOOL_SIZES=64,...   with TCP only, a message that arrives before its receive is stored
+//                               in memory of about its size. UCX allocates that for many messages
+//                               when the first one arrives; if each took as much as the largest,
+//                               the first negotiation of 161 tensors would take 0.5 ms longer
+//   UCX_RNDV_SCHEME=get_zcopy   if the user enables such a transport, the receiver fetches a large
+//                               message, so that no peer writes into this process
 
 namespace hvd::ucx {
 namespace {
@@ -50,8 +51,8 @@ static_assert(kOk == UCS_OK && kInProgress == UCS_INPROGRESS &&
               kTruncated == UCS_ERR_MESSAGE_TRUNCATED && kCancelled == UCS_ERR_CANCELED);
 static_assert(sizeof(ucp_tag_t) == sizeof(message::Tag));
 
-/// UCX's functions, found when the program runs. The types are the header's, so that a call that
-/// does not fit does not compile.
+/// UCX's functions, looked up at run time. Their types are taken from UCX's header, so that the
+/// compiler checks the calls.
 struct Functions {
   decltype(&ucp_get_version) get_version = nullptr;
   decltype(&ucp_init_version) init = nullptr;
@@ -77,7 +78,7 @@ struct Functions {
   decltype(&ucs_log_push_handler) push_log_handler = nullptr;
 };
 
-/// The name of one that is missing, or nothing.
+/// Returns the name of the first function that is missing; empty if all were found.
 std::string find_functions(void* library, Functions& f) {
   std::string missing;
   const auto need = [&](const char* name, auto& function) {
@@ -104,17 +105,17 @@ std::string find_functions(void* library, Functions& f) {
   need("ucp_request_check_status", f.check_status);
   need("ucp_request_cancel", f.cancel);
   need("ucp_request_free", f.free);
-  // Of libucs, which libucp needs: dlsym() looks there too.
+  // These are in libucs, which libucp depends on, so dlsym() searches it too.
   need("ucs_status_string", f.status_string);
   need("ucs_log_push_handler", f.push_log_handler);
   return missing;
 }
 
 std::string version_text(unsigned major, unsigned minor, unsigned patch) {
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  return text(major, ".", minor, ".", patch);
 }
 
-/// What UCX calls an error is often a peer that has ended, which hvd reports by itself.
+/// UCX often logs the end of a peer as an error. hvd reports that itself, so it is only kInfo here.
 LogLevel level_of(ucs_log_level_t level) noexcept {
   if (level <= UCS_LOG_LEVEL_FATAL) return LogLevel::kError;
   if (level <= UCS_LOG_LEVEL_ERROR) return LogLevel::kInfo;
@@ -137,7 +138,7 @@ constexpr const char* kTransports = "^sm";
 
 bool only_tcp();
 
-void tell_settings() {
+void set_variables() {
   constexpr std::pair<const char*, const char*> kSettings[] = {
       {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "n"},        {"UCX_TCP_CONN_NB", "y"},
       {"UCX_TLS", kTransports},  {"UCX_MM_ERROR_HANDLING", "y"}, {"UCX_RNDV_SCHEME", "get_zcopy"}};
@@ -148,7 +149,7 @@ void tell_settings() {
   ::setenv("UCX_RX_MPOOL_SIZES", "64,256,1k,2k,4k,8k,16k,64k", 0);
 }
 
-/// Over TCP a message is moved by its two ranks' workers alone.
+/// Whether TCP is the only transport. Over TCP only the workers of the two ranks move a message.
 bool only_tcp() {
   const char* const setting = std::getenv("UCX_TLS");
   const std::string transports = setting == nullptr ? kTransports : setting;
@@ -163,11 +164,11 @@ bool only_tcp() {
 struct Loaded {
   Functions functions = {};
   std::string version = {};
-  std::string problem = {};  ///< empty: it can be used
+  std::string problem = {};  ///< why it cannot be used; empty if it can
 };
 
 Loaded load(const std::string& name) {
-  tell_settings();
+  set_variables();
   Loaded loaded;
   void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: UCX has threads
   if (handle == nullptr) {
@@ -181,16 +182,16 @@ Loaded load(const std::string& name) {
   if (missing.empty()) loaded.functions.get_version(&major, &minor, &patch);
   loaded.version = version_text(major, minor, patch);
   if (!missing.empty() || std::pair(major, minor) < std::pair(kOldestMajor, kOldestMinor)) {
-    loaded.problem = name + ": expected UCX " + version_text(kOldestMajor, kOldestMinor, 0) +
-                     " or newer, got " +
-                     (missing.empty() ? loaded.version : "one without " + missing);
+    loaded.problem =
+        text(name, ": expected UCX ", version_text(kOldestMajor, kOldestMinor, 0),
+             " or newer, got ", missing.empty() ? loaded.version : "a version without " + missing);
     return loaded;
   }
   loaded.functions.push_log_handler(pass_on_log);
   return loaded;
 }
 
-/// Loads the system's once.
+/// Loads the system's library once, and any other library at each call.
 const Loaded& loaded_from(const std::string& name, Loaded& other) {
   static const Loaded system = load(kSystemLibrary);
   if (name == kSystemLibrary) return system;
@@ -200,10 +201,10 @@ const Loaded& loaded_from(const std::string& name, Loaded& other) {
 
 void check(const Functions& f, ucs_status_t status, const char* call) {
   if (status == UCS_OK) return;
-  throw Error(std::string("ucx: ") + call + " failed: " + f.status_string(status));
+  throw Error(text("ucx: ", call, " failed: ", f.status_string(status)));
 }
 
-/// What the workers of a rank share.
+/// UCX's context, which the workers of a rank share.
 class Context {
  public:
   explicit Context(const Functions&);
@@ -281,7 +282,8 @@ class UcxWorker final : public Worker {
     if (UCS_PTR_IS_ERR(answer)) return {nullptr, UCS_PTR_STATUS(answer)};
     return {answer, answer == nullptr ? kOk : kInProgress};
   }
-  /// Also of a message that is here already, so that its size can be asked for.
+  /// Makes receives return a request even if the message has already arrived, because its size can
+  /// only be read from the request.
   static const ucp_request_param_t& always_a_request() {
     static const ucp_request_param_t param = [] {
       ucp_request_param_t made = {};
@@ -345,7 +347,7 @@ Workers open_workers(const std::string& library) {
   if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
   const auto context = std::make_shared<const Context>(loaded.functions);
   Workers workers;
-  workers.touch_nothing_by_themselves = only_tcp();
+  workers.only_workers_touch_memory = only_tcp();
   for (auto& worker : workers.of) worker = std::make_unique<UcxWorker>(context);
   return workers;
 }

@@ -8,30 +8,30 @@
 #include <string>
 #include <vector>
 
-#include "transport/tag.h"
+#include "transport/carrier.h"
 
-/// UCX as hvd uses it. No header of UCX is needed here, so that a test can take its place.
+/// The interface between hvd and UCX. It needs no header of UCX, so that tests can simulate it.
 namespace hvd::ucx {
 
-/// UCX's codes (ucs_status_t): below zero is an error, which Worker::describe() puts into words.
+/// UCX's codes (ucs_status_t). Negative values are errors; Worker::describe() has their texts.
 using Status = int;
 inline constexpr Status kOk = 0;
 inline constexpr Status kInProgress = 1;
-inline constexpr Status kTruncated = -9;   ///< a message was longer than its receiver's room
+inline constexpr Status kTruncated = -9;   ///< the message was longer than the receiver's buffer
 inline constexpr Status kCancelled = -16;  ///< by this rank
 
 struct Endpoint {
   void* handle = nullptr;
 };
 
-/// A call that has begun something.
+/// The result of a call that starts an operation.
 struct Started {
-  /// To be asked for, and to be freed. Null: `status` is all there is to know.
+  /// Poll its status, and free it. Null: the operation is over, with `status`.
   void* request = nullptr;
   Status status = kOk;
 };
 
-/// A whole message that has been taken from the queue and not been received.
+/// A whole message that has been matched and is not received yet.
 struct Matched {
   void* message = nullptr;
   message::Tag tag = 0;
@@ -39,49 +39,79 @@ struct Matched {
 };
 
 enum class CloseMode : std::uint8_t {
-  kFlush,  ///< what was sent leaves first
-  kForce   ///< what is under way ends with an error
+  kFlush,  ///< sends complete first
+  kForce   ///< messages under way end with an error
 };
 
-/// A communication worker of UCX and the context that it belongs to: tagged messages to endpoints,
-/// from anybody. Nothing waits.
+/// A communication worker of UCX and its context. It sends tagged messages to endpoints, and
+/// receives them from any source. No call blocks.
 ///
-/// Not thread-safe, but different threads may use it one after the other. Memory is touched inside
-/// its functions only, but for what hardware does on endpoints that are not closed. Requests and
-/// endpoints end with it.
+/// Not thread-safe, but different threads may use it one after the other. The memory of messages is
+/// accessed inside its functions only, except by hardware on open endpoints. Requests and endpoints
+/// end with it.
 class Worker {
  public:
   virtual ~Worker() = default;
 
-  /// What a peer needs for connect(): some hundred bytes. @throws hvd::Error
+  /// The address that a peer passes to connect(): some hundred bytes. @throws hvd::Error
   virtual std::vector<std::byte> address() = 0;
-  /// @param failure becomes the error when the connection breaks; has to live as long as the
-  /// worker
-  /// @param made the endpoint, if the answer is kOk
+  /// @param failure set to the error when the connection breaks; must live as long as the worker
+  /// @param made set to the endpoint if the result is kOk
   virtual Status connect(std::span<const std::byte> address, Status* failure, Endpoint& made) = 0;
-  /// The endpoint is void at once; whether all has ended, the request says.
+  /// The endpoint is invalid at once. The request completes when the connection is closed.
   virtual Started close(Endpoint, CloseMode) = 0;
 
   virtual Started send(Endpoint, std::span<const std::byte>, message::Tag) = 0;
-  /// From anybody who sends with this very tag.
+  /// Receives from any source. The tag must match exactly.
   virtual Started receive(std::span<std::byte>, message::Tag) = 0;
-  /// @param message of probe(), which is void then
+  /// @param message from probe(); usable once
   virtual Started receive(std::span<std::byte>, void* message) = 0;
-  /// The next message whose tag agrees with `tag` where `mask` has ones.
+  /// Matches the next message whose tag equals `tag` in the bits of `mask`.
   virtual std::optional<Matched> probe(message::Tag tag, message::Tag mask) = 0;
 
   virtual Status status_of_send(void* request) = 0;
-  /// @param bytes how many the message had, once the answer is kOk
+  /// @param bytes set to the length of the message if the result is kOk
   virtual Status status_of_receive(void* request, std::size_t& bytes) = 0;
-  /// Asks for the end of a receive. Its status says when, and whether, it has come; one that has
-  /// been matched goes on.
+  /// Requests the end of a receive, and returns before it: poll its status. A receive that has been
+  /// matched continues.
   virtual void cancel_receive(void* request) noexcept = 0;
-  /// Of one that is still under way: UCX frees it when it ends.
+  /// Frees the request. If its operation is under way, UCX frees it when the operation ends.
   virtual void free(void* request) noexcept = 0;
 
-  /// Lets UCX work. False: there was nothing to do.
+  /// Lets UCX make progress. Returns false if there was no work to do.
   virtual bool progress() = 0;
   virtual std::string describe(Status) const = 0;
 };
+
+/// Identifies one of a rank's workers: one for each plane and direction. See Note [Connections go
+/// one way].
+enum class Side : std::uint8_t { kControlIn, kControlOut, kDataIn, kDataOut };
+inline constexpr std::size_t kSides = 4;
+
+/// The workers of a rank.
+struct Workers {
+  std::unique_ptr<Worker> of[kSides] = {};  ///< by Side
+  /// Only the workers' functions access the memory of messages, no peer and no hardware.
+  bool only_workers_touch_memory = false;
+
+  /// The addresses of all workers, for the other ranks: some hundred bytes. @throws hvd::Error
+  std::vector<std::byte> address() const;
+};
+
+/// The part of a Workers::address() that belongs to one worker.
+/// @throws hvd::Error when `whole` is not such an address
+std::span<const std::byte> part_of(std::span<const std::byte> whole, Side);
+
+inline constexpr const char* kSystemLibrary = "libucp.so.0";
+
+/// Makes a rank's workers. Loads UCX at the first call, and never unloads it. Thread-safe.
+///
+/// Before loading, it sets variables of UCX that the user has not set: Note [UCX's settings] in
+/// ucx_library.cpp. UCX's log messages go into hvd's log.
+/// @throws hvd::Error when UCX is missing or too old; the text says what to install
+Workers open_workers(const std::string& library = kSystemLibrary);
+
+/// Text for users: "1.13.1 (libucp.so.0)", or why UCX cannot be used. Loads UCX.
+std::string describe_library(const std::string& library = kSystemLibrary);
 
 }  // namespace hvd::ucx

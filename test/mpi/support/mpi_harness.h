@@ -5,8 +5,7 @@
 
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_test.h"
-#include "transport/mpi/mpi_carrier.h"
-#include "transport/mpi/mpi_control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 namespace hvd::conformance {
 
@@ -16,7 +15,7 @@ class MpiHarness final : public Harness {
   /// @param make_backend of a world
   MpiHarness(const auto& make_backend, bool without_rank_0)
       : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})),
-        plane_(mpi::make_mpi_control_plane(world_)),
+        plane_(testing::mpi_control_plane(world_)),
         backend_(make_backend(*world_, mpi::make_mpi_carrier(world_))) {
     ChannelSpec spec{.process_set = without_rank_0 ? 1 : 0, .ranks = testing::all_ranks()};
     if (without_rank_0) spec.ranks.erase(spec.ranks.begin());

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "transport/control_plane.h"
+#include "transport/mpi/mpi_world.h"
 
 /// Helpers for tests that run as several ranks. A test runs on every rank at once; use EXPECT_
 /// between collectives, so that a failure on one rank does not leave the others waiting.
@@ -16,15 +18,21 @@ int mpi_size();
 /// Waits for all ranks, outside of hvd.
 void mpi_barrier();
 
-/// Drives the plane until a message has come. @throws hvd::Error after `timeout`.
+/// The control plane of a job over MPI.
+inline std::unique_ptr<control::ControlPlane> mpi_control_plane(
+    const std::shared_ptr<mpi::MpiWorld>& world) {
+  return message::make_control_plane(mpi::make_mpi_carrier(world), world->node());
+}
+
+/// Drives the plane until a message arrives. @throws hvd::Error after `timeout`.
 control::Message receive(control::ControlPlane&, Duration timeout = std::chrono::seconds(30));
 /// Drives a Work to its end. @throws hvd::Error after `timeout`.
 void complete(Work&, Duration timeout = std::chrono::seconds(60));
-/// Drives works side by side, those that there are. @return whether all have ended before `timeout`
+/// Drives works side by side; null entries are skipped. @return whether all ended before `timeout`
 bool complete_all(std::vector<Work*>, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
-/// Names that begin so in /dev/shm, and stay there for seconds.
+/// Names in /dev/shm that begin with `prefix` and stay there for seconds.
 /// @param prefix host::Node::name_prefix() of the job
 std::vector<std::string> shared_memory_left_behind(const std::string& prefix);
 

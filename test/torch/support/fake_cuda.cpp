@@ -19,7 +19,7 @@
 #include <set>
 #include <utility>
 
-#include "bootstrap/builtin_backends.h"
+#include "bootstrap/gpu.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {

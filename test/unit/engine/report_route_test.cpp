@@ -9,7 +9,7 @@
 #include "support/fake_carrier.h"
 #include "support/local_job.h"
 #include "support/meet_nodes.h"
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 
 namespace hvd::testing {
 namespace {

@@ -17,9 +17,9 @@
 #include "support/local_job.h"
 #include "support/local_network.h"
 #include "support/meet_nodes.h"
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 namespace {
 
@@ -194,7 +194,7 @@ class SteadyCountOverUcx : public SteadyCount {
   void make_planes() override {
     const auto nodes = meet_nodes(kRanks);
     std::vector<ucx::Workers> workers;
-    ucx::Membership members{.generation = 3};
+    ucx::JobMembers members{.generation = 3};
     for (int rank = 0; rank < kRanks; ++rank) {
       workers.push_back(ucx::open_workers());
       members.addresses.push_back(workers.back().address());

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hvd/error.h"
-#include "transport/tag.h"
+#include "transport/carrier.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "unit/transport/ucx/fake_worker.h"
 
@@ -22,8 +22,8 @@ inline std::string error_of(const auto& call) {
   return "no error";
 }
 
-inline ucx::Membership members(int rank, int size, std::uint32_t generation = 3) {
-  ucx::Membership made{.rank = rank, .generation = generation, .addresses = {}};
+inline ucx::JobMembers members(int rank, int size, std::uint32_t generation = 3) {
+  ucx::JobMembers made{.rank = rank, .generation = generation, .addresses = {}};
   const auto others = std::make_shared<FakeUcx>();
   for (int other = 0; other < size; ++other)
     made.addresses.push_back(fake_workers(others, other).address());

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "hvd/error.h"
-#include "transport/ucx/workers.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::testing {
 
@@ -223,7 +223,7 @@ inline ucx::Workers fake_workers(const std::shared_ptr<FakeUcx>& ucx, int rank) 
   ucx::Workers workers;
   for (std::size_t side = 0; side < ucx::kSides; ++side)
     workers.of[side] = std::make_unique<FakeWorker>(ucx, rank, static_cast<ucx::Side>(side));
-  workers.touch_nothing_by_themselves = true;
+  workers.only_workers_touch_memory = true;
   return workers;
 }
 

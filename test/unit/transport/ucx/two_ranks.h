@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "transport/carrier.h"
 #include "transport/request_table.h"
-#include "transport/tag.h"
 
 namespace hvd::testing {
 

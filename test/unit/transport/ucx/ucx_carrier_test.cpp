@@ -38,7 +38,7 @@ TEST_F(UcxCarrierTest, RefusesWhatTagsHaveNoRoomFor) {
   EXPECT_NO_THROW(carrier->require_tags_of(message::kMostProcessSets - 1));
   EXPECT_THROW(carrier->require_tags_of(message::kMostProcessSets), Error);
   EXPECT_THROW(make_ucx_carrier(testing::fake_workers(ucx, 0), members(0, 1, 1 << 16)), Error);
-  Membership many;
+  JobMembers many;
   many.addresses.resize(message::kMostRanks + 1);
   EXPECT_THAT(error_of([&] { make_ucx_carrier(testing::fake_workers(ucx, 0), many); }),
               HasSubstr("a job of 1048577 ranks"));
@@ -46,7 +46,7 @@ TEST_F(UcxCarrierTest, RefusesWhatTagsHaveNoRoomFor) {
 
 TEST_F(UcxCarrierTest, RefusesAnAddressThatIsNone) {
   for (const std::size_t bytes : {0UL, 3UL, 5UL, 23UL}) {
-    Membership cut = members(0, 2);
+    JobMembers cut = members(0, 2);
     ASSERT_GT(cut.addresses[1].size(), bytes);
     cut.addresses[1].resize(bytes);
     EXPECT_THAT(error_of([&] { make_ucx_carrier(testing::fake_workers(ucx, 0), cut); }),
@@ -292,7 +292,7 @@ TEST_F(UcxCarrierTest, TakesBackAReceiveThatHasBeenMatched) {
 
 TEST_F(UcxCarrierTest, MemoryThatOthersTouchIsNeverGivenBack) {
   auto workers = testing::fake_workers(std::make_shared<FakeUcx>(), 1);
-  workers.touch_nothing_by_themselves = false;
+  workers.only_workers_touch_memory = false;
   carrier = make_ucx_carrier(std::move(workers), members(1, 4));
   RequestTable waits(*carrier, Plane::kControl);
   waits.reset(1);

@@ -1,4 +1,4 @@
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ class Pair {
     socket_ = ends[0];
     auto workers = open_workers();
     const auto own = workers.address();
-    Membership members{.rank = 1, .addresses = {testing::swap_addresses(socket_, own), own}};
+    JobMembers members{.rank = 1, .addresses = {testing::swap_addresses(socket_, own), own}};
     carrier_ = make_ucx_carrier(std::move(workers), std::move(members));
     RequestTable table(*carrier_, plane);
     testing::exchange(table, 0, greeting_);
@@ -98,7 +98,7 @@ TEST(UcxLibrary, SaysWhatToInstallWhereThereIsNone) {
 
 TEST(UcxLibrary, RefusesWhatIsNotUcx) {
   EXPECT_THAT(error_of([] { open_workers("libm.so.6"); }),
-              HasSubstr("expected UCX 1.13.0 or newer, got one without ucp_get_version"));
+              HasSubstr("expected UCX 1.13.0 or newer, got a version without ucp_get_version"));
   EXPECT_THAT(describe_library("libm.so.6"), HasSubstr("not usable"));
 }
 

@@ -16,7 +16,7 @@
 
 #include "transport/request_table.h"
 #include "transport/ucx/ucx_carrier.h"
-#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/worker.h"
 #include "unit/transport/ucx/two_ranks.h"
 
 namespace {
@@ -25,7 +25,7 @@ int run(const std::string& ending, std::size_t bytes, int looks, hvd::message::P
   using namespace hvd;
   auto workers = ucx::open_workers();
   const auto own = workers.address();
-  auto members = ucx::Membership{.rank = 0, .addresses = {own, testing::swap_addresses(0, own)}};
+  auto members = ucx::JobMembers{.rank = 0, .addresses = {own, testing::swap_addresses(0, own)}};
   const auto carrier = ucx::make_ucx_carrier(std::move(workers), std::move(members));
   message::RequestTable table(*carrier, plane);
   std::byte greeting{};

@@ -1,4 +1,4 @@
-#include "bootstrap/data_neighbours.h"
+#include "bootstrap/join.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,15 +18,15 @@ std::vector<int> neighbours_of(int rank, const std::string& hosts) {
   return data_neighbours(make_topology(rank, names));
 }
 
-TEST(DataNeighbours, AreTheSamePlacesOnTheHostsBeside) {
+TEST(DataNeighbours, HaveTheSamePlaceOnTheNeighbouringHosts) {
   EXPECT_THAT(neighbours_of(0, "aabb"), ElementsAre(2));
   EXPECT_THAT(neighbours_of(3, "aabb"), ElementsAre(1));
-  EXPECT_THAT(neighbours_of(2, "abab"), ElementsAre(3)) << "ranks that are dealt out";
+  EXPECT_THAT(neighbours_of(2, "abab"), ElementsAre(3)) << "round-robin placement";
   EXPECT_THAT(neighbours_of(1, "abcd"), ElementsAre(0, 2));
   EXPECT_THAT(neighbours_of(3, "abcd"), ElementsAre(2));
 }
 
-TEST(DataNeighbours, AreNoneWithoutAnotherHostOrARankAtThatPlace) {
+TEST(DataNeighbours, EmptyWithoutAnotherHostOrARankInThatPlace) {
   EXPECT_THAT(neighbours_of(1, "aaa"), IsEmpty());
   EXPECT_THAT(neighbours_of(0, "a"), IsEmpty());
   EXPECT_THAT(neighbours_of(1, "aab"), IsEmpty());

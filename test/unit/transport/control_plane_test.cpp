@@ -1,4 +1,4 @@
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 
 #include <gtest/gtest.h>
 

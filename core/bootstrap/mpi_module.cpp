@@ -1,15 +1,18 @@
-// Note [MPI is loaded]
-// hvd itself does not need libmpi, so that one build runs where there is MPI and where there is
-// none. What calls it is in libhvd_mpi.so, which lies beside the library that holds this file, and
-// is loaded when the first job needs it, or when the program has MPI already. A program that is
-// linked with the module's objects, as tests are, has it without being loaded.
+#include "bootstrap/mpi_module.h"
+
 #include <dlfcn.h>
 
 #include <string>
 
 #include "base/log.h"
 #include "base/mutex.h"
-#include "bootstrap/mpi_module.h"
+#include "base/text.h"
+
+// Note [MPI is loaded]
+// hvd itself does not need libmpi, so that one build runs with and without MPI. The code that calls
+// MPI is in libhvd_mpi.so, beside the library that holds this file. It is loaded when the first job
+// needs it, or when the program has MPI already. Programs that link the module's objects, as tests
+// do, need not load it.
 
 namespace hvd::runtime {
 namespace {
@@ -23,13 +26,13 @@ struct Loaded {
   std::string reason HVD_GUARDED_BY(mutex) = {};
 };
 
-// Never destroyed: MPI's own handler at exit may come later.
+// Never destroyed: MPI's own exit handler may run later.
 Loaded& loaded() {
   static auto* const instance = new Loaded;
   return *instance;
 }
 
-/// "/usr/lib/", where the library is that holds this function; empty: unknown.
+/// Folder of the library that holds this function, for example "/usr/lib/"; empty: unknown.
 std::string own_folder() {
   Dl_info found{};
   if (dladdr(reinterpret_cast<void*>(&own_folder), &found) == 0 || found.dli_fname == nullptr)
@@ -40,7 +43,7 @@ std::string own_folder() {
 
 const MpiModuleEntry* find_entry(std::string& reason) {
   if (&hvd_mpi_module_entry != nullptr) return &hvd_mpi_module_entry;
-  // For all to see: parts of Open MPI that it loads itself expect to find it so.
+  // RTLD_GLOBAL, because components that Open MPI loads itself need its symbols.
   void* const library = dlopen((own_folder() + kModule).c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* const why = dlerror();
@@ -49,7 +52,7 @@ const MpiModuleEntry* find_entry(std::string& reason) {
   }
   const auto* const entry =
       static_cast<const MpiModuleEntry*>(dlsym(library, "hvd_mpi_module_entry"));
-  if (entry == nullptr) reason = std::string(kModule) + " is none of hvd's modules";
+  if (entry == nullptr) reason = text(kModule, " is not a module of hvd");
   return entry;
 }
 
@@ -57,8 +60,8 @@ MpiModule* load(std::string& reason) {
   const MpiModuleEntry* const entry = find_entry(reason);
   if (entry == nullptr) return nullptr;
   if (std::string(entry->version) == HVD_VERSION) return entry->module();
-  reason = std::string(kModule) + " beside this hvd is of version " + entry->version +
-           ", expected " + HVD_VERSION + "; install them together";
+  reason = text(kModule, " beside this hvd is of version ", entry->version, ", expected ",
+                HVD_VERSION, "; install them together");
   return nullptr;
 }
 
@@ -79,7 +82,7 @@ MpiModule* mpi_module(std::string* reason) {
 }
 
 MpiModule* mpi_module_in_use() {
-  // A program that uses MPI has it for all to see.
+  // A program that is linked with MPI has its symbols in the global scope.
   const bool program_has_mpi = dlsym(RTLD_DEFAULT, "MPI_Initialized") != nullptr;
   Loaded& state = loaded();
   {
@@ -87,6 +90,20 @@ MpiModule* mpi_module_in_use() {
     if (state.tried || !program_has_mpi) return state.module;
   }
   return mpi_module();
+}
+
+bool mpi_threads_multiple() {
+  const MpiModule* const mpi = mpi_module_in_use();
+  return mpi == nullptr || !mpi->active() || mpi->threads_multiple();
+}
+
+bool mpi_is_active() noexcept {
+  const MpiModule* const mpi = mpi_module_in_use();
+  return mpi != nullptr && mpi->active();
+}
+
+void forget_job_peers() noexcept {
+  if (MpiModule* const mpi = mpi_module_in_use()) mpi->forget_peers();
 }
 
 }  // namespace hvd::runtime

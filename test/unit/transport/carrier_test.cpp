@@ -1,4 +1,4 @@
-#include "transport/tag.h"
+#include "transport/carrier.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "transport/message_control_plane.h"
+#include "transport/control_plane.h"
 
 #include <chrono>
 #include <deque>
@@ -12,6 +12,8 @@
 #include "base/kept_memory.h"
 #include "base/poll_until.h"
 #include "hvd/error.h"
+#include "transport/carrier.h"
+#include "transport/node/node.h"
 #include "transport/request_table.h"
 #include "transport/send_pool.h"
 

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/topology.h"
+#include "bootstrap/world.h"
+#include "engine/runtime_options.h"
+
+namespace hvd::runtime {
+
+/// Sent by each rank to all others when the job begins: its settings that must be the same on all
+/// ranks, and its GPU. Plain bytes, since all ranks run the same build.
+struct RankStatement {
+  char backend[32] = {};  ///< HVD_BACKEND; empty: unset
+  std::int64_t cache_capacity = 0;
+  std::int32_t control_radix = 0;
+
+  char gpu_bus_id[32] = {};       ///< identifies a GPU of a host; empty: this rank has none
+  std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: no usable NCCL
+  std::int32_t may_share = 0;     ///< NCCL_MULTI_RANK_GPU_ENABLE=1, and NCCL supports it
+  std::uint64_t nccl_host = 0;    ///< hash of NCCL_HOSTID; 0: unset
+};
+
+/// A statement with this rank's settings, and without a GPU.
+RankStatement statement_of(const RuntimeOptions&);
+
+/// The conclusion from all statements, the same on every rank.
+struct Agreement {
+  bool nccl = false;
+  std::string reason = {};   ///< why NCCL is not used
+  bool gpus_unused = false;  ///< a rank has a GPU, and NCCL is not used
+};
+
+/// Sends this rank's statement to all others, and compares theirs. Collective.
+/// @throws UsageError on every rank when a setting differs; PeerLostError as World::allgather()
+Agreement agree(World&, const RankStatement&);
+
+/// Compares the statements of all ranks, and decides whether the job uses NCCL. It needs a GPU of
+/// its own and the same NCCL version on every rank. NCCL refuses several ranks on one GPU before
+/// 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks with different values of NCCL_HOSTID
+/// are on different hosts to NCCL and may share a GPU.
+/// @param statements by rank
+/// @throws UsageError when a rank's setting differs from that of rank 0
+Agreement compare(std::span<const RankStatement> statements, const Topology&);
+
+}  // namespace hvd::runtime

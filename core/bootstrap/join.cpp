@@ -1,0 +1,190 @@
+#include "bootstrap/join.h"
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "backend/self/self_backend.h"
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/text.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/backends.h"
+#include "bootstrap/build_identity.h"
+#include "bootstrap/gpu.h"
+#include "bootstrap/init_method.h"
+#include "bootstrap/join_ucx.h"
+#include "bootstrap/mpi_module.h"
+#include "bootstrap/rendezvous.h"
+#include "bootstrap/store_rendezvous.h"
+#include "hvd/error.h"
+#include "transport/control_plane.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// The function that a framework has registered to open the store of torchrun's agent.
+struct AgentStore {
+  Mutex mutex;
+  OpenAgentStore open HVD_GUARDED_BY(mutex);
+};
+
+AgentStore& agent_store() {
+  static AgentStore store;
+  return store;
+}
+
+/// Opens the store of torchrun's agent. The agent has the port, so rank 0 cannot serve it.
+KeyValueStore open_agent_store(const InitMethod& method, std::chrono::milliseconds timeout) {
+  OpenAgentStore open;
+  {
+    AgentStore& store = agent_store();
+    const MutexLock lock(store.mutex);
+    open = store.open;
+  }
+  if (open) return open(method.host, method.port, timeout);
+  throw UsageError(text("hvd::init: torchrun's agent serves ", method.host, ":", method.port,
+                        " (TORCHELASTIC_USE_AGENT_STORE=True), whose protocol a program without "
+                        "hvd::torch does not speak; link hvd::torch, or set HVD_INIT_METHOD to "
+                        "tcp://HOST:PORT with another port on the host of rank 0, or to "
+                        "file:///path"));
+}
+
+MpiModule& require_mpi(const InitMethod& method) {
+  std::string reason;
+  if (MpiModule* const module = mpi_module(&reason)) return *module;
+  throw UsageError(
+      text("hvd::init: ", method.source,
+           method.place == method.source ? "" : text(" asks for MPI (", method.place, ")"),
+           ", but hvd's part for MPI cannot be loaded: ", reason,
+           "; install MPI and build hvd with it (HVD_WITH_MPI), or start the ranks without MPI: "
+           "'hvdrun --controller ucx'"));
+}
+
+std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
+  MpiJoinOptions join;
+  join.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  // At least a second, because a thread inside a call may have no core for a while.
+  join.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
+  return require_mpi(method).join(join);
+}
+
+std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method,
+                                  std::optional<ProgramStore> store) {
+  if (method.controller == Controller::kMpi) return join_over_mpi(options, method);
+  const Deadline deadline =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
+  const rendezvous::Introduction own{.job = env_string("JOB_NAME").value_or(""),
+                                     .token = env_string("JOB_TOKEN").value_or(""),
+                                     .build = build_identity(),
+                                     .rank = method.rank,
+                                     .size = method.size};
+  if (store)
+    return join_over_ucx(rendezvous::meet_in_store(std::move(store->store), own, deadline),
+                         deadline);
+  if (method.agent_store) {
+    const auto timeout =
+        std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+    return join_over_ucx(
+        rendezvous::meet_in_store(open_agent_store(method, timeout), own, deadline), deadline);
+  }
+  return join_over_ucx(rendezvous::meet(method.place, own, deadline), deadline);
+}
+
+/// Compares this rank's settings and GPU with those of the others. A rank that refuses the job
+/// leaves it in order, so that the others report the contradiction and not a lost rank.
+Agreement agree_or_leave(control::ControlPlane& control, World& world, const RankStatement& own) {
+  try {
+    return agree(world, own);
+  } catch (const UsageError&) {
+    control.farewell();
+    throw;
+  }
+}
+
+/// Makes the control plane and the backends of a job whose ranks have found each other.
+void make_connection(JobConnection& job, World& world, const RuntimeOptions& options,
+                     std::shared_ptr<const SharedArena> arena) {
+  const auto& carrier = world.carrier();
+  const auto& node = world.node();
+  const Topology& topology = node->topology();
+  job.control = message::make_control_plane(carrier, node);
+  const auto contradiction = job.controller == name_of(Controller::kMpi)
+                                 ? contradiction_to_mpi(options, topology.rank, topology.size)
+                                 : std::nullopt;
+  if (contradiction) {
+    job.control->farewell();
+    throw UsageError(*contradiction);
+  }
+  RankStatement own = statement_of(options);
+  const Gpu gpu = find_gpu(options, topology.local_rank, own);
+  const Agreement agreement = agree_or_leave(*job.control, world, own);
+  if (topology.rank == 0) report_unused_gpus(agreement, options);
+  job.backends = make_host_backends(carrier, node, std::move(arena));
+  job.device = gpu.device;
+  if (auto nccl = make_nccl_backend(gpu, agreement, topology, job.backends, options))
+    job.backends.push_back(std::move(nccl));
+  for (const int rank : data_neighbours(topology)) carrier->connect(message::Plane::kData, rank);
+  world.begun();
+}
+
+JobConnection job_of_one(const RuntimeOptions& options) {
+  JobConnection job;
+  job.control = control::make_self_control_plane();
+  job.backends.push_back(std::make_shared<SelfBackend>());
+  const Topology& topology = job.control->topology();
+  RankStatement own = statement_of(options);
+  const Gpu gpu = find_gpu(options, 0, own);
+  job.device = gpu.device;
+  if (auto nccl =
+          make_nccl_backend(gpu, compare({&own, 1}, topology), topology, job.backends, options))
+    job.backends.push_back(std::move(nccl));
+  return job;
+}
+
+}  // namespace
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena,
+                       std::optional<ProgramStore> store) {
+  const InitMethod method =
+      store ? method_of_store(options, store->store.name, store->rank, store->size)
+            : choose_init_method(options, mpi_is_active());
+  check_backend_name(options, method);
+  if (method.controller == Controller::kLocal) return job_of_one(options);
+  const auto world = join_world(options, method, std::move(store));
+  JobConnection job;
+  job.world = world;
+  job.controller = name_of(method.controller);
+  job.init_method = world->init_method();
+  try {
+    make_connection(job, *world, options, std::move(arena));
+  } catch (const std::exception& error) {
+    world->abandon(error);
+    throw;
+  }
+  return job;
+}
+
+void open_agent_store_by(OpenAgentStore open) {
+  AgentStore& store = agent_store();
+  const MutexLock lock(store.mutex);
+  store.open = std::move(open);
+}
+
+std::vector<int> data_neighbours(const Topology& topology) {
+  std::vector<int> neighbours;
+  for (const int host : {topology.host_index() - 1, topology.host_index() + 1}) {
+    int position = 0;
+    for (int rank = 0; rank < topology.size; ++rank) {
+      if (topology.host_of_rank[static_cast<std::size_t>(rank)] != host) continue;
+      if (position++ == topology.local_rank) neighbours.push_back(rank);
+    }
+  }
+  return neighbours;
+}
+
+}  // namespace hvd::runtime
