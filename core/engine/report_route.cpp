@@ -92,10 +92,10 @@ std::vector<int> ReportRoute::neighbours() const {
 
 void ReportRoute::report(const wire::Report& report) {
   if (aggregator_) {
-    aggregator_->accept(control_.rank(), report, time_.now());
+    aggregator_->accept(report, time_.now());
   } else if (coordinator_) {
     count_own_message();
-    coordinator_->accept(control_.rank(), report, time_.awake());
+    coordinator_->accept(report, time_.awake());
   } else {
     sender_.send(std::max(place_.parent, 0), wire::encode(report));
   }
@@ -179,7 +179,6 @@ ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
   if (auto* news = std::get_if<wire::ReplayUpdate>(&message)) return *news;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
   if (const auto* report_in = std::get_if<wire::Report>(&message)) take_in(source, *report_in);
-  if (const auto* merged = std::get_if<wire::MergedReport>(&message)) take_in(source, *merged);
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);
       blocked != nullptr && coordinator_) {
     coordinator_->note_blocked(source, blocked->last_applied);
@@ -192,22 +191,16 @@ ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
 }
 
 void ReportRoute::take_in(int source, const wire::Report& report) {
-  if (aggregator_) {
-    aggregator_->accept(source, report, time_.now());
-  } else if (coordinator_) {
-    coordinator_->accept(source, report, time_.awake());
-  } else {
-    refuse(source, "reported", ", which does not coordinate");
-  }
-}
-
-void ReportRoute::take_in(int source, const wire::MergedReport& report) {
-  if (!aggregator_) {
-    refuse(source, "sent merged reports",
-           ", which has nobody below it; set HVD_CONTROL_RADIX alike on every rank");
-  }
   for (const auto& applied : report.applied) watch_.heard(applied.ranks);
-  aggregator_->accept(report, time_.now());
+  if (aggregator_) return aggregator_->accept(report, time_.now());
+  if (!coordinator_) refuse(source, "reported", ", which does not coordinate");
+  const RankSet sender(source);
+  for (const auto& applied : report.applied) {
+    if (contains(sender, applied.ranks)) continue;
+    refuse(source, "sent merged reports",
+           ", which has no ranks below it; set HVD_CONTROL_RADIX alike on every rank");
+  }
+  coordinator_->accept(report, time_.awake());
 }
 
 void ReportRoute::refuse(int source, const std::string& what, const std::string& why) const {

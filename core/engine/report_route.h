@@ -120,7 +120,6 @@ class ReportRoute {
   using Asks = decltype(Received::asks);
   Asks handle(int source, wire::AnyMessage);
   void take_in(int source, const wire::Report&);
-  void take_in(int source, const wire::MergedReport&);
   void count_own_message() noexcept;
   [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;
 

@@ -27,7 +27,7 @@ namespace hvd::control {
 // To hold a report back is to the rest of the job what a slow network is, so what is held can never
 // make a wrong plan; this is only about not waiting in vain.
 
-RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t replay_plan) {
+RankSet leaving_since(const wire::Report& merged, std::uint64_t replay_plan) {
   RankSet leaving = merged.leaving;
   for (const auto& applied : merged.applied) {
     if (applied.last_applied < replay_plan) leaving.remove(applied.ranks);
@@ -38,40 +38,14 @@ RankSet leaving_since(const wire::MergedReport& merged, std::uint64_t replay_pla
 Aggregator::Aggregator(RankSet subtree, const Negotiator& state, Duration longest_hold)
     : members_(std::move(subtree), state.process_sets()),
       state_(state),
-      longest_hold_(longest_hold) {}
+      longest_hold_(longest_hold),
+      open_(state.cache()) {}
 
-void Aggregator::accept(int rank, const wire::Report& report, TimePoint now) {
-  const RankRange one{rank, rank};
-  const RankSpan ranks{&one, 1};
-  note_applied(ranks, report.last_applied);
-  // The rank takes all this back when it comes to the replay, as the coordinator knows: see
-  // ScheduleReplay.
-  if (report.last_applied < replay_plan_) return;
-  const std::uint64_t number = ++report_numbers_[rank];
-  if (report.shutdown) leaving_.add(ranks);
-  if (report.ended) ended_.add(ranks);
-  if (report.cached.empty() && report.cached_unnamed.empty() && report.requests.empty()) {
-    acknowledged_ = true;
-    return;
-  }
-  HeldReports& held = held_as_of(report.last_applied);
-  if (!report.cached.empty()) add_hits(held, wire::SlotSet(report.cached), ranks, number, now);
-  for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
-    add_unnamed_hit(held, {wire::stamp_of_unnamed_hit(number, i), report.cached_unnamed[i]}, ranks,
-                    report.last_applied, now);
-  }
-  for (std::size_t i = 0; i < report.requests.size(); ++i) {
-    wire::StampedRequest asked{wire::stamp_of_request(number, i), report.requests[i]};
-    if (wire::gathers(asked.request.kind) && !asked.request.shape.empty())
-      asked.first_dims = {{asked.request.shape[0], 1}};
-    add_request(held, std::move(asked), ranks, now);
-  }
-}
-
-void Aggregator::accept(const wire::MergedReport& merged, TimePoint now) {
+void Aggregator::accept(const wire::Report& merged, TimePoint now) {
   for (const auto& applied : merged.applied) note_applied(applied.ranks, applied.last_applied);
-  leaving_.add(leaving_since(merged, replay_plan_));
-  ended_.add(merged.ended);
+  const RankSet leaving = leaving_since(merged, replay_plan_);
+  leaving_.add(leaving);
+  ended_.add(intersection(merged.ended, leaving));
   if (merged.overdue) pass_on_overdue();
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
@@ -108,9 +82,9 @@ void Aggregator::add_hits(HeldReports& held, wire::SlotSet slots, RankSpan ranks
         held.add_hits(std::move(of_set), ranks, report_number, process_set, now, members_);
     anything_complete_ = anything_complete_ || complete;
   };
-  if (!meanings_.foreign().empty()) {
+  if (!state_.cache().slots_of_other_sets().empty()) {
     wire::SlotSet foreign = slots;
-    foreign.intersect(meanings_.foreign());
+    foreign.intersect(state_.cache().slots_of_other_sets());
     slots.remove(foreign);
     foreign.for_each([&](std::uint32_t slot) {
       wire::SlotSet one;
@@ -124,14 +98,15 @@ void Aggregator::add_hits(HeldReports& held, wire::SlotSet slots, RankSpan ranks
 void Aggregator::add_unnamed_hit(HeldReports& held, const wire::StampedUnnamedHit& hit,
                                  RankSpan ranks, std::uint64_t as_of, TimePoint now) {
   HeldReports::Variant variant{RankSet(ranks), hit.hit, {hit.stamp}};
-  const SlotMeaning* const meaning = meanings_.find(hit.hit.slot, as_of);
-  if (meaning == nullptr) {  // the coordinator will say what is wrong
+  const wire::Response* const held_there = state_.cache().find(hit.hit.slot, as_of);
+  if (held_there == nullptr) {  // the coordinator reports the error
     open_.set_open();
     return add_named(held, {}, 0, std::move(variant), now);
   }
+  const wire::Request& alike = held_there->request;
   add_named(held,
-            tensor_key(meaning->process_set, wire::unnamed_name(meaning->kind, hit.hit.ordinal)),
-            meaning->process_set, std::move(variant), now);
+            tensor_key(alike.process_set, wire::unnamed_name(alike.kind, hit.hit.ordinal)),
+            alike.process_set, std::move(variant), now);
 }
 
 void Aggregator::add_request(HeldReports& held, wire::StampedRequest asked, RankSpan ranks,
@@ -161,7 +136,7 @@ std::optional<TimePoint> Aggregator::deadline() const {
   return open() ? *oldest : *oldest + longest_hold_;
 }
 
-std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
+std::optional<wire::Report> Aggregator::take(TimePoint now) {
   if (!leaving_.empty()) open_.note_leaving();
   close_if_done();
   if (!open()) {
@@ -170,7 +145,7 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
   const bool anything = (open() ? !held_.empty() : anything_complete_) || acknowledged_ ||
                         overdue_ || !leaving_.empty();
   if (!anything) return std::nullopt;
-  wire::MergedReport report;
+  wire::Report report;
   report.overdue = std::exchange(overdue_, false);
   report.leaving = std::exchange(leaving_, {});
   report.ended = std::exchange(ended_, {});
@@ -178,7 +153,7 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
     if (!ranks.empty()) report.applied.push_back({sequence, std::move(ranks)});
   }
   for (auto held = held_.begin(); held != held_.end();) {
-    wire::MergedReport::Section section{held->first};
+    wire::Report::Section section{held->first};
     move_out(held->second, section);
     if (!section.groups.empty()) report.sections.push_back(std::move(section));
     held = held->second.empty() ? held_.erase(held) : std::next(held);
@@ -187,7 +162,7 @@ std::optional<wire::MergedReport> Aggregator::take(TimePoint now) {
   return report;
 }
 
-void Aggregator::move_out(HeldReports& held, wire::MergedReport::Section& section) {
+void Aggregator::move_out(HeldReports& held, wire::Report::Section& section) {
   const bool of_epoch = section.as_of == epoch_;
   if (open()) {
     open_.remember(held.move_all(section, of_epoch ? &members_ : nullptr), section.as_of,
@@ -210,7 +185,8 @@ void Aggregator::note_plan(const wire::Plan& plan) {
   HVD_EXPECT(state_.last_applied() == plan.sequence, "the negotiator has applied the plan");
   bool new_epoch = !plan.errors.empty() || !plan.replay.empty();
   for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors) new_epoch = new_epoch || !tensor.slot;
+    for (const auto& tensor : batch.tensors)
+      new_epoch = new_epoch || !std::holds_alternative<wire::SlotUse>(tensor);
   }
   open_.note_plan(plan);
   if (!plan.replay.empty()) forget_for_replay(plan.sequence);
@@ -231,9 +207,7 @@ void Aggregator::begin_epoch(std::uint64_t sequence) {
   if (!held_.empty()) open_.set_open();
   epoch_ = sequence;
   members_.forget_sets();
-  meanings_.update(state_.cache(), sequence, [&](std::uint32_t slot, const SlotMeaning& former) {
-    open_.note_displaced(slot, former);
-  });
+  open_.follow_displaced(sequence);
   open_.drop_removed(state_.process_sets());
 }
 

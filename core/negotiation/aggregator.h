@@ -4,7 +4,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -13,16 +12,15 @@
 #include "negotiation/messages.h"
 #include "negotiation/negotiator.h"
 #include "negotiation/open_state.h"
-#include "negotiation/slot_meanings.h"
 
 namespace hvd::control {
 
 /// The ranks that want to leave, except those that said so before the replay began: applying its
 /// plan withdraws whatever a rank had reported.
-RankSet leaving_since(const wire::MergedReport&, std::uint64_t replay_plan);
+RankSet leaving_since(const wire::Report&, std::uint64_t replay_plan);
 
-/// Merges the reports that pass through an inner rank of the tree (its own, its children's, merged
-/// or not) into messages for the next rank. Pure; not thread-safe.
+/// Merges the reports that pass through an inner rank of the tree (its own and its children's) into
+/// messages for the next rank. Pure; not thread-safe.
 ///
 /// It holds back what somebody below has not asked for yet: the coordinator could do nothing with
 /// it. See Note [What is held back] in aggregator.cpp.
@@ -35,15 +33,13 @@ class Aggregator {
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
-  /// A report of a rank that is a child (or this one).
-  void accept(int rank, const wire::Report&, TimePoint now);
-  /// What a child has merged.
-  void accept(const wire::MergedReport&, TimePoint now);
+  /// A report of this rank or of a child.
+  void accept(const wire::Report&, TimePoint now);
   /// @pre this rank's negotiator has applied it
   void note_plan(const wire::Plan&);
 
   /// What must be forwarded now.
-  std::optional<wire::MergedReport> take(TimePoint now);
+  std::optional<wire::Report> take(TimePoint now);
   /// When take() will give something although nothing more comes.
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !held_.empty(); }
@@ -62,7 +58,7 @@ class Aggregator {
                  TimePoint now);
   void close_if_done() noexcept;
   void pass_on_overdue() noexcept;
-  void move_out(HeldReports&, wire::MergedReport::Section&);
+  void move_out(HeldReports&, wire::Report::Section&);
   void begin_epoch(std::uint64_t sequence);
   void forget_for_replay(std::uint64_t sequence);
 
@@ -74,17 +70,15 @@ class Aggregator {
   /// later plan means the same.
   std::uint64_t epoch_ = 0;
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
-  SlotMeanings meanings_;          // since the epoch began
   /// By the plan that the slots in it refer to the cache of.
   std::map<std::uint64_t, HeldReports> held_;  // none of them empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
   RankSet ended_;  ///< those of them that have not called shutdown()
-  std::unordered_map<int, std::uint64_t> report_numbers_;  // of ranks that do not merge
   bool anything_complete_ = false;
   bool overdue_ = false;
   bool acknowledged_ = false;  ///< somebody had nothing else to say
-  OpenState open_{meanings_};
+  OpenState open_;
 };
 
 }  // namespace hvd::control

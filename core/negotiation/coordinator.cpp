@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hvd/error.h"
+#include "negotiation/aggregator.h"
 #include "negotiation/fusion_planner.h"
 #include "negotiation/validator.h"
 
@@ -13,73 +14,111 @@ namespace hvd::control {
 
 Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
     : options_(std::move(options)),
+      ranks_(options_.host_of_rank.size()),
       sets_(std::move(sets)),
       table_(sets_),
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
       progress_(options_.host_of_rank.size()),
-      reports_(options_.host_of_rank.size()),
       departures_(options_.host_of_rank.size()),
       blocked_(options_.host_of_rank.size(), options_.stall.deadlock) {}
 
-void Coordinator::accept(int rank, const wire::Report& report, TimePoint now) {
-  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
-    throw Error("a report came from rank " + std::to_string(rank) + ", which does not exist");
-  }
+void Coordinator::accept(const wire::Report& report, TimePoint now) {
+  check(report);
   spread_whole(now);
-  const RankRange one{rank, rank};
-  const Source source{{&one, 1}, report.last_applied, now};
-  progress_.check(source.ranks, report.last_applied, sequence_);
-  note_applied(source.ranks, report.last_applied);
-  // The rank takes all this back when it comes to the replay: See ScheduleReplay.
-  if (report.last_applied < replay_plan_) return;
-  if (report.shutdown || !report.cached.empty() || !report.cached_unnamed.empty() ||
-      !report.requests.empty())
+  if (accept_whole(report)) return blocked_.note_change(now);
+  for (const auto& section : report.sections) {
+    // The ranks take it back when they come to the replay: see ScheduleReplay.
+    if (section.as_of < replay_plan_) continue;
     blocked_.note_change(now);
-  const std::uint64_t number = ++reports_[static_cast<std::size_t>(rank)];
-  for (const auto slot : report.cached)
-    accept_hit(source, slot, 0, wire::stamp_of_hit(number, slot));
-  for (std::size_t i = 0; i < report.cached_unnamed.size(); ++i) {
-    const wire::UnnamedHit& hit = report.cached_unnamed[i];
-    accept_hit(source, hit.slot, hit.ordinal, wire::stamp_of_unnamed_hit(number, i));
+    // The requests that a rank makes before it joins lie anywhere in the section.
+    for (const bool joins : {false, true}) {
+      for (const auto& group : section.groups)
+        accept_group(group, {group.ranks, section.as_of, now}, joins);
+    }
+    record_activity(section, now);
   }
-  for (std::size_t i = 0; i < report.requests.size(); ++i) {
-    accept_request(source, {source.ranks, wire::stamp_of_request(number, i)}, report.requests[i]);
-  }
-  note_activity(rank, report, now);
+  // Last, since the ranks had not applied these plans when they asked for some of it.
+  for (const auto& applied : report.applied) note_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.refresh_join(now);
-  if (report.shutdown) departures_.add(source.ranks);
-  if (report.ended) departures_.add_ended(source.ranks);
+  const RankSet leaving = leaving_since(report, replay_plan_);
+  if (leaving.empty()) return;
+  blocked_.note_change(now);
+  departures_.add(leaving);
+  departures_.add_ended(intersection(report.ended, leaving));
+}
+
+void Coordinator::check(const wire::Report& report) const {
+  const RankRange world{0, static_cast<int>(ranks_) - 1};
+  const auto check_ranks = [&](const RankSet& ranks) {
+    if (contains({&world, 1}, ranks)) return;
+    throw Error("a report came from rank " + std::to_string(ranks.highest()) +
+                ", which does not exist");
+  };
+  check_ranks(report.leaving);
+  for (const auto& applied : report.applied) {
+    check_ranks(applied.ranks);
+    progress_.check(applied.ranks, applied.last_applied, sequence_);
+  }
+  for (const auto& section : report.sections) {
+    if (section.as_of > sequence_) {
+      throw Error("a report refers to plan " + std::to_string(section.as_of) + "; the last is " +
+                  std::to_string(sequence_));
+    }
+    for (const auto& group : section.groups) check_ranks(group.ranks);
+  }
+}
+
+void Coordinator::accept_group(const wire::Report::Group& group, const Source& source,
+                               bool joins) {
+  if (!joins) {
+    for (const auto& hits : group.hits) {
+      hits.slots.for_each([&](std::uint32_t slot) {
+        accept_hit(source, slot, 0, wire::stamp_of_hit(hits.report_number, slot));
+      });
+    }
+    for (const auto& unnamed : group.unnamed_hits)
+      accept_hit(source, unnamed.hit.slot, unnamed.hit.ordinal, unnamed.stamp);
+  }
+  for (const auto& stamped : group.requests) {
+    if ((stamped.request.kind == OpKind::kJoin) != joins) continue;
+    accept_request(source, {source.ranks, stamped.stamp, stamped.first_dims}, stamped.request);
+  }
+}
+
+// One operation stands for all that a rank asked for in a section. Where groups overlap, the one
+// that comes first in the message counts.
+void Coordinator::record_activity(const wire::Report::Section& section, TimePoint now) {
+  RankSet recorded;
+  for (const auto& group : section.groups) {
+    const RankSet ranks = difference(group.ranks, recorded);
+    if (ranks.empty()) continue;
+    recorded.add(ranks);
+    const Source source{ranks, section.as_of, now};
+    if (!group.requests.empty()) {
+      stalls_.note_activity(ranks, group.requests.back().request.name, now);
+    } else if (!group.unnamed_hits.empty()) {
+      const wire::SlotUse& hit = group.unnamed_hits.back().hit;
+      const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
+      stalls_.note_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
+    } else if (!group.hits.empty()) {
+      stalls_.note_activity(
+          ranks, slot_as_seen(source, group.hits.back().slots.highest()).request.name, now);
+    }
+  }
 }
 
 void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
   failed_uses_.note_applied(ranks, sequence);
-  if (progress_.note(ranks, sequence)) former_slots_.forget_before(progress_.applied_by_all());
+  if (progress_.note(ranks, sequence)) cache_.forget_before(progress_.applied_by_all());
 }
 
-void Coordinator::note_activity(int rank, const wire::Report& report, TimePoint now) {
-  const RankRange one{rank, rank};
-  const Source source{{&one, 1}, report.last_applied, now};
-  if (!report.requests.empty()) {
-    stalls_.note_activity(source.ranks, report.requests.back().name, now);
-  } else if (!report.cached_unnamed.empty()) {
-    const wire::UnnamedHit& hit = report.cached_unnamed.back();
-    const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
-    stalls_.note_activity(source.ranks, wire::unnamed_name(kind, hit.ordinal), now);
-  } else if (!report.cached.empty()) {
-    stalls_.note_activity(source.ranks, slot_as_seen(source, report.cached.back()).request.name,
-                          now);
-  }
-}
-
-// What the slot holds now, or held for these ranks before it was displaced.
+// The response that the slot holds now, or held for these ranks before it was displaced.
 const wire::Response& Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
-  if (const auto* const former = former_slots_.find(slot, source.as_of)) return *former;
-  if (!cache_.holds(slot)) {
-    throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
-                std::to_string(slot) + ", which is empty");
-  }
-  return cache_.at(slot);
+  const wire::Response* const held = cache_.find(slot, source.as_of);
+  if (held != nullptr) return *held;
+  throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
+              std::to_string(slot) + ", which is empty");
 }
 
 void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
@@ -146,6 +185,56 @@ bool Coordinator::may_gather_for_device() const {
   return all;
 }
 
+// See Note [The whole world at once] in repeated_plan.h.
+bool Coordinator::accept_whole(const wire::Report& report) {
+  if (report.sections.size() != 1 || report.sections[0].groups.size() != 1 ||
+      report.sections[0].as_of < replay_plan_) {
+    return false;
+  }
+  const wire::Report::Group& group = report.sections[0].groups[0];
+  const bool whole = group.hits.size() == 1 && group.unnamed_hits.empty() &&
+                     group.requests.empty() && report.leaving.empty() &&
+                     group.ranks == RankSet(0, static_cast<int>(ranks_) - 1);
+  const bool alone = table_.pending().empty() && failed_uses_.empty() && cache_.displaced() == 0 &&
+                     departures_.none();
+  if (!whole || !alone || !repeated_.offer(group.hits[0])) return false;
+  for (const auto& applied : report.applied) note_applied(applied.ranks, applied.last_applied);
+  return true;
+}
+
+void Coordinator::spread_whole(TimePoint now) {
+  const auto hits = repeated_.give_back();
+  if (!hits) return;
+  const RankRange world{0, static_cast<int>(ranks_) - 1};
+  const Source source{{&world, 1}, sequence_, now};
+  hits->slots.for_each([&](std::uint32_t slot) {
+    accept_hit(source, slot, 0, wire::stamp_of_hit(hits->report_number, slot));
+  });
+}
+
+// Some batch is of a sort that could gather. The ready table finds out whether it does.
+bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
+  return ahead && std::ranges::any_of(repeated_.plan().batches, [&](const wire::Batch& batch) {
+           const wire::Request& request = cache_.at(std::get<wire::SlotUse>(batch.tensors.front()).slot).request;
+           return fusion_sort(request) &&
+                  ahead(request.process_set, request.device) >= kBusyBatches;
+         });
+}
+
+std::optional<wire::Plan> Coordinator::repeat_plan(TimePoint now, const BatchesAhead& ahead) {
+  if (!repeated_.waiting()) return std::nullopt;
+  if (may_hold_back_repeated(ahead)) {
+    spread_whole(now);
+    return std::nullopt;
+  }
+  stalls_.note_activity(RankSet(0, static_cast<int>(ranks_) - 1),
+                        cache_.at(repeated_.slots().highest()).request.name, now);
+  wire::Plan repeated = repeated_.take(++sequence_, cache_);
+  blocked_.note_change(now);
+  if (options_.schedule_lock) replay_if_steady(repeated);
+  return repeated;
+}
+
 std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead& ahead) {
   if (auto repeated = repeat_plan(now, ahead)) return repeated;
   wire::Plan plan;
@@ -174,7 +263,7 @@ ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahe
 
 // Since another plan it may have something to go on with.
 void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
-  if (rank < 0 || static_cast<std::size_t>(rank) >= reports_.size()) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) {
     throw Error("rank " + std::to_string(rank) + ", which does not exist, says that it waits");
   }
   if (last_applied == sequence_) blocked_.add(rank);
@@ -378,29 +467,24 @@ std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tenso
 }
 
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
-  wire::PlannedTensor planned;
   if (const auto slot = agreed_slot(*tensor)) {
     repeated_.note_touched();
-    planned.slot = *slot;
-    planned.ordinal = tensor->request.unnamed ? tensor->request.ordinal : 0;
     cache_.touch(*slot);
-  } else {
-    repeated_.forget();
-    planned.request = tensor->request;
-    if (tensor->request.kind == OpKind::kJoin) {
-      planned.request.last_to_join = table_.last_to_join();
-      table_.end_join();
-    } else if (tensor->request.kind == OpKind::kAddProcessSet) {
-      sets_.add(tensor->request.new_set);
-    }
-    planned.first_dims = tensor->first_dims;
-    if (auto displaced = cache_.put({tensor->request, tensor->first_dims})) {
-      table_.forget_slot(displaced->slot);
-      former_slots_.add(std::move(*displaced), sequence_ + 1);
-    }
+    const wire::SlotUse use{*slot, tensor->request.unnamed ? tensor->request.ordinal : 0};
+    table_.erase(tensor);
+    return use;
+  }
+  repeated_.forget();
+  wire::Response response{tensor->request, tensor->first_dims};
+  if (const auto displaced = cache_.put(response, sequence_ + 1)) table_.forget_slot(*displaced);
+  if (tensor->request.kind == OpKind::kJoin) {
+    response.request.last_to_join = table_.last_to_join();
+    table_.end_join();
+  } else if (tensor->request.kind == OpKind::kAddProcessSet) {
+    sets_.add(tensor->request.new_set);
   }
   table_.erase(tensor);
-  return planned;
+  return response;
 }
 
 }  // namespace hvd::control

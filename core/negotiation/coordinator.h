@@ -18,7 +18,6 @@
 #include "negotiation/repeated_plan.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/schedule_replay.h"
-#include "negotiation/slot_history.h"
 #include "negotiation/stall_inspector.h"
 
 namespace hvd::control {
@@ -43,16 +42,15 @@ struct CoordinatorOptions {
 /// plans out. Not thread-safe.
 ///
 /// The same reports in any interleaving of the ranks give plans with the same content for the same
-/// set of ready tensors. See Note [What a slot means] in slot_history.h.
+/// set of ready tensors. See Note [What a slot means] in response_cache.h.
 class Coordinator {
  public:
   Coordinator(CoordinatorOptions, ProcessSetTable);
 
-  /// @throws hvd::Error when the report cannot be: the peer is broken.
-  void accept(int rank, const wire::Report&, TimePoint now);
-  /// What an aggregation tree brings. Costs by what was asked for and the ranges of ranks, not by
-  /// the ranks. Reports of one rank come either way, not both.
-  void accept(const wire::MergedReport&, TimePoint now);
+  /// Its cost depends on the operations and on the ranges of ranks in the report, not on the number
+  /// of ranks.
+  /// @throws hvd::Error when no correct peer can have sent the report
+  void accept(const wire::Report&, TimePoint now);
 
   /// The rank waits for others and has submitted nothing for a while, as of that plan.
   void note_blocked(int rank, std::uint64_t last_applied);
@@ -89,7 +87,7 @@ class Coordinator {
   bool all_shut_down() const noexcept { return departures_.all(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
-  std::size_t displaced_entries() const noexcept { return former_slots_.size(); }
+  std::size_t displaced_entries() const noexcept { return cache_.displaced(); }
   std::size_t failed_uses() const noexcept { return failed_uses_.size(); }
   const ResponseCache& cache() const noexcept { return cache_; }
 
@@ -101,17 +99,17 @@ class Coordinator {
     TimePoint now{};
   };
 
-  bool take_whole(const wire::MergedReport&);
+  void check(const wire::Report&) const;
+  bool accept_whole(const wire::Report&);
   void spread_whole(TimePoint now);
   std::optional<wire::Plan> repeat_plan(TimePoint now, const BatchesAhead&);
   ReadyTable::GoesOnGathering gathering_while(const BatchesAhead&) const;
   bool may_hold_back_repeated(const BatchesAhead&) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Askers, wire::Request);
-  void accept_group(const wire::MergedReport::Group&, const Source&, bool joins);
+  void accept_group(const wire::Report::Group&, const Source&, bool joins);
   const wire::Response& slot_as_seen(const Source&, std::uint32_t slot) const;
-  void note_activity(int rank, const wire::Report&, TimePoint now);
-  void note_activity(const wire::MergedReport::Section&, TimePoint now);
+  void record_activity(const wire::Report::Section&, TimePoint now);
   void note_applied(RankSpan ranks, std::uint64_t sequence);
 
   void fail(PendingRef, const Status&, wire::Plan&);
@@ -130,6 +128,7 @@ class Coordinator {
   wire::PlannedTensor plan_tensor(PendingRef);
 
   CoordinatorOptions options_;
+  std::size_t ranks_;  ///< in the job
   ProcessSetTable sets_;  ///< as of the last plan decided
   ReadyTable table_;
   ResponseCache cache_;
@@ -139,9 +138,7 @@ class Coordinator {
   std::uint64_t sequence_ = 0;
 
   PlanProgress progress_;
-  SlotHistory former_slots_;
   FailedUses failed_uses_;
-  std::vector<std::uint64_t> reports_;  // per rank, of those that come one by one
 
   Departures departures_;
   BlockedRanks blocked_;

@@ -15,6 +15,6 @@ inline constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
 Writer start(MessageKind);
 void write_request(Writer&, const Request&);
 Request read_request(Reader&);
-MergedReport read_merged_report(Reader&);
+Report read_report(Reader&);
 
 }  // namespace hvd::wire

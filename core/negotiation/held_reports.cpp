@@ -60,7 +60,7 @@ bool same_request(const wire::Request& a, const wire::Request& b) {
   return a == alike;
 }
 
-wire::MergedReport::Group& group_of(wire::MergedReport::Section& section, const RankSet& ranks) {
+wire::Report::Group& group_of(wire::Report::Section& section, const RankSet& ranks) {
   constexpr std::size_t kMostCompared = 16;
   const std::size_t compared = std::min(kMostCompared, section.groups.size());
   const auto found = std::find_if(section.groups.rbegin(),
@@ -150,11 +150,11 @@ bool HeldReports::add_named(std::string key, int process_set, Variant variant, T
   return members.complete(named.said, process_set);
 }
 
-void HeldReports::move_out(Hits& hits, wire::MergedReport::Section& section) {
+void HeldReports::move_out(Hits& hits, wire::Report::Section& section) {
   group_of(section, hits.ranks).hits.push_back({hits.report_number, std::move(hits.slots)});
 }
 
-void HeldReports::move_out(Named& named, wire::MergedReport::Section& section) {
+void HeldReports::move_out(Named& named, wire::Report::Section& section) {
   for (Variant& variant : named.variants) {
     auto& group = group_of(section, variant.ranks);
     if (variant.hit) {
@@ -165,7 +165,7 @@ void HeldReports::move_out(Named& named, wire::MergedReport::Section& section) {
   }
 }
 
-void HeldReports::move_complete(wire::MergedReport::Section& section, SubtreeMembers& members) {
+void HeldReports::move_complete(wire::Report::Section& section, SubtreeMembers& members) {
   std::erase_if(hits_, [&](Hits& hits) {
     const bool goes = members.complete(hits.ranks, hits.process_set);
     if (goes) move_out(hits, section);
@@ -182,7 +182,7 @@ void HeldReports::move_complete(wire::MergedReport::Section& section, SubtreeMem
   for (std::size_t i = 0; i < named_.size(); ++i) by_key_.emplace(named_[i].key, i);
 }
 
-HeldReports::InParts HeldReports::move_all(wire::MergedReport::Section& section,
+HeldReports::InParts HeldReports::move_all(wire::Report::Section& section,
                                            SubtreeMembers* members) {
   InParts in_parts;
   for (Hits& hits : hits_) {

@@ -41,7 +41,7 @@ class HeldReports {
   /// Ranks that ask for a name alike; by a hit if unnamed and cached, else in full.
   struct Variant {
     RankSet ranks = {};
-    std::optional<wire::UnnamedHit> hit = {};
+    std::optional<wire::SlotUse> hit = {};
     wire::StampedRequest asked = {};
   };
   /// What has gone on before all had asked for it.
@@ -60,9 +60,9 @@ class HeldReports {
   bool add_named(std::string key, int process_set, Variant, TimePoint now, SubtreeMembers&);
 
   /// Moves what all who are expected have asked for.
-  void move_complete(wire::MergedReport::Section&, SubtreeMembers&);
+  void move_complete(wire::Report::Section&, SubtreeMembers&);
   /// Moves everything. @param members null: nothing counts as complete
-  InParts move_all(wire::MergedReport::Section&, SubtreeMembers* members);
+  InParts move_all(wire::Report::Section&, SubtreeMembers* members);
 
  private:
   /// Hits that the same ranks have reported, all of one process set.
@@ -80,8 +80,8 @@ class HeldReports {
     std::vector<Variant> variants = {};
     TimePoint since{};
   };
-  static void move_out(Hits&, wire::MergedReport::Section&);
-  static void move_out(Named&, wire::MergedReport::Section&);
+  static void move_out(Hits&, wire::Report::Section&);
+  static void move_out(Named&, wire::Report::Section&);
 
   std::vector<Hits> hits_;
   std::vector<Named> named_;

@@ -5,8 +5,15 @@
 namespace hvd::wire {
 namespace {
 
-constexpr std::uint8_t kOverdue = 1;
-constexpr std::uint8_t kSomeEnded = 2;
+// Bits of a report's flag byte.
+enum ReportFlag : std::uint8_t {
+  kOverdue = 1,
+  kSomeLeave = 2,
+  kSomeEnded = 4,
+  kOneRank = 8,       ///< the report of one rank, which is named once
+  kOneRankAsks = 16,  ///< that rank asks for something
+  kAllReportFlags = 31,
+};
 
 // Ranges as gap and length, both counted from the least that they can be.
 void write_rank_set(Writer& out, const RankSet& ranks) {
@@ -77,111 +84,186 @@ std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int memb
     if (run.ranks == 0) in.fail("ranks of a first dim", "expected at least one");
     ranks += static_cast<std::uint64_t>(run.ranks);
   }
-  const bool gathered = gathers(request.kind) && !request.shape.empty();
-  const auto expected = gathered ? static_cast<std::uint64_t>(members) : 0;
-  if (ranks != expected)
-    in.fail("first dims", "expected those of " + std::to_string(expected) + " ranks, got " +
+  if (ranks != static_cast<std::uint64_t>(members))
+    in.fail("first dims", "expected those of " + std::to_string(members) + " ranks, got " +
                               std::to_string(ranks));
-  if (gathered && runs.front().dim != request.shape[0])
+  if (runs.front().dim != request.shape[0])
     in.fail("first dims", "the lowest rank's is not that of the request");
   return runs;
 }
 
-void write_group(Writer& out, const MergedReport::Group& group) {
-  write_rank_set(out, group.ranks);
+// Ranks contribute rows of their own, so a request does not have them all.
+bool has_first_dims(const Request& request) {
+  return gathers(request.kind) && !request.shape.empty();
+}
+
+// The report that a group's stamps are counted from: that of its first item.
+std::uint64_t base_of(const Report::Group& group) {
+  if (!group.hits.empty()) return group.hits.front().report_number;
+  if (!group.unnamed_hits.empty()) return group.unnamed_hits.front().stamp >> kStampReportShift;
+  if (!group.requests.empty()) return group.requests.front().stamp >> kStampReportShift;
+  return 0;
+}
+
+// Neighbours have neighbouring stamps, so the distance from the expected stamp takes one byte.
+void write_stamp(Writer& out, Stamp stamp, Stamp& expected) {
+  out.zigzag(static_cast<std::int64_t>(stamp - expected));
+  expected = stamp + 1;
+}
+
+Stamp read_stamp(Reader& in, Stamp& expected) {
+  const Stamp stamp = expected + static_cast<Stamp>(in.zigzag("stamp"));
+  expected = stamp + 1;
+  return stamp;
+}
+
+void write_items(Writer& out, const Report::Group& group) {
+  const std::uint64_t base = base_of(group);
+  out.varint(base);
   out.varint(group.hits.size());
   for (const StampedHits& hits : group.hits) {
-    out.varint(hits.report_number);
+    out.zigzag(static_cast<std::int64_t>(hits.report_number - base));
     write_slots(out, hits.slots);
   }
   out.varint(group.unnamed_hits.size());
+  Stamp expected = stamp_of_unnamed_hit(base, 0);
   for (const StampedUnnamedHit& unnamed : group.unnamed_hits) {
-    out.varint(unnamed.stamp);
+    write_stamp(out, unnamed.stamp, expected);
     out.varint(unnamed.hit.slot);
     out.varint(unnamed.hit.ordinal);
   }
   out.varint(group.requests.size());
+  expected = stamp_of_request(base, 0);
   for (const StampedRequest& stamped : group.requests) {
-    out.varint(stamped.stamp);
+    write_stamp(out, stamped.stamp, expected);
     write_request(out, stamped.request);
-    write_first_dims(out, stamped.first_dims);
+    if (has_first_dims(stamped.request)) write_first_dims(out, stamped.first_dims);
   }
 }
 
-MergedReport::Group read_group(Reader& in) {
-  MergedReport::Group group{read_ranks_of(in, "ranks of a group")};
+// All of a group but its ranks, which the caller has set.
+void read_items(Reader& in, Report::Group& group) {
+  const std::uint64_t base = in.varint("report number", kHighestReportNumber);
   const std::size_t hits = in.count("hits", kMaxTensors);
   for (std::size_t i = 0; i < hits; ++i) {
-    StampedHits stamped{in.varint("report number", kHighestReportNumber)};
+    StampedHits stamped{base + static_cast<std::uint64_t>(in.zigzag("report number"))};
+    if (stamped.report_number > kHighestReportNumber) in.fail("report number", "out of range");
     stamped.slots = read_slots(in);
     group.hits.push_back(std::move(stamped));
   }
   const std::size_t unnamed = in.count("unnamed hits", kMaxTensors);
+  Stamp expected = stamp_of_unnamed_hit(base, 0);
   for (std::size_t i = 0; i < unnamed; ++i) {
-    StampedUnnamedHit stamped{in.varint("stamp", kAnyNumber)};
+    StampedUnnamedHit stamped{read_stamp(in, expected)};
     stamped.hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
     stamped.hit.ordinal = in.varint("ordinal", kAnyNumber);
     group.unnamed_hits.push_back(stamped);
   }
   const std::size_t requests = in.count("requests", kMaxTensors);
   const int members = count(group.ranks);
+  expected = stamp_of_request(base, 0);
   for (std::size_t i = 0; i < requests; ++i) {
-    StampedRequest stamped{in.varint("stamp", kAnyNumber)};
+    StampedRequest stamped{read_stamp(in, expected)};
     stamped.request = read_request(in);
-    stamped.first_dims = read_first_dims(in, stamped.request, members);
+    if (has_first_dims(stamped.request))
+      stamped.first_dims = read_first_dims(in, stamped.request, members);
     group.requests.push_back(std::move(stamped));
   }
-  return group;
 }
 
-}  // namespace
+// One rank reports, and slots mean what they held after the last plan that it has applied.
+bool is_of_one_rank(const Report& report) {
+  if (report.applied.size() != 1 || count(report.applied[0].ranks) != 1) return false;
+  const RankSet& rank = report.applied[0].ranks;
+  const auto none_or_this = [&](const RankSet& ranks) { return ranks.empty() || ranks == rank; };
+  if (!none_or_this(report.leaving) || !none_or_this(report.ended)) return false;
+  if (report.sections.empty()) return true;
+  const Report::Section& section = report.sections[0];
+  return report.sections.size() == 1 && section.as_of == report.applied[0].last_applied &&
+         section.groups.size() == 1 && section.groups[0].ranks == rank;
+}
 
-MergedReport read_merged_report(Reader& in) {
-  MergedReport report;
-  const std::uint8_t flags = in.u8("merged report flags");
-  if (flags > (kOverdue | kSomeEnded))
-    in.fail("merged report flags", "unknown flag, got " + std::to_string(flags));
-  report.overdue = (flags & kOverdue) != 0;
+void read_report_of_one_rank(Reader& in, std::uint8_t flags, Report& report) {
+  const RankSet rank(static_cast<int>(in.varint("rank", kMaxRanks - 1)));
+  const std::uint64_t last_applied = in.varint("last applied plan", kAnyNumber);
+  report.applied = {{last_applied, rank}};
+  if ((flags & kSomeLeave) != 0) report.leaving = rank;
+  if ((flags & kSomeEnded) != 0) report.ended = rank;
+  if ((flags & kOneRankAsks) == 0) return;
+  Report::Group group{rank};
+  read_items(in, group);
+  report.sections = {{last_applied, {std::move(group)}}};
+}
+
+void read_report_of_many_ranks(Reader& in, std::uint8_t flags, Report& report) {
   RankSet known;
   const std::size_t applied = in.count("applied plans", kMaxRanks);
   for (std::size_t i = 0; i < applied; ++i) {
-    MergedReport::Applied entry{in.varint("last applied plan", kAnyNumber)};
+    Report::Applied entry{in.varint("last applied plan", kAnyNumber)};
     entry.ranks = read_ranks_of(in, "ranks of a plan");
     if (intersects(known, entry.ranks)) in.fail("ranks of a plan", "a rank is named twice");
     known.add(entry.ranks);
     report.applied.push_back(std::move(entry));
   }
-  report.leaving = read_rank_set(in, "leaving ranks");
+  if ((flags & kSomeLeave) != 0) report.leaving = read_rank_set(in, "leaving ranks");
   if ((flags & kSomeEnded) != 0) report.ended = read_rank_set(in, "ended ranks");
-  if (!contains(report.leaving, report.ended)) in.fail("ended ranks", "not among the leaving");
   const std::size_t sections = in.count("sections", kMaxTensors);
   for (std::size_t i = 0; i < sections; ++i) {
-    MergedReport::Section section{in.varint("as of plan", kAnyNumber)};
+    Report::Section section{in.varint("as of plan", kAnyNumber)};
     if (i > 0 && section.as_of <= report.sections.back().as_of)
       in.fail("as of plan", "not ascending");
     const std::size_t groups = in.count("groups", kMaxTensors);
-    for (std::size_t g = 0; g < groups; ++g) section.groups.push_back(read_group(in));
+    for (std::size_t g = 0; g < groups; ++g) {
+      Report::Group group{read_ranks_of(in, "ranks of a group")};
+      read_items(in, group);
+      section.groups.push_back(std::move(group));
+    }
     report.sections.push_back(std::move(section));
   }
+}
+
+}  // namespace
+
+Report read_report(Reader& in) {
+  Report report;
+  const std::uint8_t flags = in.u8("report flags");
+  if (flags > kAllReportFlags)
+    in.fail("report flags", "unknown flag, got " + std::to_string(flags));
+  report.overdue = (flags & kOverdue) != 0;
+  (flags & kOneRank) != 0 ? read_report_of_one_rank(in, flags, report)
+                          : read_report_of_many_ranks(in, flags, report);
+  if (!contains(report.leaving, report.ended)) in.fail("ended ranks", "not among the leaving");
   return report;
 }
 
-Bytes encode(const MergedReport& report) {
-  Writer out = start(MessageKind::kMergedReport);
-  out.u8(static_cast<std::uint8_t>((report.overdue ? kOverdue : 0) |
-                                   (report.ended.empty() ? 0 : kSomeEnded)));
+Bytes encode(const Report& report) {
+  Writer out = start(MessageKind::kReport);
+  const bool one_rank = is_of_one_rank(report);
+  out.u8(static_cast<std::uint8_t>(
+      (report.overdue ? kOverdue : 0) | (report.leaving.empty() ? 0 : kSomeLeave) |
+      (report.ended.empty() ? 0 : kSomeEnded) | (one_rank ? kOneRank : 0) |
+      (one_rank && !report.sections.empty() ? kOneRankAsks : 0)));
+  if (one_rank) {
+    out.varint(static_cast<std::uint64_t>(report.applied[0].ranks.lowest()));
+    out.varint(report.applied[0].last_applied);
+    if (!report.sections.empty()) write_items(out, report.sections[0].groups[0]);
+    return std::move(out).take();
+  }
   out.varint(report.applied.size());
   for (const auto& entry : report.applied) {
     out.varint(entry.last_applied);
     write_rank_set(out, entry.ranks);
   }
-  write_rank_set(out, report.leaving);
+  if (!report.leaving.empty()) write_rank_set(out, report.leaving);
   if (!report.ended.empty()) write_rank_set(out, report.ended);
   out.varint(report.sections.size());
   for (const auto& section : report.sections) {
     out.varint(section.as_of);
     out.varint(section.groups.size());
-    for (const auto& group : section.groups) write_group(out, group);
+    for (const auto& group : section.groups) {
+      write_rank_set(out, group.ranks);
+      write_items(out, group);
+    }
   }
   return std::move(out).take();
 }

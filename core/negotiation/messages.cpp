@@ -29,10 +29,6 @@ enum PlanFlag : std::uint8_t {
   kAllPlanFlags = 7,
 };
 
-// What a report says of leaving.
-constexpr std::uint8_t kCalledShutdown = 1;
-constexpr std::uint8_t kEnded = 2;
-
 // Bits of the flag byte of a replay update.
 enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
 
@@ -188,50 +184,26 @@ Request read_request(Reader& in) {
 
 namespace {
 
-// A bit per slot, lowest first, without trailing zero bytes.
-void write_bits(Writer& out, const std::vector<std::uint32_t>& slots) {
-  Bytes bits;
-  for (const auto slot : slots) {
-    if (bits.size() <= slot / 8) bits.resize(slot / 8 + 1);
-    bits[slot / 8] |= std::byte{1} << (slot % 8);
-  }
-  out.varint(bits.size());
-  out.raw(bits);
-}
-
-std::vector<std::uint32_t> read_bits(Reader& in) {
-  const auto bits = in.raw("cached slots", in.count("cached slots", kMaxSlots / 8));
-  std::vector<std::uint32_t> slots;
-  for (std::uint32_t i = 0; i < bits.size(); ++i) {
-    for (std::uint32_t bit = 0; bit < 8; ++bit) {
-      if ((bits[i] & (std::byte{1} << bit)) != std::byte{0}) slots.push_back(i * 8 + bit);
-    }
-  }
-  return slots;
-}
-
 void write_planned(Writer& out, const PlannedTensor& tensor) {
   // 0: in full; otherwise slot + 1, so that a cached tensor of a small model takes one byte.
-  out.varint(tensor.slot ? std::uint64_t{*tensor.slot} + 1 : 0);
-  if (tensor.slot) {
-    out.varint(tensor.ordinal);
+  if (const auto* const cached = std::get_if<SlotUse>(&tensor)) {
+    out.varint(std::uint64_t{cached->slot} + 1);
+    out.varint(cached->ordinal);
     return;
   }
-  write_request(out, tensor.request);
-  write_sizes(out, tensor.first_dims);
+  const auto& response = std::get<Response>(tensor);
+  out.varint(0);
+  write_request(out, response.request);
+  write_sizes(out, response.first_dims);
 }
 
 PlannedTensor read_planned(Reader& in) {
-  PlannedTensor tensor;
   const std::uint64_t slot = in.varint("slot", kMaxSlots);
-  if (slot > 0) {
-    tensor.slot = static_cast<std::uint32_t>(slot - 1);
-    tensor.ordinal = in.varint("ordinal", kAnyNumber);
-    return tensor;
-  }
-  tensor.request = read_request(in);
-  tensor.first_dims = read_sizes(in, "first dims", kMaxRanks);
-  return tensor;
+  if (slot > 0) return SlotUse{static_cast<std::uint32_t>(slot - 1), in.varint("ordinal", kAnyNumber)};
+  Response response;
+  response.request = read_request(in);
+  response.first_dims = read_sizes(in, "first dims", kMaxRanks);
+  return response;
 }
 
 void write_error(Writer& out, const ErrorEntry& error) {
@@ -266,23 +238,6 @@ ErrorEntry read_error(Reader& in) {
   error.rank = read_rank_or_none(in);
   error.missing = read_ranks(in, "missing ranks");
   return error;
-}
-
-Report read_report(Reader& in) {
-  Report report;
-  report.last_applied = in.varint("last applied plan", kAnyNumber);
-  const auto leaving = read_enum<std::uint8_t>(in, "leaving", kEnded + 1);
-  report.shutdown = leaving != 0;
-  report.ended = leaving == kEnded;
-  report.cached = read_bits(in);
-  report.cached_unnamed.resize(in.count("cached unnamed", kMaxTensors));
-  for (auto& hit : report.cached_unnamed) {
-    hit.slot = static_cast<std::uint32_t>(in.varint("slot", kMaxSlots - 1));
-    hit.ordinal = in.varint("ordinal", kAnyNumber);
-  }
-  const std::size_t requests = in.count("requests", kMaxTensors);
-  for (std::size_t i = 0; i < requests; ++i) report.requests.push_back(read_request(in));
-  return report;
 }
 
 Plan read_plan(Reader& in) {
@@ -351,8 +306,6 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return Blocked{in.varint("last applied plan", kAnyNumber)};
     case MessageKind::kPong:
       return Pong{};
-    case MessageKind::kMergedReport:
-      return read_merged_report(in);
   }
   in.fail("message kind", "unknown, got " + std::to_string(kind));
 }
@@ -379,18 +332,9 @@ std::string Request::group_key() const {
   return unnamed_name(kind, ordinal - static_cast<std::uint64_t>(group_index));
 }
 
-Bytes encode(const Report& report) {
-  Writer out = start(MessageKind::kReport);
-  out.varint(report.last_applied);
-  out.u8(report.ended ? kEnded : report.shutdown ? kCalledShutdown : 0);
-  write_bits(out, report.cached);
-  out.varint(report.cached_unnamed.size());
-  for (const auto& hit : report.cached_unnamed) {
-    out.varint(hit.slot);
-    out.varint(hit.ordinal);
-  }
-  out.varint(report.requests.size());
-  for (const auto& request : report.requests) write_request(out, request);
+Bytes encode(const Request& request) {
+  Writer out;
+  write_request(out, request);
   return std::move(out).take();
 }
 

@@ -18,7 +18,7 @@
 namespace hvd::wire {
 
 inline constexpr std::uint8_t kMagic = 0x68;  // 'h'
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 
 // Limits a decoder enforces, so that a corrupt message is an error and not an allocation.
 inline constexpr std::size_t kMaxNameBytes = 4096;
@@ -28,14 +28,13 @@ inline constexpr std::size_t kMaxRanks = 1 << 20;
 inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
-/// Append only.
+/// Append only; 6 was the merged report of version 1.
 enum class MessageKind : std::uint8_t {
   kReport = 1,
   kPlan = 2,
   kAbort = 3,
   kPing = 4,
   kPong = 5,
-  kMergedReport = 6,
   kReplayUpdate = 7,
   kBlocked = 8
 };
@@ -92,22 +91,11 @@ constexpr bool only_agrees(OpKind kind) noexcept {
 /// The derived name of an unnamed operation, as errors show it.
 std::string unnamed_name(OpKind, std::uint64_t ordinal);
 
-struct UnnamedHit {
+/// A cache slot, with the ordinal if it holds an unnamed operation.
+struct SlotUse {
   std::uint32_t slot = 0;
   std::uint64_t ordinal = 0;
-  friend bool operator==(const UnnamedHit&, const UnnamedHit&) = default;
-};
-
-/// Rank to coordinator: what became ready here since the last report.
-struct Report {
-  /// Sequence of the last plan applied here. Slots mean what they held then.
-  std::uint64_t last_applied = 0;
-  bool shutdown = false;
-  bool ended = false;  ///< with shutdown: nobody has called it, the process ends without
-  std::vector<std::uint32_t> cached = {};  ///< slots, ascending; one bit each on the wire
-  std::vector<UnnamedHit> cached_unnamed = {};
-  std::vector<Request> requests = {};
-  friend bool operator==(const Report&, const Report&) = default;
+  friend bool operator==(const SlotUse&, const SlotUse&) = default;
 };
 
 /// When a rank asked for something, counted in its own reports and, within one, in the order that a
@@ -139,7 +127,7 @@ struct StampedHits {
 };
 struct StampedUnnamedHit {
   Stamp stamp = 0;
-  UnnamedHit hit = {};
+  SlotUse hit = {};
   friend bool operator==(const StampedUnnamedHit&, const StampedUnnamedHit&) = default;
 };
 struct StampedRequest {
@@ -149,9 +137,10 @@ struct StampedRequest {
   friend bool operator==(const StampedRequest&, const StampedRequest&) = default;
 };
 
-/// Reports of several ranks as one message: each thing that was asked for once, with who did.
-struct MergedReport {
-  /// As Report::last_applied, in the newest report of each rank.
+/// Ranks to coordinator: what became ready on one or more ranks since their last reports. Each
+/// thing is listed once, with the ranks that asked for it.
+struct Report {
+  /// In the newest report of each rank: the last plan that it had applied.
   struct Applied {
     std::uint64_t last_applied = 0;
     RankSet ranks = {};
@@ -165,20 +154,20 @@ struct MergedReport {
     std::vector<StampedRequest> requests = {};
     friend bool operator==(const Group&, const Group&) = default;
   };
-  /// Slots refer to the cache as of plan `as_of`. A rank asks for nothing twice within one, so the
-  /// order within a section is free, but that joins come last.
+  /// Slots refer to the cache as of plan `as_of`. A rank asks for each thing at most once within a
+  /// section, so the order within it is free, except that joins come last.
   struct Section {
     std::uint64_t as_of = 0;
     std::vector<Group> groups = {};
     friend bool operator==(const Section&, const Section&) = default;
   };
-  /// Somewhere below this was held back for too long: whoever merges it with more passes it on.
+  /// A rank of the tree held this back for too long: the ranks above it forward it at once.
   bool overdue = false;
   std::vector<Applied> applied = {};  ///< each rank at most once
   RankSet leaving = {};
-  RankSet ended = {};                  ///< those of them that have not called shutdown()
-  std::vector<Section> sections = {};  ///< ascending
-  friend bool operator==(const MergedReport&, const MergedReport&) = default;
+  RankSet ended = {};  ///< the leaving ranks whose process ends without a call of shutdown()
+  std::vector<Section> sections = {};  ///< by `as_of`, ascending
+  friend bool operator==(const Report&, const Report&) = default;
 };
 
 /// What the ranks have agreed on for one operation: told by a plan, remembered by the response
@@ -190,13 +179,8 @@ struct Response {
   friend bool operator==(const Response&, const Response&) = default;
 };
 
-/// One tensor of a batch: a response, or the cache slot that holds it (with the ordinal when the
-/// slot holds an unnamed one).
-struct PlannedTensor : Response {
-  std::optional<std::uint32_t> slot = {};
-  std::uint64_t ordinal = 0;
-  friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
-};
+/// One tensor of a batch: the cache slot that holds its response, or the response itself.
+using PlannedTensor = std::variant<SlotUse, Response>;
 
 /// Tensors that go through the backend in one call.
 struct Batch {
@@ -261,17 +245,17 @@ struct ReplayUpdate {
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
-using AnyMessage =
-    std::variant<Report, Plan, Abort, Ping, Pong, MergedReport, ReplayUpdate, Blocked>;
+using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
 Bytes encode(const Abort&);
 Bytes encode(const Ping&);
 Bytes encode(const Pong&);
-Bytes encode(const MergedReport&);
 Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
+/// A request as it stands within messages. Equal requests have equal bytes.
+Bytes encode(const Request&);
 /// What encode() gives for the plan under another number. @param plan an encoded plan with the
 /// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);

@@ -16,6 +16,9 @@ namespace {
 // [What a slot means].
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
+// An aggregator reads reports of ranks that are this many plans behind.
+constexpr std::uint64_t kPlansToLookBack = 64;
+
 }  // namespace
 
 Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
@@ -62,10 +65,16 @@ std::optional<wire::Report> Negotiator::take_report() {
   const bool leaving = shutdown_ && !shutdown_reported_;
   const bool acknowledge = last_applied_ - last_reported_ >= kPlansPerAcknowledgement;
   if (unsent_.empty() && !leaving && !acknowledge) return std::nullopt;
+  last_reported_ = last_applied_;
+  shutdown_reported_ = shutdown_;
+  const RankSet this_rank(rank_);
   wire::Report report;
-  report.last_applied = last_reported_ = last_applied_;
-  report.shutdown = shutdown_reported_ = shutdown_;
-  report.ended = shutdown_ && ended_;
+  report.applied = {{last_applied_, this_rank}};
+  if (shutdown_) report.leaving = this_rank;
+  if (shutdown_ && ended_) report.ended = this_rank;
+  const std::uint64_t number = ++reports_;
+  wire::Report::Group group{this_rank};
+  wire::SlotSet hits;
   for (wire::Request& request : unsent_) {
     std::string key = tensor_key(request.process_set, request.name);
     awaiting_[key] = true;
@@ -73,17 +82,23 @@ std::optional<wire::Report> Negotiator::take_report() {
     const auto slot = cache_.find(request);
     if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
       ++in_full_;
-      report.requests.push_back(std::move(request));
+      wire::StampedRequest& stamped = group.requests.emplace_back();
+      stamped.stamp = wire::stamp_of_request(number, group.requests.size() - 1);
+      if (wire::gathers(request.kind) && !request.shape.empty())
+        stamped.first_dims = {{request.shape[0], 1}};
+      stamped.request = std::move(request);
     } else if (request.unnamed) {
       ++by_bit_;
-      report.cached_unnamed.push_back({*slot, request.ordinal});
+      group.unnamed_hits.push_back({wire::stamp_of_unnamed_hit(number, group.unnamed_hits.size()),
+                                    {*slot, request.ordinal}});
     } else {
       ++by_bit_;
-      report.cached.push_back(*slot);
+      hits.add(*slot);
     }
   }
+  if (!hits.empty()) group.hits = {{number, std::move(hits)}};
+  if (!unsent_.empty()) report.sections = {{last_applied_, {std::move(group)}}};
   unsent_.clear();
-  std::sort(report.cached.begin(), report.cached.end());
   return report;
 }
 
@@ -100,6 +115,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
   if (!plan.replay.empty()) applied.replay = apply_replay(plan.replay);
   last_applied_ = plan.sequence;
+  if (last_applied_ > kPlansToLookBack) cache_.forget_before(last_applied_ - kPlansToLookBack);
   return applied;
 }
 
@@ -129,12 +145,14 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   agreed.absent_here =
       std::find(batch.absent.begin(), batch.absent.end(), rank_) != batch.absent.end();
   for (const auto& tensor : batch.tensors) {
-    if (tensor.slot && !cache_.holds(*tensor.slot)) {
-      throw Error("a plan refers to cache slot " + std::to_string(*tensor.slot) +
+    const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
+    if (cached != nullptr && !cache_.holds(cached->slot)) {
+      throw Error("a plan refers to cache slot " + std::to_string(cached->slot) +
                   ", which is empty");
     }
-    if (!tensor.slot) check_planned(tensor, batch.absent);
-    const wire::Response& response = tensor.slot ? cache_.at(*tensor.slot) : tensor;
+    const wire::Response& response =
+        cached != nullptr ? cache_.at(cached->slot) : std::get<wire::Response>(tensor);
+    if (cached == nullptr) check_planned(response, batch.absent);
     const int process_set = response.request.process_set;
     if (!sets_.contains(process_set)) {
       throw Error("a plan runs an operation of process set " + std::to_string(process_set) +
@@ -142,7 +160,9 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
     }
     if (sets_.position(process_set, rank_) >= 0) {
       agreed.members = sets_.members(process_set);
-      wire::Response operation = agree(tensor, response, agreed.absent_here);
+      wire::Response operation =
+          agree(response, cached != nullptr ? cached->ordinal : response.request.ordinal,
+                agreed.absent_here);
       apply_set_change(operation.request, agreed, applied);
       if (!agreed.operations.empty() &&
           !may_share_batch(agreed.operations.front().request, operation.request)) {
@@ -151,10 +171,10 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
       }
       agreed.operations.push_back(std::move(operation));
     }
-    if (tensor.slot) {
-      cache_.touch(*tensor.slot);
+    if (cached != nullptr) {
+      cache_.touch(cached->slot);
     } else {
-      cache_.put(static_cast<const wire::Response&>(tensor));
+      cache_.put(response, last_applied_ + 1);
     }
   }
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
@@ -199,10 +219,9 @@ AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
   return batch;
 }
 
-wire::Response Negotiator::agree(const wire::PlannedTensor& tensor, const wire::Response& response,
+wire::Response Negotiator::agree(const wire::Response& response, std::uint64_t ordinal,
                                  bool absent) {
   const int process_set = response.request.process_set;
-  const std::uint64_t ordinal = tensor.slot ? tensor.ordinal : response.request.ordinal;
   wire::Response operation{
       ResponseCache::expand(response, ordinal, sets_.position(process_set, rank_)),
       response.first_dims};

@@ -81,7 +81,7 @@ class Negotiator {
   void check_submission(const wire::Request&) const;
   void check_planned(const wire::Response&, const std::vector<int>& absent) const;
   void apply_batch(const wire::Batch&, Applied&);
-  wire::Response agree(const wire::PlannedTensor&, const wire::Response&, bool absent);
+  wire::Response agree(const wire::Response&, std::uint64_t ordinal, bool absent);
   void apply_set_change(const wire::Request&, AgreedBatch&, Applied&);
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
@@ -95,6 +95,7 @@ class Negotiator {
   ResponseCache cache_;
   std::uint64_t last_applied_ = 0;
   std::uint64_t last_reported_ = 0;
+  std::uint64_t reports_ = 0;
   bool shutdown_ = false;
   bool ended_ = false;
   bool shutdown_reported_ = false;

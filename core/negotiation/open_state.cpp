@@ -7,6 +7,10 @@ namespace {
 
 constexpr std::uint64_t kPlansToRemember = 64;
 
+std::string key_of(const wire::Request& request) {
+  return tensor_key(request.process_set, request.name);
+}
+
 }  // namespace
 
 void OpenState::close_if_done() noexcept {
@@ -24,47 +28,50 @@ void OpenState::remember(const HeldReports::InParts& in_parts, std::uint64_t as_
   remembered_at_ = last_applied;
   keys_.insert(in_parts.keys.begin(), in_parts.keys.end());
   in_parts.slots.for_each([&](std::uint32_t slot) {
-    const SlotMeaning* const meaning = meanings_.find(slot, as_of);
-    if (meaning == nullptr) return;
-    if (meaning == meanings_.current(slot)) {
+    if (const wire::Response* const former = cache_.find_displaced(slot, as_of)) {
+      keys_.insert(key_of(former->request));
+    } else if (cache_.holds(slot)) {
       slots_.add(slot);
-    } else {
-      keys_.insert(tensor_key(meaning->process_set, meaning->name));
     }
   });
 }
 
-void OpenState::forget(int process_set, const std::string& name) {
+void OpenState::forget(int process_set, const std::string& name, std::uint64_t as_of) {
   keys_.erase(tensor_key(process_set, name));
   wire::SlotSet done;
   slots_.for_each([&](std::uint32_t slot) {
-    const SlotMeaning& meaning = *meanings_.current(slot);
-    if (meaning.process_set == process_set && meaning.name == name) done.add(slot);
+    const wire::Request& request = cache_.find(slot, as_of)->request;
+    if (request.process_set == process_set && request.name == name) done.add(slot);
   });
   slots_.remove(done);
 }
 
-// A slot in a plan means what it meant before that plan: a name is planned once.
-void OpenState::forget(const wire::PlannedTensor& tensor) {
-  if (!tensor.slot) return forget(tensor.request.process_set, tensor.request.name);
-  slots_.remove(*tensor.slot);
-  const SlotMeaning* const meaning = meanings_.current(*tensor.slot);
-  if (keys_.empty() || meaning == nullptr) return;
-  keys_.erase(tensor_key(
-      meaning->process_set,
-      meaning->name.empty() ? wire::unnamed_name(meaning->kind, tensor.ordinal) : meaning->name));
+// A slot in a plan means what it meant before that plan, since a plan has each name at most once.
+void OpenState::forget(const wire::PlannedTensor& tensor, std::uint64_t as_of) {
+  if (const auto* const response = std::get_if<wire::Response>(&tensor))
+    return forget(response->request.process_set, response->request.name, as_of);
+  const auto& [slot, ordinal] = std::get<wire::SlotUse>(tensor);
+  slots_.remove(slot);
+  const wire::Response* const held = cache_.find(slot, as_of);
+  if (keys_.empty() || held == nullptr) return;
+  const wire::Request& request = held->request;
+  keys_.erase(request.unnamed
+                  ? tensor_key(request.process_set, wire::unnamed_name(request.kind, ordinal))
+                  : key_of(request));
 }
 
 void OpenState::note_plan(const wire::Plan& plan) {
+  const std::uint64_t as_of = plan.sequence - 1;
   for (const auto& error : plan.errors) {
-    forget(error.process_set, error.name);
+    forget(error.process_set, error.name, as_of);
     if (error.name == join_name_) joining_ = false;
   }
   const bool remembers = in_parts();
   for (const auto& batch : plan.batches) {
     for (const auto& tensor : batch.tensors) {
-      if (!tensor.slot && tensor.request.kind == OpKind::kJoin) joining_ = false;
-      if (remembers) forget(tensor);
+      const auto* const response = std::get_if<wire::Response>(&tensor);
+      if (response != nullptr && response->request.kind == OpKind::kJoin) joining_ = false;
+      if (remembers) forget(tensor, as_of);
     }
   }
   // Some of it no plan will ever name: the coordinator ignores what crosses an error on its way.
@@ -73,10 +80,14 @@ void OpenState::note_plan(const wire::Plan& plan) {
   keys_.clear();
 }
 
-void OpenState::note_displaced(std::uint32_t slot, const SlotMeaning& former) {
-  if (!slots_.contains(slot)) return;
-  slots_.remove(slot);
-  keys_.insert(tensor_key(former.process_set, former.name));
+void OpenState::follow_displaced(std::uint64_t plan) {
+  const wire::SlotSet slots = slots_;
+  slots.for_each([&](std::uint32_t slot) {
+    const wire::Response* const former = cache_.find_displaced(slot, plan - 1);
+    if (former == nullptr) return;
+    slots_.remove(slot);
+    keys_.insert(key_of(former->request));
+  });
 }
 
 void OpenState::drop_removed(const ProcessSetTable& sets) {

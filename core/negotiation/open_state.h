@@ -7,7 +7,7 @@
 #include "negotiation/held_reports.h"
 #include "negotiation/messages.h"
 #include "negotiation/process_set_table.h"
-#include "negotiation/slot_meanings.h"
+#include "negotiation/response_cache.h"
 
 namespace hvd::control {
 
@@ -16,8 +16,8 @@ namespace hvd::control {
 /// aggregator.cpp. Pure; not thread-safe.
 class OpenState {
  public:
-  /// @param meanings outlives it
-  explicit OpenState(const SlotMeanings& meanings) noexcept : meanings_(meanings) {}
+  /// @param cache of this rank; it outlives the object
+  explicit OpenState(const ResponseCache& cache) noexcept : cache_(cache) {}
 
   bool open() const noexcept { return open_; }
   /// From now on, until close_if_done().
@@ -36,20 +36,20 @@ class OpenState {
   /// @param as_of the plan that the slots refer to the cache of
   /// @param last_applied the last plan
   void remember(const HeldReports::InParts&, std::uint64_t as_of, std::uint64_t last_applied);
-  /// The plan ends operations. To be called before the meanings follow it.
+  /// The plan ends operations. The cache is as of this plan.
   void note_plan(const wire::Plan&);
-  /// The slot holds something else from now on.
-  void note_displaced(std::uint32_t slot, const SlotMeaning& former);
+  /// The plan has put other responses into some slots.
+  void follow_displaced(std::uint64_t plan);
   void drop_removed(const ProcessSetTable&);
   /// Whatever was asked for is asked for again.
   void reset();
 
  private:
-  void forget(int process_set, const std::string& name);
-  void forget(const wire::PlannedTensor&);
+  void forget(int process_set, const std::string& name, std::uint64_t as_of);
+  void forget(const wire::PlannedTensor&, std::uint64_t as_of);
   bool in_parts() const noexcept { return !slots_.empty() || !keys_.empty(); }
 
-  const SlotMeanings& meanings_;
+  const ResponseCache& cache_;
   bool open_ = false;
   bool anyone_left_ = false;
   bool joining_ = false;  ///< no plan has ended it yet

@@ -24,7 +24,7 @@ wire::Plan RepeatedPlan::take(std::uint64_t sequence, ResponseCache& cache) {
   // Twice the same in a row leaves the cache's order as it is.
   if (std::exchange(known_->just_used, true)) return plan;
   for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors) cache.touch(*tensor.slot);
+    for (const auto& tensor : batch.tensors) cache.touch(std::get<wire::SlotUse>(tensor).slot);
   }
   return plan;
 }
@@ -40,8 +40,9 @@ void RepeatedPlan::learn(wire::Plan plan, bool nothing_pending) {
   wire::SlotSet planned;
   for (const auto& batch : plan.batches) {
     for (const auto& tensor : batch.tensors) {
-      if (!tensor.slot || !batch.absent.empty()) return;
-      planned.add(*tensor.slot);
+      const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
+      if (cached == nullptr || !batch.absent.empty()) return;
+      planned.add(cached->slot);
     }
   }
   if (planned != *asked) return;

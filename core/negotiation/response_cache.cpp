@@ -1,5 +1,8 @@
 #include "negotiation/response_cache.h"
 
+#include <iterator>
+#include <utility>
+
 #include "negotiation/tensor_key.h"
 
 namespace hvd::control {
@@ -9,18 +12,15 @@ bool ResponseCache::cacheable(const wire::Request& request) noexcept {
          request.kind != OpKind::kRemoveProcessSet;
 }
 
-// Named tensors are known by name. Unnamed ones have no identity of their own, so all that are
-// alike share an response: everything that ranks must agree on is in the key, which is why a hit
-// only has to add the ordinal.
+// Named tensors are known by name. Unnamed ones that are alike share a response: everything that
+// ranks must agree on is in the key, so a hit only has to add the ordinal.
 std::string ResponseCache::key_of(const wire::Request& request) {
   if (!request.unnamed) return tensor_key(request.process_set, request.name);
   wire::Request alike = request;
   alike.name.clear();
   alike.ordinal = static_cast<std::uint64_t>(request.group_index);
   if (wire::gathers(request.kind) && !alike.shape.empty()) alike.shape[0] = 0;
-  wire::Report carrier;
-  carrier.requests.push_back(std::move(alike));
-  const wire::Bytes bytes = wire::encode(carrier);
+  const wire::Bytes bytes = wire::encode(alike);
   std::string key(1, '\0');
   key.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   return key;
@@ -54,33 +54,67 @@ bool ResponseCache::matches(std::uint32_t slot, const wire::Request& request, in
   return expand(slot, request.ordinal, position) == request;
 }
 
-std::optional<ResponseCache::Displaced> ResponseCache::put(wire::Response response) {
+void ResponseCache::displace(std::uint32_t slot, std::uint64_t plan) {
+  std::deque<Displaced>& displaced = displaced_[slot];
+  HVD_EXPECT(displaced.empty() || displaced.back().by_plan <= plan, "plans come in their order");
+  displaced.push_back({std::move(slots_[slot].response), plan});
+  ++displaced_count_;
+}
+
+std::optional<std::uint32_t> ResponseCache::put(wire::Response response, std::uint64_t plan) {
   HVD_EXPECT(!wire::gathers(response.request.kind) ||
                  (!response.request.shape.empty() && !response.first_dims.empty()),
              "what gathers has a first dimension for every member");
   if (capacity_ == 0 || !cacheable(response.request)) return std::nullopt;
   std::string key = key_of(response.request);
-  const auto known = by_key_.find(key);
-  if (known != by_key_.end()) {
-    Displaced displaced{known->second, std::move(slots_[known->second].response)};
-    slots_[known->second].response = std::move(response);
-    touch(known->second);
-    return displaced;
+  if (const auto known = by_key_.find(key); known != by_key_.end()) {
+    const std::uint32_t slot = known->second;
+    displace(slot, plan);
+    slots_[slot].response = std::move(response);
+    touch(slot);
+    return slot;
   }
-  std::optional<Displaced> displaced;
-  std::uint32_t slot = 0;
+  std::optional<std::uint32_t> displaced;
+  auto slot = static_cast<std::uint32_t>(slots_.size());
   if (slots_.size() < capacity_) {
-    slot = static_cast<std::uint32_t>(slots_.size());
     slots_.emplace_back();
   } else {
     slot = recency_.front();
     recency_.pop_front();
     by_key_.erase(slots_[slot].key);
-    displaced = Displaced{slot, std::move(slots_[slot].response)};
+    slots_of_other_sets_.remove(slot);
+    displace(slot, plan);
+    displaced = slot;
   }
+  if (response.request.process_set != 0) slots_of_other_sets_.add(slot);
   by_key_.emplace(key, slot);
   slots_[slot] = {true, std::move(key), std::move(response), recency_.insert(recency_.end(), slot)};
   return displaced;
+}
+
+const wire::Response* ResponseCache::find_displaced(std::uint32_t slot, std::uint64_t as_of) const {
+  const auto displaced = displaced_.find(slot);
+  if (displaced == displaced_.end()) return nullptr;
+  for (const Displaced& former : displaced->second) {
+    if (former.by_plan > as_of) return &former.response;
+  }
+  return nullptr;
+}
+
+const wire::Response* ResponseCache::find(std::uint32_t slot, std::uint64_t as_of) const {
+  if (const wire::Response* const former = find_displaced(slot, as_of)) return former;
+  return holds(slot) ? &slots_[slot].response : nullptr;
+}
+
+void ResponseCache::forget_before(std::uint64_t plan) {
+  for (auto slot = displaced_.begin(); slot != displaced_.end();) {
+    auto& displaced = slot->second;
+    while (!displaced.empty() && displaced.front().by_plan <= plan) {
+      displaced.pop_front();
+      --displaced_count_;
+    }
+    slot = displaced.empty() ? displaced_.erase(slot) : std::next(slot);
+  }
 }
 
 void ResponseCache::touch(std::uint32_t slot) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,6 +16,15 @@
 
 namespace hvd::control {
 
+// Note [What a slot means]
+// A rank's report refers to cache slots as they were after the last plan that the rank had applied.
+// Later plans may have put other responses into these slots. Therefore each report carries the
+// sequence number of that plan, and a cache keeps a displaced response until no report can refer to
+// it any more: the coordinator until every rank has applied the plan that displaced it, other ranks
+// for some plans. A hit is always read as it was meant, without an acknowledgement or a second
+// round. A rank that has nothing to report still acknowledges plans now and then (Negotiator), which
+// bounds this memory.
+
 /// Remembers what the ranks agreed on for a tensor, so that asking for it again takes one bit.
 ///
 /// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of
@@ -21,12 +32,6 @@ namespace hvd::control {
 /// Not thread-safe.
 class ResponseCache {
  public:
-  /// What a put() displaced: the response that no longer is in `slot`.
-  struct Displaced {
-    std::uint32_t slot = 0;
-    wire::Response response = {};
-  };
-
   /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
   explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
@@ -52,10 +57,24 @@ class ResponseCache {
 
   /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0
   /// or the kind is not cacheable.
-  /// @pre an allgather's shape is not empty and it has a first dimension for every member
-  std::optional<Displaced> put(wire::Response);
+  /// @param plan sequence number of the plan that has the response
+  /// @return the slot whose former response was displaced, if one was
+  /// @pre an allgather's shape is not empty and it has a first dimension for every member; `plan` is
+  /// not before that of the last call
+  std::optional<std::uint32_t> put(wire::Response, std::uint64_t plan);
   /// Makes it the most recently used. @pre holds(slot)
   void touch(std::uint32_t slot);
+
+  /// The displaced response that the slot held after plan `as_of`. Null: it has held the same since.
+  const wire::Response* find_displaced(std::uint32_t slot, std::uint64_t as_of) const;
+  /// The response that the slot held after plan `as_of`. Null: the slot is empty.
+  const wire::Response* find(std::uint32_t slot, std::uint64_t as_of) const;
+  /// Forgets the responses that were displaced by this plan or earlier ones.
+  void forget_before(std::uint64_t plan);
+  /// Number of displaced responses that are kept.
+  std::size_t displaced() const noexcept { return displaced_count_; }
+  /// The slots that hold operations of other process sets than 0.
+  const wire::SlotSet& slots_of_other_sets() const noexcept { return slots_of_other_sets_; }
 
   std::size_t size() const noexcept { return by_key_.size(); }
   std::size_t capacity() const noexcept { return capacity_; }
@@ -68,11 +87,19 @@ class ResponseCache {
     std::list<std::uint32_t>::iterator recency = {};
   };
   static std::string key_of(const wire::Request&);
+  void displace(std::uint32_t slot, std::uint64_t plan);
 
   std::size_t capacity_;
   std::vector<Slot> slots_;
   std::unordered_map<std::string, std::uint32_t> by_key_;
   std::list<std::uint32_t> recency_;  ///< least recently used first
+  struct Displaced {
+    wire::Response response = {};
+    std::uint64_t by_plan = 0;
+  };
+  std::map<std::uint32_t, std::deque<Displaced>> displaced_;  // by slot, oldest first; none empty
+  std::size_t displaced_count_ = 0;
+  wire::SlotSet slots_of_other_sets_;
 };
 
 }  // namespace hvd::control

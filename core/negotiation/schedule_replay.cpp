@@ -25,8 +25,9 @@ std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseC
   for (std::size_t i = 0; i < plan.batches.size(); ++i) {
     tied_to[i] = i;
     for (const wire::PlannedTensor& tensor : plan.batches[i].tensors) {
-      if (cache.at(*tensor.slot).request.group_size < 2) continue;
-      const wire::Request member = ResponseCache::expand(cache.at(*tensor.slot), tensor.ordinal, 0);
+      const auto& [slot, ordinal] = std::get<wire::SlotUse>(tensor);
+      if (cache.at(slot).request.group_size < 2) continue;
+      const wire::Request member = cache.expand(slot, ordinal, 0);
       const std::size_t other =
           root(batch_of_group.try_emplace(member.group_key(), i).first->second);
       const std::size_t own = root(i);
@@ -38,7 +39,8 @@ std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseC
   std::vector<wire::SlotBundle> gathered(plan.batches.size()), bundles;
   for (std::size_t i = 0; i < plan.batches.size(); ++i) {
     auto& slots = gathered[root(i)].emplace_back();
-    for (const wire::PlannedTensor& tensor : plan.batches[i].tensors) slots.push_back(*tensor.slot);
+    for (const wire::PlannedTensor& tensor : plan.batches[i].tensors)
+      slots.push_back(std::get<wire::SlotUse>(tensor).slot);
     if (last[root(i)] == i) bundles.push_back(std::move(gathered[root(i)]));
   }
   return bundles;
@@ -205,8 +207,9 @@ bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
 bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) {
   if (plan.shutdown || !plan.errors.empty()) return false;
   const auto tensor_can_be_replayed = [&cache](const wire::PlannedTensor& tensor) {
-    return tensor.slot && cache.holds(*tensor.slot) &&
-           can_be_replayed(cache.at(*tensor.slot).request);
+    const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
+    return cached != nullptr && cache.holds(cached->slot) &&
+           can_be_replayed(cache.at(cached->slot).request);
   };
   return std::ranges::all_of(plan.batches, [&](const wire::Batch& batch) {
     return batch.absent.empty() && std::ranges::all_of(batch.tensors, tensor_can_be_replayed);

@@ -121,7 +121,9 @@ wire::Request random_request(std::mt19937_64& random) {
 }
 
 Bytes random_report(std::mt19937_64& random) {
-  wire::Report report;
+  golden::RankReport report;
+  report.rank = static_cast<int>(random() % 4);
+  report.number = 1 + random() % 3;
   report.last_applied = random() % 4;
   report.shutdown = random() % 16 == 0;
   for (std::uint32_t slot = 0; slot < 5; ++slot) {
@@ -130,7 +132,7 @@ Bytes random_report(std::mt19937_64& random) {
   if (random() % 4 == 0)
     report.cached_unnamed.push_back({static_cast<std::uint32_t>(random() % 4), random() % 4});
   for (std::size_t i = random() % 4; i > 0; --i) report.requests.push_back(random_request(random));
-  return wire::encode(report);
+  return wire::encode(golden::make_report(report));
 }
 
 Bytes random_plan(std::mt19937_64& random) {
@@ -139,16 +141,15 @@ Bytes random_plan(std::mt19937_64& random) {
   plan.batches.resize(random() % 3);
   for (auto& batch : plan.batches) {
     for (std::size_t i = random() % 3; i > 0; --i) {
-      wire::PlannedTensor tensor;
       if (random() % 2 == 0) {
-        tensor.slot = static_cast<std::uint32_t>(random() % 4);
-        tensor.ordinal = random() % 2;
+        batch.tensors.emplace_back(
+            wire::SlotUse{static_cast<std::uint32_t>(random() % 4), random() % 2});
       } else {
-        tensor.request = random_request(random);
-        tensor.first_dims.assign(random() % 5,
-                                 static_cast<std::int64_t>(random() >> (1 + random() % 63)));
+        wire::Response response{random_request(random)};
+        response.first_dims.assign(random() % 5,
+                                   static_cast<std::int64_t>(random() >> (1 + random() % 63)));
+        batch.tensors.emplace_back(std::move(response));
       }
-      batch.tensors.push_back(std::move(tensor));
     }
   }
   if (random() % 3 == 0)

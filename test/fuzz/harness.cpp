@@ -69,10 +69,7 @@ class Job {
     submit_and_report(0);
   }
 
-  void report(int rank, const wire::Report& report) {
-    coordinator_.accept(rank % kRanks, report, now_);
-  }
-  void report(const wire::MergedReport& report) { coordinator_.accept(report, now_); }
+  void report(const wire::Report& report) { coordinator_.accept(report, now_); }
   void plan(int rank, const wire::Plan& plan) {
     ranks_[static_cast<std::size_t>(rank % kRanks)]->apply(plan);
   }
@@ -93,7 +90,7 @@ class Job {
     for (auto& made : submissions())
       ranks_[static_cast<std::size_t>(rank)]->submit(std::move(made));
     if (const auto news = ranks_[static_cast<std::size_t>(rank)]->take_report())
-      report(rank, *news);
+      report(*news);
   }
 
  private:
@@ -118,14 +115,7 @@ void feed_message(std::span<const std::byte> input) {
   const wire::AnyMessage message = decode(input);
   Job job;
   if (const auto* report = std::get_if<wire::Report>(&message)) {
-    job.report(1, *report);
-    job.report(2, *report);
-    job.decide(0);
-    job.publish();
-    job.decide(10);
-    job.publish();
-  } else if (const auto* merged = std::get_if<wire::MergedReport>(&message)) {
-    job.report(*merged);
+    job.report(*report);
     job.decide(0);
     job.publish();
     job.decide(10);
@@ -160,7 +150,7 @@ void feed_session(std::span<const std::byte> input) {
       const auto body = take(input, size);
       bytes.insert(bytes.end(), body.begin(), body.end());
       const wire::AnyMessage message = decode(bytes);
-      reports ? job.report(rank, std::get<wire::Report>(message))
+      reports ? job.report(std::get<wire::Report>(message))
               : job.plan(rank, std::get<wire::Plan>(message));
     }
   }

@@ -30,9 +30,7 @@ testing::ControlWorld::Options options_for(const Scenario& scenario) {
 void describe(std::ostream& out, const wire::Response& operation) {
   wire::Request request = operation.request;
   if (request.kind == OpKind::kAllgather) request.shape[0] = 0;
-  wire::Report carrier;
-  carrier.requests.push_back(request);
-  for (const auto byte : wire::encode(carrier)) out << std::to_integer<int>(byte) << ' ';
+  for (const auto byte : wire::encode(request)) out << std::to_integer<int>(byte) << ' ';
   for (const auto dim : operation.first_dims) out << dim << ',';
   out << ';';
 }
@@ -70,7 +68,7 @@ ProtocolSim::ProtocolSim(const Scenario& scenario)
       world_(
           [this] {
             testing::ControlWorld::Options options = options_for(scenario_);
-            options.on_merged = [this](int rank, const wire::MergedReport& merged) {
+            options.on_merged = [this](int rank, const wire::Report& merged) {
               note_merged(rank, merged);
             };
             return options;
@@ -188,11 +186,11 @@ void ProtocolSim::submit_one(int rank, wire::Request request) {
 
 void ProtocolSim::send_report(int rank) { go_on(rank, world_.report(rank, loop_.now())); }
 
-void ProtocolSim::note_merged(int rank, const wire::MergedReport& merged) {
+void ProtocolSim::note_merged(int rank, const wire::Report& merged) {
   outcome_.merged += merged.applied.empty() || count(merged.applied.front().ranks) > 1 ? 1 : 0;
   outcome_.overdue += merged.overdue ? 1 : 0;
   // The others' messages are decoded by whom they reach.
-  if (rank == 0 && std::get<wire::MergedReport>(wire::decode(wire::encode(merged))) != merged)
+  if (rank == 0 && std::get<wire::Report>(wire::decode(wire::encode(merged))) != merged)
     complain(rank, "what it has merged is another message when decoded");
 }
 
@@ -245,9 +243,9 @@ void ProtocolSim::receive(int from, int to, const wire::Bytes& bytes) {
   try {
     const wire::AnyMessage message = wire::decode(bytes);
     if (const auto* plan = std::get_if<wire::Plan>(&message)) return apply(to, *plan);
-    if (const auto* report = std::get_if<wire::Report>(&message))
-      outcome_.stale_reports += report->last_applied < latest_plan_ ? 1 : 0;
-    go_on(to, world_.take_in(from, to, message, loop_.now()));
+    for (const auto& applied : std::get<wire::Report>(message).applied)
+      outcome_.stale_reports += applied.last_applied < latest_plan_ ? 1 : 0;
+    go_on(to, world_.take_in(to, message, loop_.now()));
   } catch (const std::exception& error) {
     complain(to, std::string("message from rank ") + std::to_string(from) + ": " + error.what());
   }

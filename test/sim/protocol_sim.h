@@ -97,7 +97,7 @@ class ProtocolSim {
   void submit(int rank, std::vector<wire::Request> requests);
   void submit_one(int rank, wire::Request request);
   void send_report(int rank);
-  void note_merged(int rank, const wire::MergedReport&);
+  void note_merged(int rank, const wire::Report&);
   void go_on(int rank, bool coordinator_heard);
   void end_use(int rank, const std::string& name, StatusCode code, const std::string& message);
 

@@ -58,27 +58,23 @@ ControlWorld::ControlWorld(Options options, Send send)
 bool ControlWorld::report(int rank, TimePoint now) {
   const auto report = negotiator(rank).take_report();
   if (!report) return false;
-  if (at(rank).aggregator) return take_in(rank, rank, *report, now);
+  if (at(rank).aggregator) return take_in(rank, *report, now);
   send_(rank, std::max(place(rank).parent, 0), wire::encode(*report));
   return false;
 }
 
-bool ControlWorld::receive(int from, int to, const wire::Bytes& bytes, TimePoint now) {
-  return take_in(from, to, wire::decode(bytes), now);
+bool ControlWorld::receive(int to, const wire::Bytes& bytes, TimePoint now) {
+  return take_in(to, wire::decode(bytes), now);
 }
 
-bool ControlWorld::take_in(int from, int to, const wire::AnyMessage& message, TimePoint now) {
+bool ControlWorld::take_in(int to, const wire::AnyMessage& message, TimePoint now) {
   auto& aggregator = at(to).aggregator;
-  if (const auto* const merged = std::get_if<wire::MergedReport>(&message)) {
-    aggregator.value().accept(*merged, now);
-    return pass_on(to, now);
-  }
   const auto& report = std::get<wire::Report>(message);
   if (aggregator) {
-    aggregator->accept(from, report, now);
+    aggregator->accept(report, now);
     return pass_on(to, now);
   }
-  coordinator_.accept(from, report, now);
+  coordinator_.accept(report, now);
   return true;
 }
 

@@ -37,7 +37,7 @@ class ControlWorld {
     /// All ranks do the same, and the negotiator of rank 0 speaks for them.
     bool alike = false;
     /// Called with what an inner rank has merged, after it went on.
-    std::function<void(int rank, wire::MergedReport&&)> on_merged = {};
+    std::function<void(int rank, wire::Report&&)> on_merged = {};
   };
   /// Delivers a message on its way to rank 0, now or later, by receive(). Rank 0 sends to itself
   /// where there is no tree.
@@ -62,9 +62,9 @@ class ControlWorld {
 
   /// A rank's news, if it has any, begin their way.
   bool report(int rank, TimePoint now);
-  bool receive(int from, int to, const wire::Bytes&, TimePoint now);
-  /// The same, decoded; from an inner rank to itself: its own report.
-  bool take_in(int from, int to, const wire::AnyMessage&, TimePoint now);
+  bool receive(int to, const wire::Bytes&, TimePoint now);
+  /// The same, decoded; an inner rank takes in its own report, too.
+  bool take_in(int to, const wire::AnyMessage&, TimePoint now);
   /// What an inner rank no longer holds back goes on; above, it does so by itself.
   bool pass_on(int rank, TimePoint now);
 

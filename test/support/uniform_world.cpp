@@ -16,7 +16,7 @@ wire::Request request(int number) {
   return request;
 }
 
-void count_accepted(const wire::MergedReport& merged, UniformWorld::Round& round) {
+void count_accepted(const wire::Report& merged, UniformWorld::Round& round) {
   for (const auto& applied : merged.applied) round.ranges_accepted += applied.ranks.ranges().size();
   for (const auto& section : merged.sections) {
     for (const auto& group : section.groups) {
@@ -28,6 +28,14 @@ void count_accepted(const wire::MergedReport& merged, UniformWorld::Round& round
   }
 }
 
+// The report of one rank as another rank that does the same sends it.
+wire::Report sent_by(int rank, wire::Report report) {
+  const RankSet sender(rank);
+  report.applied[0].ranks = sender;
+  for (auto& section : report.sections) section.groups[0].ranks = sender;
+  return report;
+}
+
 }  // namespace
 
 UniformWorld::UniformWorld(int ranks, int ranks_per_host, int radix, int tensors)
@@ -37,12 +45,11 @@ UniformWorld::UniformWorld(int ranks, int ranks_per_host, int radix, int tensors
               .radix = radix,
               .alike = true,
               .on_merged =
-                  [this](int rank, wire::MergedReport&& merged) {
+                  [this](int rank, wire::Report&& merged) {
                     if (rank == 0) accepted_.push_back(std::move(merged));
                   }},
-             [this](int from, int to, wire::Bytes bytes) {
-               inboxes_[rank_index(to)].push_back(
-                   {from, std::make_shared<const wire::Bytes>(std::move(bytes))});
+             [this](int, int to, wire::Bytes bytes) {
+               inboxes_[rank_index(to)].push_back(std::move(bytes));
              }),
       order_(rank_index(ranks)) {
   std::vector<int> depths(rank_index(ranks));
@@ -58,18 +65,10 @@ UniformWorld::UniformWorld(int ranks, int ranks_per_host, int radix, int tensors
   if (radix == 0) std::rotate(order_.begin(), order_.begin() + 1, order_.end());
 }
 
-// Each message is dealt with by itself, as if it had come alone.
-void UniformWorld::hear(int rank, const wire::AnyMessage& own) {
-  if (world_.aggregator(rank)) world_.take_in(rank, rank, own, now_);
-  for (const Letter& letter : inboxes_[rank_index(rank)]) {
-    // What leaves say is what this rank says; rank 0, whose work is measured, reads it all the
-    // same.
-    if (rank != 0 && !world_.aggregator(letter.from)) {
-      world_.take_in(letter.from, rank, own, now_);
-    } else {
-      world_.receive(letter.from, rank, *letter.bytes, now_);
-    }
-  }
+// Each message is accepted by itself, as if it had come alone.
+void UniformWorld::accept_reports(int rank, const wire::Report& report) {
+  if (world_.aggregator(rank)) world_.take_in(rank, sent_by(rank, report), now_);
+  for (const wire::Bytes& bytes : inboxes_[rank_index(rank)]) world_.receive(rank, bytes, now_);
 }
 
 UniformWorld::Round UniformWorld::round(const Watch& watch) {
@@ -77,11 +76,9 @@ UniformWorld::Round UniformWorld::round(const Watch& watch) {
   for (int i = 0; i < tensors_; ++i) negotiator.submit(request(i));
   const auto report = negotiator.take_report();
   if (!report) throw std::runtime_error("simulated world: a rank had nothing to say");
-  const wire::AnyMessage own = *report;
-  const auto bytes = std::make_shared<const wire::Bytes>(wire::encode(*report));
   Round round;
   round.depth = depth_;
-  if (!world_.aggregator(0)) inboxes_[0].push_back({0, bytes});
+  if (!world_.aggregator(0)) inboxes_[0].push_back(wire::encode(*report));
   for (const int rank : order_) {
     const bool inner = world_.aggregator(rank).has_value();
     const std::size_t received = inboxes_[rank_index(rank)].size() + (inner || rank != 0 ? 1 : 0);
@@ -89,11 +86,12 @@ UniformWorld::Round UniformWorld::round(const Watch& watch) {
     round.most_sent_down = std::max(round.most_sent_down, world_.place(rank).children.size());
     if (rank == 0) {
       round.root_received = received;
-      decide(own, round, watch);
+      decide(*report, round, watch);
     } else if (inner) {
-      hear(rank, own);
+      accept_reports(rank, *report);
     } else {
-      inboxes_[rank_index(std::max(world_.place(rank).parent, 0))].push_back({rank, bytes});
+      inboxes_[rank_index(std::max(world_.place(rank).parent, 0))].push_back(
+          wire::encode(sent_by(rank, *report)));
     }
     inboxes_[rank_index(rank)].clear();
   }
@@ -101,11 +99,11 @@ UniformWorld::Round UniformWorld::round(const Watch& watch) {
   return round;
 }
 
-void UniformWorld::decide(const wire::AnyMessage& own, Round& round, const Watch& watch) {
-  round.report_bytes = inboxes_[0].back().bytes->size();
+void UniformWorld::decide(const wire::Report& report, Round& round, const Watch& watch) {
+  round.report_bytes = inboxes_[0].back().size();
   accepted_.clear();
   watch.begin();
-  hear(0, own);
+  accept_reports(0, report);
   watch.accepted();
   const auto plan = world_.coordinator().decide(now_, {});
   if (!plan)

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "support/control_world.h"
@@ -41,20 +40,16 @@ class UniformWorld {
   Round round() { return round(Watch{}); }
 
  private:
-  struct Letter {
-    int from = 0;
-    std::shared_ptr<const wire::Bytes> bytes = {};  ///< shared by leaves, who say the same
-  };
-  using Inbox = std::vector<Letter>;
+  using Inbox = std::vector<wire::Bytes>;
 
-  void hear(int rank, const wire::AnyMessage& own);
-  void decide(const wire::AnyMessage& own, Round&, const Watch&);
+  void accept_reports(int rank, const wire::Report&);
+  void decide(const wire::Report&, Round&, const Watch&);
   void apply(const wire::Plan&);
 
   const int tensors_;
   const TimePoint now_{};
   std::vector<Inbox> inboxes_;
-  std::vector<wire::MergedReport> accepted_;  ///< by the coordinator in this round, over a tree
+  std::vector<wire::Report> accepted_;  ///< by the coordinator in this round, over a tree
   ControlWorld world_;
   std::vector<int> order_;  ///< ranks, children before their parents
   int depth_ = 0;

@@ -261,7 +261,7 @@ class PlayedCoordinator : public EngineTest {
   /// The first plan: "x", in full.
   static wire::Plan plan_of_x() {
     wire::Plan first = plan(1);
-    wire::PlannedTensor tensor;
+    wire::Response tensor;
     tensor.request.name = "x";
     tensor.request.shape = {4};
     first.batches.push_back({{tensor}, {}});  // it runs until the end, as rank 0 does not come
@@ -326,9 +326,7 @@ TEST_F(PlayedCoordinator, AShutdownWaitsForWhatRuns) {
 TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganEndsAlone) {
   const auto set_plan = [&](std::uint64_t sequence, const wire::Request& request) {
     wire::Plan made = plan(sequence);
-    wire::PlannedTensor tensor;
-    tensor.request = request;
-    made.batches.push_back({{tensor}, {}});
+    made.batches.push_back({{wire::Response{request}}, {}});
     return made;
   };
   wire::Request add;
@@ -370,8 +368,9 @@ TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEnd
   const OperationPtr operation = submit(*engine_, "x");
   step(*engine_);
   wire::Plan first = plan_of_x();
-  first.batches[0].tensors[0].request.dtype = DataType::kFloat64;
-  first.batches[0].tensors[0].request.shape = {1048576};
+  auto& tensor = std::get<wire::Response>(first.batches[0].tensors[0]);
+  tensor.request.dtype = DataType::kFloat64;
+  tensor.request.shape = {1048576};
   send(wire::encode(first));
   step(*engine_);
   EXPECT_TRUE(engine_->front().failed());

@@ -252,7 +252,9 @@ TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
   make({"a", "a", "a"});
   give(2, 1, wire::encode(wire::Report{}));
   EXPECT_THAT(error_of(1), HasSubstr("rank 2 reported to rank 1, which does not coordinate"));
-  give(2, 0, wire::encode(wire::MergedReport{}));
+  wire::Report merged;
+  merged.applied = {{0, RankSet(1, 2)}};
+  give(2, 0, wire::encode(merged));
   EXPECT_THAT(error_of(0), HasSubstr("rank 2 sent merged reports to rank 0"));
   network_->corrupt_next_message_to(0);
   give(1, 0, wire::encode(wire::Ping{}));
@@ -474,7 +476,7 @@ TEST_F(ReportRouteTest, WhatOthersPassOnIsASignOfLifeOfItsSource) {
     EXPECT_FALSE(node(1).watch.look(true).has_value()) << "a plan comes from rank 0 in the end";
     clock_.advance(seconds(3));
     for (const std::size_t rank : {1, 2, 4, 5, 6, 7}) give(rank, 0, wire::encode(wire::Pong{}));
-    wire::MergedReport merged;
+    wire::Report merged;
     merged.applied.push_back({0, RankSet(3)});
     give(1, 0, wire::encode(merged));
     node(0).receive();

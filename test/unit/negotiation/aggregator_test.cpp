@@ -48,19 +48,19 @@ class AggregatorTest : public ::testing::Test {
     aggregator_.note_plan(*plan);
   }
   /// What this rank wants next is reported to the aggregator, by bit or in full as it would be.
-  std::optional<wire::MergedReport> say(int rank, const std::vector<wire::Request>& requests) {
+  std::optional<wire::Report> say(int rank, const std::vector<wire::Request>& requests) {
     for (const auto& request : requests) cluster_.submit(rank, request);
-    aggregator_.accept(rank, *cluster_.rank(rank).take_report(), now_);
+    aggregator_.accept(*cluster_.rank(rank).take_report(), now_);
     return take();
   }
-  std::optional<wire::MergedReport> take() {
+  std::optional<wire::Report> take() {
     auto merged = aggregator_.take(now_);
     if (!merged) return merged;
-    EXPECT_EQ(std::get<wire::MergedReport>(wire::decode(wire::encode(*merged))), *merged);
+    EXPECT_EQ(std::get<wire::Report>(wire::decode(wire::encode(*merged))), *merged);
     return merged;
   }
-  static const wire::MergedReport::Group& only_group(
-      const std::optional<wire::MergedReport>& merged) {
+  static const wire::Report::Group& only_group(
+      const std::optional<wire::Report>& merged) {
     EXPECT_TRUE(merged && merged->sections.size() == 1 && merged->sections[0].groups.size() == 1);
     return merged->sections.at(0).groups.at(0);
   }
@@ -77,8 +77,8 @@ TEST_F(AggregatorTest, GoesOnWhenTheLastBelowHasAsked) {
   EXPECT_FALSE(say(7, {allreduce("b"), allreduce("a")}));
   const auto merged = say(5, {allreduce("a"), allreduce("b")});
   EXPECT_EQ(only_group(merged).ranks, RankSet(4, 7));
-  EXPECT_THAT(only_group(merged).hits, ElementsAre(wire::StampedHits{1, wire::SlotSet({0, 1})}));
-  EXPECT_THAT(merged->applied, ElementsAre(wire::MergedReport::Applied{2, RankSet(4, 7)}));
+  EXPECT_THAT(only_group(merged).hits, ElementsAre(wire::StampedHits{3, wire::SlotSet({0, 1})}));
+  EXPECT_THAT(merged->applied, ElementsAre(wire::Report::Applied{2, RankSet(4, 7)}));
   EXPECT_FALSE(merged->overdue);
   EXPECT_FALSE(aggregator_.holds_anything());
   EXPECT_FALSE(aggregator_.open());
@@ -89,12 +89,12 @@ TEST_F(AggregatorTest, SplitsWhatComesInDifferentParts) {
   EXPECT_FALSE(say(5, {allreduce("b")}));
   EXPECT_FALSE(say(6, {allreduce("b"), allreduce("new")}));
   EXPECT_THAT(only_group(say(7, {allreduce("b")})).hits,
-              ElementsAre(wire::StampedHits{1, wire::SlotSet({1})}));
+              ElementsAre(wire::StampedHits{3, wire::SlotSet({1})}));
   EXPECT_FALSE(say(5, {allreduce("a"), allreduce("new")}));
   EXPECT_THAT(only_group(say(7, {allreduce("new")})).requests, SizeIs(1));
   EXPECT_FALSE(say(6, {allreduce("a")}));
   EXPECT_THAT(only_group(say(7, {allreduce("a")})).hits,
-              ElementsAre(wire::StampedHits{1, wire::SlotSet({0})}));
+              ElementsAre(wire::StampedHits{3, wire::SlotSet({0})}));
 }
 
 TEST_F(AggregatorTest, WaitsOnlyForMembersOfTheSet) {
@@ -164,7 +164,7 @@ TEST_F(AggregatorTest, IsClosedAgainWhenPlansHaveEndedWhatWentOnInParts) {
 }
 
 TEST_F(AggregatorTest, WhatIsOverdueBelowIsNotHeldHere) {
-  wire::MergedReport below;
+  wire::Report below;
   below.overdue = true;
   below.applied = {{2, RankSet(6)}};
   below.sections = {{2, {{RankSet(6), {{3, wire::SlotSet({0})}}}}}};
@@ -176,14 +176,12 @@ TEST_F(AggregatorTest, WhatIsOverdueBelowIsNotHeldHere) {
 
 TEST_F(AggregatorTest, AJoinALeaverAndAnAcknowledgementGoOnAtOnce) {
   EXPECT_FALSE(say(5, {allreduce("a")}));
-  wire::Report acknowledgement;
-  acknowledgement.last_applied = 2;
-  aggregator_.accept(7, acknowledgement, now_);
+  aggregator_.accept(make_report({.rank = 7, .last_applied = 2}), now_);
   const auto acknowledged = take();
   ASSERT_TRUE(acknowledged);
   EXPECT_TRUE(acknowledged->sections.empty());
   EXPECT_THAT(acknowledged->applied,
-              ElementsAre(wire::MergedReport::Applied{2, [] {
+              ElementsAre(wire::Report::Applied{2, [] {
                                                         RankSet ranks(5);
                                                         ranks.add(RankSet(7));
                                                         return ranks;
@@ -195,26 +193,20 @@ TEST_F(AggregatorTest, AJoinALeaverAndAnAcknowledgementGoOnAtOnce) {
   ASSERT_TRUE(joined);
   EXPECT_THAT(joined->sections.at(0).groups, SizeIs(2));  // rank 5's "a", and all of rank 6's
   EXPECT_TRUE(say(4, {allreduce("a")}));
-  wire::Report leaving;
-  leaving.last_applied = 2;
-  leaving.shutdown = true;
-  aggregator_.accept(7, leaving, now_);
+  aggregator_.accept(make_report({.rank = 7, .last_applied = 2, .shutdown = true}), now_);
   const auto left = take();
   EXPECT_EQ(left->leaving, RankSet(7));
   EXPECT_TRUE(left->ended.empty());
-  leaving.ended = true;
-  aggregator_.accept(5, leaving, now_);
-  wire::MergedReport below;
+  aggregator_.accept(
+      make_report({.rank = 5, .last_applied = 2, .shutdown = true, .ended = true}), now_);
+  wire::Report below;
   below.leaving = below.ended = RankSet(6);
   aggregator_.accept(below, now_);
   EXPECT_EQ(take()->ended, RankSet(5, 6));
 }
 
 TEST_F(AggregatorTest, ReportsOfBeforeTheEpochKeepTheirMeaning) {
-  wire::Report old;
-  old.last_applied = 1;
-  old.cached = {0};
-  aggregator_.accept(5, old, now_);
+  aggregator_.accept(make_report({.rank = 5, .last_applied = 1, .cached = {0}}), now_);
   const auto merged = take();
   ASSERT_TRUE(merged);
   EXPECT_EQ(merged->sections.at(0).as_of, 1u);
@@ -230,9 +222,7 @@ class World {
         tree_({.coordinator = {.host_of_rank = testing::hosts_of_ranks(ranks, 3)},
                .radix = radix,
                .longest_hold = kHold},
-              [this](int from, int to, const wire::Bytes& bytes) {
-                tree_.receive(from, to, bytes, {});
-              }) {}
+              [this](int, int to, const wire::Bytes& bytes) { tree_.receive(to, bytes, {}); }) {}
 
   void submit(int rank, const wire::Request& request) {
     star_.submit(rank, request);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/control_world.h"
+#include "unit/negotiation/golden.h"
 
 namespace hvd::control {
 
@@ -43,6 +44,10 @@ inline std::string numbered(std::string prefix, std::uint64_t number) {
   return prefix += std::to_string(number);
 }
 
+using wire::golden::make_report;
+using wire::golden::rank_report;
+using wire::golden::RankReport;
+
 /// A world without a tree, by hand: a test says when a report is sent, when it arrives, and when a
 /// plan is applied.
 class Cluster {
@@ -69,10 +74,10 @@ class Cluster {
     world_.report(number, now);
     return std::exchange(sent_, {});
   }
-  void arrive(int number, const wire::Bytes& bytes) {
-    if (!bytes.empty()) world_.receive(number, 0, bytes, now);
+  void arrive(const wire::Bytes& bytes) {
+    if (!bytes.empty()) world_.receive(0, bytes, now);
   }
-  void report(int number) { arrive(number, send(number)); }
+  void report(int number) { arrive(send(number)); }
   void report_all() {
     for (int number = 0; number < size(); ++number) report(number);
   }

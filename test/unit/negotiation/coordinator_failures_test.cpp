@@ -157,7 +157,7 @@ TEST(CoordinatorFailures, ARequestThatCrossesTheErrorOfItsUseIsNotTakenForTheNex
   cluster.apply(0);
   cluster.submit(0, allreduce("a"));
   cluster.report(0);
-  cluster.arrive(1, crossing);
+  cluster.arrive(crossing);
   EXPECT_FALSE(cluster.decide());
   EXPECT_THAT(cluster.apply(1).errors, SizeIs(1));
   EXPECT_FALSE(cluster.submit(1, allreduce("a")));

@@ -26,8 +26,11 @@ CoordinatorOptions with_capacity(std::size_t capacity) {
 std::vector<std::string> names(const wire::Plan& plan) {
   std::vector<std::string> found;
   for (const auto& batch : plan.batches) {
-    for (const auto& tensor : batch.tensors)
-      found.push_back(tensor.slot ? numbered("#", *tensor.slot) : tensor.request.name);
+    for (const auto& tensor : batch.tensors) {
+      const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
+      found.push_back(cached != nullptr ? numbered("#", cached->slot)
+                                        : std::get<wire::Response>(tensor).request.name);
+    }
   }
   return found;
 }
@@ -148,8 +151,8 @@ TEST(Coordinator, UnnamedOperationsMeetByOrdinalAndAreCached) {
   cluster.report_all();
   const auto plan = cluster.decide();
   EXPECT_THAT(names(*plan), ElementsAre("#0", "#0"));
-  EXPECT_EQ(plan->batches.at(0).tensors.at(0).ordinal, 1u);
-  EXPECT_EQ(plan->batches.at(0).tensors.at(1).ordinal, 2u);
+  EXPECT_EQ(std::get<wire::SlotUse>(plan->batches.at(0).tensors.at(0)).ordinal, 1u);
+  EXPECT_EQ(std::get<wire::SlotUse>(plan->batches.at(0).tensors.at(1)).ordinal, 2u);
   for (const Applied& applied : cluster.apply_everywhere()) {
     EXPECT_EQ(applied.batches.at(0).operations.at(1).request, unnamed(OpKind::kAllreduce, 2));
   }
@@ -164,12 +167,12 @@ TEST(Coordinator, AHitSentBeforeAnEvictionIsReadAsItWasMeant) {
   cluster.report(1);
   cluster.submit(1, allreduce("a"));
   const wire::Bytes hit = cluster.send(1);
-  EXPECT_THAT(std::get<wire::Report>(wire::decode(hit)).cached, ElementsAre(0));
+  EXPECT_THAT(rank_report(std::get<wire::Report>(wire::decode(hit))).cached, ElementsAre(0));
   cluster.submit(0, allreduce("b"));
   cluster.report(0);
   EXPECT_THAT(names(*cluster.decide()), ElementsAre("b"));
   EXPECT_EQ(cluster.coordinator().displaced_entries(), 1u);
-  cluster.arrive(1, hit);
+  cluster.arrive(hit);
   cluster.apply(0);
   cluster.submit(0, allreduce("a"));
   cluster.report(0);
@@ -211,16 +214,18 @@ TEST(Coordinator, AHitSentBeforeAReplacementIsReadAsItWasMeant) {
   cluster.report(1);
   cluster.submit(1, unnamed(OpKind::kAllgather, 2, {1}));
   const wire::Bytes hit = cluster.send(1);
-  EXPECT_THAT(std::get<wire::Report>(wire::decode(hit)).cached_unnamed,
-              ElementsAre(wire::UnnamedHit{0, 2}));
+  EXPECT_THAT(rank_report(std::get<wire::Report>(wire::decode(hit))).cached_unnamed,
+              ElementsAre(wire::SlotUse{0, 2}));
   cluster.submit(0, unnamed(OpKind::kAllgather, 1, {1}));
   cluster.report(0);
-  EXPECT_THAT(cluster.decide()->batches.at(0).tensors.at(0).first_dims, ElementsAre(1, 7));
+  EXPECT_THAT(std::get<wire::Response>(cluster.decide()->batches.at(0).tensors.at(0)).first_dims,
+              ElementsAre(1, 7));
   cluster.apply(0);
   cluster.submit(0, unnamed(OpKind::kAllgather, 2, {1}));
   cluster.report(0);
-  cluster.arrive(1, hit);
-  EXPECT_THAT(cluster.decide()->batches.at(0).tensors.at(0).first_dims, ElementsAre(1, 1));
+  cluster.arrive(hit);
+  EXPECT_THAT(std::get<wire::Response>(cluster.decide()->batches.at(0).tensors.at(0)).first_dims,
+              ElementsAre(1, 1));
   cluster.apply(1);
   EXPECT_EQ(cluster.apply(1).batches.at(0).operations.at(0).request,
             unnamed(OpKind::kAllgather, 2, {1}));
@@ -414,19 +419,15 @@ TEST(Coordinator, RefusesReportsThatCannotBe) {
   Cluster cluster(2);
   cluster.submit_everywhere(allreduce("a"));
   cluster.exchange();
-  wire::Report report;
-  EXPECT_THROW(cluster.coordinator().accept(2, report, {}), Error);
-  EXPECT_THROW(cluster.coordinator().accept(-1, report, {}), Error);
-  report.last_applied = 2;
-  EXPECT_THROW(cluster.coordinator().accept(0, report, {}), Error);
-  report.last_applied = 1;
-  report.cached = {5};
-  EXPECT_THROW(cluster.coordinator().accept(0, report, {}), Error);
-  report.cached = {0};
-  cluster.coordinator().accept(0, report, {});
-  EXPECT_THROW(cluster.coordinator().accept(0, report, {}), Error);
-  report.last_applied = 0;
-  EXPECT_THROW(cluster.coordinator().accept(0, report, {}), Error);
+  const auto accept = [&](const RankReport& report) {
+    cluster.coordinator().accept(make_report(report), {});
+  };
+  EXPECT_THROW(accept({.rank = 2}), Error);
+  EXPECT_THROW(accept({.rank = 0, .last_applied = 2}), Error);
+  EXPECT_THROW(accept({.rank = 0, .last_applied = 1, .cached = {5}}), Error);
+  accept({.rank = 0, .last_applied = 1, .cached = {0}});
+  EXPECT_THROW(accept({.rank = 0, .last_applied = 1, .cached = {0}}), Error);
+  EXPECT_THROW(accept({.rank = 0, .last_applied = 0}), Error);
 }
 
 }  // namespace

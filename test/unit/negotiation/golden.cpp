@@ -53,25 +53,23 @@ Request compressed() {
 }
 
 Report report_of_everything() {
-  Report report;
+  RankReport report;
+  report.rank = 5;
+  report.number = 3;
   report.last_applied = 300;
   report.shutdown = true;
   report.cached = {0, 2, 9};
   report.cached_unnamed = {{4, 7}, {200, 1000}};
   report.requests = {everything(), unnamed_gather()};
-  return report;
+  return make_report(report);
 }
 
 Plan plan_of_everything() {
   Plan plan;
   plan.sequence = 129;
   plan.shutdown = true;
-  PlannedTensor gathered;
-  gathered.request = unnamed_gather();
-  gathered.first_dims = {2, 0, 130};
-  PlannedTensor cached_unnamed;
-  cached_unnamed.slot = 4;
-  cached_unnamed.ordinal = 8;
+  const Response gathered{unnamed_gather(), {2, 0, 130}};
+  const SlotUse cached_unnamed{4, 8};
   plan.batches = {Batch{{gathered}}, Batch{{cached_unnamed}}};
   ErrorEntry error;
   error.name = "fc1.weight";
@@ -89,26 +87,20 @@ Plan plan_of_everything() {
   return plan;
 }
 
-MergedReport merged_report_of_everything() {
-  MergedReport report;
+Report merged_report_of_everything() {
+  Report report;
   report.overdue = true;
   report.applied = {{300, RankSet(4, 9)}, {299, RankSet(200)}};
   report.leaving = RankSet(5);
-  MergedReport::Group all{RankSet(4, 9)};
+  Report::Group all{RankSet(4, 9)};
   all.ranks.add(RankSet(200));
   all.hits = {{7, SlotSet({0, 2, 9})}};
   all.unnamed_hits = {{stamp_of_unnamed_hit(7, 0), {4, 7}}};
-  MergedReport::Group some{RankSet(4, 6)};
+  Report::Group some{RankSet(4, 6)};
   some.requests = {{stamp_of_request(8, 1), unnamed_gather(), {{2, 1}, {0, 2}}},
                    {stamp_of_request(8, 0), everything()}};
   report.sections = {{298, {all}}, {300, {some}}};
   return report;
-}
-
-PlannedTensor from_cache(std::uint32_t slot) {
-  PlannedTensor planned;
-  planned.slot = slot;
-  return planned;
 }
 
 }  // namespace
@@ -117,37 +109,26 @@ Request weight() { return tensor("fc1.weight", {128, 64}); }
 Request bias() { return tensor("fc1.bias", {128}); }
 
 Report first_report_of_rank_0() {
-  Report report;
-  report.requests = {weight(), bias()};
-  return report;
+  return make_report({.rank = 0, .requests = {weight(), bias()}});
 }
 
 Report first_report_of_rank_1() {
-  Report report;
-  report.requests = {bias(), weight()};
-  return report;
+  return make_report({.rank = 1, .requests = {bias(), weight()}});
 }
 
 Plan first_plan() {
-  PlannedTensor first;
-  first.request = weight();
-  PlannedTensor second;
-  second.request = bias();
   Plan plan;
   plan.sequence = 1;
-  plan.batches = {Batch{{first, second}}};
+  plan.batches = {Batch{{Response{weight()}, Response{bias()}}}};
   return plan;
 }
 
-Report cached_report() {
-  Report report;
-  report.last_applied = 1;
-  report.cached = {0, 1};
-  return report;
+Report cached_report(int rank) {
+  return make_report({.rank = rank, .number = 2, .last_applied = 1, .cached = {0, 1}});
 }
 
-MergedReport cached_merged_report() {
-  MergedReport report;
+Report cached_merged_report() {
+  Report report;
   report.applied = {{1, RankSet(8, 15)}};
   report.sections = {{1, {{RankSet(8, 15), {{2, SlotSet({0, 1})}}}}}};
   return report;
@@ -156,69 +137,112 @@ MergedReport cached_merged_report() {
 Plan cached_plan() {
   Plan plan;
   plan.sequence = 2;
-  plan.batches = {Batch{{from_cache(0), from_cache(1)}}};
+  plan.batches = {Batch{{SlotUse{0}, SlotUse{1}}}};
   return plan;
 }
 
+Report make_report(const RankReport& from) {
+  const RankSet rank(from.rank);
+  Report report;
+  report.applied = {{from.last_applied, rank}};
+  if (from.shutdown) report.leaving = rank;
+  if (from.ended) report.ended = rank;
+  Report::Group group{rank};
+  if (!from.cached.empty()) group.hits = {{from.number, SlotSet(from.cached)}};
+  for (const SlotUse& hit : from.cached_unnamed) {
+    group.unnamed_hits.push_back(
+        {stamp_of_unnamed_hit(from.number, group.unnamed_hits.size()), hit});
+  }
+  for (const Request& request : from.requests) {
+    std::vector<DimRun> first_dims;
+    if (gathers(request.kind) && !request.shape.empty()) first_dims = {{request.shape[0], 1}};
+    group.requests.push_back(
+        {stamp_of_request(from.number, group.requests.size()), request, first_dims});
+  }
+  if (group != Report::Group{rank}) report.sections = {{from.last_applied, {group}}};
+  return report;
+}
+
+RankReport rank_report(const Report& report) {
+  if (report.applied.size() != 1 || count(report.applied[0].ranks) != 1)
+    throw std::invalid_argument("the report of several ranks");
+  RankReport made;
+  made.rank = report.applied[0].ranks.lowest();
+  made.last_applied = report.applied[0].last_applied;
+  made.shutdown = !report.leaving.empty();
+  made.ended = !report.ended.empty();
+  if (report.sections.empty()) return made;
+  const Report::Group& group = report.sections.at(0).groups.at(0);
+  for (const StampedHits& hits : group.hits) {
+    made.number = hits.report_number;
+    hits.slots.for_each([&](std::uint32_t slot) { made.cached.push_back(slot); });
+  }
+  for (const StampedUnnamedHit& unnamed : group.unnamed_hits)
+    made.cached_unnamed.push_back(unnamed.hit);
+  for (const StampedRequest& stamped : group.requests) made.requests.push_back(stamped.request);
+  return made;
+}
+
 std::vector<Golden> messages() {
-  Report leaving;
-  leaving.last_applied = 2;
-  leaving.shutdown = true;
-  Report report_compressed;
-  report_compressed.requests = {compressed()};
+  const auto leaving = [](int rank) {
+    return make_report({.rank = rank, .last_applied = 2, .shutdown = true});
+  };
+  const Report report_compressed = make_report({.requests = {compressed()}});
   Plan end;
   end.sequence = 3;
   end.shutdown = true;
   return {
       {"report_rank0", first_report_of_rank_0(),
-       "680101 00 00 00 00 02"
-       "00 0a6663312e776569676874 00 00 08 00 00 02 8001 40"
-       "00 086663312e62696173 00 00 08 00 00 01 8001"},
+       "680201 18 00 00 01 00 00 02"
+       "00 00 0a6663312e776569676874 00 00 08 00 00 02 8001 40"
+       "00 00 086663312e62696173 00 00 08 00 00 01 8001"},
       {"report_rank1", first_report_of_rank_1(),
-       "680101 00 00 00 00 02"
-       "00 086663312e62696173 00 00 08 00 00 01 8001"
-       "00 0a6663312e776569676874 00 00 08 00 00 02 8001 40"},
+       "680201 18 01 00 01 00 00 02"
+       "00 00 086663312e62696173 00 00 08 00 00 01 8001"
+       "00 00 0a6663312e776569676874 00 00 08 00 00 02 8001 40"},
       {"plan_first", first_plan(),
-       "680102 01 00 01 02"
+       "680202 01 00 01 02"
        "00 00 0a6663312e776569676874 00 00 08 00 00 02 8001 40 00"
        "00 00 086663312e62696173 00 00 08 00 00 01 8001 00"
        "00"},
-      {"report_cached", cached_report(), "680101 01 00 01 03 00 00"},
-      {"plan_cached", cached_plan(), "680102 02 00 01 02 01 00 02 00 00"},
-      {"report_shutdown", leaving, "680101 02 01 00 00 00"},
-      {"plan_shutdown", end, "680102 03 01 00 00"},
+      {"report_cached", cached_report(0), "680201 18 00 01 02 01 00 01 03 00 00"},
+      {"report_cached_rank1", cached_report(1), "680201 18 01 01 02 01 00 01 03 00 00"},
+      {"plan_cached", cached_plan(), "680202 02 00 01 02 01 00 02 00 00"},
+      {"report_shutdown", leaving(0), "680201 0a 00 02"},
+      {"report_shutdown_rank1", leaving(1), "680201 0a 01 02"},
+      {"plan_shutdown", end, "680202 03 01 00 00"},
       {"report_everything", report_of_everything(),
-       "680101 ac02 01 02 0502 02 04 07 c801 e807 02"
-       "0f 086c617965722fc3a9 04 05 09 01 ac02 03 06 00 808080808020 02 000000000000e03f "
+       "680201 1a 05 ac02 03 01 00 02 0502 02 00 04 07 00 c801 e807 02"
+       "00 0f 086c617965722fc3a9 04 05 09 01 ac02 03 06 00 808080808020 02 000000000000e03f "
        "00000000000000c0"
        "05626c6f636b 03 01 03 01 02 03"
-       "10 05 01 01 04 00 00 02 02 03"},
+       "00 10 05 01 01 04 00 00 02 02 03 01 02 01"},
       {"report_compressed", report_compressed,
-       "680101 00 00 00 00 01 60 086663312e62696173 00 00 08 00 00 01 8001 02"},
+       "680201 18 00 00 01 00 00 01 00 60 086663312e62696173 00 00 08 00 00 01 8001 02"},
       {"plan_everything", plan_of_everything(),
-       "680102 8101 01 02"
+       "680202 8101 01 02"
        "01 00 10 05 01 01 04 00 00 02 02 03 03 02 00 8201"
        "01 05 08"
        "02"
        "00 0a6663312e776569676874 03 046c617465 01 02 01 03"
        "02 0178 05 046c656674 0a 00"},
       {"abort", Abort{3, {StatusCode::kPeerLost, "lost rank 2", 2}},
-       "680103 03 04 0b6c6f73742072616e6b2032 04"},
+       "680203 03 04 0b6c6f73742072616e6b2032 04"},
       {"merged_report_cached", cached_merged_report(),
-       "680106 00 01 01 01 08 07 00 01 01 01 01 08 07 01 02 01 03 00 00"},
+       "680201 00 01 01 01 08 07 01 01 01 01 08 07 02 01 00 01 03 00 00"},
       {"merged_report_everything", merged_report_of_everything(),
-       "680106 01 02 ac02 01 04 05 ab02 01 c801 00 01 05 00 02"
-       "aa02 01 02 04 05 bd01 00 01 07 02 0502 01 8080c00e 04 07 00"
-       "ac02 01 01 04 02 00 00 02"
-       "81808011 10 05 01 01 04 00 00 02 02 03 02 02 01 00 02"
-       "80808011 0f 086c617965722fc3a9 04 05 09 01 ac02 03 06 00 808080808020 02 000000000000e03f "
-       "00000000000000c0 05626c6f636b 03 01 03 01 02 03 00"},
-      {"ping", Ping{}, "680104"},
-      {"pong", Pong{}, "680105"},
-      {"blocked", Blocked{300}, "680108 ac02"},
+       "680201 03 02 ac02 01 04 05 ab02 01 c801 00 01 05 00 02"
+       "aa02 01 02 04 05 bd01 00 07 01 00 02 0502 01 00 04 07 00"
+       "ac02 01 01 04 02 08 00 00 02"
+       "02 10 05 01 01 04 00 00 02 02 03 02 02 01 00 02"
+       "03 0f 086c617965722fc3a9 04 05 09 01 ac02 03 06 00 808080808020 02 000000000000e03f "
+       "00000000000000c0 05626c6f636b 03 01 03 01 02 03"},
+      {"ping", Ping{}, "680204"},
+      {"pong", Pong{}, "680205"},
+      {"blocked", Blocked{300}, "680208 ac02"},
       {"replay_update_leaves", ReplayUpdate{.position = 300, .round = 3, .leaves = true},
-       "680107 ac02 03 01"},
-      {"replay_update_asks", ReplayUpdate{.position = 1, .asks = true}, "680107 01 00 02"},
+       "680207 ac02 03 01"},
+      {"replay_update_asks", ReplayUpdate{.position = 1, .asks = true}, "680207 01 00 02"},
   };
 }
 

@@ -18,14 +18,29 @@ struct Golden {
 
 std::vector<Golden> messages();
 
+/// What one rank reports, without ranges of ranks and stamps.
+struct RankReport {
+  int rank = 0;
+  std::uint64_t number = 1;  ///< of this rank's reports
+  std::uint64_t last_applied = 0;
+  bool shutdown = false;
+  bool ended = false;  ///< with shutdown
+  std::vector<std::uint32_t> cached = {};
+  std::vector<SlotUse> cached_unnamed = {};
+  std::vector<Request> requests = {};
+};
+Report make_report(const RankReport&);
+/// @throws std::invalid_argument unless it is the report of one rank
+RankReport rank_report(const Report&);
+
 /// Two ranks agree on fc1.weight and fc1.bias: what they send, in full and then from the cache.
 Request weight();
 Request bias();
 Report first_report_of_rank_0();
 Report first_report_of_rank_1();
 Plan first_plan();
-Report cached_report();
-MergedReport cached_merged_report();
+Report cached_report(int rank);
+Report cached_merged_report();
 Plan cached_plan();
 
 Bytes encode(const AnyMessage&);

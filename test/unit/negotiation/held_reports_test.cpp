@@ -33,8 +33,8 @@ class HeldReportsTest : public ::testing::Test {
     return held_.add_named(request.name, request.process_set, std::move(variant), in_second(second),
                            members_);
   }
-  wire::MergedReport::Section complete() {
-    wire::MergedReport::Section section;
+  wire::Report::Section complete() {
+    wire::Report::Section section;
     held_.move_complete(section, members_);
     return section;
   }
@@ -100,12 +100,12 @@ TEST_F(HeldReportsTest, WhatGoesOnInPartsIsTold) {
   ask(5, allreduce("a"));
   for (const int rank : {4, 5, 6}) ask(rank, allreduce("b"));
   HeldReports copy = held_;
-  wire::MergedReport::Section section;
+  wire::Report::Section section;
   const auto in_parts = held_.move_all(section, &members_);
   EXPECT_EQ(in_parts.slots, wire::SlotSet({1}));
   EXPECT_THAT(in_parts.keys, ElementsAre("a"));
   EXPECT_TRUE(held_.empty());
-  wire::MergedReport::Section of_another_epoch;
+  wire::Report::Section of_another_epoch;
   const auto all = copy.move_all(of_another_epoch, nullptr);
   EXPECT_EQ(all.slots, wire::SlotSet({1, 2}));
   EXPECT_THAT(all.keys, ElementsAre("a", "b"));

@@ -84,7 +84,7 @@ TEST(Join, CachedTensorsGoOnAsBits) {
   cluster.report(0);
   const auto plan = cluster.decide();
   ASSERT_TRUE(plan);
-  EXPECT_TRUE(plan->batches.at(0).tensors.at(0).slot);
+  EXPECT_TRUE(std::holds_alternative<wire::SlotUse>(plan->batches.at(0).tensors.at(0)));
   EXPECT_THAT(plan->batches.at(0).absent, ElementsAre(1));
   EXPECT_TRUE(cluster.apply_everywhere()[1].batches.at(0).absent_here);
 }

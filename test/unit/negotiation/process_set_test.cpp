@@ -75,7 +75,7 @@ TEST(ProcessSets, WhatWaitsInARemovedSetEndsOnEachRank) {
   cluster.submit(1, of_set(allreduce("b"), 1));
   const wire::Bytes crossing = cluster.send(1);
   ASSERT_TRUE(cluster.decide());
-  cluster.arrive(1, crossing);
+  cluster.arrive(crossing);
   EXPECT_FALSE(cluster.coordinator().waiting());
   const auto applied = cluster.apply_everywhere();
   ASSERT_THAT(applied[0].errors, SizeIs(1));
@@ -122,7 +122,7 @@ TEST(ProcessSets, AHitOfARemovedSetIsNoOffence) {
   cluster.submit(1, of_set(allreduce("a"), 1));
   const wire::Bytes crossing = cluster.send(1);
   ASSERT_TRUE(cluster.decide());
-  EXPECT_NO_THROW(cluster.arrive(1, crossing));
+  EXPECT_NO_THROW(cluster.arrive(crossing));
   EXPECT_THAT(cluster.apply_everywhere()[1].errors, SizeIs(1));
 }
 

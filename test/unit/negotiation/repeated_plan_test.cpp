@@ -10,7 +10,7 @@ namespace {
 class RepeatedPlanTest : public ::testing::Test {
  protected:
   RepeatedPlanTest() {
-    for (const char* name : {"a", "b", "c"}) cache_.put({allreduce(name), {}});
+    for (const char* name : {"a", "b", "c"}) cache_.put({allreduce(name), {}}, 1);
   }
   static wire::StampedHits hits(const std::vector<std::uint32_t>& slots,
                                 std::uint64_t report_number = 1) {
@@ -20,7 +20,7 @@ class RepeatedPlanTest : public ::testing::Test {
     wire::Plan plan;
     plan.sequence = 3;
     plan.batches.emplace_back();
-    for (const auto slot : slots) plan.batches.back().tensors.emplace_back().slot = slot;
+    for (const auto slot : slots) plan.batches.back().tensors.emplace_back(wire::SlotUse{slot});
     return plan;
   }
   void learn(const std::vector<std::uint32_t>& slots) {
@@ -30,7 +30,7 @@ class RepeatedPlanTest : public ::testing::Test {
   /// Which of the cache's slots is given up next.
   std::uint32_t oldest() {
     std::uint32_t slot = 0;
-    if (const auto displaced = cache_.put({allreduce("new"), {}})) slot = displaced->slot;
+    if (const auto displaced = cache_.put({allreduce("new"), {}}, 1)) slot = *displaced;
     return slot;
   }
 
@@ -101,7 +101,7 @@ TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
   EXPECT_FALSE(kept([](wire::Plan& plan) { plan.errors.emplace_back(); }, true));
   EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].absent = {1}; }, true));
   EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].tensors.pop_back(); }, true));
-  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].tensors[0].slot.reset(); }, true));
+  EXPECT_FALSE(kept([](wire::Plan& plan) { plan.batches[0].tensors[0] = wire::Response{}; }, true));
   // Something else has come in between.
   RepeatedPlan repeated;
   repeated.offer(hits({0, 2}));

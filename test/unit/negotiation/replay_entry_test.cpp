@@ -107,7 +107,7 @@ TEST(ReplayEntry, AReportFromBeforeTheLockIsIgnored) {
   cluster.submit(1, allreduce("extra"));
   const wire::Bytes late = cluster.send(1);
   ASSERT_FALSE(cluster.decide()->replay.empty());
-  cluster.arrive(1, late);
+  cluster.arrive(late);
   EXPECT_FALSE(cluster.coordinator().waiting());
   cluster.apply_everywhere();
   // After the replay the rank asks again, and that counts.
@@ -118,7 +118,6 @@ TEST(ReplayEntry, AReportFromBeforeTheLockIsIgnored) {
     EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
 }
 
-// In a merged report as in a plain one.
 TEST(ReplayEntry, ALeaveFromBeforeTheLockIsIgnored) {
   Cluster cluster(2, replaying_options());
   learn(cluster);
@@ -127,7 +126,7 @@ TEST(ReplayEntry, ALeaveFromBeforeTheLockIsIgnored) {
   const auto plan = cluster.decide();
   ASSERT_FALSE(plan->replay.empty());
   const auto leaves = [](std::uint64_t applied) {
-    wire::MergedReport late;
+    wire::Report late;
     late.applied = {{applied, RankSet(1)}};
     late.leaving = RankSet(1);
     return late;
@@ -156,7 +155,7 @@ TEST(ReplayEntry, ALeaveFromBeforeTheLockIsNotPassedOn) {
   cluster.apply_everywhere();
   Aggregator inner(RankSet(1), cluster.rank(1), std::chrono::seconds(1));
   inner.note_plan(*plan);
-  wire::MergedReport late;
+  wire::Report late;
   late.applied = {{plan->sequence - 1, RankSet(1)}};
   late.leaving = RankSet(1);
   inner.accept(late, {});
@@ -215,11 +214,11 @@ TEST(ReplayEntry, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
   cluster.rank(1).request_shutdown();
   const wire::Bytes late = cluster.send(1);
   ASSERT_FALSE(cluster.decide()->replay.empty());
-  cluster.arrive(1, late);
+  cluster.arrive(late);
   cluster.apply_everywhere();
   const auto again = cluster.rank(1).take_report();
   ASSERT_TRUE(again.has_value());
-  EXPECT_TRUE(again->shutdown);
+  EXPECT_EQ(again->leaving, RankSet(1));
 }
 
 TEST(ReplayEntry, ANegotiatorRefusesALockThatCannotBe) {

@@ -17,7 +17,7 @@ wire::Response response(wire::Request request, std::vector<std::int64_t> first_d
 TEST(ResponseCache, ANamedTensorIsFoundByNameAndMatchesWhenAllIsEqual) {
   ResponseCache cache(4);
   EXPECT_FALSE(cache.find(allreduce("a")));
-  EXPECT_FALSE(cache.put(response(allreduce("a"))));
+  EXPECT_FALSE(cache.put(response(allreduce("a")), 1));
   const auto slot = cache.find(allreduce("a", {7}));
   ASSERT_EQ(slot, 0u);
   EXPECT_TRUE(cache.holds(0));
@@ -32,45 +32,41 @@ TEST(ResponseCache, ANamedTensorIsFoundByNameAndMatchesWhenAllIsEqual) {
 
 TEST(ResponseCache, SetsAreKeptApart) {
   ResponseCache cache(4);
-  cache.put(response(allreduce("a")));
+  cache.put(response(allreduce("a")), 1);
   wire::Request elsewhere = allreduce("a");
   elsewhere.process_set = 1;
   EXPECT_FALSE(cache.find(elsewhere));
-  cache.put(response(elsewhere));
+  cache.put(response(elsewhere), 1);
   EXPECT_EQ(cache.find(elsewhere), 1u);
   EXPECT_EQ(cache.find(allreduce("a")), 0u);
 }
 
 TEST(ResponseCache, TheLeastRecentlyUsedGivesItsSlotUp) {
   ResponseCache cache(2);
-  cache.put(response(allreduce("a")));
-  cache.put(response(allreduce("b")));
+  cache.put(response(allreduce("a")), 1);
+  cache.put(response(allreduce("b")), 1);
   cache.touch(0);
-  const auto displaced = cache.put(response(allreduce("c")));
-  ASSERT_TRUE(displaced);
-  EXPECT_EQ(displaced->slot, 1u);
-  EXPECT_EQ(displaced->response.request.name, "b");
+  EXPECT_EQ(cache.put(response(allreduce("c")), 2), 1u);
+  EXPECT_EQ(cache.find(1, 1)->request.name, "b");
   EXPECT_EQ(cache.find(allreduce("c")), 1u);
   EXPECT_FALSE(cache.find(allreduce("b")));
-  EXPECT_EQ(cache.put(response(allreduce("d")))->response.request.name, "a");
+  EXPECT_EQ(cache.put(response(allreduce("d")), 3), 0u);
   EXPECT_EQ(cache.size(), 2u);
 }
 
 TEST(ResponseCache, AChangedTensorReplacesItselfAndBecomesTheMostRecent) {
   ResponseCache cache(2);
-  cache.put(response(allreduce("a")));
-  cache.put(response(allreduce("b")));
-  const auto displaced = cache.put(response(allreduce("a", {9})));
-  ASSERT_TRUE(displaced);
-  EXPECT_EQ(displaced->slot, 0u);
-  EXPECT_EQ(displaced->response.request.shape, (std::vector<std::int64_t>{4}));
+  cache.put(response(allreduce("a")), 1);
+  cache.put(response(allreduce("b")), 1);
+  EXPECT_EQ(cache.put(response(allreduce("a", {9})), 2), 0u);
+  EXPECT_EQ(cache.find(0, 1)->request.shape, (std::vector<std::int64_t>{4}));
   EXPECT_TRUE(cache.matches(0, allreduce("a", {9}), 0));
-  EXPECT_EQ(cache.put(response(allreduce("c")))->response.request.name, "b");
+  EXPECT_EQ(cache.put(response(allreduce("c")), 3), 1u);
 }
 
 TEST(ResponseCache, UnnamedOperationsThatAreAlikeShareAnEntry) {
   ResponseCache cache(4);
-  cache.put(response(unnamed(OpKind::kAllreduce, 3)));
+  cache.put(response(unnamed(OpKind::kAllreduce, 3)), 1);
   EXPECT_EQ(cache.find(unnamed(OpKind::kAllreduce, 900)), 0u);
   EXPECT_TRUE(cache.matches(0, unnamed(OpKind::kAllreduce, 900), 0));
   EXPECT_FALSE(cache.find(unnamed(OpKind::kAllreduce, 3, {5})));
@@ -85,18 +81,18 @@ TEST(ResponseCache, WhatIsCompressedIsAnotherOperation) {
     return request;
   };
   ResponseCache cache(4);
-  cache.put(response(allreduce("a")));
+  cache.put(response(allreduce("a")), 1);
   EXPECT_FALSE(cache.matches(0, compressed(allreduce("a")), 0));
-  cache.put(response(compressed(allreduce("a"))));
+  cache.put(response(compressed(allreduce("a"))), 1);
   EXPECT_TRUE(cache.matches(0, compressed(allreduce("a")), 0));
   EXPECT_FALSE(cache.matches(0, allreduce("a"), 0));
-  cache.put(response(unnamed(OpKind::kAllreduce, 3)));
+  cache.put(response(unnamed(OpKind::kAllreduce, 3)), 1);
   EXPECT_FALSE(cache.find(compressed(unnamed(OpKind::kAllreduce, 4))));
 }
 
 TEST(ResponseCache, MembersOfAnUnnamedGroupHaveEntriesOfTheirOwn) {
   ResponseCache cache(4);
-  cache.put(response(in_group(unnamed(OpKind::kAllreduce, 10), "", 2, 0)));
+  cache.put(response(in_group(unnamed(OpKind::kAllreduce, 10), "", 2, 0)), 1);
   EXPECT_FALSE(cache.find(in_group(unnamed(OpKind::kAllreduce, 11), "", 2, 1)));
   EXPECT_FALSE(cache.find(unnamed(OpKind::kAllreduce, 10)));
   EXPECT_EQ(cache.find(in_group(unnamed(OpKind::kAllreduce, 20), "", 2, 0)), 0u);
@@ -105,19 +101,52 @@ TEST(ResponseCache, MembersOfAnUnnamedGroupHaveEntriesOfTheirOwn) {
 
 TEST(ResponseCache, AnAllgatherRemembersEveryMembersFirstDimension) {
   ResponseCache cache(4);
-  cache.put(response(allgather("a", {2, 5}), {2, 3, 0}));
+  cache.put(response(allgather("a", {2, 5}), {2, 3, 0}), 1);
   EXPECT_TRUE(cache.matches(0, allgather("a", {2, 5}), 0));
   EXPECT_FALSE(cache.matches(0, allgather("a", {2, 5}), 1));
   EXPECT_TRUE(cache.matches(0, allgather("a", {3, 5}), 1));
   EXPECT_EQ(cache.expand(0, 0, 2).shape, (std::vector<std::int64_t>{0, 5}));
-  cache.put(response(unnamed(OpKind::kAllgather, 1, {2}), {2, 3, 0}));
+  cache.put(response(unnamed(OpKind::kAllgather, 1, {2}), {2, 3, 0}), 1);
   EXPECT_EQ(cache.find(unnamed(OpKind::kAllgather, 2, {8})), 1u);
   EXPECT_FALSE(cache.matches(1, unnamed(OpKind::kAllgather, 2, {8}), 0));
 }
 
+// See Note [What a slot means].
+TEST(ResponseCache, ADisplacedResponseIsFoundByThePlansThatCameBefore) {
+  ResponseCache cache(1);
+  EXPECT_EQ(cache.find(0, 1), nullptr);
+  cache.put(response(allreduce("a")), 1);
+  cache.put(response(allreduce("b")), 3);
+  cache.put(response(allreduce("c")), 7);
+  const auto name = [&](std::uint64_t as_of) { return cache.find(0, as_of)->request.name; };
+  EXPECT_EQ(name(1), "a");
+  EXPECT_EQ(name(2), "a");
+  EXPECT_EQ(name(3), "b");
+  EXPECT_EQ(name(6), "b");
+  EXPECT_EQ(name(7), "c");
+  EXPECT_EQ(cache.find_displaced(0, 6)->request.name, "b");
+  EXPECT_EQ(cache.find_displaced(0, 7), nullptr);
+  EXPECT_EQ(cache.displaced(), 2u);
+  cache.forget_before(6);
+  EXPECT_EQ(cache.displaced(), 1u);
+  EXPECT_EQ(name(6), "b");
+  cache.forget_before(7);
+  EXPECT_EQ(cache.displaced(), 0u);
+}
+
+TEST(ResponseCache, TheSlotsOfOtherSetsFollowTheirContents) {
+  ResponseCache cache(1);
+  wire::Request elsewhere = allreduce("a");
+  elsewhere.process_set = 1;
+  cache.put(response(elsewhere), 1);
+  EXPECT_EQ(cache.slots_of_other_sets(), wire::SlotSet({0}));
+  cache.put(response(allreduce("b")), 2);
+  EXPECT_TRUE(cache.slots_of_other_sets().empty());
+}
+
 TEST(ResponseCache, WithoutCapacityNothingIsRemembered) {
   ResponseCache cache(0);
-  EXPECT_FALSE(cache.put(response(allreduce("a"))));
+  EXPECT_FALSE(cache.put(response(allreduce("a")), 1));
   EXPECT_FALSE(cache.find(allreduce("a")));
   EXPECT_EQ(cache.size(), 0u);
 }
@@ -128,7 +157,7 @@ TEST(ResponseCache, WhatChangesFromUseToUseIsNotRemembered) {
     wire::Request request = allreduce("a");
     request.kind = kind;
     EXPECT_FALSE(ResponseCache::cacheable(request));
-    cache.put(response(request));
+    cache.put(response(request), 1);
     EXPECT_EQ(cache.size(), 0u);
   }
 }
@@ -157,12 +186,9 @@ TEST(ResponseCache, TwoCopiesThatSeeTheSamePlansStayEqual) {
         follows.touch(*slot);
         continue;
       }
-      const auto a = decides.put(response(request));
-      const auto b = follows.put(response(request));
-      ASSERT_EQ(a.has_value(), b.has_value());
-      if (a) {
-        ASSERT_EQ(a->slot, b->slot);
-      }
+      const auto a = decides.put(response(request), 1);
+      const auto b = follows.put(response(request), 1);
+      ASSERT_EQ(a, b);
       ASSERT_EQ(decides.size(), follows.size());
       ASSERT_LE(decides.size(), capacity);
     }
@@ -174,7 +200,7 @@ TEST(ResponseCache, TwoCopiesThatSeeTheSamePlansStayEqual) {
 
 TEST(ResponseCacheDeathTest, ASlotHasToBeInUse) {
   ResponseCache cache(4);
-  cache.put(response(allreduce("a")));
+  cache.put(response(allreduce("a")), 1);
   EXPECT_BROKEN_CONTRACT(cache.at(1), "the slot is in use");
   EXPECT_BROKEN_CONTRACT(cache.touch(4), "the slot is in use");
   EXPECT_BROKEN_CONTRACT(cache.expand(1, 0, 0), "the slot is in use");

@@ -316,17 +316,13 @@ TEST(ScheduleReplay, RanksAgreeInEveryInterleaving) {
 class Learner : public ::testing::Test {
  protected:
   Learner() {
-    for (const char* const name : {"a", "b", "c", "d"}) cache_.put({request(name)});
+    for (const char* const name : {"a", "b", "c", "d"}) cache_.put({request(name)}, 1);
   }
   static wire::Plan plan(const std::vector<std::vector<std::uint32_t>>& batches) {
     wire::Plan made;
     for (const auto& slots : batches) {
       wire::Batch one;
-      for (const std::uint32_t slot : slots) {
-        wire::PlannedTensor tensor;
-        tensor.slot = slot;
-        one.tensors.push_back(tensor);
-      }
+      for (const std::uint32_t slot : slots) one.tensors.emplace_back(wire::SlotUse{slot});
       made.batches.push_back(one);
     }
     return made;
@@ -339,7 +335,7 @@ class Learner : public ::testing::Test {
       member.group = group;
       member.group_size = 2;
       member.group_index = i;
-      cache_.put({member});
+      cache_.put({member}, 1);
       members.push_back(*cache_.find(member));
     }
     return members;
@@ -424,7 +420,7 @@ TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
   EXPECT_TRUE(observe({{0, 1}}));
   learner_.note_left(100);
   wire::Plan in_full = plan({{0}});
-  in_full.batches[0].tensors[0].slot.reset();
+  in_full.batches[0].tensors[0] = wire::Response{};
   EXPECT_FALSE(learner_.observe(in_full, cache_));
   EXPECT_TRUE(observe({{0}, {1}}));
   EXPECT_EQ(learner_.schedule().size(), 2U) << "slot 1 may not be of slot 0's sort any more";
@@ -439,10 +435,8 @@ TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
     member.ordinal = ordinal;
     member.group_size = 2;
     member.group_index = static_cast<int>(ordinal % 2);
-    cache_.put({member});
-    members.emplace_back();
-    members.back().slot = cache_.find(member);
-    members.back().ordinal = ordinal;
+    cache_.put({member}, 1);
+    members.emplace_back(wire::SlotUse{cache_.find(member).value(), ordinal});
   }
   wire::Plan whole = plan({{}, {}}), split = whole;
   whole.batches[0].tensors = {members[0], members[1]};
@@ -493,7 +487,7 @@ TEST_F(Learner, DoesNotLockWhatIsNewOrFailsOrLacksARank) {
   EXPECT_FALSE(learner_.observe(other, cache_));
   observe(step);
   other = plan(step);
-  other.batches[0].tensors[0].slot.reset();
+  other.batches[0].tensors[0] = wire::Response{};
   EXPECT_FALSE(learner_.observe(other, cache_));
   EXPECT_FALSE(observe(step));
   EXPECT_TRUE(observe(step));
