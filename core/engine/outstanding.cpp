@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "hvd/error.h"
-#include "negotiation/tensor_key.h"
+#include "negotiation/process_set_table.h"
 
 namespace hvd::runtime {
 

@@ -112,7 +112,7 @@ void ReportRoute::count_own_message() noexcept {
 
 bool ReportRoute::forward_reports() {
   if (!aggregator_) return false;
-  const auto merged = aggregator_->take(time_.now());
+  const auto merged = aggregator_->next_report(time_.now());
   if (!merged) return false;
   if (coordinator_) {
     coordinator_->accept(*merged, time_.awake());
@@ -125,13 +125,13 @@ bool ReportRoute::forward_reports() {
 void ReportRoute::tell_blocked() {
   if (coordinator_) {
     count_own_message();
-    return coordinator_->note_blocked(control_.rank(), negotiator_.last_applied());
+    return coordinator_->record_blocked(control_.rank(), negotiator_.last_applied());
   }
   sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
 }
 
 void ReportRoute::note_left(std::uint64_t batches_run) {
-  if (coordinator_) coordinator_->note_replay_left(batches_run);
+  if (coordinator_) coordinator_->end_replay(batches_run);
 }
 
 bool ReportRoute::decide(const control::BatchesAhead& ahead) {
@@ -151,7 +151,7 @@ void ReportRoute::pass_down(const wire::Plan& plan) {
 void ReportRoute::note_applied(const wire::Plan& plan) {
   last_plan_at_ = time_.now();
   watch_.heard(0);  // whoever has passed it on
-  if (aggregator_) aggregator_->note_plan(plan);
+  if (aggregator_) aggregator_->apply(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -181,7 +181,7 @@ ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
   if (const auto* report_in = std::get_if<wire::Report>(&message)) take_in(source, *report_in);
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);
       blocked != nullptr && coordinator_) {
-    coordinator_->note_blocked(source, blocked->last_applied);
+    coordinator_->record_blocked(source, blocked->last_applied);
   }
   if (std::holds_alternative<wire::Ping>(message)) {
     if (coordinator_) watch_.note_asked();

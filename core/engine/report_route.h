@@ -102,7 +102,7 @@ class ReportRoute {
   void tell_the_lost(const wire::Abort&);
 
   /// Rank 0: that rank is gone, and has said so or not.
-  void note_departed(int rank) { coordinator_->note_departed(rank); }
+  void note_departed(int rank) { coordinator_->record_departure(rank); }
 
   // --- by the clock ---
   /// Rank 0: who is waited for for long, into the log.

@@ -1,54 +1,180 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
-#include "negotiation/held_reports.h"
 #include "negotiation/messages.h"
 #include "negotiation/negotiator.h"
-#include "negotiation/open_state.h"
+#include "negotiation/process_set_table.h"
+#include "negotiation/response_cache.h"
 
 namespace hvd::control {
 
-/// The ranks that want to leave, except those that said so before the replay began: applying its
-/// plan withdraws whatever a rank had reported.
+/// The members of each process set that lie below an aggregator. Pure; not thread-safe.
+class SubtreeMembers {
+ public:
+  /// @param sets outlives the object
+  SubtreeMembers(RankSet subtree, const ProcessSetTable& sets)
+      : subtree_(std::move(subtree)), sets_(sets) {}
+
+  RankSpan of(int process_set);
+  /// Whether `ranks` contain every member below.
+  bool complete(RankSpan ranks, int process_set) { return hvd::contains(ranks, of(process_set)); }
+  /// The process sets may have changed.
+  void forget_sets() noexcept { of_set_.clear(); }
+
+ private:
+  const RankSet subtree_;
+  const ProcessSetTable& sets_;
+  std::map<int, RankSet> of_set_;  // except set 0
+};
+
+/// The operations that ranks have requested as of one plan and that are not forwarded yet, each
+/// once with the ranks that made the same request. Pure; not thread-safe.
+class HeldReports {
+ public:
+  /// Ranks that made the same request for a name: by a hit if unnamed and cached, else in full.
+  struct Variant {
+    RankSet ranks = {};
+    std::optional<wire::SlotUse> hit = {};
+    wire::StampedRequest asked = {};
+  };
+  /// Operations that were forwarded before every member below had requested them.
+  struct InParts {
+    wire::SlotSet slots = {};
+    std::vector<std::string> keys = {};
+  };
+
+  bool empty() const noexcept { return hits_.empty() && named_.empty(); }
+  /// When the oldest operation was first requested.
+  std::optional<TimePoint> oldest() const;
+
+  // @return whether every member below has now requested some operation
+  bool add_hits(wire::SlotSet, RankSpan, std::uint64_t report_number, int process_set,
+                TimePoint now, SubtreeMembers&);
+  bool add_named(std::string key, int process_set, Variant, TimePoint now, SubtreeMembers&);
+
+  /// Moves the operations that every member below has requested.
+  void move_complete(wire::Report::Section&, SubtreeMembers&);
+  /// Moves all operations. @param members null: no operation counts as complete
+  InParts move_all(wire::Report::Section&, SubtreeMembers* members);
+
+ private:
+  /// Hits that the same ranks have reported, all of one process set.
+  struct Hits {
+    wire::SlotSet slots = {};
+    RankSet ranks = {};
+    std::uint64_t report_number = 0;
+    int process_set = 0;
+    TimePoint since{};
+  };
+  struct Named {
+    std::string key = {};
+    int process_set = 0;
+    RankSet said = {};
+    std::vector<Variant> variants = {};
+    TimePoint since{};
+  };
+  static void move_out(Hits&, wire::Report::Section&);
+  static void move_out(Named&, wire::Report::Section&);
+
+  std::vector<Hits> hits_;
+  std::vector<Named> named_;
+  std::unordered_map<std::string, std::size_t> by_key_;  // index into named_
+};
+
+/// Whether an aggregator forwards every report at once, and the reasons for it: operations that
+/// were forwarded in parts, a join, a rank that leaves. See Note [Holding reports back] in
+/// aggregator.cpp. Pure; not thread-safe.
+class PassThrough {
+ public:
+  /// @param cache of this rank; it outlives the object
+  explicit PassThrough(const ResponseCache& cache) noexcept : cache_(cache) {}
+
+  bool active() const noexcept { return active_; }
+  /// Passes reports through from now on, until stop_if_done().
+  void start() noexcept { active_ = true; }
+  /// Stops unless there is a reason to go on. @pre no report is held back
+  void stop_if_done() noexcept;
+  /// A rank leaves: passes reports through until the next replay.
+  void start_leave() noexcept { active_ = anyone_left_ = true; }
+
+  /// A rank has joined: passes reports through until a plan has ended the join.
+  /// @param name of the operation
+  void start_join(const std::string& name);
+  bool joining() const noexcept { return joining_; }
+
+  /// These operations were forwarded in parts: passes reports through until plans have ended each.
+  /// @param as_of the plan that the slots refer to the cache of
+  /// @param last_applied the last plan
+  void remember(const HeldReports::InParts&, std::uint64_t as_of, std::uint64_t last_applied);
+  /// The plan ends operations. The cache is as of this plan.
+  void apply(const wire::Plan&);
+  /// The plan has put other responses into some slots.
+  void follow_displaced(std::uint64_t plan);
+  void drop_removed(const ProcessSetTable&);
+  /// Forgets all reasons: the ranks submit everything again.
+  void reset();
+
+ private:
+  void forget(int process_set, const std::string& name, std::uint64_t as_of);
+  void forget(const wire::PlannedTensor&, std::uint64_t as_of);
+  bool in_parts() const noexcept { return !slots_.empty() || !keys_.empty(); }
+
+  const ResponseCache& cache_;
+  bool active_ = false;
+  bool anyone_left_ = false;
+  bool joining_ = false;  ///< no plan has ended it yet
+  std::string join_name_;
+  // Operations that were forwarded in parts and that no plan has ended yet.
+  wire::SlotSet slots_;
+  std::unordered_set<std::string> keys_;  // tensor_key()
+  std::uint64_t remembered_at_ = 0;       ///< the plan that was the last one then
+};
+
+/// The ranks that leave, except those that reported it before the replay began: a rank that applies
+/// the replay's plan withdraws all that it had reported.
 RankSet leaving_since(const wire::Report&, std::uint64_t replay_plan);
 
 /// Merges the reports that pass through an inner rank of the tree (its own and its children's) into
 /// messages for the next rank. Pure; not thread-safe.
 ///
-/// It holds back what somebody below has not asked for yet: the coordinator could do nothing with
-/// it. See Note [What is held back] in aggregator.cpp.
+/// It holds an operation back until every member below has requested it, since the coordinator
+/// cannot plan it before. See Note [Holding reports back] in aggregator.cpp.
 class Aggregator {
  public:
   /// @param subtree the ranks whose reports pass here
   /// @param state of this rank; it outlives the aggregator
-  /// @param longest_hold nothing is held back longer
+  /// @param longest_hold how long a report may be held back
   Aggregator(RankSet subtree, const Negotiator& state, Duration longest_hold);
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
   /// A report of this rank or of a child.
   void accept(const wire::Report&, TimePoint now);
-  /// @pre this rank's negotiator has applied it
-  void note_plan(const wire::Plan&);
+  /// @pre this rank's negotiator has applied the plan
+  void apply(const wire::Plan&);
 
-  /// What must be forwarded now.
-  std::optional<wire::Report> take(TimePoint now);
-  /// When take() will give something although nothing more comes.
+  /// The report to forward now, if any.
+  std::optional<wire::Report> next_report(TimePoint now);
+  /// When next_report() will return a report even if no message arrives.
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !held_.empty(); }
-  /// Whether it forwards everything at once, as it does while anything unusual is pending.
-  bool open() const noexcept { return open_.open(); }
+  /// Whether it forwards every report at once, as it does while anything unusual is pending.
+  bool passing_through() const noexcept { return pass_through_.active(); }
 
  private:
   HeldReports& held_as_of(std::uint64_t as_of);
-  void note_applied(RankSpan ranks, std::uint64_t last_applied);
+  void record_applied(RankSpan ranks, std::uint64_t last_applied);
   void add_hits(HeldReports&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
                 TimePoint now);
   void add_unnamed_hit(HeldReports&, const wire::StampedUnnamedHit&, RankSpan ranks,
@@ -56,7 +182,7 @@ class Aggregator {
   void add_request(HeldReports&, wire::StampedRequest, RankSpan ranks, TimePoint now);
   void add_named(HeldReports&, std::string key, int process_set, HeldReports::Variant,
                  TimePoint now);
-  void close_if_done() noexcept;
+  void stop_if_done() noexcept;
   void pass_on_overdue() noexcept;
   void move_out(HeldReports&, wire::Report::Section&);
   void begin_epoch(std::uint64_t sequence);
@@ -66,19 +192,19 @@ class Aggregator {
   const Negotiator& state_;
   const Duration longest_hold_;
 
-  /// The last plan that changed more than the order of the cache: what is reported after it or any
-  /// later plan means the same.
+  /// The last plan that changed more than the order of the cache. Slots in reports as of this plan
+  /// and as of any later one mean the same.
   std::uint64_t epoch_ = 0;
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
-  /// By the plan that the slots in it refer to the cache of.
-  std::map<std::uint64_t, HeldReports> held_;  // none of them empty
+  /// By the plan that the slots refer to.
+  std::map<std::uint64_t, HeldReports> held_;  // no entry is empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
-  RankSet ended_;  ///< those of them that have not called shutdown()
+  RankSet ended_;  ///< the leaving ranks that have not called shutdown()
   bool anything_complete_ = false;
   bool overdue_ = false;
-  bool acknowledged_ = false;  ///< somebody had nothing else to say
-  OpenState open_;
+  bool acknowledged_ = false;  ///< some rank reported only the plan that it has applied
+  PassThrough pass_through_;
 };
 
 }  // namespace hvd::control

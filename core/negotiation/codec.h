@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,5 +64,20 @@ class Reader {
   std::span<const std::byte> bytes_;
   std::size_t offset_ = 0;
 };
+
+struct Report;
+struct Request;
+enum class MessageKind : std::uint8_t;
+
+// Parts that several kinds of message are made of, for the other files of the codec.
+
+inline constexpr std::uint64_t kAnyNumber = std::numeric_limits<std::uint64_t>::max();
+inline constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
+
+/// A message's header.
+Writer start(MessageKind);
+void write_request(Writer&, const Request&);
+Request read_request(Reader&);
+Report read_report(Reader&);
 
 }  // namespace hvd::wire

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/expect.h"
 #include "hvd/error.h"
 #include "negotiation/aggregator.h"
 #include "negotiation/fusion_planner.h"
@@ -25,12 +26,12 @@ Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
 
 void Coordinator::accept(const wire::Report& report, TimePoint now) {
   check(report);
-  spread_whole(now);
-  if (accept_whole(report)) return blocked_.note_change(now);
+  flush_shortcut(now);
+  if (accept_by_shortcut(report)) return blocked_.record_change(now);
   for (const auto& section : report.sections) {
-    // The ranks take it back when they come to the replay: see ScheduleReplay.
+    // The ranks withdraw it when they apply the replay's plan: see ScheduleReplay.
     if (section.as_of < replay_plan_) continue;
-    blocked_.note_change(now);
+    blocked_.record_change(now);
     // The requests that a rank makes before it joins lie anywhere in the section.
     for (const bool joins : {false, true}) {
       for (const auto& group : section.groups)
@@ -39,11 +40,11 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
     record_activity(section, now);
   }
   // Last, since the ranks had not applied these plans when they asked for some of it.
-  for (const auto& applied : report.applied) note_applied(applied.ranks, applied.last_applied);
-  if (table_.anyone_joined()) table_.refresh_join(now);
+  for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
+  if (table_.anyone_joined()) table_.restart_join_clock(now);
   const RankSet leaving = leaving_since(report, replay_plan_);
   if (leaving.empty()) return;
-  blocked_.note_change(now);
+  blocked_.record_change(now);
   departures_.add(leaving);
   departures_.add_ended(intersection(report.ended, leaving));
 }
@@ -52,7 +53,7 @@ void Coordinator::check(const wire::Report& report) const {
   const RankRange world{0, static_cast<int>(ranks_) - 1};
   const auto check_ranks = [&](const RankSet& ranks) {
     if (contains({&world, 1}, ranks)) return;
-    throw Error("a report came from rank " + std::to_string(ranks.highest()) +
+    throw Error("a report names rank " + std::to_string(ranks.highest()) +
                 ", which does not exist");
   };
   check_ranks(report.leaving);
@@ -69,8 +70,7 @@ void Coordinator::check(const wire::Report& report) const {
   }
 }
 
-void Coordinator::accept_group(const wire::Report::Group& group, const Source& source,
-                               bool joins) {
+void Coordinator::accept_group(const wire::Report::Group& group, const Source& source, bool joins) {
   if (!joins) {
     for (const auto& hits : group.hits) {
       hits.slots.for_each([&](std::uint32_t slot) {
@@ -96,21 +96,21 @@ void Coordinator::record_activity(const wire::Report::Section& section, TimePoin
     recorded.add(ranks);
     const Source source{ranks, section.as_of, now};
     if (!group.requests.empty()) {
-      stalls_.note_activity(ranks, group.requests.back().request.name, now);
+      stalls_.record_activity(ranks, group.requests.back().request.name, now);
     } else if (!group.unnamed_hits.empty()) {
       const wire::SlotUse& hit = group.unnamed_hits.back().hit;
       const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
-      stalls_.note_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
+      stalls_.record_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
     } else if (!group.hits.empty()) {
-      stalls_.note_activity(
+      stalls_.record_activity(
           ranks, slot_as_seen(source, group.hits.back().slots.highest()).request.name, now);
     }
   }
 }
 
-void Coordinator::note_applied(RankSpan ranks, std::uint64_t sequence) {
-  failed_uses_.note_applied(ranks, sequence);
-  if (progress_.note(ranks, sequence)) cache_.forget_before(progress_.applied_by_all());
+void Coordinator::record_applied(RankSpan ranks, std::uint64_t sequence) {
+  failed_uses_.record_applied(ranks, sequence);
+  if (progress_.record(ranks, sequence)) cache_.forget_before(progress_.applied_by_all());
 }
 
 // The response that the slot holds now, or held for these ranks before it was displaced.
@@ -127,20 +127,21 @@ void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint
   const bool current = cache_.holds(slot) && &held == &cache_.at(slot);
   const int process_set = held.request.process_set;
   if (sets_.was_removed(process_set)) return;
-  Askers askers{source.ranks, stamp, {}, &held.first_dims};
-  if (current) askers.slot = slot;
-  if (current && failed_uses_.empty() && table_.add_hit(askers)) return;
+  Submitters submitters{source.ranks, stamp, {}, &held.first_dims};
+  if (current) submitters.slot = slot;
+  if (current && failed_uses_.empty() && table_.add_hit(submitters)) return;
   const int lowest = source.ranks.front().first;
   const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
   if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
     throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
                 " of a process set it is not in");
   }
-  accept_request(source, askers, ResponseCache::expand(held, ordinal, position));
+  accept_request(source, submitters, ResponseCache::expand(held, ordinal, position));
 }
 
-void Coordinator::accept_request(const Source& source, Askers askers, wire::Request request) {
-  // The ranks had not heard of the removal yet, and end it by themselves when they do.
+void Coordinator::accept_request(const Source& source, Submitters submitters,
+                                 wire::Request request) {
+  // The ranks had not applied the removal yet, and end the operation themselves when they do.
   if (sets_.was_removed(request.process_set)) return;
   RankSet fresh;
   std::vector<wire::DimRun> dims;
@@ -148,10 +149,10 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
       !stale.empty()) {
     fresh = difference(source.ranks, stale);
     if (fresh.empty()) return;
-    // What is left of the first dimensions, rank by rank: rare enough.
-    if (!askers.first_dims.empty()) {
+    // Keeps the first dimensions of the other ranks, rank by rank. This is rare.
+    if (!submitters.first_dims.empty()) {
       std::vector<std::int64_t> each;
-      for (const auto& run : askers.first_dims)
+      for (const auto& run : submitters.first_dims)
         each.insert(each.end(), static_cast<std::size_t>(run.ranks), run.dim);
       std::size_t next = 0;
       for_each_rank(source.ranks, [&](int rank) {
@@ -159,19 +160,19 @@ void Coordinator::accept_request(const Source& source, Askers askers, wire::Requ
         ++next;
       });
       request.shape[0] = dims.front().dim;
-      askers.first_dims = dims;
-    } else if (askers.first_dims_of_members != nullptr && wire::gathers(request.kind)) {
+      submitters.first_dims = dims;
+    } else if (submitters.first_dims_of_members != nullptr && wire::gathers(request.kind)) {
       const int position = sets_.position(request.process_set, fresh.lowest());
-      request.shape[0] = (*askers.first_dims_of_members)[static_cast<std::size_t>(position)];
+      request.shape[0] = (*submitters.first_dims_of_members)[static_cast<std::size_t>(position)];
     }
-    askers.ranks = fresh;
+    submitters.ranks = fresh;
   }
   const bool joins = request.kind == OpKind::kJoin;
-  table_.add(askers, std::move(request), source.now);
-  // A join that waits for a rank which has left fails in the next plan, and nobody has joined: what
-  // else is pending, as among those who are left, waits for these ranks like for any other.
+  table_.add(submitters, std::move(request), source.now);
+  // A join that lacks a rank which has left fails in the next plan. Its ranks do not count as
+  // joined then, so other pending operations wait for them.
   if (!joins || !difference(departures_.ranks(), table_.joined()).empty()) return;
-  table_.note_joined(askers.ranks);
+  table_.add_joined(submitters.ranks);
 }
 
 bool Coordinator::may_gather_for_device() const {
@@ -185,8 +186,8 @@ bool Coordinator::may_gather_for_device() const {
   return all;
 }
 
-// See Note [The whole world at once] in repeated_plan.h.
-bool Coordinator::accept_whole(const wire::Report& report) {
+// See Note [The shortcut for repeated plans] in coordinator.h.
+bool Coordinator::accept_by_shortcut(const wire::Report& report) {
   if (report.sections.size() != 1 || report.sections[0].groups.size() != 1 ||
       report.sections[0].as_of < replay_plan_) {
     return false;
@@ -198,11 +199,11 @@ bool Coordinator::accept_whole(const wire::Report& report) {
   const bool alone = table_.pending().empty() && failed_uses_.empty() && cache_.displaced() == 0 &&
                      departures_.none();
   if (!whole || !alone || !repeated_.offer(group.hits[0])) return false;
-  for (const auto& applied : report.applied) note_applied(applied.ranks, applied.last_applied);
+  for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
   return true;
 }
 
-void Coordinator::spread_whole(TimePoint now) {
+void Coordinator::flush_shortcut(TimePoint now) {
   const auto hits = repeated_.give_back();
   if (!hits) return;
   const RankRange world{0, static_cast<int>(ranks_) - 1};
@@ -212,10 +213,11 @@ void Coordinator::spread_whole(TimePoint now) {
   });
 }
 
-// Some batch is of a sort that could gather. The ready table finds out whether it does.
+// Whether some batch is of a sort that could gather. The ready table finds out whether it does.
 bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
   return ahead && std::ranges::any_of(repeated_.plan().batches, [&](const wire::Batch& batch) {
-           const wire::Request& request = cache_.at(std::get<wire::SlotUse>(batch.tensors.front()).slot).request;
+           const wire::Request& request =
+               cache_.at(std::get<wire::SlotUse>(batch.tensors.front()).slot).request;
            return fusion_sort(request) &&
                   ahead(request.process_set, request.device) >= kBusyBatches;
          });
@@ -224,13 +226,13 @@ bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
 std::optional<wire::Plan> Coordinator::repeat_plan(TimePoint now, const BatchesAhead& ahead) {
   if (!repeated_.waiting()) return std::nullopt;
   if (may_hold_back_repeated(ahead)) {
-    spread_whole(now);
+    flush_shortcut(now);
     return std::nullopt;
   }
-  stalls_.note_activity(RankSet(0, static_cast<int>(ranks_) - 1),
-                        cache_.at(repeated_.slots().highest()).request.name, now);
-  wire::Plan repeated = repeated_.take(++sequence_, cache_);
-  blocked_.note_change(now);
+  stalls_.record_activity(RankSet(0, static_cast<int>(ranks_) - 1),
+                          cache_.at(repeated_.slots().highest()).request.name, now);
+  wire::Plan repeated = repeated_.repeat(++sequence_, cache_);
+  blocked_.record_change(now);
   if (options_.schedule_lock) replay_if_steady(repeated);
   return repeated;
 }
@@ -245,11 +247,11 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead&
   if (join_failure_) fail_what_counts_on_joined(plan);
   if (table_.anything_ready()) plan_ready(now, ahead, plan);
   if (repeated_.learning()) repeated_.learn(plan, table_.pending().empty());
-  if (!table_.anything_ready()) plan.shutdown = departures_.take_end();
+  if (!table_.anything_ready()) plan.shutdown = departures_.announce_end();
   if (options_.schedule_lock) replay_if_steady(plan);
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return std::nullopt;
   ++sequence_;
-  blocked_.note_change(now);
+  blocked_.record_change(now);
   return plan;
 }
 
@@ -261,16 +263,17 @@ ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahe
   };
 }
 
-// Since another plan it may have something to go on with.
-void Coordinator::note_blocked(int rank, std::uint64_t last_applied) {
+// A rank that had not applied the last plan may not be blocked any more.
+void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) {
-    throw Error("rank " + std::to_string(rank) + ", which does not exist, says that it waits");
+    throw Error("rank " + std::to_string(rank) +
+                " reports that it is blocked, but it does not exist");
   }
   if (last_applied == sequence_) blocked_.add(rank);
 }
 
-// What ranks have asked for early, of the next step, they ask for again under the replay. What is
-// not of the schedule would end it at once.
+// Ranks submit operations of the next step again under the replay. An operation outside the
+// schedule would end the replay at once, so it must not be pending.
 void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
   if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;
@@ -306,8 +309,8 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
 }
 
 void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
-  // Each text tells what the missing ranks wait for, so all are written before the first tensor
-  // goes.
+  // Each text lists the operations that the missing ranks wait for, so all texts are written before
+  // the first tensor leaves the table.
   std::vector<std::pair<PendingRef, std::string>> expired;
   for (const PendingRef tensor : stalls_.expired(table_, now)) {
     expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
@@ -335,7 +338,7 @@ void Coordinator::fail_for_shutdown(wire::Plan& plan) {
   for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
 }
 
-// Ranks that had joined have not any more, so they cannot be absent from anything.
+// A failed join undoes the joins of its ranks, so they cannot be absent from operations any more.
 void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
   const Status cause = *std::exchange(join_failure_, std::nullopt);
   std::vector<PendingRef> ended;
@@ -352,8 +355,8 @@ void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
   }
 }
 
-// An operation that waits for a rank which has left will never be complete, nor will a group that
-// lacks a member.
+// Why the operation can never be complete: it, or the rest of its group, lacks a rank that has
+// left.
 std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
   const bool group_lacks_member =
       tensor.held &&
@@ -380,13 +383,13 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
                 rank};
 }
 
-// What can run, in canonical order; what cannot is failed.
-std::vector<PendingRef> Coordinator::take_sound(const BatchesAhead& ahead, wire::Plan& plan) {
+// The tensors that can run, in canonical order. Fails the other ready tensors.
+std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wire::Plan& plan) {
   std::vector<PendingRef> sound;
   const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
-  // Failing one tensor may make held members of its group ready, so take until nothing comes.
+  // A failed tensor may make held members of its group ready, so extract until none is left.
   for (;;) {
-    const std::vector<PendingRef> taken = table_.take_ready(goes_on);
+    const std::vector<PendingRef> taken = table_.extract_ready(goes_on);
     if (taken.empty()) break;
     for (const PendingRef tensor : taken) {
       if (const auto fault = fault_of(*tensor)) {
@@ -417,16 +420,16 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
 }
 
 void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Plan& plan) {
-  std::vector<PendingRef> sound = take_sound(ahead, plan);
-  stalls_.note_resumed(sound, now);
-  // A set ends after what is ready in it.
+  std::vector<PendingRef> sound = extract_valid(ahead, plan);
+  stalls_.record_resumed(sound, now);
+  // A set is removed after its ready operations have been planned.
   const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
     return tensor->request.kind != OpKind::kRemoveProcessSet;
   });
   plan_batches({sound.begin(), removals}, plan);
   for (auto removal = removals; removal != sound.end(); ++removal) {
     const int removed = (*removal)->request.removed_set;
-    if (!sets_.contains(removed)) {  // asked for twice
+    if (!sets_.contains(removed)) {  // removed twice
       fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
       continue;
     }
@@ -436,7 +439,7 @@ void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Pla
 }
 
 void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Plan& plan) {
-  // Only what the same ranks are absent from can share a batch.
+  // Tensors share a batch only if the same ranks are absent from them.
   std::map<std::vector<int>, std::vector<PendingRef>> by_absent;
   for (const PendingRef tensor : tensors) by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
   for (const auto& [absent, alike] : by_absent) {
@@ -457,9 +460,9 @@ void Coordinator::end_set(int process_set) {
   failed_uses_.drop_set(process_set);
 }
 
-// The slot that holds exactly what the ranks have agreed on.
+// The slot that holds exactly the response that the ranks have agreed on.
 std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tensor) const {
-  if (tensor.cached_slot) return tensor.cached_slot;  // everybody asked by naming it
+  if (tensor.cached_slot) return tensor.cached_slot;  // all ranks hit it
   const auto slot = cache_.find(tensor.request);
   const bool same = slot && cache_.matches(*slot, tensor.request, 0) &&
                     cache_.at(*slot).first_dims == tensor.first_dims;
@@ -468,7 +471,7 @@ std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tenso
 
 wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   if (const auto slot = agreed_slot(*tensor)) {
-    repeated_.note_touched();
+    repeated_.mark_cache_touched();
     cache_.touch(*slot);
     const wire::SlotUse use{*slot, tensor->request.unnamed ? tensor->request.ordinal : 0};
     table_.erase(tensor);
@@ -485,6 +488,55 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
   }
   table_.erase(tensor);
   return response;
+}
+
+bool RepeatedPlan::offer(const wire::StampedHits& hits) {
+  if (!known_ || known_->slots != hits.slots) {
+    learning_ = hits.slots;
+    return false;
+  }
+  waiting_ = hits;
+  return true;
+}
+
+std::optional<wire::StampedHits> RepeatedPlan::give_back() {
+  learning_.reset();
+  return std::exchange(waiting_, std::nullopt);
+}
+
+wire::Plan RepeatedPlan::repeat(std::uint64_t sequence, ResponseCache& cache) {
+  HVD_EXPECT(waiting(), "hits wait");
+  waiting_.reset();
+  wire::Plan plan = known_->plan;
+  plan.sequence = known_->repeated_as = sequence;
+  // The same plan twice in a row leaves the order of the cache as it is.
+  if (std::exchange(known_->just_used, true)) return plan;
+  for (const auto& batch : plan.batches) {
+    for (const auto& tensor : batch.tensors) cache.touch(std::get<wire::SlotUse>(tensor).slot);
+  }
+  return plan;
+}
+
+wire::Bytes RepeatedPlan::encode(const wire::Plan& plan) const {
+  const bool repeated = known_ && known_->repeated_as == plan.sequence && plan.replay.empty();
+  return repeated ? wire::renumber(known_->encoded, plan.sequence) : wire::encode(plan);
+}
+
+void RepeatedPlan::learn(wire::Plan plan, bool nothing_pending) {
+  const std::optional<wire::SlotSet> asked = std::exchange(learning_, std::nullopt);
+  if (!asked || plan.shutdown || !plan.errors.empty() || !nothing_pending) return;
+  wire::SlotSet planned;
+  for (const auto& batch : plan.batches) {
+    for (const auto& tensor : batch.tensors) {
+      const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
+      if (cached == nullptr || !batch.absent.empty()) return;
+      planned.add(cached->slot);
+    }
+  }
+  if (planned != *asked) return;
+  plan.sequence = 0;
+  wire::Bytes encoded = wire::encode(plan);
+  known_ = {planned, std::move(encoded), std::move(plan), true, 0};
 }
 
 }  // namespace hvd::control

@@ -1,33 +1,48 @@
 #pragma once
 
+// core/negotiation: how the ranks agree on the operations that they run, and in which order. Begin
+// with this file and docs/protocol.md.
+//
+//   messages.h, codec.h                  the messages and their bytes
+//   negotiator.h                         every rank: submissions in, reports out; plans in
+//   coordinator.h                        rank 0: reports in, plans out
+//     ready_table.h                        pending operations and the ranks that submitted them
+//     validator.h                          whether the requests of the ranks agree
+//     fusion_planner.h                     which operations share a batch
+//     stall_inspector.h, rank_records.h    operations that lack ranks, and the state of each rank
+//   response_cache.h, process_set_table.h  state that is equal on all ranks
+//   tree.h, aggregator.h                 merging reports on their way to rank 0
+//   schedule_replay.h, dissemination_barrier.h  repeating steps without plans
+//   liveness.h                           pings to other hosts
+//
+// All classes are pure: no transport, thread, clock or environment.
+
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/expect.h"
 #include "base/rank_set.h"
-#include "negotiation/blocked_ranks.h"
-#include "negotiation/departures.h"
-#include "negotiation/failed_uses.h"
 #include "negotiation/messages.h"
-#include "negotiation/plan_progress.h"
 #include "negotiation/process_set_table.h"
+#include "negotiation/rank_records.h"
 #include "negotiation/ready_table.h"
-#include "negotiation/repeated_plan.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/schedule_replay.h"
 #include "negotiation/stall_inspector.h"
 
 namespace hvd::control {
 
-/// With as many batches ahead of it, less than a full one is held back.
+/// With this many batches ahead of it, a batch that is not full is held back.
 inline constexpr std::size_t kBusyBatches = 2;
 
 /// How many batches rank 0 has in flight on the channel where a tensor of this process set and on
-/// this device would run. None for sets without rank 0, whose channels it does not see. An empty
-/// function: nothing is in flight.
+/// this device would run; 0 for sets without rank 0, whose channels it does not see. An empty
+/// function stands for 0.
 using BatchesAhead = std::function<std::size_t(int process_set, DeviceType)>;
 
 struct CoordinatorOptions {
@@ -38,11 +53,70 @@ struct CoordinatorOptions {
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
 
-/// Decides, on rank 0, what all ranks do next and in which order. Pure: reports and the time in,
-/// plans out. Not thread-safe.
+// Note [The shortcut for repeated plans]
+// In the steady state one report holds the same hits of all ranks. If no other operation is
+// pending, the plan depends only on these slots, the contents of the cache and the fusion
+// threshold. So the coordinator keeps the plan and answers such a report with it, without the ready
+// table. If another report arrives first, or the plan should be held back, the hits go into the
+// table as if there were no shortcut.
+
+/// The plan for slots that all ranks hit at once, kept until the cache changes. Pure; not
+/// thread-safe.
 ///
-/// The same reports in any interleaving of the ranks give plans with the same content for the same
-/// set of ready tensors. See Note [What a slot means] in response_cache.h.
+///   offer() --known--> waiting --repeat() or give_back()-->
+///   offer() --unknown--> learning --learn()-->
+class RepeatedPlan {
+ public:
+  /// All ranks have hit these slots, and no other operation is pending.
+  /// @return whether the plan for them is known, so that they wait for repeat() or give_back(). If
+  /// not, learn() keeps the next plan.
+  bool offer(const wire::StampedHits&);
+  bool waiting() const noexcept { return waiting_.has_value(); }
+  /// The slots that wait. @pre waiting()
+  const wire::SlotSet& slots() const noexcept {
+    HVD_EXPECT(waiting(), "hits wait");
+    return waiting_->slots;
+  }
+  /// The plan for them, without its number. @pre waiting()
+  const wire::Plan& plan() const noexcept {
+    HVD_EXPECT(waiting(), "hits wait");
+    return known_->plan;
+  }
+  /// Another report comes first. @return the hits that have waited, for the ready table
+  std::optional<wire::StampedHits> give_back();
+  /// The plan for the waiting hits; applies it to the cache. @pre waiting()
+  wire::Plan repeat(std::uint64_t sequence, ResponseCache&);
+  /// As wire::encode(), but cheaper for the plan that repeat() returned last.
+  wire::Bytes encode(const wire::Plan&) const;
+
+  bool learning() const noexcept { return learning_.has_value(); }
+  /// The plan decided since offer(). @param nothing_pending no operation is pending after it
+  void learn(wire::Plan, bool nothing_pending);
+  /// Another plan has changed the order of the cache.
+  void mark_cache_touched() noexcept {
+    if (known_) known_->just_used = false;
+  }
+  /// A slot of the cache holds another response.
+  void forget() noexcept { known_.reset(); }
+
+ private:
+  struct Known {
+    wire::SlotSet slots = {};
+    wire::Bytes encoded = {};  ///< with the sequence 0
+    wire::Plan plan = {};
+    bool just_used = false;         ///< the cache is ordered as after this plan
+    std::uint64_t repeated_as = 0;  ///< the number that repeat() gave it last
+  };
+  std::optional<Known> known_;
+  std::optional<wire::StampedHits> waiting_;
+  std::optional<wire::SlotSet> learning_;
+};
+
+/// Decides, on rank 0, which operations all ranks run next and in which order. Pure: reports and
+/// the time go in, plans come out. Not thread-safe.
+///
+/// The plans for a set of ready tensors do not depend on the order in which reports arrive. See
+/// Note [What a slot means] in response_cache.h.
 class Coordinator {
  public:
   Coordinator(CoordinatorOptions, ProcessSetTable);
@@ -52,38 +126,38 @@ class Coordinator {
   /// @throws hvd::Error when no correct peer can have sent the report
   void accept(const wire::Report&, TimePoint now);
 
-  /// The rank waits for others and has submitted nothing for a while, as of that plan.
-  void note_blocked(int rank, std::uint64_t last_applied);
+  /// The rank waits for others and had submitted no operation for a while when it had applied that
+  /// plan.
+  void record_blocked(int rank, std::uint64_t last_applied);
 
-  /// Something is ready, and all of it is small and on a device, where it may be fused with what
-  /// comes: decide() may count what the device has not finished as in flight.
+  /// Some tensors are ready, and all of them are on a device and may be fused with later ones. Then
+  /// decide() may count the batches that the device has not finished as in flight.
   bool may_gather_for_device() const;
-  /// The next plan, or nothing to do. With two or more batches ahead of them, tensors that may
-  /// share a batch are held back until one completes or a full batch of their sort has gathered:
-  /// fusion without a timer. What shares no batch is never held back.
+  /// The next plan, if any. With kBusyBatches or more ahead of them, tensors that may share a batch
+  /// are held back until one of these batches completes or a full batch of their sort has gathered.
+  /// This gives fusion without a timer. Other tensors are never held back.
   std::optional<wire::Plan> decide(TimePoint now, const BatchesAhead&);
 
-  /// For the other ranks: the bytes of the last plan, which are cheaper to make here where a plan
-  /// repeats.
+  /// The bytes of the last plan. Cheaper than wire::encode() for a repeated plan.
   wire::Bytes encode(const wire::Plan& plan) const { return repeated_.encode(plan); }
 
-  /// The ranks have left the replay that the last plan with one began.
-  void note_replay_left(std::uint64_t batches_run) { learner_.note_left(batches_run); }
+  /// The ranks have left the replay that they repeated last.
+  void end_replay(std::uint64_t batches_run) { learner_.end_replay(batches_run); }
 
   /// Texts for the log, each given once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
-  /// The same of what has been warned of and goes on after all.
-  std::vector<std::string> resumptions() { return stalls_.take_resumptions(); }
-  /// What is waited for, oldest first: who is missing, and what those ranks did last.
+  /// Texts on operations that were warned of and go on after all, each given once.
+  std::vector<std::string> resumptions() { return stalls_.release_resumptions(); }
+  /// Texts on pending operations, oldest first: the missing ranks and their last operations.
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
     return stalls_.waiting_texts(table_, now, most);
   }
-  /// When decide() or stall_warnings() may have something to say although no report comes.
+  /// When decide() or stall_warnings() may return something even if no report arrives.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
-  /// Somebody waits for somebody.
+  /// Some operation is pending.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
-  /// The rank has left, whether or not it has reported so.
-  void note_departed(int rank) { departures_.add(RankSet(rank)); }
+  /// The rank has left, with or without a report.
+  void record_departure(int rank) { departures_.add(RankSet(rank)); }
   bool all_shut_down() const noexcept { return departures_.all(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still
   /// refer to them.
@@ -92,7 +166,7 @@ class Coordinator {
   const ResponseCache& cache() const noexcept { return cache_; }
 
  private:
-  /// Ranks that report the same, and what slots mean to them.
+  /// Ranks that report the same, and the plan that their slots refer to.
   struct Source {
     RankSpan ranks = {};
     std::uint64_t as_of = 0;
@@ -100,17 +174,17 @@ class Coordinator {
   };
 
   void check(const wire::Report&) const;
-  bool accept_whole(const wire::Report&);
-  void spread_whole(TimePoint now);
+  bool accept_by_shortcut(const wire::Report&);
+  void flush_shortcut(TimePoint now);
   std::optional<wire::Plan> repeat_plan(TimePoint now, const BatchesAhead&);
   ReadyTable::GoesOnGathering gathering_while(const BatchesAhead&) const;
   bool may_hold_back_repeated(const BatchesAhead&) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
-  void accept_request(const Source&, Askers, wire::Request);
+  void accept_request(const Source&, Submitters, wire::Request);
   void accept_group(const wire::Report::Group&, const Source&, bool joins);
   const wire::Response& slot_as_seen(const Source&, std::uint32_t slot) const;
   void record_activity(const wire::Report::Section&, TimePoint now);
-  void note_applied(RankSpan ranks, std::uint64_t sequence);
+  void record_applied(RankSpan ranks, std::uint64_t sequence);
 
   void fail(PendingRef, const Status&, wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
@@ -119,7 +193,7 @@ class Coordinator {
   void fail_what_counts_on_joined(wire::Plan&);
   std::optional<Status> hopeless(const PendingTensor&) const;
   void plan_ready(TimePoint now, const BatchesAhead&, wire::Plan&);
-  std::vector<PendingRef> take_sound(const BatchesAhead&, wire::Plan&);
+  std::vector<PendingRef> extract_valid(const BatchesAhead&, wire::Plan&);
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
   void end_set(int process_set);
@@ -128,7 +202,7 @@ class Coordinator {
   wire::PlannedTensor plan_tensor(PendingRef);
 
   CoordinatorOptions options_;
-  std::size_t ranks_;  ///< in the job
+  std::size_t ranks_;     ///< in the job
   ProcessSetTable sets_;  ///< as of the last plan decided
   ReadyTable table_;
   ResponseCache cache_;
@@ -143,7 +217,7 @@ class Coordinator {
   Departures departures_;
   BlockedRanks blocked_;
   RepeatedPlan repeated_;
-  std::optional<Status> join_failure_;  ///< of a kJoin that has failed just now
+  std::optional<Status> join_failure_;  ///< of a join that failed in the current plan
 };
 
 }  // namespace hvd::control

@@ -17,7 +17,7 @@ DisseminationBarrier::DisseminationBarrier(std::vector<ArrivalFlags*> local, Arr
       hosts_(hosts),
       rounds_(static_cast<int>(std::bit_width(static_cast<unsigned>(hosts - 1)))) {}
 
-// A rank that is past the position was ready at it.
+// A rank that is past the position has arrived there ready.
 DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
   bool all_here = true;
   for (const ArrivalFlags* const flags : local_) {
@@ -28,16 +28,17 @@ DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
   return all_here ? Local::kReady : Local::kAbsent;
 }
 
-void DisseminationBarrier::tell(bool leaves, std::vector<Send>& to_send) {
+void DisseminationBarrier::send_round(bool leaves, std::vector<Send>& to_send) {
   const auto next =
-      static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << told_)) % hosts_);
+      static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << sent_)) % hosts_);
   to_send.push_back(
-      {next, {.position = position_, .round = static_cast<std::uint8_t>(told_), .leaves = leaves}});
-  ++told_;
+      {next, {.position = position_, .round = static_cast<std::uint8_t>(sent_), .leaves = leaves}});
+  ++sent_;
 }
 
-// A rank of this host waits for others in vain: see ScheduleReplay::ask_others_to_leave().
-void DisseminationBarrier::pass_on_wish(std::vector<Send>& to_send) {
+// Forwards the wish of a rank of this host that waits in vain: see
+// ScheduleReplay::ask_others_to_leave().
+void DisseminationBarrier::forward_wish(std::vector<Send>& to_send) {
   const bool wishes = wished_ != position_ &&
                       std::any_of(local_.begin(), local_.end(), [this](const ArrivalFlags* flags) {
                         return flags->asked.load(std::memory_order_acquire) == position_;
@@ -52,25 +53,25 @@ void DisseminationBarrier::pass_on_wish(std::vector<Send>& to_send) {
 bool DisseminationBarrier::advance(std::vector<Send>& to_send) {
   bool changed = false;
   for (;;) {
-    pass_on_wish(to_send);
+    forward_wish(to_send);
     Inbox& in = inbox(position_);
     const Local here = local();
     const bool leaves = in.leaves || here == Local::kLeaving;
     if (!leaves && here == Local::kAbsent) return changed;
-    const auto heard = [&](int round) { return (in.heard >> round & 1) != 0; };
-    while (told_ < rounds_ && (leaves || told_ == 0 || heard(told_ - 1))) tell(leaves, to_send);
-    if (!leaves && !(told_ == rounds_ && heard(rounds_ - 1))) return changed;
+    const auto received = [&](int round) { return (in.received >> round & 1) != 0; };
+    while (sent_ < rounds_ && (leaves || sent_ == 0 || received(sent_ - 1)))
+      send_round(leaves, to_send);
+    if (!leaves && !(sent_ == rounds_ && received(rounds_ - 1))) return changed;
     remote_.arrived.store(position_ * 2 + (leaves ? 1 : 0), std::memory_order_seq_cst);
     changed = true;
     in = {};
     ++position_;
-    told_ = 0;
+    sent_ = 0;
   }
 }
 
 bool DisseminationBarrier::accept(const wire::ReplayUpdate& news) {
-  if (news.position < position_)
-    return false;  // this host has heard from another that one leaves there
+  if (news.position < position_) return false;  // this host has left that position already
   if (news.position > position_ + 1 || (!news.asks && news.round >= rounds_)) {
     throw Error("news of position " + std::to_string(news.position) + ", round " +
                 std::to_string(news.round) + " of a replay, but this host is at position " +
@@ -78,14 +79,14 @@ bool DisseminationBarrier::accept(const wire::ReplayUpdate& news) {
                 " rounds");
   }
   if (news.asks) {
-    // News of different hosts overtakes: who asks for the next position has passed this one, so
-    // nobody waits here any more.
+    // Updates of different hosts overtake each other. A host that asks for the next position has
+    // passed this one, so no rank waits here any more.
     if (remote_.asked.load(std::memory_order_relaxed) >= news.position) return false;
     remote_.asked.store(news.position, std::memory_order_release);
     return true;
   }
   Inbox& in = inbox(news.position);
-  in.heard |= std::uint64_t{1} << news.round;
+  in.received |= std::uint64_t{1} << news.round;
   in.leaves = in.leaves || news.leaves;
   return false;
 }

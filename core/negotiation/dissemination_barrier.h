@@ -13,16 +13,17 @@ namespace hvd::control {
 /// rank of each host.
 ///
 /// To a ScheduleReplay all other hosts together look like one more rank, the remote one. This class
-/// writes its flags: it has arrived ready when all ranks of all hosts have, and leaving as soon as
-/// it is known that one leaves. So what ScheduleReplay relies on holds for it too: a flag says the
-/// same to everybody who looks, and is written once per position.
+/// writes the flags of the remote rank: it arrives ready when all ranks of all hosts have, and
+/// leaving as soon as this host knows of a rank that leaves. As ScheduleReplay requires, a flag is
+/// written once per position, so that every reader finds the same value.
 ///
-/// Hosts exchange what they know in ceil(log2(hosts)) rounds: in round r a host tells the one that
-/// is 2^r further on, and goes on to the next round when it has heard from the one 2^r before it;
-/// then it has heard, through others, from all. (The dissemination barrier: D. Hensgen, R. Finkel,
-/// U. Manber, "Two algorithms for barrier synchronization", Int. J. Parallel Programming 17(1),
-/// 1988.) A host begins when all its ranks have arrived ready. When it knows that somebody leaves
-/// it waits for nothing and tells so in all rounds that are left.
+/// Hosts exchange updates in ceil(log2(hosts)) rounds: in round r a host sends to the host 2^r
+/// further on, and starts the next round when it has received the update of the host 2^r before it.
+/// After the last round it has received, through others, the updates of all hosts. (The
+/// dissemination barrier: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
+/// synchronization", Int. J. Parallel Programming 17(1), 1988.) A host begins when all its ranks
+/// have arrived ready. A host that knows of a rank that leaves sends this in all remaining rounds
+/// at once.
 ///
 /// Not thread-safe: the thread that drives the engine.
 class DisseminationBarrier {
@@ -32,37 +33,38 @@ class DisseminationBarrier {
     wire::ReplayUpdate news = {};
   };
 
-  /// @param local the flags of this host's ranks  @param remote of this host, written here only
+  /// @param local the flags of this host's ranks
+  /// @param remote the flags of the remote rank of this host, written only here
   DisseminationBarrier(std::vector<ArrivalFlags*> local, ArrivalFlags& remote, int host, int hosts);
 
-  /// What is to be sent since flags or news have changed. @return whether the remote flags have
-  /// changed: this host's ranks are to be rung
+  /// Called after flags or received updates have changed. @param to_send updates to send, appended
+  /// @return whether the remote flags have changed, so that this host's ranks must be woken
   bool advance(std::vector<Send>& to_send);
-  /// @return as advance(), which is to be called next  @throws hvd::Error for news that no host can
-  /// have
+  /// @return as advance(), which must be called next  @throws hvd::Error for an update that no
+  /// correct host can have sent
   bool accept(const wire::ReplayUpdate&);
 
  private:
   enum class Local { kAbsent, kReady, kLeaving };
   struct Inbox {
-    std::uint64_t heard = 0;  ///< bit r: of round r
+    std::uint64_t received = 0;  ///< bit r: of round r
     bool leaves = false;
   };
   Local local() const noexcept;
   Inbox& inbox(std::uint64_t position) noexcept { return inboxes_[position % 2]; }
-  void pass_on_wish(std::vector<Send>& to_send);
-  void tell(bool leaves, std::vector<Send>& to_send);
+  void forward_wish(std::vector<Send>& to_send);
+  void send_round(bool leaves, std::vector<Send>& to_send);
 
   const std::vector<ArrivalFlags*> local_;
   ArrivalFlags& remote_;
   const int host_;
   const int hosts_;
   const int rounds_;
-  std::uint64_t position_ = 1;  ///< that is being exchanged
-  int told_ = 0;                ///< rounds in which this host has told the next
-  std::uint64_t wished_ =
-      0;  ///< the last position at which hosts have been asked to leave, by ranks of this one
-  /// Of this position and the next, by parity: a host may be one ahead.
+  std::uint64_t position_ = 1;  ///< the position that is being exchanged
+  int sent_ = 0;                ///< rounds in which this host has sent
+  /// The last position at which ranks of this host have asked the other hosts to leave.
+  std::uint64_t wished_ = 0;
+  /// For this position and the next, by parity: another host may be one ahead.
   std::array<Inbox, 2> inboxes_;
 };
 

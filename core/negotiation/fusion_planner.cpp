@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "negotiation/saturating.h"
+#include "negotiation/validator.h"
 
 namespace hvd::control {
 namespace {
@@ -32,7 +32,7 @@ FusionSort sort_of(const wire::Request& request) {
           std::bit_cast<std::uint64_t>(request.postscale)};
 }
 
-// What stays together: one tensor, or the members of a group that are of one sort.
+// Tensors that stay together: one tensor, or the members of a group that are of one sort.
 struct Unit {
   std::vector<std::size_t> indices = {};
   std::int64_t bytes = 0;

@@ -11,10 +11,10 @@
 
 namespace hvd::control {
 
-/// A tensor that every member of its set has asked for.
+/// A tensor that every member of its set has submitted.
 struct ReadyTensor {
   const wire::Request* request = nullptr;
-  std::int64_t bytes = 0;  ///< what it adds to a fusion buffer
+  std::int64_t bytes = 0;  ///< its size in a fusion buffer
 };
 
 /// The properties that tensors of one batch have in common. Factors are compared by
@@ -32,14 +32,15 @@ struct FusionSort {
   friend auto operator<=>(const FusionSort&, const FusionSort&) = default;
 };
 
-/// None: the tensor shares its batch with no other.
+/// Empty: the tensor never shares a batch.
 std::optional<FusionSort> fusion_sort(const wire::Request&);
 
 /// Whether two tensors may go through the backend in one call.
 bool may_share_batch(const wire::Request&, const wire::Request&);
 
-/// Sorts tensors into batches that go through the backend in one call: `tensors` in canonical order
-/// in, indices into it out.
+/// Sorts tensors into batches that go through the backend in one call.
+/// @param tensors in canonical order
+/// @return per batch the indices into `tensors`
 ///
 /// Tensors share a batch when kind, reduction, dtype, device, process set, scaling and root are
 /// equal, and the sum of bytes stays within `threshold` (0: each alone); a tensor that does not fit

@@ -8,11 +8,11 @@
 
 namespace hvd::control {
 
-/// Finds peers on other hosts that have gone silent, by asking: a peer that somebody waits for and
-/// that has not been heard for timeout/4 is pinged, again and again; one that stays silent for
-/// `timeout` is lost. Silence counts from when it was last heard; of one that was quiet before
-/// anybody waited, from the first ping. While nobody waits, nothing is sent and silence means
-/// nothing. Pure; not thread-safe.
+/// Finds peers on other hosts that have gone silent. While this rank waits, a peer that has sent no
+/// message for timeout/4 is pinged every timeout/4, and a peer that stays silent for `timeout` is
+/// lost. The silence counts from the peer's last message, or from the first ping if the peer was
+/// quiet before this rank began to wait. While this rank does not wait, no pings are sent and
+/// silence does not count. Pure; not thread-safe.
 class Liveness {
  public:
   /// @param watched ascending
@@ -25,9 +25,9 @@ class Liveness {
     std::vector<int> ping = {};
     std::optional<int> lost = {};
   };
-  /// @param waiting whether anything depends on the peers now.
+  /// @param waiting whether this rank depends on the peers now
   Actions check(TimePoint now, bool waiting);
-  /// When check() may have something to do next, given that somebody waits.
+  /// How often check() must be called while this rank waits.
   Duration interval() const noexcept { return timeout_ / 4; }
 
  private:
@@ -35,7 +35,7 @@ class Liveness {
     int rank = 0;
     TimePoint last_heard{};
     TimePoint last_ping{};
-    std::optional<TimePoint> silent_since = {};  ///< while somebody waits
+    std::optional<TimePoint> silent_since = {};  ///< while this rank waits
   };
   Duration timeout_;
   std::vector<Peer> peers_;

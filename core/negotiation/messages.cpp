@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "negotiation/fields.h"
+#include "negotiation/codec.h"
 
 namespace hvd::wire {
 namespace {
@@ -74,7 +74,7 @@ void check_element_count(const Reader& in, const Request& request) {
 
 Compression read_compression(Reader& in, const Request& request) {
   const auto compression = read_enum<Compression>(in, "compression", kCompressionCount);
-  if (compression == Compression::kNone) in.fail("compression", "flagged, and none");
+  if (compression == Compression::kNone) in.fail("compression", "flagged, but the type is none");
   if (request.kind != OpKind::kAllreduce || request.dtype != DataType::kFloat32)
     in.fail("compression", "not of an allreduce of float32");
   return compression;
@@ -91,7 +91,7 @@ std::vector<int> read_ranks(Reader& in, const char* field) {
   return ranks;
 }
 
-// No kind has more than one of them, so that they share a place in the message.
+// No kind has more than one of these fields, so they share a place in the message.
 template <class AnyRequest>
 auto& root_of(AnyRequest& request) {
   if (request.kind == OpKind::kJoin) return request.last_to_join;
@@ -199,7 +199,8 @@ void write_planned(Writer& out, const PlannedTensor& tensor) {
 
 PlannedTensor read_planned(Reader& in) {
   const std::uint64_t slot = in.varint("slot", kMaxSlots);
-  if (slot > 0) return SlotUse{static_cast<std::uint32_t>(slot - 1), in.varint("ordinal", kAnyNumber)};
+  if (slot > 0)
+    return SlotUse{static_cast<std::uint32_t>(slot - 1), in.varint("ordinal", kAnyNumber)};
   Response response;
   response.request = read_request(in);
   response.first_dims = read_sizes(in, "first dims", kMaxRanks);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -7,11 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/expect.h"
 #include "base/rank_set.h"
 #include "hvd/status.h"
 #include "hvd/types.h"
 #include "negotiation/codec.h"
-#include "negotiation/slot_set.h"
 
 /// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin
 /// the bytes.
@@ -39,7 +41,7 @@ enum class MessageKind : std::uint8_t {
   kBlocked = 8
 };
 
-/// What one rank wants done: everything that ranks have to agree on.
+/// An operation as one rank submits it: everything that ranks have to agree on.
 struct Request {
   /// Unnamed operations are matched by `ordinal`, their position among the unnamed ones of this set
   /// and kind; the name is then derived and not sent.
@@ -70,19 +72,19 @@ struct Request {
   friend bool operator==(const Request&, const Request&) = default;
 
   std::int64_t elements() const noexcept;
-  /// The type that is moved and reduced: the dtype, or what it is compressed to.
+  /// The type that is moved and reduced: the dtype, or the compressed one.
   DataType travels_as() const noexcept;
   /// Identifies the group within the process set; meaningful when group_size > 0.
   std::string group_key() const;
 };
 
-/// Members' first dimensions may differ, and are agreed on. Of a scatter they are 0 but for the
-/// root's.
+/// Whether the members' first dimensions may differ; the ranks agree on all of them. In a scatter
+/// only the root's is not 0.
 constexpr bool gathers(OpKind kind) noexcept {
   return kind == OpKind::kAllgather || kind == OpKind::kGather || kind == OpKind::kScatter;
 }
 
-/// Once the ranks have agreed on it, it is done: no data moves.
+/// Whether the operation is done as soon as the ranks have agreed on it. No data moves.
 constexpr bool only_agrees(OpKind kind) noexcept {
   return kind == OpKind::kBarrier || kind == OpKind::kJoin || kind == OpKind::kAddProcessSet ||
          kind == OpKind::kRemoveProcessSet;
@@ -91,6 +93,68 @@ constexpr bool only_agrees(OpKind kind) noexcept {
 /// The derived name of an unnamed operation, as errors show it.
 std::string unnamed_name(OpKind, std::uint64_t ordinal);
 
+/// A set of cache slots, a bit each.
+class SlotSet {
+ public:
+  SlotSet() = default;
+  explicit SlotSet(const std::vector<std::uint32_t>& slots) {
+    for (const auto slot : slots) add(slot);
+  }
+
+  void add(std::uint32_t slot) {
+    if (words_.size() <= slot / 64) words_.resize(slot / 64 + 1);
+    words_[slot / 64] |= bit(slot);
+  }
+  void add(const SlotSet& other) {
+    if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
+    for (std::size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+  }
+  void remove(std::uint32_t slot) {
+    if (contains(slot)) words_[slot / 64] &= ~bit(slot);
+    trim();
+  }
+  void remove(const SlotSet& other) {
+    for (std::size_t i = 0; i < words_.size() && i < other.words_.size(); ++i)
+      words_[i] &= ~other.words_[i];
+    trim();
+  }
+  /// Keeps the slots that are in both.
+  void intersect(const SlotSet& other) {
+    if (words_.size() > other.words_.size()) words_.resize(other.words_.size());
+    for (std::size_t i = 0; i < words_.size(); ++i) words_[i] &= other.words_[i];
+    trim();
+  }
+  bool contains(std::uint32_t slot) const noexcept {
+    return slot / 64 < words_.size() && (words_[slot / 64] & bit(slot)) != 0;
+  }
+  bool empty() const noexcept { return words_.empty(); }
+  /// @pre !empty()
+  std::uint32_t highest() const noexcept {
+    HVD_EXPECT(!empty(), "there is a slot");
+    return static_cast<std::uint32_t>(words_.size() * 64 - 1) -
+           static_cast<std::uint32_t>(std::countl_zero(words_.back()));
+  }
+  /// In ascending order.
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (std::size_t i = 0; i < words_.size(); ++i) {
+      for (std::uint64_t rest = words_[i]; rest != 0; rest &= rest - 1) {
+        visit(static_cast<std::uint32_t>(i * 64) +
+              static_cast<std::uint32_t>(std::countr_zero(rest)));
+      }
+    }
+  }
+  friend bool operator==(const SlotSet&, const SlotSet&) = default;
+
+ private:
+  static std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << (slot % 64); }
+  void trim() noexcept {
+    while (!words_.empty() && words_.back() == 0) words_.pop_back();
+  }
+
+  std::vector<std::uint64_t> words_;  // without zeros at the end, so that equal sets are equal
+};
+
 /// A cache slot, with the ordinal if it holds an unnamed operation.
 struct SlotUse {
   std::uint32_t slot = 0;
@@ -98,8 +162,8 @@ struct SlotUse {
   friend bool operator==(const SlotUse&, const SlotUse&) = default;
 };
 
-/// When a rank asked for something, counted in its own reports and, within one, in the order that a
-/// plan keeps: hits by slot, unnamed hits, requests.
+/// When a rank requested an operation: the number of its report, and within a report the order that
+/// a plan keeps: hits by slot, unnamed hits, requests.
 using Stamp = std::uint64_t;
 inline constexpr int kStampReportShift = 22;
 inline constexpr Stamp kHighestReportNumber = (Stamp{1} << (64 - kStampReportShift)) - 1;
@@ -113,7 +177,7 @@ constexpr Stamp stamp_of_request(std::uint64_t report, std::size_t index) noexce
   return (report << kStampReportShift) + kMaxSlots + kMaxTensors + index;
 }
 
-/// That many neighbours in a list of ranks have the same first dimension.
+/// Run-length entry: `ranks` neighbours in a list of ranks share the first dimension `dim`.
 struct DimRun {
   std::int64_t dim = 0;
   int ranks = 0;
@@ -132,13 +196,14 @@ struct StampedUnnamedHit {
 };
 struct StampedRequest {
   Stamp stamp = 0;
-  Request request = {};                 ///< as the lowest rank asked
-  std::vector<DimRun> first_dims = {};  ///< if gathers(kind) and there is one: rank by rank
+  Request request = {};  ///< of the lowest rank
+  std::vector<DimRun> first_dims =
+      {};  ///< rank by rank, if gathers(kind) and the shape is not empty
   friend bool operator==(const StampedRequest&, const StampedRequest&) = default;
 };
 
 /// Ranks to coordinator: what became ready on one or more ranks since their last reports. Each
-/// thing is listed once, with the ranks that asked for it.
+/// operation is listed once, with the ranks that requested it.
 struct Report {
   /// In the newest report of each rank: the last plan that it had applied.
   struct Applied {
@@ -146,7 +211,8 @@ struct Report {
     RankSet ranks = {};
     friend bool operator==(const Applied&, const Applied&) = default;
   };
-  /// What these ranks asked for alike. Stamps and report numbers are those of the lowest of them.
+  /// The operations that all these ranks requested alike. Stamps and report numbers are those of
+  /// the lowest rank.
   struct Group {
     RankSet ranks = {};
     std::vector<StampedHits> hits = {};
@@ -154,8 +220,8 @@ struct Report {
     std::vector<StampedRequest> requests = {};
     friend bool operator==(const Group&, const Group&) = default;
   };
-  /// Slots refer to the cache as of plan `as_of`. A rank asks for each thing at most once within a
-  /// section, so the order within it is free, except that joins come last.
+  /// Slots refer to the cache as of plan `as_of`. A rank requests each operation at most once
+  /// within a section, so the order within it is free, except that joins come last.
   struct Section {
     std::uint64_t as_of = 0;
     std::vector<Group> groups = {};
@@ -170,10 +236,11 @@ struct Report {
   friend bool operator==(const Report&, const Report&) = default;
 };
 
-/// What the ranks have agreed on for one operation: told by a plan, remembered by the response
-/// cache, run by the executor.
+/// One operation as the ranks have agreed on it. Plans carry it, the response cache keeps it, and
+/// the executor runs it.
 struct Response {
-  /// As a member asked: in plans and in the cache the set's first; where it runs, this rank.
+  /// The request of one member: in plans and in the cache the set's first, in the executor this
+  /// rank.
   Request request = {};
   std::vector<std::int64_t> first_dims = {};  ///< if gathers(kind): per member
   friend bool operator==(const Response&, const Response&) = default;
@@ -185,8 +252,8 @@ using PlannedTensor = std::variant<SlotUse, Response>;
 /// Tensors that go through the backend in one call.
 struct Batch {
   std::vector<PlannedTensor> tensors = {};
-  /// Members, as world ranks, that have joined and did not ask for it: they take part with a
-  /// contribution that changes nothing.
+  /// Members, as world ranks, that have joined and did not submit it. They take part with a
+  /// contribution that leaves the result as it is.
   std::vector<int> absent = {};
   friend bool operator==(const Batch&, const Batch&) = default;
 };
@@ -206,42 +273,42 @@ struct ErrorEntry {
 /// Batches, of cache slots, that all ranks start together when they repeat a schedule.
 using SlotBundle = std::vector<std::vector<std::uint32_t>>;
 
-/// Coordinator to all: what happens next, in order. Every rank applies exactly this.
+/// Coordinator to all: the next operations, in order. Every rank applies exactly this.
 struct Plan {
   std::uint64_t sequence = 0;
   bool shutdown = false;
   std::vector<Batch> batches = {};
   std::vector<ErrorEntry> errors = {};
-  /// Unless empty: from here on every rank repeats these bundles, of cache slots as they are after
-  /// this plan, without being told.
+  /// Unless empty: from here on every rank repeats these bundles without further plans. The slots
+  /// are as of this plan.
   std::vector<SlotBundle> replay = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-/// Something irreparable happened at `origin`; the job's first cause.
+/// Rank `origin` has failed; its cause is the job's first cause of failure.
 struct Abort {
   int origin = 0;
   Status cause = {};
 };
 
-/// "Are you there?"; answered by a Pong.
+/// Checks that a peer is alive; answered by a Pong.
 struct Ping {};
 struct Pong {};
 
-/// Rank to coordinator: a thread waits, for other ranks only, and nothing has been submitted here
-/// for a while.
+/// Rank to coordinator: a thread waits for other ranks only, and this rank has submitted no
+/// operation for a while.
 struct Blocked {
   std::uint64_t last_applied = 0;  ///< as in a Report
   friend bool operator==(const Blocked&, const Blocked&) = default;
 };
 
-/// Between the first ranks of hosts: how far the ranks of some hosts have got in a replayed
+/// Between the first ranks of hosts: the progress of the ranks of some hosts in a replayed
 /// schedule. See control::DisseminationBarrier.
 struct ReplayUpdate {
   std::uint64_t position = 0;
   std::uint8_t round = 0;
-  bool leaves = false;  ///< one of them leaves the replay there; else all are ready
-  bool asks = false;    ///< no news: a rank there asks the others to leave
+  bool leaves = false;  ///< a rank leaves the replay there; otherwise all are ready
+  bool asks = false;    ///< no progress: a rank there asks the others to leave
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
@@ -256,8 +323,7 @@ Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
 /// A request as it stands within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
-/// What encode() gives for the plan under another number. @param plan an encoded plan with the
-/// sequence 0
+/// The encoded plan under another number. @param plan an encoded plan with the sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
 /// message's size.

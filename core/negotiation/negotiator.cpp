@@ -5,15 +5,14 @@
 
 #include "hvd/error.h"
 #include "negotiation/fusion_planner.h"
-#include "negotiation/saturating.h"
-#include "negotiation/tensor_key.h"
+#include "negotiation/process_set_table.h"
 #include "negotiation/validator.h"
 
 namespace hvd::control {
 namespace {
 
-// A rank that has nothing to report still tells, this often, which plan it has applied: See Note
-// [What a slot means].
+// A rank that has no news still reports this often which plan it has applied. See Note [What a slot
+// means] in response_cache.h.
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
 // An aggregator reads reports of ranks that are this many plans behind.
@@ -24,7 +23,7 @@ constexpr std::uint64_t kPlansToLookBack = 64;
 Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
     : rank_(rank), sets_(std::move(sets)), cache_(cache_capacity) {}
 
-// A peer would take a message beyond these limits for a broken one and end the job.
+// A peer refuses a message beyond these limits and ends the job.
 void Negotiator::check_submission(const wire::Request& request) const {
   if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
     throw UsageError(describe(request) + ": rank " + std::to_string(rank_) +
@@ -180,8 +179,7 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
 }
 
-// The coordinator forgets what has been asked for, too: reports from before this plan no longer
-// count.
+// The coordinator forgets all pending operations, too, and ignores reports from before this plan.
 std::vector<AgreedBundle> Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule) {
   std::vector<AgreedBundle> bundles;
   std::set<std::uint32_t> seen;
@@ -241,7 +239,7 @@ wire::Response Negotiator::agree(const wire::Response& response, std::uint64_t o
   return operation;
 }
 
-// What the operation changes in this rank's view of the job.
+// Applies an operation that changes the process sets or ends a join.
 void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agreed,
                                   Applied& applied) {
   if (request.kind == OpKind::kJoin) {
@@ -307,8 +305,8 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
     throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" +
                 error.name + "', but it has not: " + error.message);
   }
-  // Asked for but not yet reported: it must not be reported any more. Reported: the coordinator
-  // knows that it belongs to the failed use.
+  // A submission that was not reported yet must not be reported any more. If it was reported, the
+  // coordinator knows that it belongs to the failed use.
   if (!found->second) forget_unsent(error.process_set, error.name);
   if (join_ == key) join_.reset();
   awaiting_.erase(found);

@@ -14,11 +14,11 @@
 
 namespace hvd::control {
 
-/// Operations that every member has agreed to run now, in one call.
+/// Operations that all members run now, in one call.
 struct AgreedBatch {
-  std::vector<wire::Response> operations = {};  ///< as this rank asked
+  std::vector<wire::Response> operations = {};  ///< with the requests of this rank
   Members members = {};
-  /// Members, as world ranks, that have joined and did not ask for these; maybe this one.
+  /// Members, as world ranks, that have joined and did not submit these; maybe this one.
   std::vector<int> absent = {};
   bool absent_here = false;
   /// kJoin: the last rank to join. kAddProcessSet: the new set's number. (Both are alone in their
@@ -26,18 +26,18 @@ struct AgreedBatch {
   std::int64_t result = -1;
 };
 
-/// The batches of one position of a schedule: all of them start there, or none does.
+/// The batches of one position of a schedule, which start together or not at all.
 using AgreedBundle = std::vector<AgreedBatch>;
 
-/// What a plan means for one rank.
+/// The effects of a plan on one rank.
 struct Applied {
   std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
   std::vector<wire::ErrorEntry> errors = {};  ///< operations of this rank that end with an error
   bool shutdown = false;
   bool sets_changed = false;
   std::vector<int> sets_removed = {};
-  /// Unless empty: the schedule to repeat. Whatever this rank has submitted and not got back is as
-  /// if it had never been.
+  /// Unless empty: the schedule to repeat. The operations that this rank has submitted and that
+  /// have not been planned are withdrawn.
   std::vector<AgreedBundle> replay = {};
 };
 
@@ -52,28 +52,29 @@ class Negotiator {
   /// @throws UsageError when a message could not carry it or this rank is not in the process set;
   /// hvd::Error when it is in flight.
   std::optional<wire::ErrorEntry> submit(wire::Request);
-  /// What a replayed operation that the others have given up on ends with.
+  /// The error that a replayed operation ends with, if the other ranks have given up waiting for
+  /// it.
   std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
   /// This rank wants to leave.
-  /// @param ended nobody has asked for it, the process ends without
+  /// @param ended the process ends without a call of shutdown()
   void request_shutdown(bool ended = false) noexcept {
     shutdown_ = true;
     ended_ = ended;
   }
 
-  /// What is new since the last call, for the coordinator; nothing when nothing is.
+  /// The news since the last call, for the coordinator; empty when there are none.
   std::optional<wire::Report> take_report();
 
   /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's
   /// state.
   Applied apply(const wire::Plan&);
 
-  /// Operations submitted here that have not come back in a plan.
+  /// Number of operations submitted here that no plan has named yet.
   std::size_t awaiting() const noexcept { return awaiting_.size(); }
   std::uint64_t last_applied() const noexcept { return last_applied_; }
   const ResponseCache& cache() const noexcept { return cache_; }
   const ProcessSetTable& process_sets() const noexcept { return sets_; }
-  /// Of the operations reported so far, how many went as one bit and how many in full.
+  /// How many operations were reported as one bit so far, and how many in full.
   std::uint64_t reported_by_bit() const noexcept { return by_bit_; }
   std::uint64_t reported_in_full() const noexcept { return in_full_; }
 

@@ -2,12 +2,18 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/expect.h"
 #include "base/rank_set.h"
 
 namespace hvd::control {
+
+/// Identifies an operation within the job, since each process set has names of its own.
+inline std::string tensor_key(int process_set, const std::string& name) {
+  return std::to_string(process_set) + '/' + name;
+}
 
 /// World ranks of a set, ascending; a rank's position is its rank in the set.
 using Members = std::shared_ptr<const std::vector<int>>;
@@ -25,7 +31,7 @@ class ProcessSetTable {
   void remove(int id);
 
   bool contains(int id) const noexcept { return sets_.contains(id); }
-  /// It existed, and was removed.
+  /// Whether the set existed and was removed.
   bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
   /// World ranks, ascending. @pre contains(id) (checked by set())
   const std::vector<int>& ranks(int id) const { return *set(id).members; }

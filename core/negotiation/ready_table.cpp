@@ -7,7 +7,6 @@
 
 #include "base/expect.h"
 #include "hvd/error.h"
-#include "negotiation/saturating.h"
 #include "negotiation/validator.h"
 
 namespace hvd::control {
@@ -21,45 +20,47 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
   return gathered_bytes(request, tensor.first_dims);
 }
 
-void ReadyTable::check(const Askers& askers, const wire::Request& request) const {
+void ReadyTable::check(const Submitters& submitters, const wire::Request& request) const {
   const auto lowest_of = [](const RankSet& ranks) {
     return "rank " + std::to_string(ranks.lowest());
   };
   const bool known = sets_.contains(request.process_set);
-  if (!known || !hvd::contains(sets_.rank_set(request.process_set), askers.ranks)) {
-    const RankSet all(askers.ranks);
+  if (!known || !hvd::contains(sets_.rank_set(request.process_set), submitters.ranks)) {
+    const RankSet all(submitters.ranks);
     throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) +
                 " asked for " + describe(request) + " of process set " +
                 std::to_string(request.process_set) + ", which it is not in");
   }
-  if (intersects(joined_, askers.ranks)) {
-    throw Error(lowest_of(intersection(joined_, askers.ranks)) + " asked for " + describe(request) +
-                " although it has joined");
+  if (intersects(joined_, submitters.ranks)) {
+    throw Error(lowest_of(intersection(joined_, submitters.ranks)) + " asked for " +
+                describe(request) + " although it has joined");
   }
 }
 
-PendingRef ReadyTable::add(const Askers& askers, wire::Request request, TimePoint now) {
-  check(askers, request);
+PendingRef ReadyTable::add(const Submitters& submitters, wire::Request request, TimePoint now) {
+  check(submitters, request);
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
-    const PendingRef created = create(askers, std::move(request), now);
+    const PendingRef created = create(submitters, std::move(request), now);
     if (!joined_.empty() && created->request.kind != OpKind::kJoin)
       mark_absent(created, intersection(sets_.rank_set(created->request.process_set), joined_));
-    mark(created, askers);
+    mark(created, submitters);
     return created;
   }
   const PendingRef tensor = found->second;
-  if (intersects(tensor->reported, askers.ranks)) {
-    throw Error("rank " + std::to_string(intersection(tensor->reported, askers.ranks).lowest()) +
+  if (intersects(tensor->reported, submitters.ranks)) {
+    throw Error("rank " +
+                std::to_string(intersection(tensor->reported, submitters.ranks).lowest()) +
                 " asked twice for " + describe(request) + " before it was done");
   }
-  if (tensor->cached_slot && askers.slot != tensor->cached_slot) forget_slot(*tensor->cached_slot);
+  if (tensor->cached_slot && submitters.slot != tensor->cached_slot)
+    forget_slot(*tensor->cached_slot);
   if (wire::gathers(request.kind) && !request.shape.empty() && !tensor->first_dims.empty()) {
-    fill_first_dims(*tensor, askers, request.shape[0]);
+    fill_first_dims(*tensor, submitters, request.shape[0]);
   }
-  join_group(tensor, askers, request);
-  compare(*tensor, askers.ranks.front().first, std::move(request));
-  mark(tensor, askers);
+  join_group(tensor, submitters, request);
+  compare(*tensor, submitters.ranks.front().first, std::move(request));
+  mark(tensor, submitters);
   return tensor;
 }
 
@@ -68,15 +69,15 @@ std::size_t ReadyTable::position_of(const PendingTensor& tensor, int rank) const
   return static_cast<std::size_t>(sets_.position(tensor.request.process_set, rank));
 }
 
-void ReadyTable::fill_first_dims(PendingTensor& tensor, const Askers& askers,
+void ReadyTable::fill_first_dims(PendingTensor& tensor, const Submitters& submitters,
                                  std::int64_t of_request) const {
-  std::span<const wire::DimRun> runs = askers.first_dims;
+  std::span<const wire::DimRun> runs = submitters.first_dims;
   int left = runs.empty() ? 0 : runs.front().ranks;
-  for_each_rank(askers.ranks, [&](int rank) {
+  for_each_rank(submitters.ranks, [&](int rank) {
     const std::size_t position = position_of(tensor, rank);
     std::int64_t& dim = tensor.first_dims[position];
-    if (askers.first_dims_of_members != nullptr) {
-      dim = (*askers.first_dims_of_members)[position];
+    if (submitters.first_dims_of_members != nullptr) {
+      dim = (*submitters.first_dims_of_members)[position];
     } else if (runs.empty()) {
       dim = of_request;
     } else {
@@ -88,8 +89,8 @@ void ReadyTable::fill_first_dims(PendingTensor& tensor, const Askers& askers,
   });
 }
 
-// Keeps the lowest rank's request and that of the lowest rank that disagrees with it: so what is
-// planned, and what a MismatchError says, do not depend on the order in which reports arrive.
+// Keeps the lowest rank's request and that of the lowest rank that disagrees with it, so that plans
+// and the texts of mismatches do not depend on the order in which reports arrive.
 void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& request) {
   const bool agrees = !find_mismatch(tensor.request, tensor.reference_rank, request, rank);
   if (rank < tensor.reference_rank) {
@@ -101,21 +102,21 @@ void ReadyTable::compare(PendingTensor& tensor, int rank, wire::Request&& reques
   }
 }
 
-bool ReadyTable::add_hit(const Askers& askers) {
-  HVD_EXPECT(askers.slot.has_value(), "the askers have a slot");
-  const std::uint32_t slot = *askers.slot;
+bool ReadyTable::add_hit(const Submitters& submitters) {
+  HVD_EXPECT(submitters.slot.has_value(), "the submitters have a slot");
+  const std::uint32_t slot = *submitters.slot;
   if (slot >= by_slot_.size() || !by_slot_[slot]) return false;
   const PendingRef tensor = *by_slot_[slot];
-  if (!hvd::contains(sets_.rank_set(tensor->request.process_set), askers.ranks) ||
-      intersects(tensor->reported, askers.ranks) || intersects(joined_, askers.ranks))
+  if (!hvd::contains(sets_.rank_set(tensor->request.process_set), submitters.ranks) ||
+      intersects(tensor->reported, submitters.ranks) || intersects(joined_, submitters.ranks))
     return false;  // add() explains
-  const int lowest = askers.ranks.front().first;
+  const int lowest = submitters.ranks.front().first;
   if (lowest < tensor->reference_rank) {
     tensor->reference_rank = lowest;
     if (!tensor->first_dims.empty())
       tensor->request.shape[0] = tensor->first_dims[position_of(*tensor, lowest)];
   }
-  mark(tensor, askers);
+  mark(tensor, submitters);
   return true;
 }
 
@@ -125,34 +126,35 @@ void ReadyTable::forget_slot(std::uint32_t slot) {
   by_slot_[slot].reset();
 }
 
-PendingRef ReadyTable::create(const Askers& askers, wire::Request&& request, TimePoint now) {
+PendingRef ReadyTable::create(const Submitters& submitters, wire::Request&& request,
+                              TimePoint now) {
   const auto members = sets_.ranks(request.process_set).size();
   const PendingRef tensor = pending_.emplace(pending_.end());
-  tensor->reference_rank = askers.ranks.front().first;
+  tensor->reference_rank = submitters.ranks.front().first;
   tensor->members = tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
-  if (askers.slot && !request.unnamed) {
-    tensor->cached_slot = askers.slot;
-    if (by_slot_.size() <= *askers.slot) by_slot_.resize(*askers.slot + 1);
-    by_slot_[*askers.slot] = tensor;
+  if (submitters.slot && !request.unnamed) {
+    tensor->cached_slot = submitters.slot;
+    if (by_slot_.size() <= *submitters.slot) by_slot_.resize(*submitters.slot + 1);
+    by_slot_[*submitters.slot] = tensor;
   }
   const bool gathers = wire::gathers(request.kind) && !request.shape.empty();
   if (request.kind == OpKind::kJoin) join_ = tensor;
   tensor->request = std::move(request);
   if (gathers) {
-    if (askers.slot) tensor->first_dims = *askers.first_dims_of_members;
+    if (submitters.slot) tensor->first_dims = *submitters.first_dims_of_members;
     tensor->first_dims.resize(members);
-    if (!askers.slot) fill_first_dims(*tensor, askers, tensor->request.shape[0]);
+    if (!submitters.slot) fill_first_dims(*tensor, submitters, tensor->request.shape[0]);
   }
   by_key_.emplace(key_of(tensor->request), tensor);
-  join_group(tensor, askers, tensor->request);
+  join_group(tensor, submitters, tensor->request);
   return tensor;
 }
 
-void ReadyTable::mark(PendingRef tensor, const Askers& askers) {
-  if (askers.ranks.front().first == tensor->reference_rank) tensor->order = askers.stamp;
-  tensor->reported.add(askers.ranks);
-  tensor->missing -= count(askers.ranks);
+void ReadyTable::mark(PendingRef tensor, const Submitters& submitters) {
+  if (submitters.ranks.front().first == tensor->reference_rank) tensor->order = submitters.stamp;
+  tensor->reported.add(submitters.ranks);
+  tensor->missing -= count(submitters.ranks);
   if (tensor->missing == 0) complete(tensor);
 }
 
@@ -161,14 +163,14 @@ void ReadyTable::mark_absent(PendingRef tensor, const RankSet& ranks) {
   if (gone.empty()) return;
   tensor->absent.add(gone);
   if (!tensor->first_dims.empty()) {
-    // What the slot holds includes these members' parts.
+    // The response in the slot includes the parts of these members.
     if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
     for_each_rank(gone, [&](int rank) { tensor->first_dims[position_of(*tensor, rank)] = 0; });
   }
   tensor->missing -= count(gone);
 }
 
-void ReadyTable::note_joined(RankSpan ranks) {
+void ReadyTable::add_joined(RankSpan ranks) {
   last_to_join_ = ranks.back().last;
   const RankSet joining = difference(ranks, joined_);
   if (joining.empty()) return;
@@ -181,7 +183,7 @@ void ReadyTable::note_joined(RankSpan ranks) {
   }
 }
 
-void ReadyTable::refresh_join(TimePoint now) {
+void ReadyTable::restart_join_clock(TimePoint now) {
   if (!join_) return;
   (*join_)->first_seen = now;
   (*join_)->warned = false;
@@ -213,7 +215,7 @@ void ReadyTable::complete(PendingRef tensor) {
                                      tensor->dissent->rank);
   } else {
     tensor->mismatch = find_fault(request, sets_.ranks(request.process_set), absent_ranks(*tensor));
-    // From here on the plan speaks for the set's first member.
+    // A plan has the request of the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
   if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {
@@ -254,23 +256,24 @@ void ReadyTable::forget_ready(PendingRef tensor) {
     gathered.bytes = saturating_sum(gathered.bytes, batch_bytes(*other));
 }
 
-/// These ranks have something else where others have a member that they have not asked for. A rank
-/// that has asked for it begins the next use of the group.
-bool ReadyTable::replaces_member(const TensorGroup& group, const Askers& askers,
+// Whether these ranks submit another operation in the place of a group's member that they have not
+// submitted. A rank that has submitted that member begins the next use of the group instead.
+bool ReadyTable::replaces_member(const TensorGroup& group, const Submitters& submitters,
                                  const wire::Request& request) const {
   const auto member = group.seen.find(request.group_index);
   if (member == group.seen.end() || member->second == key_of(request)) return false;
   const auto pending = by_key_.find(member->second);
-  return pending != by_key_.end() && !intersects(pending->second->reported, askers.ranks);
+  return pending != by_key_.end() && !intersects(pending->second->reported, submitters.ranks);
 }
 
-void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire::Request& request) {
+void ReadyTable::join_group(PendingRef tensor, const Submitters& submitters,
+                            const wire::Request& request) {
   if (request.group_size == 0) return;
   std::string key = group_of(request);
   const auto same = [&](const std::shared_ptr<TensorGroup>& group) { return group->key == key; };
   if (std::any_of(tensor->groups.begin(), tensor->groups.end(), same)) return;
   std::shared_ptr<TensorGroup>& current = groups_[key];
-  if (current && replaces_member(*current, askers, request)) {
+  if (current && replaces_member(*current, submitters, request)) {
     const PendingTensor& other = *by_key_.find(current->seen.at(request.group_index))->second;
     tensor->groups.push_back(current);
     return fail_group(
@@ -278,7 +281,7 @@ void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire:
         {StatusCode::kMismatch,
          "member " + std::to_string(request.group_index) + " is " + describe(other.request) +
              " on rank " + std::to_string(other.reference_rank) + " and " + describe(request) +
-             " on rank " + std::to_string(askers.ranks.front().first)});
+             " on rank " + std::to_string(submitters.ranks.front().first)});
   }
   if (!current || !current->seen.try_emplace(request.group_index, key_of(request)).second) {
     current = std::make_shared<TensorGroup>();
@@ -295,7 +298,7 @@ void ReadyTable::join_group(PendingRef tensor, const Askers& askers, const wire:
   }
 }
 
-std::vector<PendingRef> ReadyTable::take_ready(const GoesOnGathering& goes_on) {
+std::vector<PendingRef> ReadyTable::extract_ready(const GoesOnGathering& goes_on) {
   std::vector<PendingRef> taken = std::exchange(at_once_, {});
   const bool leaves_nothing = std::ranges::any_of(taken, [](PendingRef tensor) {
     return tensor->request.kind == OpKind::kJoin ||

@@ -18,18 +18,17 @@
 #include "negotiation/fusion_planner.h"
 #include "negotiation/messages.h"
 #include "negotiation/process_set_table.h"
-#include "negotiation/tensor_key.h"
 
 namespace hvd::control {
 
 struct TensorGroup;
 
-/// An operation that some, not yet all, members of its set have asked for (or whose group is not
-/// complete).
+/// An operation that some, but not all, members of its set have submitted, or whose group is not
+/// complete.
 struct PendingTensor {
-  wire::Request request = {};  ///< as `reference_rank` asked
+  wire::Request request = {};  ///< of `reference_rank`
   int reference_rank = 0;      ///< the lowest that has reported
-  /// The lowest rank that wants something else than `reference_rank`, and what.
+  /// The lowest rank whose request differs from that of `reference_rank`, and its request.
   struct Dissent {
     wire::Request request = {};
     int rank = 0;
@@ -54,64 +53,68 @@ struct PendingTensor {
   bool warned = false;
 };
 
-/// Who asks for something, all of them for the same but for the first dimensions of a gathering
-/// one.
-struct Askers {
+/// Ranks that submit the same operation, except for the first dimensions of a gathering one.
+struct Submitters {
   RankSpan ranks = {};    ///< not empty
-  wire::Stamp stamp = 0;  ///< of the lowest of them
-  /// Of `ranks`, ascending; empty: what the request says, or if given what each member has here.
+  wire::Stamp stamp = 0;  ///< of the lowest rank
+  /// Of `ranks`, ascending. Empty: those in first_dims_of_members, or without it that of the
+  /// request.
   std::span<const wire::DimRun> first_dims = {};
   const std::vector<std::int64_t>* first_dims_of_members = nullptr;
-  /// The cache slot by which they ask, as it is now; without: they have asked in full, or by what a
-  /// slot held before.
+  /// The cache slot that they hit, if it still holds the same. Empty: they sent the request in
+  /// full, or hit a slot that holds another response now.
   std::optional<std::uint32_t> slot = {};
 };
 
 using PendingList = std::list<PendingTensor>;  // oldest first
 using PendingRef = PendingList::iterator;
 
-/// One use of a group. It ends when each of its members has come and gone; a member that comes a
-/// second time begins the next use. So a failure is remembered for members that nobody has asked
-/// for yet. (A correct program submits all members before it waits for one.)
+/// One use of a group. It ends when each of its members was submitted and has left the table; a
+/// member that is submitted a second time begins the next use. So a failure is remembered for
+/// members that no rank has submitted yet. (A correct program submits all members before it waits
+/// for one.)
 struct TensorGroup {
   std::string key = {};
   int size = 0;
-  std::map<int, std::string> seen = {};  ///< the members that came, by index: their keys
-  int gone = 0;                          ///< of those, how many have left the table
+  std::map<int, std::string> seen = {};  ///< the members that were submitted, by index: their keys
+  int gone = 0;                          ///< how many of these have left the table
   std::vector<PendingRef> held = {};     ///< complete, waiting for the others
   std::optional<Status> failure = {};    ///< of the first member that failed
 };
 
-/// Who has asked for what. Coordinator only; pure; not thread-safe.
+/// The pending operations, and the ranks that have submitted each. Coordinator only; pure; not
+/// thread-safe.
 class ReadyTable {
  public:
   explicit ReadyTable(const ProcessSetTable& sets) : sets_(sets) {}
 
-  /// Notes who asks for `request`, as the lowest of them asks. Asking twice for a name that is
-  /// still pending is a broken peer: throws hvd::Error.
+  /// Records that these ranks have submitted an operation.
+  /// @param request that of the lowest rank
   /// @return the tensor, which may now be complete
-  PendingRef add(const Askers&, wire::Request request, TimePoint now);
-  /// The fast path for hits on a slot whose tensor is pending by hits only; false otherwise: add()
-  /// has to do it. @pre the askers have a slot
-  bool add_hit(const Askers&);
+  /// @throws hvd::Error when a rank submits a name that is still pending
+  PendingRef add(const Submitters&, wire::Request request, TimePoint now);
+  /// As add(), but fast, for hits on a slot whose tensor is pending by hits only.
+  /// @return false if the caller has to call add() instead
+  /// @pre the submitters have a slot
+  bool add_hit(const Submitters&);
 
-  /// The slot holds something else from now on.
+  /// The slot holds another response from now on.
   void forget_slot(std::uint32_t slot);
 
-  /// After they have asked for a kJoin: what they have not asked for until end_join() does without
-  /// them.
-  void note_joined(RankSpan ranks);
-  /// Ranks are still at work, so those that have joined wait for good reason: they wait from now.
-  void refresh_join(TimePoint now);
+  /// These ranks have submitted a join. Operations that they have not submitted do not wait for
+  /// them until end_join().
+  void add_joined(RankSpan ranks);
+  /// Other ranks are still at work, so the time that the join has waited counts from now.
+  void restart_join_clock(TimePoint now);
   /// The kJoin leaves the table, whether it succeeded or failed.
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
   const RankSet& joined() const noexcept { return joined_; }
-  /// The highest of the ranks that note_joined() was last called for.
+  /// The highest of the ranks that add_joined() was last called for.
   int last_to_join() const noexcept { return last_to_join_; }
-  /// Drops all that is pending.
+  /// Drops all pending operations.
   void clear();
-  /// Drops what is pending in a process set that was removed.
+  /// Drops the pending operations of a process set that was removed.
   void drop_set(int process_set);
 
   /// Whether ready tensors of this sort, which are so many bytes, go on gathering.
@@ -120,10 +123,10 @@ class ReadyTable {
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
   /// whole group is complete or one of it has failed.
   ///
-  /// Only what may share a batch gathers, if a function is given. Groups of several sorts do not,
-  /// as their members are planned together. A join that is ready and the end of a process set leave
-  /// nothing behind: what gathers may count on ranks that have joined, or be of that set.
-  std::vector<PendingRef> take_ready(const GoesOnGathering& = {});
+  /// If a function is given, tensors that may share a batch may go on gathering. Groups of several
+  /// sorts do not, as their members are planned together. A ready join or removal of a process set
+  /// ends all gathering, since gathering tensors may count on joined ranks or belong to that set.
+  std::vector<PendingRef> extract_ready(const GoesOnGathering& = {});
   bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
   /// The predicate holds for the request of each tensor that is ready.
   template <class Predicate>
@@ -134,7 +137,7 @@ class ReadyTable {
              return std::ranges::all_of(of_sort.second.tensors, holds);
            });
   }
-  /// How a sibling in the group ended that makes this tensor fail, if one does.
+  /// The failure of a member of the same group, which makes this tensor fail too.
   std::optional<Status> group_failure(const PendingTensor&) const;
   /// Every later or waiting member of this tensor's group fails too, for this reason.
   void fail_group(const PendingTensor&, const Status& reason);
@@ -158,18 +161,18 @@ class ReadyTable {
   static std::string group_of(const wire::Request& r) {
     return tensor_key(r.process_set, r.group_key());
   }
-  void check(const Askers&, const wire::Request&) const;
-  PendingRef create(const Askers&, wire::Request&&, TimePoint now);
+  void check(const Submitters&, const wire::Request&) const;
+  PendingRef create(const Submitters&, wire::Request&&, TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
-  void mark(PendingRef, const Askers&);
-  void fill_first_dims(PendingTensor&, const Askers&, std::int64_t of_request) const;
+  void mark(PendingRef, const Submitters&);
+  void fill_first_dims(PendingTensor&, const Submitters&, std::int64_t of_request) const;
   std::size_t position_of(const PendingTensor&, int rank) const;
   void mark_absent(PendingRef, const RankSet& ranks);
   void complete(PendingRef);
   void make_ready(PendingRef, bool may_gather);
   void forget_ready(PendingRef);
-  void join_group(PendingRef, const Askers&, const wire::Request&);
-  bool replaces_member(const TensorGroup&, const Askers&, const wire::Request&) const;
+  void join_group(PendingRef, const Submitters&, const wire::Request&);
+  bool replaces_member(const TensorGroup&, const Submitters&, const wire::Request&) const;
   void fail_group(TensorGroup&, const Status& reason);
 
   const ProcessSetTable& sets_;
@@ -184,14 +187,14 @@ class ReadyTable {
     std::int64_t bytes = 0;
   };
   std::vector<PendingRef> at_once_;           // ready, to be planned without delay
-  std::map<FusionSort, Gathered> gathering_;  // the others that are ready; none is empty
+  std::map<FusionSort, Gathered> gathering_;  // the other ready tensors; no entry is empty
   RankSet joined_;
   int last_to_join_ = 0;
   std::optional<PendingRef> join_;
 };
 
-/// Bytes a tensor adds to a batch, over what all members contribute; the largest number when they
-/// are more than that.
+/// Bytes that a tensor adds to a batch, with the contributions of all members; the largest number
+/// if they are more than that.
 std::int64_t batch_bytes(const PendingTensor&);
 
 }  // namespace hvd::control

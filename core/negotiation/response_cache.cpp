@@ -3,7 +3,7 @@
 #include <iterator>
 #include <utility>
 
-#include "negotiation/tensor_key.h"
+#include "negotiation/process_set_table.h"
 
 namespace hvd::control {
 

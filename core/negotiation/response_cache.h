@@ -22,31 +22,31 @@ namespace hvd::control {
 // sequence number of that plan, and a cache keeps a displaced response until no report can refer to
 // it any more: the coordinator until every rank has applied the plan that displaced it, other ranks
 // for some plans. A hit is always read as it was meant, without an acknowledgement or a second
-// round. A rank that has nothing to report still acknowledges plans now and then (Negotiator), which
-// bounds this memory.
+// round. A rank that has nothing to report still acknowledges plans now and then (Negotiator),
+// which bounds this memory.
 
-/// Remembers what the ranks agreed on for a tensor, so that asking for it again takes one bit.
+/// The last response for each tensor, so that a rank requests it again with one bit.
 ///
 /// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of
 /// the plan. Slots are numbers below the capacity; the least recently used entry gives its slot up.
 /// Not thread-safe.
 class ResponseCache {
  public:
-  /// Slots that a report cannot name are of no use: at most wire::kMaxSlots.
+  /// Uses at most wire::kMaxSlots, since reports cannot name more slots.
   explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
-  /// Whether results of this kind are remembered at all (join and the changes of process sets are
-  /// rare, and mean something else each time).
+  /// Whether responses of this kind are kept. Joins and changes of process sets are rare and differ
+  /// each time, so they are not.
   static bool cacheable(const wire::Request&) noexcept;
   /// The slot of this tensor, whatever its parameters are now.
   std::optional<std::uint32_t> find(const wire::Request&) const;
-  /// Whether `request`, of the rank at `position` in its set, asks for exactly what the slot holds.
+  /// Whether the slot holds exactly this request of the rank at `position` in its set.
   bool matches(std::uint32_t slot, const wire::Request& request, int position) const;
   bool holds(std::uint32_t slot) const noexcept {
     return slot < slots_.size() && slots_[slot].used;
   }
-  /// As the set's first member asked. Of an unnamed operation the name and the ordinal mean
-  /// nothing. @pre holds(slot)
+  /// With the request of the set's first member. The name and the ordinal of an unnamed operation
+  /// are those of an earlier use. @pre holds(slot)
   const wire::Response& at(std::uint32_t slot) const {
     HVD_EXPECT(holds(slot), "the slot is in use");
     return slots_[slot].response;
@@ -59,13 +59,14 @@ class ResponseCache {
   /// or the kind is not cacheable.
   /// @param plan sequence number of the plan that has the response
   /// @return the slot whose former response was displaced, if one was
-  /// @pre an allgather's shape is not empty and it has a first dimension for every member; `plan` is
-  /// not before that of the last call
+  /// @pre an allgather's shape is not empty and it has a first dimension for every member; `plan`
+  /// is not before that of the last call
   std::optional<std::uint32_t> put(wire::Response, std::uint64_t plan);
   /// Makes it the most recently used. @pre holds(slot)
   void touch(std::uint32_t slot);
 
-  /// The displaced response that the slot held after plan `as_of`. Null: it has held the same since.
+  /// The displaced response that the slot held after plan `as_of`. Null: it has held the same
+  /// since.
   const wire::Response* find_displaced(std::uint32_t slot, std::uint64_t as_of) const;
   /// The response that the slot held after plan `as_of`. Null: the slot is empty.
   const wire::Response* find(std::uint32_t slot, std::uint64_t as_of) const;
@@ -97,7 +98,8 @@ class ResponseCache {
     wire::Response response = {};
     std::uint64_t by_plan = 0;
   };
-  std::map<std::uint32_t, std::deque<Displaced>> displaced_;  // by slot, oldest first; none empty
+  std::map<std::uint32_t, std::deque<Displaced>>
+      displaced_;  // by slot, oldest first; no entry is empty
   std::size_t displaced_count_ = 0;
   wire::SlotSet slots_of_other_sets_;
 };

@@ -99,8 +99,8 @@ const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const n
   return batches_[place.batch].agreed.operations[place.index].request;
 }
 
-// The cache tells unnamed operations apart by their parameters alone, and a schedule has nothing
-// twice: so has the replay.
+// The cache tells unnamed operations apart by their parameters alone, and a schedule has no slot
+// twice, so the parameters are enough here too.
 bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
   wire::Request asked = request;
   for (const SchedulePlace& place : unnamed_places_) {
@@ -166,19 +166,19 @@ ScheduleReplay::Advance ScheduleReplay::advance() {
     if (leaving_ || bundles_[head_].missing == 0) arrive(leaving_);
   }
   bool all_here = arrived_;
-  bool somebody_leaves = arrived_ && arrives && leaving_;
+  bool a_rank_leaves = arrived_ && arrives && leaving_;
   const auto look_at = [&](const ArrivalFlags& flags) {
     // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one
     // sees both, and rings.
     const std::uint64_t flag = flags.arrived.load(std::memory_order_seq_cst);
     if (flag / 2 < position_) all_here = false;
-    if (flag == position_ * 2 + 1) somebody_leaves = true;
+    if (flag == position_ * 2 + 1) a_rank_leaves = true;
   };
   for (const ArrivalFlags* const flags : flags_) look_at(*flags);
-  // Of this host, whose first rank tells the others.
-  const bool ring = arrives && arrived_ && (all_here || somebody_leaves);
+  // Only the flags of this host count, since its first rank informs the other hosts.
+  const bool ring = arrives && arrived_ && (all_here || a_rank_leaves);
   if (remote_ != nullptr) look_at(*remote_);
-  if (somebody_leaves) {
+  if (a_rank_leaves) {
     replaying_ = false;
     return {Outcome::kLeft, 0, 0, ring};
   }
@@ -299,7 +299,7 @@ void StepLearner::choose(bool known, bool again) {
   schedule_holds_ = true;
 }
 
-void StepLearner::note_left(std::uint64_t batches_run) {
+void StepLearner::end_replay(std::uint64_t batches_run) {
   const bool short_lived = batches_run < kShortReplay * schedule_.batches;
   backoff_ = short_lived ? std::min(std::max<std::uint64_t>(2 * backoff_, 1), kMostPatience) : 0;
   forget();

@@ -16,7 +16,7 @@ namespace hvd::control {
 /// The position of an operation in a replayed schedule. Kept by its owner, so that it is found
 /// again without a search.
 struct SchedulePlace {
-  std::uint64_t replay = 0;  ///< counts the replays entered; 0: in none
+  std::uint64_t replay = 0;  ///< number of the replay, from 1; 0: in no replay
   std::uint32_t batch = 0;
   std::uint32_t index = 0;
 };
@@ -26,14 +26,14 @@ struct SchedulePlace {
 ///
 /// A schedule is a sequence of bundles: a batch, or the batches among which a group is spread.
 /// Positions count bundles, from 1, across all replays of a job. At each position a rank arrives:
-/// ready, when all operations of the bundle are there; or leaving, when it has something that is
-/// not in the schedule, or has been asked to. No rank touches the data of a position before every
-/// rank has arrived there ready. If one arrives leaving, all leave at that position, which no rank
-/// can have passed; what they had offered is negotiated in the ordinary way. So every rank runs the
-/// same bundles, each of them whole, and nothing is lost or done twice.
+/// ready, when all operations of the bundle were submitted; or leaving, when it has an operation
+/// outside the schedule, or another rank asks it to leave. No rank touches the data of a position
+/// before every rank has arrived there ready. If one arrives leaving, all leave at that position,
+/// which no rank can have passed, and the operations that they had offered are negotiated in the
+/// ordinary way. So every rank runs the same whole bundles, and no operation is lost or run twice.
 /// See docs/decisions/0010-schedule-replay.md.
 ///
-///   open --enter()--> replaying --somebody arrives leaving--> open
+///   open --enter()--> replaying --a rank arrives leaving--> open
 ///
 /// Not thread-safe: the thread that drives the engine.
 class ScheduleReplay {
@@ -43,13 +43,13 @@ class ScheduleReplay {
     Outcome outcome = Outcome::kNothing;
     std::size_t batch = 0;    ///< kRun: the first batch of the bundle that all ranks run now
     std::size_t batches = 0;  ///< kRun: how many the bundle has
-    bool ring = false;        ///< the others have something to do
+    bool ring = false;        ///< the caller must wake the other ranks
   };
 
-  /// @param flags of the ranks of this host; none: there is no replay
-  /// @param own position of this rank's in `flags`
-  /// @param remote of all other hosts together, as DisseminationBarrier writes them; null when
-  /// there are none
+  /// @param flags of the ranks of this host; empty: there is no replay
+  /// @param own position of this rank's flags in `flags`
+  /// @param remote the flags of all other hosts together, as DisseminationBarrier writes them; null
+  /// when there are no other hosts
   ScheduleReplay(std::vector<ArrivalFlags*> flags, std::size_t own,
                  const ArrivalFlags* remote = nullptr)
       : flags_(std::move(flags)), own_(own), remote_(remote) {}
@@ -57,22 +57,24 @@ class ScheduleReplay {
   bool available() const noexcept { return !flags_.empty(); }
   bool spans_hosts() const noexcept { return remote_ != nullptr; }
   bool replaying() const noexcept { return replaying_; }
-  /// All ranks repeat these from now on. @pre !replaying(), and nothing is in a batch twice
+  /// All ranks repeat these from now on. @pre !replaying(), and no operation is in a batch twice
   void enter(std::vector<AgreedBundle> schedule);
-  /// An operation has been submitted. If it is not what comes in this schedule, this rank leaves.
+  /// An operation was submitted. If it is not in the schedule, or is there already, this rank
+  /// leaves.
   /// @param known what this returned for an equal request before; is brought up to date
-  /// @return whether it has its place in the schedule, and waits there
+  /// @return whether it has a place in the schedule, and waits there
   bool offer(const wire::Request&, SchedulePlace& known);
   /// Whether the schedule has such an operation, whether it has been offered already or not;
   /// `known` as in offer().
   bool find(const wire::Request&, SchedulePlace& known) const;
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
-  /// This rank waits for what it has not offered itself.
+  /// This rank has not offered all operations of the current bundle.
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }
-  /// To be called again as long as something comes of it.
+  /// Call it again until the outcome is kNothing.
   Advance advance();
-  /// This rank has arrived and the others do not come: they are to leave. They have to be rung.
+  /// Asks the other ranks to leave, because this rank has arrived and they do not. The caller must
+  /// wake them.
   void ask_others_to_leave() noexcept;
   /// Batches run in this replay or, if it has been left, in the last one.
   std::uint64_t batches_run() const noexcept { return batches_run_; }
@@ -115,14 +117,13 @@ class ScheduleReplay {
   std::vector<SchedulePlace> unnamed_places_;
 };
 
-/// When to start a replay, decided by the coordinator. A schedule is what the plans between two
-/// uses of the same name have brought.
+/// Decides for the coordinator when to start a replay. A schedule consists of the batches of the
+/// plans between two uses of the same name.
 ///
 /// Starts one after two equal steps, or after four if these were fused into different numbers of
 /// batches, which depends on timing; or after one step of the schedule that was replayed last. Of
 /// equal steps that with the fewest batches is repeated. When replays do not last, the next one
-/// starts later and later, and repeats the last step, as more batches may be what the program
-/// needs.
+/// starts later and later, and repeats the last step, as the program may need more batches.
 ///
 /// Batches that share a group form a bundle. A replay that was left between them would leave
 /// members behind, which wait for those that have run.
@@ -133,7 +134,7 @@ class StepLearner {
   /// The schedule to repeat, by cache slot.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_.bundles; }
   /// The replay has been left after so many batches.
-  void note_left(std::uint64_t batches_run);
+  void end_replay(std::uint64_t batches_run);
 
  private:
   struct Step {
@@ -159,7 +160,7 @@ class StepLearner {
   bool vary_ = false;                         // those steps have different numbers of batches
   std::vector<std::uint32_t> last_schedule_;  // slots of the schedule replayed last, ascending
   Step schedule_;                             // that was replayed last
-  bool schedule_holds_ = false;               // its slots still hold what they held then
+  bool schedule_holds_ = false;               // its slots hold the same responses as then
   std::uint64_t equal_steps_ = 0;             // before the current one, equal to `previous_`
   std::uint64_t backoff_ = 0;  // equal steps to wait for after replays that did not last
 };

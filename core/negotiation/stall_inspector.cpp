@@ -20,8 +20,8 @@ std::string seconds(Duration duration) {
   return out.str();
 }
 
-// For a rank, or for the rest of its group. What is ready is only held back while batches are under
-// way.
+// Whether it waits for a rank or for the rest of its group. Ready tensors are only held back while
+// batches are under way.
 bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.held; }
 
 std::string progress_of_group(const PendingTensor& tensor) {
@@ -38,7 +38,8 @@ std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
                            : "");
 }
 
-// For the same ranks, or the rest of the same group: one warning does for both.
+// Whether they wait for the same ranks or for the rest of the same group, so that one warning
+// covers both.
 bool wait_alike(const ReadyTable& table, const PendingTensor& a, const PendingTensor& b) {
   if (a.held || b.held) return a.held && b.held && a.groups.front() == b.groups.front();
   return table.missing(a) == table.missing(b);
@@ -55,7 +56,7 @@ std::string text_of(const RankSet& ranks) {
   return text;
 }
 
-// What a rank has asked for and does not have yet.
+// The operations that a rank has submitted and that have not run yet.
 std::string waits_for(const ReadyTable& table, int rank) {
   std::string text;
   std::size_t told = 0;
@@ -72,14 +73,14 @@ std::string waits_for(const ReadyTable& table, int rank) {
 StallInspector::StallInspector(StallLimits limits, std::vector<std::string> host_of_rank)
     : limits_(limits), hosts_(std::move(host_of_rank)), last_(hosts_.size()) {}
 
-void StallInspector::note_activity(RankSpan ranks, const std::string& name, TimePoint now) {
-  // Ranks that do the same share the entry, whose pointer tells that they do.
+void StallInspector::record_activity(RankSpan ranks, const std::string& name, TimePoint now) {
+  // Ranks that do the same share the name, so that equal entries have equal pointers.
   if (!latest_ || *latest_ != name) latest_ = std::make_shared<const std::string>(name);
   last_.assign(ranks, {latest_, now});
 }
 
-std::string StallInspector::who_is_missing(const ReadyTable& table, const PendingTensor& tensor,
-                                           TimePoint now) const {
+std::string StallInspector::missing_text(const ReadyTable& table, const PendingTensor& tensor,
+                                         TimePoint now) const {
   const std::vector<int> missing = table.missing_ranks(tensor);
   std::string text;
   for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -104,7 +105,7 @@ std::string StallInspector::waiting_text(const ReadyTable& table, const PendingT
                            seconds(now - tensor.first_seen) + " for ";
   if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
   return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.members) +
-         " ranks: " + who_is_missing(table, tensor, now);
+         " ranks: " + missing_text(table, tensor, now);
 }
 
 std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint now) {
@@ -124,7 +125,7 @@ std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint n
   return texts;
 }
 
-void StallInspector::note_resumed(std::span<const PendingRef> tensors, TimePoint now) {
+void StallInspector::record_resumed(std::span<const PendingRef> tensors, TimePoint now) {
   std::size_t resumed = 0;
   std::optional<PendingRef> oldest;
   for (const PendingRef tensor : tensors) {
@@ -200,7 +201,7 @@ std::string StallInspector::error_text(const ReadyTable& table, const PendingTen
   }
   return describe(tensor.request) + ": not submitted by every rank within " +
          seconds(limits_.shutdown) +
-         " (stall_shutdown); missing: " + who_is_missing(table, tensor, now) +
+         " (stall_shutdown); missing: " + missing_text(table, tensor, now) +
          "; every rank of the process set must submit the same operations";
 }
 

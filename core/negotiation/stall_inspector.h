@@ -19,16 +19,16 @@ struct StallLimits {
   Duration deadlock{};  ///< zero: never
 };
 
-/// Watches for operations that some ranks never ask for, and says who and what they did instead.
-/// Coordinator only; pure.
+/// Watches for operations that some ranks never submit, and describes these ranks and their last
+/// operations. Coordinator only; pure.
 class StallInspector {
  public:
   StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
 
-  /// These ranks asked for something, last of all for `name`.
-  void note_activity(RankSpan ranks, const std::string& name, TimePoint now);
-  void note_activity(int rank, const std::string& name, TimePoint now) {
-    note_activity(RankSet(rank), name, now);
+  /// These ranks have submitted operations, the last of them `name`.
+  void record_activity(RankSpan ranks, const std::string& name, TimePoint now);
+  void record_activity(int rank, const std::string& name, TimePoint now) {
+    record_activity(RankSet(rank), name, now);
   }
   /// One sentence or more per set of ranks for which operations have newly waited for longer than
   /// the warning time.
@@ -38,15 +38,15 @@ class StallInspector {
   /// Operations that have waited for ranks, or for the rest of their group, for longer than the
   /// shutdown time.
   std::vector<PendingRef> expired(ReadyTable&, TimePoint now);
-  /// What a StalledError says.
+  /// The text of a StalledError.
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
-  /// What a StalledError says after the operation's name when every rank waits for another.
+  /// The text of a StalledError, after the operation's name, when every rank waits for another.
   std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
-  /// These go on, which may have been warned of.
-  void note_resumed(std::span<const PendingRef>, TimePoint now);
-  /// What had been warned of and goes on after all: a sentence for each note_resumed(), once.
-  std::vector<std::string> take_resumptions() { return std::exchange(resumptions_, {}); }
-  /// When one of the above may next have something to say.
+  /// These operations go on. Some may have been warned of.
+  void record_resumed(std::span<const PendingRef>, TimePoint now);
+  /// A sentence for each record_resumed() with operations that had been warned of, once.
+  std::vector<std::string> release_resumptions() { return std::exchange(resumptions_, {}); }
+  /// When one of the functions above may next return something.
   std::optional<TimePoint> next_deadline(const ReadyTable&) const;
 
  private:
@@ -58,7 +58,7 @@ class StallInspector {
   std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations,
                            TimePoint now) const;
   std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
-  std::string who_is_missing(const ReadyTable&, const PendingTensor&, TimePoint now) const;
+  std::string missing_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;
   std::vector<std::string> hosts_;

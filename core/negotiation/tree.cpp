@@ -10,9 +10,9 @@ namespace {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Hangs `ranks` below one another in their order, the first being on the tree already. Each takes
-// as many children as `room` still has for it, the earliest first.
-void hang(const std::vector<int>& ranks, std::vector<int>& room, std::vector<int>& parents) {
+// Adds `ranks` to the tree in their order, the first being in it already. Each rank gets as many
+// children as `room` has for it, the earliest first.
+void attach(const std::vector<int>& ranks, std::vector<int>& room, std::vector<int>& parents) {
   std::size_t next_parent = 0;
   for (std::size_t i = 1; i < ranks.size(); ++i) {
     while (room[index(ranks[next_parent])] == 0) ++next_parent;
@@ -37,13 +37,13 @@ std::vector<int> tree_parents(const Topology& topology, int radix) {
   for (const auto& host : hosts) {
     const int leader = host.front();
     leaders.push_back(leader);
-    // Half of a leader's children may be its own host's, so that the other half reaches on.
+    // At most half of a leader's children are of its own host, so that the other half are leaders.
     const int locals = std::min(radix / 2, static_cast<int>(host.size()) - 1);
     room[index(leader)] = locals;
-    hang(host, room, parents);
+    attach(host, room, parents);
     room[index(leader)] = radix - locals;
   }
-  hang(leaders, room, parents);
+  attach(leaders, room, parents);
   return parents;
 }
 
@@ -52,7 +52,8 @@ TreePlace place_in_tree(const Topology& topology, int rank, int radix) {
   const std::vector<int> parents = tree_parents(topology, radix);
   TreePlace place;
   place.parent = parents[index(rank)];
-  // A parent may have a higher number than its child, so the way up is walked for each.
+  // A parent may have a higher number than its child, so the path to the root is followed for each
+  // rank.
   for (int other = 0; other < topology.size; ++other) {
     if (parents[index(other)] == rank) place.children.push_back(other);
     int above = other;

@@ -7,24 +7,25 @@
 
 namespace hvd::control {
 
-/// Where a rank stands in the tree through which reports travel to rank 0 and plans from it.
+/// The neighbours of a rank in the tree through which reports travel to rank 0 and plans from it.
 struct TreePlace {
   int parent = -1;                 ///< -1: this is the root, rank 0
   std::vector<int> children = {};  ///< ascending
-  RankSet subtree = {};            ///< whose reports pass here, this rank's included
+  RankSet subtree = {};            ///< the ranks whose reports pass here, with this rank
 };
 
-/// Whether reports are to be merged on their way at all. A job on one host, or of so few ranks that
-/// rank 0 may hear each of them, has no tree: every rank talks to rank 0.
+/// Whether reports are merged on their way. In a job on one host, or of at most radix + 1 ranks,
+/// every rank sends its reports to rank 0 directly.
 bool needs_tree(const Topology&, int radix) noexcept;
 
-/// A function of the topology and the radix only, equal on every rank. Nobody has more than `radix`
-/// children. On a host the lowest rank is the leader, and the others hang below it; the leaders
-/// form a tree among themselves in the order of the hosts, so that between hosts nobody but leaders
-/// talks. @pre radix >= 2
+/// Depends only on the topology and the radix, so that all ranks agree. No rank has more than
+/// `radix` children. The lowest rank of a host is its leader, and the others are below it; the
+/// leaders form a tree in the order of the hosts, so that only leaders exchange messages between
+/// hosts.
+/// @pre radix >= 2
 TreePlace place_in_tree(const Topology&, int rank, int radix);
 
-/// The parent of each rank, from which the places follow.
+/// The parent of each rank; -1 for rank 0.
 std::vector<int> tree_parents(const Topology&, int radix);
 
 }  // namespace hvd::control

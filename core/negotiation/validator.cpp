@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "base/expect.h"
-#include "negotiation/saturating.h"
 
 namespace hvd::control {
 namespace {
@@ -35,7 +34,7 @@ bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter || kind == OpKind::kReduce;
 }
 
-// Not a number is what all ranks may have agreed on.
+// All ranks may have agreed on NaN.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 bool has_root(OpKind kind) {
@@ -118,8 +117,7 @@ std::optional<std::string> find_misplanned(const wire::Request& planned,
                                            const wire::Request& submitted, int rank) {
   if (planned == submitted) return std::nullopt;
   auto found = difference(planned, submitted);
-  // The rows that this rank contributes. Ranks may differ in them, but a plan keeps each rank's
-  // own.
+  // Ranks may contribute different numbers of rows, but a plan keeps the number of each rank.
   if (!found && wire::gathers(planned.kind) && planned.shape != submitted.shape)
     found = Difference{"shape", shape_text(planned), shape_text(submitted)};
   if (!found) return std::nullopt;
@@ -130,7 +128,7 @@ std::optional<std::string> find_misplanned(const wire::Request& planned,
 
 namespace {
 
-// What has no meaning when a member has joined.
+// Faults of a request from which joined members are absent.
 std::optional<std::string> find_fault_of_joined(const wire::Request& request,
                                                 const std::vector<int>& absent) {
   if (absent.empty()) return std::nullopt;

@@ -1,31 +1,50 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/expect.h"
 #include "negotiation/messages.h"
 
 namespace hvd::control {
 
-/// What `other` asks that cannot go together with `reference`, as a sentence that names the
-/// operation, both ranks and both values; nothing when they agree. Allgather's and alltoall's first
-/// dimension may differ.
+/// The difference between two ranks' requests, as a sentence that names the operation, both ranks
+/// and both values; empty when they agree. The first dimensions of gathering operations and of an
+/// alltoall may differ.
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
                                          const wire::Request& other, int other_rank);
 
-/// How a plan's request, as expanded for one rank, differs from what this rank submitted under that
-/// name, as a sentence that names the operation, the rank and both values; nothing when it can be
-/// run. Allocates only when there is a difference.
+/// The difference between a plan's request, as expanded for one rank, and the request that this
+/// rank submitted under that name, as a sentence that names the operation, the rank and both
+/// values; empty when it can run. Allocates only when there is a difference.
 std::optional<std::string> find_misplanned(const wire::Request& planned,
                                            const wire::Request& submitted, int rank);
 
-/// What no rank may ask even when all agree (a root outside the set, an allgather of a scalar, a
-/// broadcast from a rank that has joined), as a sentence.
+/// The reason why a request is wrong even when all ranks agree on it (a root outside the set, an
+/// allgather of a scalar, a broadcast from a rank that has joined), as a sentence.
 /// @param members the world ranks of the request's process set, ascending.
 /// @param absent those of them that have joined and take no part of their own, ascending.
 std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members,
                                       const std::vector<int>& absent);
+
+// The sizes in a request come from a peer, so sums and products of byte counts stop at the largest
+// number instead of overflowing.
+
+inline constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+
+/// @pre a >= 0 and b >= 0, as below.
+inline std::int64_t saturating_sum(std::int64_t a, std::int64_t b) noexcept {
+  HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
+  return a > kMostBytes - b ? kMostBytes : a + b;
+}
+
+inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) noexcept {
+  HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
+  return a != 0 && b > kMostBytes / a ? kMostBytes : a * b;
+}
 
 /// Size of an allgather's result; the largest number when it is more than that. @pre the shape is
 /// not empty

@@ -1,4 +1,4 @@
-// The fuzzer's inputs without the fuzzer: what any compiler can run in a few seconds.
+// The fuzzer's inputs without the fuzzer, for any compiler, in a few seconds.
 #include <gtest/gtest.h>
 
 #include <algorithm>

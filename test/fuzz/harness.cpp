@@ -26,7 +26,7 @@ wire::Request request(std::string name, OpKind kind) {
   return made;
 }
 
-// Something of every kind, so that a plan finds what it names.
+// Operations of many kinds, so that a plan finds the operations that it names.
 std::vector<wire::Request> submissions() {
   std::vector<wire::Request> made = {
       request("a", OpKind::kAllreduce),  request("b", OpKind::kBroadcast),
@@ -55,7 +55,8 @@ control::CoordinatorOptions options() {
   return made;
 }
 
-// A job of three ranks of which the first has agreed on everything once and asked for it again.
+// A job of three ranks of which the first has agreed on all operations once and submitted them
+// again.
 class Job {
  public:
   Job() : sets_(kRanks), coordinator_(options(), sets_) {
@@ -89,8 +90,7 @@ class Job {
   void submit_and_report(int rank) {
     for (auto& made : submissions())
       ranks_[static_cast<std::size_t>(rank)]->submit(std::move(made));
-    if (const auto news = ranks_[static_cast<std::size_t>(rank)]->take_report())
-      report(*news);
+    if (const auto news = ranks_[static_cast<std::size_t>(rank)]->take_report()) report(*news);
   }
 
  private:
@@ -101,7 +101,8 @@ class Job {
   TimePoint now_{};
 };
 
-// What was understood once must be understood again: decoded messages are passed on.
+// A decoded message must decode again after it is encoded, since merged reports and plans are
+// forwarded.
 wire::AnyMessage decode(std::span<const std::byte> bytes) {
   wire::AnyMessage message = wire::decode(bytes);
   const wire::Bytes again = std::visit([](const auto& m) { return wire::encode(m); }, message);

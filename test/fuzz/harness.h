@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-/// What the fuzzer and its smoke test do with an input. Only hvd::Error may come out of the code
+/// Feeds an input of the fuzzer or of its smoke test. Only hvd::Error may come out of the code
 /// under test, and it is swallowed: anything else, a sanitizer's report included, is a finding.
 namespace hvd::fuzz {
 
@@ -14,10 +14,10 @@ enum class Step : unsigned { kReport = 0, kPlan = 1, kDecide = 2, kPublish = 3 }
 
 /// A session is a list of steps. Each is one byte, step * 8 + rank, and for a report or a plan a
 /// byte n and n bytes of the message behind its header:
-///   report   the rank reports to the coordinator
+///   report   a report arrives at the coordinator
 ///   plan     the plan arrives at the rank
 ///   decide   time goes on by `rank` seconds and the coordinator decides
-///   publish  every rank applies what the coordinator decided last
+///   publish  every rank applies the plan that the coordinator decided last
 void feed(std::span<const std::byte> input);
 
 }  // namespace hvd::fuzz

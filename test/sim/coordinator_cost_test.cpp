@@ -1,4 +1,4 @@
-// What the coordinator costs: measured and printed, with a bound that only a blunder exceeds.
+// The cost of the coordinator, measured and printed, with a generous upper bound.
 #include <gtest/gtest.h>
 
 #include <chrono>

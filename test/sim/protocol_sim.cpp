@@ -26,7 +26,7 @@ testing::ControlWorld::Options options_for(const Scenario& scenario) {
   return options;
 }
 
-// All that must be equal on every rank. An allgather's own first dimension is a rank's own matter.
+// The properties that must be equal on every rank, so not an allgather's own first dimension.
 void describe(std::ostream& out, const wire::Response& operation) {
   wire::Request request = operation.request;
   if (request.kind == OpKind::kAllgather) request.shape[0] = 0;
@@ -69,7 +69,7 @@ ProtocolSim::ProtocolSim(const Scenario& scenario)
           [this] {
             testing::ControlWorld::Options options = options_for(scenario_);
             options.on_merged = [this](int rank, const wire::Report& merged) {
-              note_merged(rank, merged);
+              record_merged(rank, merged);
             };
             return options;
           }(),
@@ -186,24 +186,24 @@ void ProtocolSim::submit_one(int rank, wire::Request request) {
 
 void ProtocolSim::send_report(int rank) { go_on(rank, world_.report(rank, loop_.now())); }
 
-void ProtocolSim::note_merged(int rank, const wire::Report& merged) {
+void ProtocolSim::record_merged(int rank, const wire::Report& merged) {
   outcome_.merged += merged.applied.empty() || count(merged.applied.front().ranks) > 1 ? 1 : 0;
   outcome_.overdue += merged.overdue ? 1 : 0;
-  // The others' messages are decoded by whom they reach.
+  // The messages of other ranks are decoded by their receivers.
   if (rank == 0 && std::get<wire::Report>(wire::decode(wire::encode(merged))) != merged)
-    complain(rank, "what it has merged is another message when decoded");
+    complain(rank, "its merged report is another message when decoded");
 }
 
-// After something was said by this rank or to it.
-void ProtocolSim::go_on(int rank, bool coordinator_heard) {
-  if (coordinator_heard) coordinate();
+// Called after this rank has sent or received a message.
+void ProtocolSim::go_on(int rank, bool coordinator_accepted) {
+  if (coordinator_accepted) coordinate();
   const auto& aggregator = world_.aggregator(rank);
   const auto deadline = aggregator ? aggregator->deadline() : std::nullopt;
   if (!deadline || at(rank).watched_hold == deadline) return;
   at(rank).watched_hold = deadline;
   loop_.at(*deadline, [this, rank] {
     const auto due = world_.aggregator(rank)->deadline();
-    if (due && *due <= loop_.now()) go_on(rank, world_.pass_on(rank, loop_.now()));
+    if (due && *due <= loop_.now()) go_on(rank, world_.forward(rank, loop_.now()));
   });
 }
 
@@ -245,7 +245,7 @@ void ProtocolSim::receive(int from, int to, const wire::Bytes& bytes) {
     if (const auto* plan = std::get_if<wire::Plan>(&message)) return apply(to, *plan);
     for (const auto& applied : std::get<wire::Report>(message).applied)
       outcome_.stale_reports += applied.last_applied < latest_plan_ ? 1 : 0;
-    go_on(to, world_.take_in(to, message, loop_.now()));
+    go_on(to, world_.accept(to, message, loop_.now()));
   } catch (const std::exception& error) {
     complain(to, std::string("message from rank ") + std::to_string(from) + ": " + error.what());
   }
@@ -281,7 +281,7 @@ void ProtocolSim::apply(int rank, const wire::Plan& plan) {
   Rank& self = at(rank);
   for (const int child : world_.place(rank).children) deliver(rank, child, wire::encode(plan));
   const control::Applied applied = world_.apply(rank, plan);
-  if (world_.aggregator(rank)) go_on(rank, world_.pass_on(rank, loop_.now()));
+  if (world_.aggregator(rank)) go_on(rank, world_.forward(rank, loop_.now()));
   compare_with_others(rank, plan.sequence, applied);
   for (const auto& error : applied.errors) end_use(rank, error.name, error.code, error.message);
   for (const auto& batch : applied.batches) execute(rank, batch);
@@ -316,15 +316,15 @@ void ProtocolSim::execute(int rank, const control::AgreedBatch& batch) {
 
 void ProtocolSim::compare_with_others(int rank, std::uint64_t sequence,
                                       const control::Applied& applied) {
-  // An error concerns the ranks that have asked; what they make of it is judged by the uses'
-  // endings.
+  // An error concerns only the ranks that have submitted the operation. The endings of the uses are
+  // checked for that.
   control::Applied common = applied;
   common.errors.clear();
   std::string text = describe(common);
   if (sequence == applied_.size() + 1) {
     applied_.push_back(std::move(text));
   } else if (sequence > applied_.size() || applied_[sequence - 1] != text) {
-    complain(rank, "makes something else of plan " + std::to_string(sequence));
+    complain(rank, "differs in its effects of plan " + std::to_string(sequence));
   }
 }
 

@@ -17,14 +17,14 @@
 /// N ranks that negotiate over a simulated network in virtual time.
 namespace hvd::sim {
 
-/// Calls what was scheduled, in order of time; of what is due at the same time, first come, first
-/// served.
+/// Calls scheduled actions in order of time, and actions that are due at the same time in the order
+/// in which they were scheduled.
 class EventLoop {
  public:
   TimePoint now() const noexcept { return now_; }
   void at(TimePoint when, std::function<void()> action);
   void after(Duration delay, std::function<void()> action) { at(now_ + delay, std::move(action)); }
-  /// False when nothing was left to do.
+  /// False when no action was left.
   bool step();
 
  private:
@@ -49,7 +49,7 @@ struct Record {
   std::string message = {};
 };
 
-/// What happened, for a test to judge.
+/// The result of a run, for a test to check.
 struct Outcome {
   bool ended = false;  ///< every rank has applied the shutdown
   std::vector<std::string> complaints = {};
@@ -63,8 +63,8 @@ struct Outcome {
   std::uint64_t stale_reports = 0;  ///< that a plan overtook
   std::uint64_t fused = 0;          ///< batches of more than one operation
   std::size_t most_displaced = 0;
-  std::uint64_t merged = 0;   ///< messages that spoke for several ranks
-  std::uint64_t overdue = 0;  ///< messages that had waited in vain
+  std::uint64_t merged = 0;   ///< merged reports of several ranks
+  std::uint64_t overdue = 0;  ///< merged reports that were held for too long
   std::size_t displaced_at_end = 0;
   std::size_t failed_uses_at_end = 0;
 };
@@ -97,8 +97,8 @@ class ProtocolSim {
   void submit(int rank, std::vector<wire::Request> requests);
   void submit_one(int rank, wire::Request request);
   void send_report(int rank);
-  void note_merged(int rank, const wire::Report&);
-  void go_on(int rank, bool coordinator_heard);
+  void record_merged(int rank, const wire::Report&);
+  void go_on(int rank, bool coordinator_accepted);
   void end_use(int rank, const std::string& name, StatusCode code, const std::string& message);
 
   void deliver(int from, int to, wire::Bytes bytes);
@@ -120,7 +120,7 @@ class ProtocolSim {
   std::vector<Rank> ranks_;
   std::map<std::pair<int, int>, TimePoint> last_arrival_;
   std::optional<TimePoint> watched_deadline_;
-  std::vector<std::string> applied_;  ///< what the first rank to apply each plan made of it
+  std::vector<std::string> applied_;  ///< per plan, its effects on the first rank that applied it
   std::uint64_t latest_plan_ = 0;
   Outcome outcome_;
 };

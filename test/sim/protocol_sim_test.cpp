@@ -57,7 +57,7 @@ class UseJudge {
     }
     const bool complete = use.size() == static_cast<std::size_t>(scenario_.ranks);
     if (first.code == StatusCode::kOk) {
-      EXPECT_TRUE(complete) << "ran without being asked for by all";
+      EXPECT_TRUE(complete) << "ran although some rank had not submitted it";
       EXPECT_TRUE(all_agree(use)) << "ran although ranks disagree";
     } else {
       EXPECT_NE(first.message.find(std::string(to_string(first.request.kind)) + " '" + name + "'"),
@@ -70,7 +70,8 @@ class UseJudge {
  private:
   void judge_class(std::size_t number, const std::map<int, Record>& use,
                    const Record& first) const {
-    // Where nobody is absent the class is determined; otherwise it also depends on who was faster.
+    // Without absent ranks the class is determined; otherwise it also depends on which rank was
+    // faster.
     if (!scenario_.anyone_waits_in_vain()) {
       const bool fine = all_agree(use) && group_agrees(first.request, number);
       EXPECT_EQ(first.code, fine ? StatusCode::kOk : StatusCode::kMismatch) << first.message;
@@ -92,7 +93,7 @@ class UseJudge {
     return use.size() < static_cast<std::size_t>(scenario_.ranks);
   }
 
-  // All members of a named group are used equally often where nobody is absent; an unnamed group's
+  // All members of a named group are used equally often when no rank is absent; an unnamed group's
   // members follow one another.
   bool group_agrees(const wire::Request& request, std::size_t number) const {
     for (int i = 0; i < request.group_size; ++i) {
@@ -123,8 +124,8 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
       ++totals.ended[uses[i].begin()->second.code];
     }
   }
-  // Whoever is behind holds up the others, so no more can be displaced behind its back than it had
-  // asked for.
+  // A rank that is behind delays the others, so the number of displaced responses is bounded by its
+  // own submissions.
   EXPECT_LE(outcome.most_displaced, 2 * scenario.most_operations_per_step());
   totals.plans += outcome.plans;
   totals.messages += outcome.messages;
@@ -138,7 +139,7 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
   totals.overdue += outcome.overdue;
 }
 
-// @param radix of the tree that reports and plans travel through; 0: none
+// @param radix of the tree that reports and plans travel through; 0: no tree
 Totals simulate(int radix, Duration longest_hold = kStallWarning / 8) {
   Totals totals;
   std::uint64_t current = 0;
@@ -173,7 +174,7 @@ Totals simulate(int radix, Duration longest_hold = kStallWarning / 8) {
       static_cast<unsigned long long>(totals.fused),
       static_cast<unsigned long long>(totals.displaced));
   if (seeds() < 100) return totals;
-  // The scenarios reach what they are meant to reach.
+  // The scenarios cover all cases.
   for (const auto code :
        {StatusCode::kOk, StatusCode::kMismatch, StatusCode::kStalled, StatusCode::kShutdown}) {
     EXPECT_GT(totals.ended[code], 20u) << static_cast<int>(code);
@@ -197,8 +198,8 @@ TEST(ProtocolSim, OverADeepTreeToo) {
   EXPECT_GT(totals.overdue, 20u);
 }
 
-// Whatever all have asked for goes on without the help of any clock: where nobody is late, nothing
-// stalls.
+// Operations that all ranks have submitted go on without any timer: no operation stalls when no
+// rank is late.
 TEST(ProtocolSim, OverADeepTreeThatHoldsBackWithoutLimit) {
   const Totals totals = simulate(2, 10 * kStallShutdown);
   EXPECT_EQ(totals.overdue, 0u);

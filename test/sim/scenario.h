@@ -14,7 +14,7 @@
 /// disagree.
 namespace hvd::sim {
 
-/// One operation of one step, as all ranks submit it but for the exceptions listed.
+/// One operation of one step, as all ranks submit it except for the exceptions listed.
 struct Use {
   wire::Request request = {};
   std::vector<std::int64_t> first_dims = {};  ///< allgather: per rank
@@ -23,7 +23,7 @@ struct Use {
       {};  ///< these ranks submit it in a later step instead, before that step's own use
   std::map<int, Duration> late = {};  ///< these ranks submit it that long after the step began
 
-  /// What `rank` asks for.
+  /// The request of `rank`.
   wire::Request asked_by(int rank) const;
 };
 
@@ -34,7 +34,7 @@ using Step = std::vector<Unit>;
 struct Scenario {
   std::uint64_t seed = 0;
   int ranks = 2;
-  int tree_radix = 0;       ///< 0: every rank talks to rank 0
+  int tree_radix = 0;       ///< 0: every rank reports to rank 0
   Duration longest_hold{};  ///< in the tree
   std::size_t cache_capacity = 1024;
   std::int64_t fusion_threshold = 0;
@@ -45,7 +45,7 @@ struct Scenario {
   std::vector<Step> steps = {};
   std::map<int, std::size_t> leaves_after = {};  ///< rank -> the number of steps it takes part in
 
-  bool anyone_waits_in_vain() const;  ///< somebody skips, is late or leaves early
+  bool anyone_waits_in_vain() const;  ///< some rank skips, is late or leaves early
   std::size_t most_operations_per_step() const;
 };
 

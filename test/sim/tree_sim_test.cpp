@@ -1,4 +1,4 @@
-// What an aggregation tree costs rank 0, in messages and in things to take in: exact counts, no
+// The cost of an aggregation tree for rank 0, in messages and accepted items: exact counts, no
 // times.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ void expect_cheap(const testing::UniformWorld::Round& round) {
   EXPECT_LE(round.most_received, 33u);
   EXPECT_LE(round.root_received, 33u);
   EXPECT_LE(round.most_sent_down, 32u);
-  EXPECT_EQ(round.things_accepted, kTensors);
+  EXPECT_EQ(round.items_accepted, kTensors);
   EXPECT_LE(round.ranges_accepted, 2u);
 }
 

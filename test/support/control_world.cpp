@@ -6,7 +6,8 @@
 namespace hvd::testing {
 namespace {
 
-// What place_in_tree() says of each rank, and sooner: it looks at all ranks for one.
+// The same as place_in_tree() of each rank, but faster, as that function visits all ranks each
+// time.
 std::vector<control::TreePlace> places_of(const std::vector<int>& parents) {
   std::vector<control::TreePlace> places(parents.size());
   for (std::size_t rank = 0; rank < parents.size(); ++rank) {
@@ -58,28 +59,28 @@ ControlWorld::ControlWorld(Options options, Send send)
 bool ControlWorld::report(int rank, TimePoint now) {
   const auto report = negotiator(rank).take_report();
   if (!report) return false;
-  if (at(rank).aggregator) return take_in(rank, *report, now);
+  if (at(rank).aggregator) return accept(rank, *report, now);
   send_(rank, std::max(place(rank).parent, 0), wire::encode(*report));
   return false;
 }
 
 bool ControlWorld::receive(int to, const wire::Bytes& bytes, TimePoint now) {
-  return take_in(to, wire::decode(bytes), now);
+  return accept(to, wire::decode(bytes), now);
 }
 
-bool ControlWorld::take_in(int to, const wire::AnyMessage& message, TimePoint now) {
+bool ControlWorld::accept(int to, const wire::AnyMessage& message, TimePoint now) {
   auto& aggregator = at(to).aggregator;
   const auto& report = std::get<wire::Report>(message);
   if (aggregator) {
     aggregator->accept(report, now);
-    return pass_on(to, now);
+    return forward(to, now);
   }
   coordinator_.accept(report, now);
   return true;
 }
 
-bool ControlWorld::pass_on(int rank, TimePoint now) {
-  auto merged = at(rank).aggregator.value().take(now);
+bool ControlWorld::forward(int rank, TimePoint now) {
+  auto merged = at(rank).aggregator.value().next_report(now);
   if (!merged) return false;
   if (rank == 0) {
     coordinator_.accept(*merged, now);
@@ -92,13 +93,13 @@ bool ControlWorld::pass_on(int rank, TimePoint now) {
 
 control::Applied ControlWorld::apply(int rank, const wire::Plan& plan) {
   control::Applied applied = negotiator(rank).apply(plan);
-  const auto note = [&plan](Rank& of) {
-    if (of.aggregator) of.aggregator->note_plan(plan);
+  const auto apply_to = [&plan](Rank& of) {
+    if (of.aggregator) of.aggregator->apply(plan);
   };
   if (options_.alike) {
-    std::for_each(ranks_.begin(), ranks_.end(), note);
+    std::for_each(ranks_.begin(), ranks_.end(), apply_to);
   } else {
-    note(at(rank));
+    apply_to(at(rank));
   }
   return applied;
 }

@@ -17,26 +17,26 @@ namespace hvd::testing {
 
 inline std::size_t rank_index(int rank) { return static_cast<std::size_t>(rank); }
 
-/// The ranks of a job as far as they negotiate, in one thread: of every rank the real Negotiator,
-/// of rank 0 the real Coordinator and, over a tree, of every inner rank the real Aggregator. What
-/// ranks tell each other is encoded and decoded.
+/// The negotiating parts of all ranks of a job in one thread: the real Negotiator of every rank,
+/// the real Coordinator of rank 0 and, in a tree, the real Aggregator of every inner rank. Messages
+/// between ranks are encoded and decoded.
 ///
-/// The world makes messages and takes in those that arrive. Whoever has it delivers them, is the
-/// clock, and says when rank 0 decides and who applies which plan:
+/// The world makes messages and accepts those that arrive. Its user delivers them, is the clock,
+/// and decides when rank 0 decides and which rank applies which plan:
 ///
-///     unit/control/cluster.h            by hand, as a test says
-///     unit/control/aggregator_test.cpp  at once, up a tree
-///     support/uniform_world.h           in rounds, of many ranks that do the same
-///     sim/protocol_sim.h                in virtual time, after random delays
+///     unit/negotiation/cluster.h            by hand, in the order of a test
+///     unit/negotiation/aggregator_test.cpp  at once, up a tree
+///     support/uniform_world.h               in rounds, of many ranks that do the same
+///     sim/protocol_sim.h                    in virtual time, after random delays
 class ControlWorld {
  public:
   struct Options {
-    control::CoordinatorOptions coordinator = {};  ///< its hosts say where the ranks are
-    int radix = 0;  ///< of the tree; 0: none, every rank talks to rank 0
+    control::CoordinatorOptions coordinator = {};  ///< its hosts are those of the ranks
+    int radix = 0;  ///< of the tree; 0: no tree, every rank reports to rank 0
     Duration longest_hold = std::chrono::seconds(1);  ///< in the tree
-    /// All ranks do the same, and the negotiator of rank 0 speaks for them.
+    /// All ranks do the same and share the negotiator of rank 0.
     bool alike = false;
-    /// Called with what an inner rank has merged, after it went on.
+    /// Called with the merged report of an inner rank after it was forwarded.
     std::function<void(int rank, wire::Report&&)> on_merged = {};
   };
   /// Delivers a message on its way to rank 0, now or later, by receive(). Rank 0 sends to itself
@@ -53,22 +53,22 @@ class ControlWorld {
     return *negotiators_[options_.alike ? 0 : rank_index(rank)];
   }
   const control::TreePlace& place(int rank) const noexcept { return at(rank).place; }
-  /// Of inner ranks of the tree.
+  /// Empty unless the rank is an inner rank of the tree.
   const std::optional<control::Aggregator>& aggregator(int rank) const noexcept {
     return at(rank).aggregator;
   }
 
-  // These return whether the coordinator has heard something.
+  // These return whether the coordinator has accepted a report.
 
-  /// A rank's news, if it has any, begin their way.
+  /// Sends a rank's report, if it has news.
   bool report(int rank, TimePoint now);
   bool receive(int to, const wire::Bytes&, TimePoint now);
-  /// The same, decoded; an inner rank takes in its own report, too.
-  bool take_in(int to, const wire::AnyMessage&, TimePoint now);
-  /// What an inner rank no longer holds back goes on; above, it does so by itself.
-  bool pass_on(int rank, TimePoint now);
+  /// The same, decoded; an inner rank accepts its own report, too.
+  bool accept(int to, const wire::AnyMessage&, TimePoint now);
+  /// Forwards the reports that an inner rank no longer holds back. The functions above do it too.
+  bool forward(int rank, TimePoint now);
 
-  /// Where all do the same, every rank applies it at once.
+  /// Applies a plan: at this rank, or at all if they do the same.
   control::Applied apply(int rank, const wire::Plan&);
 
  private:
@@ -86,7 +86,7 @@ class ControlWorld {
   std::vector<Rank> ranks_;
 };
 
-/// "host0", "host1", ...: that of every rank, with so many ranks on each.
+/// The host of every rank, with so many ranks on each: "host0", "host1", ...
 std::vector<std::string> hosts_of_ranks(int ranks, int ranks_per_host);
 
 }  // namespace hvd::testing

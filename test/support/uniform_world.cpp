@@ -21,9 +21,9 @@ void count_accepted(const wire::Report& merged, UniformWorld::Round& round) {
   for (const auto& section : merged.sections) {
     for (const auto& group : section.groups) {
       round.ranges_accepted += group.ranks.ranges().size();
-      round.things_accepted += group.requests.size() + group.unnamed_hits.size();
+      round.items_accepted += group.requests.size() + group.unnamed_hits.size();
       for (const auto& hits : group.hits)
-        hits.slots.for_each([&](std::uint32_t) { ++round.things_accepted; });
+        hits.slots.for_each([&](std::uint32_t) { ++round.items_accepted; });
     }
   }
 }
@@ -61,13 +61,13 @@ UniformWorld::UniformWorld(int ranks, int ranks_per_host, int radix, int tensors
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(),
                    [&](int a, int b) { return depths[rank_index(a)] > depths[rank_index(b)]; });
-  // Without a tree all are at the root; rank 0 decides when all have spoken.
+  // Without a tree all are at the root; rank 0 decides when all have reported.
   if (radix == 0) std::rotate(order_.begin(), order_.begin() + 1, order_.end());
 }
 
 // Each message is accepted by itself, as if it had come alone.
 void UniformWorld::accept_reports(int rank, const wire::Report& report) {
-  if (world_.aggregator(rank)) world_.take_in(rank, sent_by(rank, report), now_);
+  if (world_.aggregator(rank)) world_.accept(rank, sent_by(rank, report), now_);
   for (const wire::Bytes& bytes : inboxes_[rank_index(rank)]) world_.receive(rank, bytes, now_);
 }
 
@@ -75,7 +75,7 @@ UniformWorld::Round UniformWorld::round(const Watch& watch) {
   control::Negotiator& negotiator = world_.negotiator(0);
   for (int i = 0; i < tensors_; ++i) negotiator.submit(request(i));
   const auto report = negotiator.take_report();
-  if (!report) throw std::runtime_error("simulated world: a rank had nothing to say");
+  if (!report) throw std::runtime_error("simulated world: a rank had no news");
   Round round;
   round.depth = depth_;
   if (!world_.aggregator(0)) inboxes_[0].push_back(wire::encode(*report));

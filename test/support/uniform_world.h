@@ -8,8 +8,8 @@
 
 namespace hvd::testing {
 
-/// A world whose ranks all do the same, in rounds: every rank reports the same tensors and hears
-/// the plan. So it may have very many ranks.
+/// A world whose ranks all do the same, in rounds: every rank reports the same tensors and receives
+/// the plan. This allows very many ranks.
 class UniformWorld {
  public:
   struct Round {
@@ -18,24 +18,24 @@ class UniformWorld {
     std::size_t most_sent_down = 0;  ///< by any rank: a plan to each child
     std::size_t report_bytes = 0;    ///< of the last message to the root
     std::size_t plan_bytes = 0;
-    /// By the coordinator, over a tree: what was asked for, a slot or request each.
-    std::size_t things_accepted = 0;
+    /// By the coordinator, over a tree: slots and requests.
+    std::size_t items_accepted = 0;
     std::size_t ranges_accepted = 0;  ///< of ranks
     int depth = 0;                    ///< levels of the tree below rank 0
     wire::Plan plan = {};
   };
-  /// Called around what rank 0 does in a round.
+  /// Called around the work of rank 0 in a round.
   struct Watch {
     std::function<void()> begin = [] {};
     std::function<void()> accepted = [] {};
     std::function<void()> decided = [] {};
   };
 
-  /// @param radix of the tree; 0: none
+  /// @param radix of the tree; 0: no tree
   UniformWorld(int ranks, int ranks_per_host, int radix, int tensors);
 
-  /// Every rank submits every tensor, reports it, and hears the plan.
-  /// @throws std::runtime_error when the plan is not what it must be.
+  /// Every rank submits every tensor, reports it, and receives the plan.
+  /// @throws std::runtime_error when the plan is wrong
   Round round(const Watch&);
   Round round() { return round(Watch{}); }
 

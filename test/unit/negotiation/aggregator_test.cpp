@@ -45,22 +45,21 @@ class AggregatorTest : public ::testing::Test {
     cluster_.report_all();
     const auto plan = cluster_.decide();
     cluster_.apply_everywhere();
-    aggregator_.note_plan(*plan);
+    aggregator_.apply(*plan);
   }
-  /// What this rank wants next is reported to the aggregator, by bit or in full as it would be.
-  std::optional<wire::Report> say(int rank, const std::vector<wire::Request>& requests) {
+  /// Reports these submissions of the rank to the aggregator, by bit or in full.
+  std::optional<wire::Report> report(int rank, const std::vector<wire::Request>& requests) {
     for (const auto& request : requests) cluster_.submit(rank, request);
     aggregator_.accept(*cluster_.rank(rank).take_report(), now_);
     return take();
   }
   std::optional<wire::Report> take() {
-    auto merged = aggregator_.take(now_);
+    auto merged = aggregator_.next_report(now_);
     if (!merged) return merged;
     EXPECT_EQ(std::get<wire::Report>(wire::decode(wire::encode(*merged))), *merged);
     return merged;
   }
-  static const wire::Report::Group& only_group(
-      const std::optional<wire::Report>& merged) {
+  static const wire::Report::Group& only_group(const std::optional<wire::Report>& merged) {
     EXPECT_TRUE(merged && merged->sections.size() == 1 && merged->sections[0].groups.size() == 1);
     return merged->sections.at(0).groups.at(0);
   }
@@ -71,36 +70,36 @@ class AggregatorTest : public ::testing::Test {
 };
 
 TEST_F(AggregatorTest, GoesOnWhenTheLastBelowHasAsked) {
-  EXPECT_FALSE(say(4, {allreduce("a"), allreduce("b")}));
-  EXPECT_FALSE(say(6, {allreduce("a"), allreduce("b")}));
+  EXPECT_FALSE(report(4, {allreduce("a"), allreduce("b")}));
+  EXPECT_FALSE(report(6, {allreduce("a"), allreduce("b")}));
   EXPECT_TRUE(aggregator_.holds_anything());
-  EXPECT_FALSE(say(7, {allreduce("b"), allreduce("a")}));
-  const auto merged = say(5, {allreduce("a"), allreduce("b")});
+  EXPECT_FALSE(report(7, {allreduce("b"), allreduce("a")}));
+  const auto merged = report(5, {allreduce("a"), allreduce("b")});
   EXPECT_EQ(only_group(merged).ranks, RankSet(4, 7));
   EXPECT_THAT(only_group(merged).hits, ElementsAre(wire::StampedHits{3, wire::SlotSet({0, 1})}));
   EXPECT_THAT(merged->applied, ElementsAre(wire::Report::Applied{2, RankSet(4, 7)}));
   EXPECT_FALSE(merged->overdue);
   EXPECT_FALSE(aggregator_.holds_anything());
-  EXPECT_FALSE(aggregator_.open());
+  EXPECT_FALSE(aggregator_.passing_through());
 }
 
 TEST_F(AggregatorTest, SplitsWhatComesInDifferentParts) {
-  EXPECT_FALSE(say(4, {allreduce("a"), allreduce("b"), allreduce("new")}));
-  EXPECT_FALSE(say(5, {allreduce("b")}));
-  EXPECT_FALSE(say(6, {allreduce("b"), allreduce("new")}));
-  EXPECT_THAT(only_group(say(7, {allreduce("b")})).hits,
+  EXPECT_FALSE(report(4, {allreduce("a"), allreduce("b"), allreduce("new")}));
+  EXPECT_FALSE(report(5, {allreduce("b")}));
+  EXPECT_FALSE(report(6, {allreduce("b"), allreduce("new")}));
+  EXPECT_THAT(only_group(report(7, {allreduce("b")})).hits,
               ElementsAre(wire::StampedHits{3, wire::SlotSet({1})}));
-  EXPECT_FALSE(say(5, {allreduce("a"), allreduce("new")}));
-  EXPECT_THAT(only_group(say(7, {allreduce("new")})).requests, SizeIs(1));
-  EXPECT_FALSE(say(6, {allreduce("a")}));
-  EXPECT_THAT(only_group(say(7, {allreduce("a")})).hits,
+  EXPECT_FALSE(report(5, {allreduce("a"), allreduce("new")}));
+  EXPECT_THAT(only_group(report(7, {allreduce("new")})).requests, SizeIs(1));
+  EXPECT_FALSE(report(6, {allreduce("a")}));
+  EXPECT_THAT(only_group(report(7, {allreduce("a")})).hits,
               ElementsAre(wire::StampedHits{3, wire::SlotSet({0})}));
 }
 
 TEST_F(AggregatorTest, WaitsOnlyForMembersOfTheSet) {
-  EXPECT_FALSE(say(4, {in_set(allreduce("of set")), in_set(allreduce("other"))}));
-  EXPECT_FALSE(say(6, {in_set(allreduce("other")), in_set(allreduce("of set"))}));
-  const auto merged = say(5, {in_set(allreduce("of set")), in_set(allreduce("other"))});
+  EXPECT_FALSE(report(4, {in_set(allreduce("of set")), in_set(allreduce("other"))}));
+  EXPECT_FALSE(report(6, {in_set(allreduce("other")), in_set(allreduce("of set"))}));
+  const auto merged = report(5, {in_set(allreduce("of set")), in_set(allreduce("other"))});
   EXPECT_EQ(only_group(merged).ranks, RankSet(4, 6));
   EXPECT_THAT(only_group(merged).hits, SizeIs(1));
   EXPECT_THAT(only_group(merged).requests, SizeIs(1));
@@ -108,8 +107,8 @@ TEST_F(AggregatorTest, WaitsOnlyForMembersOfTheSet) {
 
 TEST_F(AggregatorTest, UnnamedHitsAndDisagreementsAreCountedByName) {
   for (const int rank : {4, 5, 6})
-    EXPECT_FALSE(say(rank, {unnamed(OpKind::kAllreduce, 1), allreduce("new", {rank})}));
-  const auto merged = say(7, {unnamed(OpKind::kAllreduce, 1, {9}), allreduce("new", {7})});
+    EXPECT_FALSE(report(rank, {unnamed(OpKind::kAllreduce, 1), allreduce("new", {rank})}));
+  const auto merged = report(7, {unnamed(OpKind::kAllreduce, 1, {9}), allreduce("new", {7})});
   ASSERT_TRUE(merged);
   std::size_t requests = 0;
   std::size_t hits = 0;
@@ -123,10 +122,10 @@ TEST_F(AggregatorTest, UnnamedHitsAndDisagreementsAreCountedByName) {
 }
 
 TEST_F(AggregatorTest, FirstDimensionsStayEachRanksOwn) {
-  EXPECT_FALSE(say(5, {allgather("rows", {3, 2})}));
-  EXPECT_FALSE(say(7, {allgather("rows", {1, 2})}));
-  EXPECT_FALSE(say(4, {allgather("rows", {3, 2})}));
-  const auto merged = say(6, {allgather("rows", {3, 2})});
+  EXPECT_FALSE(report(5, {allgather("rows", {3, 2})}));
+  EXPECT_FALSE(report(7, {allgather("rows", {1, 2})}));
+  EXPECT_FALSE(report(4, {allgather("rows", {3, 2})}));
+  const auto merged = report(6, {allgather("rows", {3, 2})});
   const auto& asked = only_group(merged).requests.at(0);
   EXPECT_EQ(asked.request, allgather("rows", {3, 2}));
   EXPECT_THAT(asked.first_dims, ElementsAre(wire::DimRun{3, 3}, wire::DimRun{1, 1}));
@@ -134,33 +133,33 @@ TEST_F(AggregatorTest, FirstDimensionsStayEachRanksOwn) {
 
 TEST_F(AggregatorTest, NothingIsHeldForLong) {
   EXPECT_FALSE(aggregator_.deadline());
-  EXPECT_FALSE(say(6, {allreduce("a"), allreduce("new")}));
+  EXPECT_FALSE(report(6, {allreduce("a"), allreduce("new")}));
   EXPECT_EQ(aggregator_.deadline(), now_ + kHold);
   now_ += kHold;
   auto merged = take();
   ASSERT_TRUE(merged);
   EXPECT_TRUE(merged->overdue);
   EXPECT_EQ(only_group(merged).ranks, RankSet(6));
-  // From here on as it comes, until plans have ended both.
-  EXPECT_FALSE(say(4, {allreduce("a")})->overdue);
-  EXPECT_TRUE(say(5, {allreduce("b")}));
-  EXPECT_TRUE(aggregator_.open());
+  // From here on every report is forwarded at once, until plans have ended both operations.
+  EXPECT_FALSE(report(4, {allreduce("a")})->overdue);
+  EXPECT_TRUE(report(5, {allreduce("b")}));
+  EXPECT_TRUE(aggregator_.passing_through());
 }
 
 TEST_F(AggregatorTest, IsClosedAgainWhenPlansHaveEndedWhatWentOnInParts) {
-  EXPECT_FALSE(say(6, {allreduce("a"), allreduce("new")}));
+  EXPECT_FALSE(report(6, {allreduce("a"), allreduce("new")}));
   now_ += kHold;
   const auto merged = take();
   cluster_.coordinator().accept(*merged, now_);
   for (const int rank : {4, 5, 7})
-    cluster_.coordinator().accept(*say(rank, {allreduce("a"), allreduce("new")}), now_);
+    cluster_.coordinator().accept(*report(rank, {allreduce("a"), allreduce("new")}), now_);
   for (int rank = 0; rank < 4; ++rank) {
     cluster_.submit(rank, allreduce("a"));
     cluster_.submit(rank, allreduce("new"));
   }
   exchange();
-  EXPECT_FALSE(say(6, {allreduce("a"), allreduce("new")}));
-  EXPECT_FALSE(aggregator_.open());
+  EXPECT_FALSE(report(6, {allreduce("a"), allreduce("new")}));
+  EXPECT_FALSE(aggregator_.passing_through());
 }
 
 TEST_F(AggregatorTest, WhatIsOverdueBelowIsNotHeldHere) {
@@ -175,30 +174,29 @@ TEST_F(AggregatorTest, WhatIsOverdueBelowIsNotHeldHere) {
 }
 
 TEST_F(AggregatorTest, AJoinALeaverAndAnAcknowledgementGoOnAtOnce) {
-  EXPECT_FALSE(say(5, {allreduce("a")}));
+  EXPECT_FALSE(report(5, {allreduce("a")}));
   aggregator_.accept(make_report({.rank = 7, .last_applied = 2}), now_);
   const auto acknowledged = take();
   ASSERT_TRUE(acknowledged);
   EXPECT_TRUE(acknowledged->sections.empty());
-  EXPECT_THAT(acknowledged->applied,
-              ElementsAre(wire::Report::Applied{2, [] {
-                                                        RankSet ranks(5);
-                                                        ranks.add(RankSet(7));
-                                                        return ranks;
-                                                      }()}));
+  EXPECT_THAT(acknowledged->applied, ElementsAre(wire::Report::Applied{2, [] {
+                                                                         RankSet ranks(5);
+                                                                         ranks.add(RankSet(7));
+                                                                         return ranks;
+                                                                       }()}));
   wire::Request join;
   join.name = "join";
   join.kind = OpKind::kJoin;
-  const auto joined = say(6, {allreduce("b"), join});
+  const auto joined = report(6, {allreduce("b"), join});
   ASSERT_TRUE(joined);
   EXPECT_THAT(joined->sections.at(0).groups, SizeIs(2));  // rank 5's "a", and all of rank 6's
-  EXPECT_TRUE(say(4, {allreduce("a")}));
+  EXPECT_TRUE(report(4, {allreduce("a")}));
   aggregator_.accept(make_report({.rank = 7, .last_applied = 2, .shutdown = true}), now_);
   const auto left = take();
   EXPECT_EQ(left->leaving, RankSet(7));
   EXPECT_TRUE(left->ended.empty());
-  aggregator_.accept(
-      make_report({.rank = 5, .last_applied = 2, .shutdown = true, .ended = true}), now_);
+  aggregator_.accept(make_report({.rank = 5, .last_applied = 2, .shutdown = true, .ended = true}),
+                     now_);
   wire::Report below;
   below.leaving = below.ended = RankSet(6);
   aggregator_.accept(below, now_);

@@ -48,8 +48,8 @@ using wire::golden::make_report;
 using wire::golden::rank_report;
 using wire::golden::RankReport;
 
-/// A world without a tree, by hand: a test says when a report is sent, when it arrives, and when a
-/// plan is applied.
+/// A world without a tree, in which the test decides when a report is sent, when it arrives, and
+/// when a plan is applied.
 class Cluster {
  public:
   explicit Cluster(int ranks, CoordinatorOptions options = {})
@@ -69,7 +69,7 @@ class Cluster {
     for (int number = 0; number < size(); ++number) submit(number, request);
   }
 
-  /// A rank's news, encoded; empty when it has none.
+  /// A rank's report, encoded; empty when it has no news.
   wire::Bytes send(int number) {
     world_.report(number, now);
     return std::exchange(sent_, {});
@@ -98,7 +98,7 @@ class Cluster {
     for (int number = 0; number < size(); ++number) applied.push_back(apply(number));
     return applied;
   }
-  /// All that is submitted goes to the coordinator, and what it decides comes back.
+  /// All ranks report, and apply the plan that the coordinator decides.
   std::vector<Applied> exchange() {
     report_all();
     return decide() ? apply_everywhere() : std::vector<Applied>(next_plan_.size());
@@ -116,7 +116,7 @@ class Cluster {
   std::vector<std::size_t> next_plan_;
 };
 
-/// The error a rank was told for an operation, or "".
+/// The error text that a rank gets for an operation, or "".
 inline std::string told(const Applied& applied, const std::string& name) {
   for (const auto& error : applied.errors) {
     if (error.name == name) return error.message;

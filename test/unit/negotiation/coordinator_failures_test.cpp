@@ -1,4 +1,4 @@
-// Stalls, tombstones, ranks that leave, and what that means for groups.
+// Stalls, tombstones and ranks that leave, also with groups.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST(CoordinatorFailures, WhatGoesOnAfterAWarningIsToldOnce) {
   EXPECT_THAT(cluster.coordinator().resumptions(), IsEmpty());
 }
 
-/// Rank 0 waits for "x", rank 1 for "y", rank 2 for nothing.
+/// Rank 0 waits for "x", rank 1 for "y", and rank 2 does not wait.
 class EveryRankWaits : public ::testing::Test {
  protected:
   EveryRankWaits() : cluster_(3, options()) {
@@ -80,7 +80,7 @@ class EveryRankWaits : public ::testing::Test {
   }
   void say_blocked(std::initializer_list<int> ranks) {
     for (const int rank : ranks)
-      cluster_.coordinator().note_blocked(rank, cluster_.rank(rank).last_applied());
+      cluster_.coordinator().record_blocked(rank, cluster_.rank(rank).last_applied());
   }
   std::optional<wire::Plan> decide_at(int second) {
     cluster_.now = seconds(second);
@@ -234,7 +234,7 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
   EXPECT_FALSE(applied[1].shutdown);
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
-  // So does what comes later.
+  // So do later members.
   cluster.submit(0, allreduce("b"));
   EXPECT_THAT(told(cluster.exchange()[0], "b"), HasSubstr("rank 2 (host2) has called shutdown()"));
 }

@@ -180,7 +180,7 @@ TEST(Coordinator, AHitSentBeforeAnEvictionIsReadAsItWasMeant) {
   cluster.apply(1);
   EXPECT_EQ(cluster.apply(1).batches.at(0).operations.at(0).request, allreduce("a"));
   cluster.apply(0);
-  // Both have now applied what displaced the entries, and say so with their next reports.
+  // Both have now applied the plans that displaced the entries, as their next reports state.
   cluster.submit_everywhere(allreduce("a"));
   cluster.report_all();
   EXPECT_EQ(cluster.coordinator().displaced_entries(), 0u);
@@ -343,7 +343,7 @@ TEST(Coordinator, ABusySetHoldsBackItsOwnTensorsOnly) {
   EXPECT_THAT(names(*cluster.decide(1)), ElementsAre("world"));
 }
 
-// What gathers could not run after them: nobody is absent from it any more, or its set has gone.
+// Gathering tensors could not run after them: they count on joined ranks, or on the removed set.
 TEST(Coordinator, NothingGathersAcrossAJoinOrTheEndOfASet) {
   wire::Request join = unnamed(OpKind::kJoin, 0, {0});
   join.dtype = DataType::kUInt8;
@@ -382,7 +382,7 @@ TEST(Coordinator, OnlyWhatMayBeFusedOnADeviceGathersForIt) {
     cluster.report_all();
     return cluster.coordinator().may_gather_for_device();
   };
-  EXPECT_FALSE(cluster.coordinator().may_gather_for_device()) << "nothing is ready";
+  EXPECT_FALSE(cluster.coordinator().may_gather_for_device()) << "no tensor is ready";
   EXPECT_TRUE(submit(allreduce("a")));
   EXPECT_TRUE(submit(allgather("b", {2, 2})));
   EXPECT_FALSE(submit(allreduce("host"), DeviceType::kCpu));

@@ -52,7 +52,7 @@ class Hosts {
     SchedulePlace place;
     replay(host, rank).offer(asked, place);
   }
-  /// The host's relay looks at its flags and sends what there is to be sent.
+  /// The first rank of the host looks at the flags and sends updates.
   void barrier(std::size_t host) {
     std::vector<DisseminationBarrier::Send> sent;
     hosts_[host]->barrier->advance(sent);
@@ -107,7 +107,7 @@ TEST(DisseminationBarrier, ABatchRunsOnceEveryRankOfEveryHostHasIt) {
     for (std::size_t rank = 0; rank < 2; ++rank)
       EXPECT_EQ(hosts.replay(host, rank).advance().outcome, Outcome::kRun);
   }
-  EXPECT_EQ(hosts.messages(), 3U * 2U) << "as many rounds as it takes to hear from three hosts";
+  EXPECT_EQ(hosts.messages(), 3U * 2U) << "as many rounds as three hosts need";
 }
 
 TEST(DisseminationBarrier, OneThatLeavesTakesAllWithIt) {
@@ -195,7 +195,7 @@ TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) 
         if (advance.outcome == Outcome::kRun) ++runs[who];
         if (advance.outcome == Outcome::kLeft) left[who] = true;
       }
-      ASSERT_TRUE(all_left()) << "seed " << seed << ": somebody waits forever";
+      ASSERT_TRUE(all_left()) << "seed " << seed << ": a rank waits forever";
       for (const std::uint64_t own : runs) ASSERT_EQ(own, runs.front()) << "seed " << seed;
       // The next replay begins only after all have negotiated a step, for which the first rank of
       // each host has had to see that it left.
@@ -204,7 +204,7 @@ TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) 
   }
 }
 
-// Of different hosts the later wish may come first.
+// The later wish of another host may arrive first.
 TEST(DisseminationBarrier, AWishForTheNextPositionIsNotLostToAnOlderOne) {
   ArrivalFlags own{};
   ArrivalFlags remote{};

@@ -108,13 +108,9 @@ Report merged_report_of_everything() {
 Request weight() { return tensor("fc1.weight", {128, 64}); }
 Request bias() { return tensor("fc1.bias", {128}); }
 
-Report first_report_of_rank_0() {
-  return make_report({.rank = 0, .requests = {weight(), bias()}});
-}
+Report first_report_of_rank_0() { return make_report({.rank = 0, .requests = {weight(), bias()}}); }
 
-Report first_report_of_rank_1() {
-  return make_report({.rank = 1, .requests = {bias(), weight()}});
-}
+Report first_report_of_rank_1() { return make_report({.rank = 1, .requests = {bias(), weight()}}); }
 
 Plan first_plan() {
   Plan plan;

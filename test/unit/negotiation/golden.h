@@ -18,7 +18,7 @@ struct Golden {
 
 std::vector<Golden> messages();
 
-/// What one rank reports, without ranges of ranks and stamps.
+/// The report of one rank, without ranges of ranks and stamps.
 struct RankReport {
   int rank = 0;
   std::uint64_t number = 1;  ///< of this rank's reports
@@ -33,7 +33,8 @@ Report make_report(const RankReport&);
 /// @throws std::invalid_argument unless it is the report of one rank
 RankReport rank_report(const Report&);
 
-/// Two ranks agree on fc1.weight and fc1.bias: what they send, in full and then from the cache.
+/// The messages with which two ranks agree on fc1.weight and fc1.bias, in full and then from the
+/// cache.
 Request weight();
 Request bias();
 Report first_report_of_rank_0();

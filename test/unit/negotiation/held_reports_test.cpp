@@ -1,4 +1,4 @@
-#include "negotiation/held_reports.h"
+#include "negotiation/aggregator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -138,7 +138,7 @@ TEST_F(HeldReportsTest, OnlyMembersOfTheSetAreExpected) {
   EXPECT_FALSE(members_.complete(apart(4, 6), 0));
   sets_.remove(set);
   members_.forget_sets();
-  EXPECT_TRUE(members_.complete(RankSet(4), set)) << "nobody is worth waiting for";
+  EXPECT_TRUE(members_.complete(RankSet(4), set)) << "never wait for a removed set";
 }
 
 }  // namespace

@@ -190,7 +190,7 @@ TEST(Join, WhatCountedOnItFailsWithIt) {
   EXPECT_FALSE(cluster.coordinator().waiting());
 }
 
-// Two ranks go on without the third, and one of them, before it has heard, joins.
+// Two ranks go on without the third, and one of them joins before it has received the plan.
 TEST(Join, OneThatCannotEndMakesNobodyAbsent) {
   Cluster cluster(3);
   wire::Request set = unnamed(OpKind::kAddProcessSet, 0, {0});

@@ -64,7 +64,7 @@ TEST_F(LivenessTest, AnAnswerClearsTheQuestion) {
   EXPECT_FALSE(liveness_.check(at(125), true).lost);
   EXPECT_FALSE(liveness_.check(at(138), true).lost);
   EXPECT_EQ(liveness_.check(at(139), true).lost, 1)
-      << "a timeout after it was last heard, neither earlier nor later";
+      << "a timeout after its last message, neither earlier nor later";
 }
 
 TEST_F(LivenessTest, SilenceBeforeAWaitIsNotHeldAgainstAPeer) {

@@ -82,8 +82,8 @@ TEST(Messages, EveryProperPrefixIsRefused) {
   }
 }
 
-// What decodes after damage must at least be a message that we could have written, so that it can
-// be passed on.
+// A damaged message that decodes must at least be one that the encoder could have written, so that
+// it can be forwarded.
 TEST(Messages, EverySingleBitFlipDecodesOrIsRefused) {
   int refused = 0;
   for (const auto& [name, message, hex] : golden::messages()) {
@@ -195,8 +195,8 @@ TEST(Messages, SlotsTravelAsBits) {
     return make_report({.cached = std::move(slots)});
   };
   const Report some = report({0, 1, 2, 3, 4, 5, 6, 7, 8, 160});
-  EXPECT_EQ(to_hex(encode(some)),
-            to_hex(from_hex("680201 18 00 00 01 01 00 15 ff01" + std::string(36, '0') + "01 00 00")));
+  EXPECT_EQ(to_hex(encode(some)), to_hex(from_hex("680201 18 00 00 01 01 00 15 ff01" +
+                                                  std::string(36, '0') + "01 00 00")));
   EXPECT_EQ(round_trip(some), some);
   // 161 cached tensors, a ResNet-50, take 21 bytes.
   std::vector<std::uint32_t> slots(161);
@@ -215,7 +215,7 @@ TEST(Messages, TheHighestSlotHasAPlaceInAPlan) {
   EXPECT_EQ(round_trip(plan), plan);
 }
 
-// Whoever merges reports may mix stamps of many reports.
+// A merged report may mix the stamps of many reports.
 TEST(Messages, StampsOfAnyReportComeBackAndNeighboursTakeOneByteEach) {
   const auto asks = [](std::uint64_t number, int requests) {
     RankReport report{.number = number};
@@ -301,8 +301,8 @@ TEST(Messages, ForgedCountsDoNotAllocate) {
   for (const char* const hex :
        {"680201 00 808040", "680201 00 01 05 808040", "680201 00 00 808040",
         "680201 00 00 01 00 808040", "680201 18 00 00 01 808040", "680201 18 00 00 01 01 00 808008",
-        "680201 18 00 00 01 00 808040", "680201 18 00 00 01 00 00 808040",
-        "680202 01 00 808040", "680202 01 00 01 808040", "680202 01 00 00 808040",
+        "680201 18 00 00 01 00 808040", "680201 18 00 00 01 00 00 808040", "680202 01 00 808040",
+        "680202 01 00 01 808040", "680202 01 00 00 808040",
         "680201 18 00 00 01 00 00 01 00 00 ff1f", "680203 00 01 808004",
         "680202 01 00 01 01 00 00 0161 00 01 08 00 00 01 05 808040",
         "680202 01 00 00 01 00 0161 02 00 01 808040", "680202 01 02 01 00 808040",
@@ -354,7 +354,7 @@ TEST(Messages, UnnamedNamesAreDerived) {
   EXPECT_EQ(decoded.ordinal, 7u);
 }
 
-/// What the kind has in the place of a root.
+/// The field that the kind has in the place of a root.
 int& root_of(Request& request) {
   if (request.kind == OpKind::kJoin) return request.last_to_join;
   if (request.kind == OpKind::kRemoveProcessSet) return request.removed_set;
@@ -424,8 +424,7 @@ TEST(Messages, RandomMessagesComeBack) {
     for (std::size_t n = random() % 4; n > 0; --n) {
       report.requests.push_back(random_request(random));
       report.cached_unnamed.push_back({static_cast<std::uint32_t>(random() % kMaxSlots), random()});
-      const Response tensor{random_request(random),
-                            {1, static_cast<std::int64_t>(random() >> 1)}};
+      const Response tensor{random_request(random), {1, static_cast<std::int64_t>(random() >> 1)}};
       for (auto& batch : plan.batches) batch.tensors.push_back(tensor);
       plan.errors.push_back(
           {1, "e", StatusCode::kInternal, "m", static_cast<int>(random() % 9) - 1, {0, 7}});

@@ -268,7 +268,7 @@ TEST_F(NegotiatorTest, RefusesABatchOfUnlikeTensors) {
       HasSubstr("joins allreduce 'a' and allreduce 'b' in one batch"));
 }
 
-// The schedule begins as if the join() had never been asked for, so no plan may count this rank as
+// The schedule begins as if the join had never been submitted, so no plan may count this rank as
 // joined until it has asked again.
 TEST_F(NegotiatorTest, AScheduleEndsAJoinThatIsOnItsWay) {
   run(allreduce("a"));

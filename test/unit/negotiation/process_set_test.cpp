@@ -71,7 +71,7 @@ TEST(ProcessSets, WhatWaitsInARemovedSetEndsOnEachRank) {
   cluster.report(0);
   cluster.submit_everywhere(remove(0, 1));
   cluster.report_all();
-  // Asked for, but it has not been told of the removal yet.
+  // Submitted, but this rank has not applied the removal yet.
   cluster.submit(1, of_set(allreduce("b"), 1));
   const wire::Bytes crossing = cluster.send(1);
   ASSERT_TRUE(cluster.decide());

@@ -1,4 +1,4 @@
-// docs/protocol.md shows bytes. They are what the code sends.
+// The bytes shown in docs/protocol.md are those that the code sends.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -28,7 +28,7 @@ class ReadyTableTest : public ::testing::Test {
   }
   std::vector<std::string> take_names() {
     std::vector<std::string> names;
-    for (const auto& tensor : table_.take_ready()) names.push_back(tensor->request.name);
+    for (const auto& tensor : table_.extract_ready()) names.push_back(tensor->request.name);
     return names;
   }
 
@@ -62,7 +62,7 @@ TEST_F(ReadyTableTest, AskingTwiceOrFromOutsideIsABrokenPeer) {
   EXPECT_THROW(ask(1, elsewhere), Error);
 }
 
-// Rank 0's order counts, whoever is fastest and whichever is complete first.
+// Rank 0's order counts, whichever rank is fastest and whichever tensor is complete first.
 TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
   std::vector<int> ranks = {0, 1, 2};
   do {
@@ -73,7 +73,7 @@ TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
       for (const auto& name : order) table.add(rank, allreduce(name), std::nullopt, {});
     }
     std::string names;
-    for (const auto& tensor : table.take_ready()) names += tensor->request.name;
+    for (const auto& tensor : table.extract_ready()) names += tensor->request.name;
     EXPECT_EQ(names, "cab");
   } while (std::next_permutation(ranks.begin(), ranks.end()));
 }
@@ -127,7 +127,7 @@ TEST_F(ReadyTableTest, WhatNobodyMayAskIsAMismatch) {
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max() / 8;
   ask_all(allgather("c", {kMost}));
   std::vector<std::string> texts;
-  for (const auto& tensor : table_.take_ready())
+  for (const auto& tensor : table_.extract_ready())
     texts.push_back(tensor->mismatch.value_or("(none)"));
   EXPECT_THAT(texts, ElementsAre(HasSubstr("scalar"), HasSubstr("root rank 3"),
                                  HasSubstr("more than 2^63 bytes")));
@@ -138,7 +138,7 @@ TEST_F(ReadyTableTest, HitsOnTheSameSlotAreCountedWithoutComparing) {
   EXPECT_FALSE(table_.add_hit(1, 9));
   const auto tensor = table_.add(1, allreduce("a"), CacheHit{9, &none}, {});
   EXPECT_TRUE(table_.add_hit(2, 9));
-  EXPECT_FALSE(table_.add_hit(2, 9));  // add() says what is wrong with that
+  EXPECT_FALSE(table_.add_hit(2, 9));  // add() throws for that
   EXPECT_TRUE(table_.add_hit(0, 9));
   EXPECT_EQ(tensor->reference_rank, 0);
   EXPECT_THAT(take_names(), ElementsAre("a"));
@@ -185,7 +185,7 @@ TEST_F(ReadyTableTest, AFailureReachesMembersThatNobodyHasAskedForYet) {
   EXPECT_THAT(take_names(), ElementsAre("a"));
   table_.erase(table_.pending().begin());
   ask_all(in_group(allreduce("c"), "g", 3, 2));
-  const auto ready = table_.take_ready();
+  const auto ready = table_.extract_ready();
   ASSERT_EQ(ready.size(), 1u);
   ASSERT_TRUE(table_.group_failure(*ready.front()));
   EXPECT_EQ(table_.group_failure(*ready.front())->code, StatusCode::kStalled);
@@ -202,7 +202,7 @@ TEST_F(ReadyTableTest, AMemberThatComesAgainBeginsTheNextUse) {
   table_.erase(failing);
   ask_all(in_group(allreduce("a"), "g", 2, 0));
   ask_all(in_group(allreduce("b"), "g", 2, 1));
-  const auto ready = table_.take_ready();
+  const auto ready = table_.extract_ready();
   EXPECT_EQ(ready.size(), 2u);
   EXPECT_FALSE(table_.group_failure(*ready.front()));
 }
@@ -210,7 +210,7 @@ TEST_F(ReadyTableTest, AMemberThatComesAgainBeginsTheNextUse) {
 TEST_F(ReadyTableTest, MembersMustAgreeOnTheSizeOfTheirGroup) {
   ask_all(in_group(allreduce("a"), "g", 2, 0));
   ask_all(in_group(allreduce("b"), "g", 3, 1));
-  const auto ready = table_.take_ready();
+  const auto ready = table_.extract_ready();
   ASSERT_EQ(ready.size(), 2u);
   EXPECT_EQ(table_.group_failure(*ready.front())->message,
             "one member says that it has 2 members, allreduce 'b' says 3");
@@ -222,8 +222,8 @@ TEST_F(ReadyTableTest, MembersMustAgreeOnTheNamesOfTheirGroup) {
   ask(2, in_group(allreduce("b"), "g", 2, 1));
   EXPECT_FALSE(table_.anything_ready());
   const auto other = ask(1, in_group(allreduce("c"), "g", 2, 1));
-  const auto ready = table_.take_ready();
-  ASSERT_EQ(ready.size(), 1u) << "what all have asked for need not wait for the rest";
+  const auto ready = table_.extract_ready();
+  ASSERT_EQ(ready.size(), 1u) << "a complete tensor does not wait for the others";
   EXPECT_EQ(table_.group_failure(*ready.front())->message,
             "member 1 is allreduce 'b' on rank 0 and allreduce 'c' on rank 1");
   EXPECT_TRUE(table_.group_failure(*other));
@@ -257,7 +257,7 @@ TEST_F(ReadyTableTest, ErasingWhatIsReadyTakesItsBytesAway) {
   ask_all(allreduce("b", {100}));
   table_.erase(table_.pending().begin());
   std::vector<std::int64_t> gathered;
-  EXPECT_THAT(table_.take_ready([&](const FusionSort&, std::int64_t bytes) {
+  EXPECT_THAT(table_.extract_ready([&](const FusionSort&, std::int64_t bytes) {
     gathered.push_back(bytes);
     return true;
   }),
@@ -281,12 +281,12 @@ TEST_F(ReadyTableTest, OnlySortsThatMayShareABatchGather) {
     return sort.dtype == DataType::kFloat32 && bytes < 33;
   };
   std::vector<std::string> taken;
-  for (const auto& tensor : table_.take_ready(floats)) taken.push_back(tensor->request.name);
+  for (const auto& tensor : table_.extract_ready(floats)) taken.push_back(tensor->request.name);
   EXPECT_THAT(taken, UnorderedElementsAre("alone", "adasum", "half", "barrier.unnamed.0"));
   EXPECT_THAT(take_names(), ElementsAre("a", "b"));
 }
 
-// Its members are planned together, so that none waits for another that has run.
+// Its members are planned together, so that no member waits for another that has run.
 TEST_F(ReadyTableTest, AGroupOfSeveralSortsDoesNotGather) {
   const auto always = [](const FusionSort&, std::int64_t) { return true; };
   wire::Request half = in_group(allreduce("b"), "mixed", 2, 1);
@@ -295,7 +295,7 @@ TEST_F(ReadyTableTest, AGroupOfSeveralSortsDoesNotGather) {
   ask_all(half);
   ask_all(in_group(allreduce("c"), "alike", 2, 0));
   ask_all(in_group(allreduce("d"), "alike", 2, 1));
-  EXPECT_EQ(table_.take_ready(always).size(), 2U);
+  EXPECT_EQ(table_.extract_ready(always).size(), 2U);
   EXPECT_THAT(take_names(), ElementsAre("c", "d"));
 }
 

@@ -1,4 +1,4 @@
-#include "negotiation/repeated_plan.h"
+#include "negotiation/coordinator.h"
 
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ TEST_F(RepeatedPlanTest, ThePlanForTheSameSlotsIsGivenAgainUnderAnotherNumber) {
   EXPECT_EQ(repeated_.slots(), wire::SlotSet({0, 2}));
   wire::Plan expected = plan_for({0, 2});
   expected.sequence = 300;
-  EXPECT_EQ(repeated_.take(300, cache_), expected);
+  EXPECT_EQ(repeated_.repeat(300, cache_), expected);
   EXPECT_EQ(repeated_.encode(expected), wire::encode(expected));
   EXPECT_FALSE(repeated_.waiting());
 }
@@ -58,16 +58,16 @@ TEST_F(RepeatedPlanTest, ThePlanForTheSameSlotsIsGivenAgainUnderAnotherNumber) {
 TEST_F(RepeatedPlanTest, OtherPlansAreEncodedAsTheyAre) {
   wire::Plan other = plan_for({1});
   other.sequence = 7;
-  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "nothing is known yet";
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "no plan is known yet";
   learn({0, 2});
   ASSERT_TRUE(repeated_.offer(hits({0, 2})));
-  wire::Plan repeated = repeated_.take(8, cache_);
+  wire::Plan repeated = repeated_.repeat(8, cache_);
   EXPECT_EQ(repeated_.encode(other), wire::encode(other));
   repeated.replay = {{{0}}, {{2}}};
   EXPECT_EQ(repeated_.encode(repeated), wire::encode(repeated));
   other.sequence = 8;
   learn({1});
-  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "what is known now was not taken yet";
+  EXPECT_EQ(repeated_.encode(other), wire::encode(other)) << "the known plan was not repeated yet";
 }
 
 TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
@@ -118,11 +118,11 @@ TEST_F(RepeatedPlanTest, ItIsForgottenWithTheMeaningOfTheSlots) {
 
 TEST_F(RepeatedPlanTest, TheCacheIsMadeWhatThePlanMakesOfIt) {
   learn({0});
-  repeated_.note_touched();  // by a plan that has used the others since
+  repeated_.mark_cache_touched();  // by a plan that has used the others since
   cache_.touch(1);
   cache_.touch(2);
   ASSERT_TRUE(repeated_.offer(hits({0})));
-  repeated_.take(4, cache_);
+  repeated_.repeat(4, cache_);
   EXPECT_EQ(oldest(), 1U);
 }
 

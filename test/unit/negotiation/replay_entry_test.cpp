@@ -111,7 +111,7 @@ TEST(ReplayEntry, AReportFromBeforeTheLockIsIgnored) {
   EXPECT_FALSE(cluster.coordinator().waiting());
   cluster.apply_everywhere();
   // After the replay the rank asks again, and that counts.
-  cluster.coordinator().note_replay_left(0);
+  cluster.coordinator().end_replay(0);
   cluster.submit_everywhere(allreduce("extra"));
   const auto applied = cluster.exchange();
   for (const Applied& one : applied)
@@ -133,7 +133,7 @@ TEST(ReplayEntry, ALeaveFromBeforeTheLockIsIgnored) {
   };
   cluster.coordinator().accept(leaves(plan->sequence - 1), {});
   cluster.apply_everywhere();
-  cluster.coordinator().note_replay_left(0);
+  cluster.coordinator().end_replay(0);
   cluster.submit(0, allreduce("extra"));
   cluster.report_all();
   EXPECT_FALSE(cluster.decide()) << "rank 1 may still come";
@@ -154,12 +154,12 @@ TEST(ReplayEntry, ALeaveFromBeforeTheLockIsNotPassedOn) {
   ASSERT_FALSE(plan->replay.empty());
   cluster.apply_everywhere();
   Aggregator inner(RankSet(1), cluster.rank(1), std::chrono::seconds(1));
-  inner.note_plan(*plan);
+  inner.apply(*plan);
   wire::Report late;
   late.applied = {{plan->sequence - 1, RankSet(1)}};
   late.leaving = RankSet(1);
   inner.accept(late, {});
-  const auto passed_on = inner.take({});
+  const auto passed_on = inner.next_report({});
   ASSERT_TRUE(passed_on);
   EXPECT_EQ(passed_on->leaving, RankSet());
 }

@@ -54,7 +54,7 @@ bool offer(ScheduleReplay& replay, const wire::Request& request) {
   return replay.offer(request, place);
 }
 
-/// The first operation of the batch that it now runs, or nothing.
+/// The first operation of the batch that it now runs, if any.
 std::string ran(const ScheduleReplay& replay, const ScheduleReplay::Advance& advance) {
   return advance.outcome == Outcome::kRun
              ? replay.batch(advance.batch).operations.front().request.name
@@ -87,7 +87,8 @@ TEST(ScheduleReplay, AnUnnamedOperationIsKnownByItsParameters) {
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
 }
 
-// A name alone is no place in the schedule: the batch moves what was agreed on.
+// The name alone is not enough for a place in the schedule, since the batch moves the agreed
+// tensor.
 TEST(ScheduleReplay, WhatIsAskedForOtherwiseThanPlannedIsNotInTheSchedule) {
   for (int change = 0; change < 6; ++change) {
     Ranks ranks(1);
@@ -377,7 +378,7 @@ TEST_F(Learner, BatchesThatShareAGroupAreABundle) {
   const auto learnt = [&](const std::vector<std::vector<std::uint32_t>>& batches) {
     for (int step = 0; step < 4 && !observe(batches); ++step) {
     }
-    learner_.note_left(100);
+    learner_.end_replay(100);
     return learner_.schedule();
   };
   EXPECT_EQ(learnt({{0, members[0]}, {1}, {members[1]}}),
@@ -398,10 +399,10 @@ TEST_F(Learner, RepeatsTheStepOfTheFewestBatches) {
   EXPECT_FALSE(observe({{0}, {1}, {2}}));
   EXPECT_TRUE(observe({{0}, {1}, {2}}));
   EXPECT_EQ(learner_.schedule(), (std::vector<wire::SlotBundle>{{{0, 1}}, {{2}}}));
-  learner_.note_left(100);
+  learner_.end_replay(100);
   EXPECT_TRUE(observe({{0}, {1}, {2}}));
   EXPECT_EQ(learner_.schedule().size(), 2U) << "it has lasted";
-  learner_.note_left(100);
+  learner_.end_replay(100);
   EXPECT_TRUE(observe({{0, 1, 2}}));
   EXPECT_EQ(learner_.schedule().size(), 1U);
 }
@@ -410,7 +411,7 @@ TEST_F(Learner, RepeatsTheStepOfTheFewestBatches) {
 TEST_F(Learner, AfterAReplayThatDidNotLastTheLastStepIsRepeated) {
   EXPECT_FALSE(observe({{0, 1}}));
   EXPECT_TRUE(observe({{0, 1}}));
-  learner_.note_left(1);
+  learner_.end_replay(1);
   EXPECT_TRUE(observe({{0}, {1}}));
   EXPECT_EQ(learner_.schedule().size(), 2U);
 }
@@ -418,7 +419,7 @@ TEST_F(Learner, AfterAReplayThatDidNotLastTheLastStepIsRepeated) {
 TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
   EXPECT_FALSE(observe({{0, 1}}));
   EXPECT_TRUE(observe({{0, 1}}));
-  learner_.note_left(100);
+  learner_.end_replay(100);
   wire::Plan in_full = plan({{0}});
   in_full.batches[0].tensors[0] = wire::Response{};
   EXPECT_FALSE(learner_.observe(in_full, cache_));
@@ -426,7 +427,7 @@ TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
   EXPECT_EQ(learner_.schedule().size(), 2U) << "slot 1 may not be of slot 0's sort any more";
 }
 
-// Unnamed groups are told apart by their ordinals, where the cache sees the same members.
+// Unnamed groups are distinguished by their ordinals, where the cache has equal members.
 TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
   std::vector<wire::PlannedTensor> members;
   for (std::uint64_t ordinal = 0; ordinal < 4; ++ordinal) {
@@ -446,7 +447,7 @@ TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
   EXPECT_FALSE(learner_.observe(whole, cache_));
   EXPECT_TRUE(learner_.observe(whole, cache_));
   EXPECT_EQ(learner_.schedule().size(), 2U);
-  learner_.note_left(1);
+  learner_.end_replay(1);
   EXPECT_TRUE(learner_.observe(split, cache_));
   EXPECT_EQ(learner_.schedule().size(), 1U);
 }
@@ -454,7 +455,7 @@ TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
 TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {
   observe({{0, 1}});
   ASSERT_TRUE(observe({{0, 1}}));
-  learner_.note_left(100);
+  learner_.end_replay(100);
   EXPECT_FALSE(observe({{2}}));
   EXPECT_FALSE(observe({{0}}));  // the step with 2 in it is another one
   EXPECT_FALSE(observe({{1}}));
@@ -466,12 +467,12 @@ TEST_F(Learner, WaitsLongerAndLongerWhenLocksDoNotLast) {
   ASSERT_TRUE(observe({{0}}));
   int steps = 0;
   for (const int expected : {1, 2, 4, 8}) {
-    learner_.note_left(1);
+    learner_.end_replay(1);
     steps = 1;
     while (!observe({{0}})) ++steps;
     EXPECT_EQ(steps, expected);
   }
-  learner_.note_left(100);
+  learner_.end_replay(100);
   EXPECT_TRUE(observe({{0}})) << "a lock that lasted makes up for it";
 }
 

@@ -19,7 +19,7 @@ TimePoint at(int second) { return TimePoint(seconds(second)); }
 class StallInspectorTest : public ::testing::Test {
  protected:
   void ask(int rank, wire::Request request, int second) {
-    stalls_.note_activity(rank, request.name, at(second));
+    stalls_.record_activity(rank, request.name, at(second));
     table_.add(rank, std::move(request), std::nullopt, at(second));
   }
 
@@ -110,19 +110,19 @@ TEST_F(StallInspectorTest, WhatGoesOnIsToldOnceIfItWasWarnedOf) {
   std::vector<PendingRef> all;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
     all.push_back(tensor);
-  stalls_.note_resumed(all, at(40));
-  EXPECT_THAT(stalls_.take_resumptions(), IsEmpty()) << "nothing was warned of";
+  stalls_.record_resumed(all, at(40));
+  EXPECT_THAT(stalls_.release_resumptions(), IsEmpty()) << "there was no warning";
   all[0]->warned = all[1]->warned = true;
-  stalls_.note_resumed(all, at(42));
+  stalls_.record_resumed(all, at(42));
   EXPECT_THAT(
-      stalls_.take_resumptions(),
+      stalls_.release_resumptions(),
       ElementsAre(
           "allreduce 'old' and 1 more operation go on after 32.0 s: every rank has asked for "
           "them by now"));
-  EXPECT_THAT(stalls_.take_resumptions(), IsEmpty());
-  stalls_.note_resumed(std::span(all).first(1), at(42));
-  stalls_.note_resumed(std::span(all).last(1), at(42));
-  EXPECT_THAT(stalls_.take_resumptions(),
+  EXPECT_THAT(stalls_.release_resumptions(), IsEmpty());
+  stalls_.record_resumed(std::span(all).first(1), at(42));
+  stalls_.record_resumed(std::span(all).last(1), at(42));
+  EXPECT_THAT(stalls_.release_resumptions(),
               ElementsAre("allreduce 'young' goes on after 30.0 s: every rank has asked for it by "
                           "now"));
 }

@@ -23,12 +23,12 @@ class TableByRank : public ReadyTable {
   PendingRef add(int rank, wire::Request request, const std::optional<CacheHit>& hit,
                  TimePoint now) {
     const RankRange one{rank, rank};
-    Askers askers{{&one, 1}, ++asked_[static_cast<std::size_t>(rank)]};
+    Submitters submitters{{&one, 1}, ++asked_[static_cast<std::size_t>(rank)]};
     if (hit) {
-      askers.first_dims_of_members = hit->first_dims;
-      askers.slot = hit->slot;
+      submitters.first_dims_of_members = hit->first_dims;
+      submitters.slot = hit->slot;
     }
-    return ReadyTable::add(askers, std::move(request), now);
+    return ReadyTable::add(submitters, std::move(request), now);
   }
   bool add_hit(int rank, std::uint32_t slot) {
     const RankRange one{rank, rank};

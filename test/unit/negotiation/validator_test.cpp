@@ -95,7 +95,7 @@ TEST(Validator, WhatIsPlannedForARankHasTheRowsOfThisRank) {
   planned.kind = submitted.kind = OpKind::kJoin;
   planned.shape = submitted.shape = {};
   planned.last_to_join = 1;
-  EXPECT_EQ(misplanned(planned, submitted), "(none)") << "only a plan knows it";
+  EXPECT_EQ(misplanned(planned, submitted), "(none)") << "only a plan has it";
 }
 
 TEST(Validator, ComparesGroupNameSizeAndPlace) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
-#include "negotiation/fields.h"
+#include "negotiation/codec.h"
+#include "negotiation/messages.h"
 
 namespace hvd::wire {
 namespace {
@@ -73,7 +74,7 @@ void write_first_dims(Writer& out, const std::vector<DimRun>& runs) {
   }
 }
 
-// Stays in runs: what a short message says about a million ranks must not take a million numbers.
+// Keeps the runs, so that a short message about a million ranks does not become a million numbers.
 std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int members) {
   std::vector<DimRun> runs(in.count("first dims", kMaxRanks));
   std::uint64_t ranks = 0;
@@ -92,7 +93,7 @@ std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int memb
   return runs;
 }
 
-// Ranks contribute rows of their own, so a request does not have them all.
+// Whether the ranks contribute numbers of rows of their own.
 bool has_first_dims(const Request& request) {
   return gathers(request.kind) && !request.shape.empty();
 }
@@ -141,7 +142,7 @@ void write_items(Writer& out, const Report::Group& group) {
   }
 }
 
-// All of a group but its ranks, which the caller has set.
+// Reads a group except its ranks, which the caller has set.
 void read_items(Reader& in, Report::Group& group) {
   const std::uint64_t base = in.varint("report number", kHighestReportNumber);
   const std::size_t hits = in.count("hits", kMaxTensors);
@@ -171,7 +172,7 @@ void read_items(Reader& in, Report::Group& group) {
   }
 }
 
-// One rank reports, and slots mean what they held after the last plan that it has applied.
+// The report of one rank, whose slots mean what they held after the last plan that it has applied.
 bool is_of_one_rank(const Report& report) {
   if (report.applied.size() != 1 || count(report.applied[0].ranks) != 1) return false;
   const RankSet& rank = report.applied[0].ranks;
