@@ -72,6 +72,17 @@ struct Headway {
   int waits_for = -1;
 };
 
+/// Bytes that one call of the engine moves for a batch, about: between two calls rank 0 decides,
+/// and ranks pass on what they have received. It takes the memory of a host 100 to 200 us, beside
+/// which a round of the engine costs little.
+inline constexpr std::size_t kBytesPerCall = std::size_t{1} << 20;
+
+/// A process set's channel for small operations that must not fuse: ChannelSpec::instance of it.
+inline constexpr int kUrgentInstance = 4;
+/// The elements of a collective on it take no more bytes than this: a larger one is moved for as
+/// long as what it would overtake.
+inline constexpr std::size_t kMostUrgentBytes = std::size_t{256} << 10;
+
 /// A launched collective. Used by one thread at a time, the one that drives the engine.
 class Work {
  public:

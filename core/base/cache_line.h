@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace hvd {
 
@@ -9,5 +11,15 @@ inline constexpr std::size_t kCacheLine = 64;
 /// Bytes that the processor may fetch at once (two lines). A variable that one rank writes is at
 /// least this far from one that another rank reads.
 inline constexpr std::size_t kCacheLinePair = 2 * kCacheLine;
+
+/// A rank's arrival flags of schedule replay, in memory shared by the ranks of its host: see
+/// control::ScheduleReplay. Zero is a valid initial state.
+struct alignas(kCacheLine) ArrivalFlags {
+  std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there
+  std::atomic<std::uint64_t> asked;    ///< the position at which it asks the others to leave
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
+              "the words are shared between processes");
 
 }  // namespace hvd

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <sched.h>
+
 #include <chrono>
+#include <ctime>
 
 namespace hvd {
 
@@ -23,5 +26,27 @@ class SteadyClock final : public Clock {
         std::chrono::steady_clock::now().time_since_epoch());
   }
 };
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Calls `done` until it returns true or the deadline has passed, and returns whether it did.
+/// Yields the core between attempts. For the start and the end of a job only, where the thread has
+/// no other work.
+template <typename Done>
+bool poll_until(Deadline deadline, Done&& done) {
+  constexpr int kYields = 200;
+  long pause_ns = 20'000;
+  for (int attempt = 0;; ++attempt) {
+    if (done()) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (attempt < kYields) {
+      sched_yield();
+    } else {
+      const timespec pause = {.tv_sec = 0, .tv_nsec = pause_ns};
+      ::nanosleep(&pause, nullptr);
+      if (pause_ns < 1'000'000) pause_ns *= 2;
+    }
+  }
+}
 
 }  // namespace hvd

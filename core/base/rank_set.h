@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/expect.h"
@@ -70,5 +72,83 @@ class RankSet {
 
 RankSet intersection(RankSpan, RankSpan);
 RankSet difference(RankSpan, RankSpan);
+
+/// A value for each of the ranks 0 to size-1, stored once per run of equal neighbours.
+template <class T>
+class RankMap {
+ public:
+  struct Entry {
+    RankRange ranks = {};
+    T value = {};
+  };
+
+  explicit RankMap(std::size_t size) {
+    if (size > 0) entries_.push_back({{0, static_cast<int>(size) - 1}, T{}});
+  }
+
+  /// @pre the rank exists, here and below (checked by find())
+  const T& at(int rank) const { return entries_[find(rank)].value; }
+  void assign(RankSpan ranks, const T& value) {
+    for (const RankRange range : ranks) assign(range, value);
+  }
+  /// Calls visit(RankRange, value) for each part of `ranks` with one value.
+  template <class Visit>
+  void for_each(RankSpan ranks, Visit&& visit) const {
+    for (const RankRange range : ranks) {
+      for (std::size_t i = find(range.first);
+           i < entries_.size() && entries_[i].ranks.first <= range.last; ++i) {
+        visit(RankRange{std::max(entries_[i].ranks.first, range.first),
+                        std::min(entries_[i].ranks.last, range.last)},
+              entries_[i].value);
+      }
+    }
+  }
+  const std::vector<Entry>& entries() const noexcept { return entries_; }
+
+ private:
+  std::size_t find(int rank) const {
+    HVD_EXPECT(!entries_.empty() && rank >= 0 && rank <= entries_.back().ranks.last,
+               "the rank exists");
+    const auto found =
+        std::partition_point(entries_.begin(), entries_.end(),
+                             [rank](const Entry& entry) { return entry.ranks.last < rank; });
+    return static_cast<std::size_t>(found - entries_.begin());
+  }
+
+  void assign(RankRange range, const T& value) {
+    std::size_t first = find(range.first);
+    std::size_t last = find(range.last);
+    if (first == last && entries_[first].value == value) return;
+    // Merges the neighbours that already have the value.
+    if (entries_[first].ranks.first == range.first && first > 0) --first;
+    if (entries_[last].ranks.last == range.last && last + 1 < entries_.size()) ++last;
+    std::vector<Entry> changed;
+    const auto put = [&](RankRange ranks, const T& what) {
+      if (ranks.first > ranks.last) return;
+      if (!changed.empty() && changed.back().value == what) {
+        changed.back().ranks.last = ranks.last;
+      } else {
+        changed.push_back({ranks, what});
+      }
+    };
+    put({entries_[first].ranks.first, std::min(entries_[first].ranks.last, range.first - 1)},
+        entries_[first].value);
+    put(range, value);
+    put({std::max(entries_[last].ranks.first, range.last + 1), entries_[last].ranks.last},
+        entries_[last].value);
+    const auto from = entries_.begin() + static_cast<std::ptrdiff_t>(first);
+    const std::size_t replaced = last - first + 1;
+    const std::size_t kept = std::min(replaced, changed.size());
+    std::move(changed.begin(), changed.begin() + static_cast<std::ptrdiff_t>(kept), from);
+    const auto rest = from + static_cast<std::ptrdiff_t>(kept);
+    if (replaced > kept) {
+      entries_.erase(rest, from + static_cast<std::ptrdiff_t>(replaced));
+    } else {
+      entries_.insert(rest, changed.begin() + static_cast<std::ptrdiff_t>(kept), changed.end());
+    }
+  }
+
+  std::vector<Entry> entries_;  // ascending, without gaps
+};
 
 }  // namespace hvd

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/poll_until.h"
+#include "base/clock.h"
 
 /// How the ranks of a job find each other where nothing else has done so. It carries no messages:
 /// what it exchanges is what messages need.

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "base/poll_until.h"
 #include "bootstrap/served_rendezvous.h"
 #include "bootstrap/tcp_server.h"
 #include "hvd/error.h"

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "base/poll_until.h"
 #include "hvd/error.h"
 
 namespace hvd::rendezvous {

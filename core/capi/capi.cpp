@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "capi/guard.h"
-#include "capi/process_set.h"
 #include "capi/versioned.h"
 #include "hvd/hvd.h"
 

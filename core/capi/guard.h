@@ -5,6 +5,11 @@
 
 #include "hvd/c/hvd.h"
 #include "hvd/error.h"
+#include "hvd/process_set.h"
+
+struct hvd_process_set {
+  hvd::ProcessSet set;
+};
 
 namespace hvd::capi {
 
@@ -28,6 +33,10 @@ template <class T>
 T& required(T* argument, const char* what) {
   if (argument == nullptr) throw UsageError(std::string(what) + " is NULL");
   return *argument;
+}
+
+inline ProcessSet set_of(const hvd_process_set_t* handle) {
+  return handle == nullptr ? ProcessSet() : handle->set;
 }
 
 }  // namespace hvd::capi

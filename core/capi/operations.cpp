@@ -9,7 +9,6 @@
 
 #include "base/expect.h"
 #include "capi/guard.h"
-#include "capi/process_set.h"
 #include "capi/versioned.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"

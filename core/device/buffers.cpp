@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/expect.h"
-#include "base/kept_memory.h"
 #include "base/log.h"
+#include "base/process_exit.h"
 
 namespace hvd::device {
 namespace {

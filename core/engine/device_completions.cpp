@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 

@@ -4,12 +4,12 @@
 #include <span>
 #include <utility>
 
-#include "base/broken_connection.h"
 #include "base/expect.h"
 #include "base/log.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 #include "observe/supervisor_notice.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 namespace {

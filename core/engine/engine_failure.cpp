@@ -7,13 +7,13 @@
 #include <variant>
 #include <vector>
 
-#include "base/broken_connection.h"
+#include "base/clock.h"
 #include "base/log.h"
-#include "base/poll_until.h"
 #include "engine/engine.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 #include "observe/supervisor_notice.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 namespace {

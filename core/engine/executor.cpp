@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "base/broken_connection.h"
-#include "base/call_limit.h"
+#include "backend/backend.h"
 #include "base/expect.h"
 #include "hvd/error.h"
+#include "transport/control_plane.h"
 
 namespace hvd::runtime {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 
 namespace hvd::runtime {
 namespace {

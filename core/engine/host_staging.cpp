@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/call_limit.h"
+#include "backend/backend.h"
 #include "base/expect.h"
 #include "kernels/kernels.h"
 

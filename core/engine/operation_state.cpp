@@ -4,8 +4,8 @@
 #include <utility>
 #include <variant>
 
-#include "base/kept_memory.h"
 #include "base/log.h"
+#include "base/process_exit.h"
 
 namespace hvd::runtime {
 

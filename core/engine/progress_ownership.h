@@ -1,6 +1,6 @@
 #pragma once
 
-#include "base/thread_annotations.h"
+#include "base/mutex.h"
 
 namespace hvd::runtime {
 

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "backend/backend.h"
 #include "backend/staged/host_staged_channel.h"
-#include "base/urgent_channel.h"
 #include "engine/device_staging.h"
 #include "engine/fusion_buffer.h"
 #include "engine/host_staging.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/arrival_flags.h"
+#include "base/cache_line.h"
 #include "negotiation/messages.h"
 
 namespace hvd::control {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/rank_map.h"
 #include "base/rank_set.h"
 #include "negotiation/messages.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/arrival_flags.h"
+#include "base/cache_line.h"
 #include "negotiation/messages.h"
 #include "negotiation/negotiator.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/rank_map.h"
+#include "base/rank_set.h"
 #include "negotiation/ready_table.h"
 
 namespace hvd::control {

@@ -1,5 +1,3 @@
-#include "public/process.h"
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -19,16 +17,20 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "bootstrap/backends.h"
+#include "bootstrap/gpu.h"
 #include "bootstrap/join.h"
 #include "bootstrap/mpi_module.h"
+#include "engine/runtime.h"
 #include "hvd/background.h"
 #include "hvd/collectives.h"
+#include "hvd/device.h"
+#include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
 #include "hvd/store.h"
 #include "observe/supervisor_notice.h"
-#include "public/dump_signal.h"
-#include "public/terminate_handler.h"
+#include "public/process_handlers.h"
 
 namespace hvd {
 namespace runtime {
@@ -209,8 +211,6 @@ void report_settings(Context& process, const Options& options, const Topology& t
   for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
 }
 
-}  // namespace
-
 std::shared_ptr<Runtime> current_runtime() {
   auto runtime = runtime_or_null();
   if (!runtime && context().was_initialized.load() && !context().job_inherited) {
@@ -222,6 +222,7 @@ std::shared_ptr<Runtime> current_runtime() {
   return runtime;
 }
 
+}  // namespace
 }  // namespace runtime
 
 namespace {
@@ -444,5 +445,69 @@ void remove_process_set(const ProcessSet& process_set) {
 Metrics metrics() { return runtime::current_runtime()->metrics(); }
 void start_timeline(const std::string& path) { runtime::current_runtime()->start_timeline(path); }
 void stop_timeline() { runtime::current_runtime()->stop_timeline(); }
+
+namespace {
+
+device::Context& usable_device(const runtime::Runtime& runtime, const char* function,
+                               void* stream) {
+  if (!runtime.device())
+    throw UsageError(std::string("hvd::") + function +
+                     ": this rank has no GPU to use; see hvd::build_info()");
+  device::Context& context = *runtime.device();
+  const device::DeviceGuard guard(context.api(), context.device());
+  if (context.api().capturing({stream})) {
+    throw UsageError(std::string("hvd::") + function +
+                     ": the stream is being captured into a CUDA graph, and an operation of hvd "
+                     "cannot be part of one; expected a stream that "
+                     "works; capture forward and backward under no_sync(), and call operations, "
+                     "wait() and step() outside of the capture");
+  }
+  return context;
+}
+
+bool built(const char* component) noexcept {
+  for (const auto& candidate : runtime::optional_components()) {
+    if (std::strcmp(candidate.name, component) == 0) return candidate.built;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<int> gpu_index() {
+  const auto runtime = runtime::current_runtime();
+  if (!runtime->device()) return std::nullopt;
+  return runtime->device()->device();
+}
+
+EventPtr record_event(void* stream) {
+  const auto runtime = runtime::current_runtime();
+  return usable_device(*runtime, "record_event", stream).events()->record({stream});
+}
+
+void use_device_memory(DeviceMemory memory) { runtime::use_device_memory(std::move(memory)); }
+
+void wait_for_event(void* stream, const EventPtr& event) {
+  const auto runtime = runtime::current_runtime();
+  device::Context& context = usable_device(*runtime, "wait_for_event", stream);
+  const device::DeviceGuard guard(context.api(), context.device());
+  context.wait({stream}, event);
+}
+
+bool mpi_built() noexcept { return built("MPI"); }
+bool cuda_built() noexcept { return built("CUDA"); }
+bool nccl_built() noexcept { return built("NCCL"); }
+bool shm_built() noexcept { return built("shared memory"); }
+bool nccl_available() noexcept { return runtime::nccl_usable(); }
+bool mpi_threads_supported() { return runtime::mpi_threads_multiple(); }
+
+std::string build_info() {
+  std::string text = "hvd: " HVD_VERSION "\ncompiler: " __VERSION__ "\n";
+  for (const auto& component : runtime::optional_components()) {
+    text += std::string(component.name) + ": " + (component.built ? "" : "not built: ") +
+            component.detail + "\n";
+  }
+  return text;
+}
 
 }  // namespace hvd

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 
 // Note [Dropping a collective with messages under way]
 // A collective that fails is dropped while the carrier may still read and write its memory (Note

@@ -8,9 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/broken_connection.h"
-#include "base/kept_memory.h"
-#include "base/poll_until.h"
+#include "base/process_exit.h"
+#include "base/clock.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
 #include "transport/node/node.h"

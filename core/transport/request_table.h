@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/expect.h"
-#include "base/poll_until.h"
 #include "transport/carrier.h"
 
 namespace hvd::message {

@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 
 namespace hvd::message {
 namespace {

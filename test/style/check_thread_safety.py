@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Has Clang check which lock each field and function of `core` and `launcher` needs (core/base/thread_annotations.h), by
+"""Has Clang check which lock each field and function of `core` and `launcher` needs (core/base/mutex.h), by
 the compile commands of a build.
 
 Usage: check_thread_safety.py ROOT BUILD [FILE]...

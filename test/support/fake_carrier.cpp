@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "base/broken_connection.h"
 #include "hvd/error.h"
+#include "transport/control_plane.h"
 
 namespace hvd::testing {
 

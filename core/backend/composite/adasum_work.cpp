@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/composite/composite_work.h"
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 #include "hvd/error.h"
 #include "kernels/half.h"
 

@@ -7,7 +7,7 @@
 
 #include "backend/composite/composite_work.h"
 #include "base/expect.h"
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 #include "hvd/error.h"
 
 namespace hvd::composite {

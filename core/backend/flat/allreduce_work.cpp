@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "backend/backend.h"
 #include "base/cache_line.h"
-#include "base/call_limit.h"
 #include "kernels/kernels.h"
 
 namespace hvd::flat {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/backend.h"
 #include "backend/flat/chunked_transfers.h"
-#include "base/call_limit.h"
 #include "kernels/kernels.h"
 
 namespace hvd::flat {

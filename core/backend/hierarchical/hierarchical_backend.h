@@ -5,7 +5,6 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "base/call_limit.h"
 
 namespace hvd::host {
 class Node;

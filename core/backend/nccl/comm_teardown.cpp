@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/exit_limit.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/process_exit.h"
 
 namespace hvd::nccl {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/kept_memory.h"
 #include "base/log.h"
+#include "base/process_exit.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/kept_memory.h"
+#include "base/process_exit.h"
 
 namespace hvd::segment {
 

@@ -15,7 +15,6 @@
 #include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/shared_segment.h"
-#include "base/urgent_channel.h"
 
 namespace hvd::segment {
 

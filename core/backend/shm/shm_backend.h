@@ -5,7 +5,6 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "base/call_limit.h"
 #include "base/shared_arena.h"
 
 namespace hvd::shm {

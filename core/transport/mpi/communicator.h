@@ -2,7 +2,7 @@
 
 #include <mpi.h>
 
-#include "base/poll_until.h"
+#include "base/clock.h"
 
 namespace hvd::mpi {
 

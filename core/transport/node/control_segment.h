@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/arrival_flags.h"
+#include "base/cache_line.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/process_watch.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/arrival_flags.h"
+#include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/topology.h"
 #include "transport/node/control_segment.h"

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <utility>
 
-#include "base/broken_connection.h"
+#include "transport/control_plane.h"
 #include "base/expect.h"
-#include "base/kept_memory.h"
-#include "base/poll_until.h"
+#include "base/process_exit.h"
+#include "base/clock.h"
 #include "base/text.h"
 #include "hvd/error.h"
 

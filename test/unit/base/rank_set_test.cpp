@@ -6,7 +6,6 @@
 #include <random>
 #include <set>
 
-#include "base/rank_map.h"
 #include "support/contracts.h"
 
 namespace hvd {

@@ -5,10 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/broken_connection.h"
 #include "hvd/error.h"
 #include "support/local_backend.h"
 #include "support/local_job.h"
+#include "transport/control_plane.h"
 
 namespace hvd::testing {
 namespace {

@@ -5,10 +5,10 @@
 #include <functional>
 #include <utility>
 
-#include "base/broken_connection.h"
 #include "hvd/error.h"
 #include "support/job_helpers.h"
 #include "support/local_job.h"
+#include "transport/control_plane.h"
 
 namespace hvd::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/broken_connection.h"
+#include "transport/control_plane.h"
 #include "transport/request_table.h"
 #include "unit/transport/ucx/carrier_on_fake_workers.h"
 

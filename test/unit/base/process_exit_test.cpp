@@ -1,4 +1,4 @@
-#include "base/exit_limit.h"
+#include "base/process_exit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,11 @@
-#include "base/mutex.h"
 #include "hvd/background.h"
+
+#include "base/mutex.h"
 
 namespace hvd {
 namespace {
+
+thread_local int background_depth = 0;
 
 struct Exchanges {
   Mutex mutex;
@@ -17,6 +20,10 @@ Exchanges& exchanges() {
 }
 
 }  // namespace
+
+BackgroundThread::BackgroundThread() noexcept { ++background_depth; }
+BackgroundThread::~BackgroundThread() { --background_depth; }
+bool BackgroundThread::here() noexcept { return background_depth > 0; }
 
 BackgroundExchange::BackgroundExchange() {
   Exchanges& all = exchanges();

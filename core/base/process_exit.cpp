@@ -1,4 +1,4 @@
-#include "base/exit_limit.h"
+#include "base/process_exit.h"
 
 #include <unistd.h>
 
@@ -7,6 +7,8 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/mutex.h"
@@ -62,6 +64,16 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
   } catch (const std::exception& error) {
     HVD_LOG(kWarning) << "the end of the process cannot be watched: " << error.what();
   }
+}
+
+void keep_until_exit(std::shared_ptr<const void> owner) {
+  struct Kept {
+    Mutex mutex;
+    std::vector<std::shared_ptr<const void>> owners HVD_GUARDED_BY(mutex);
+  };
+  static Kept* const kept = new Kept;  // never destroyed
+  const MutexLock lock(kept->mutex);
+  kept->owners.push_back(std::move(owner));
 }
 
 }  // namespace hvd
