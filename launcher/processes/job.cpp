@@ -13,7 +13,6 @@
 #include <cstring>
 
 #include "processes/start_plan.h"
-#include "reports/proof.h"
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"

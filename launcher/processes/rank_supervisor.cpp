@@ -16,8 +16,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "base/sha256.h"
 #include "command/rank_environment.h"
-#include "reports/proof.h"
 #include "system/error.h"
 #include "system/poller.h"
 #include "system/process_group.h"
@@ -99,7 +99,7 @@ std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string&
       return std::nullopt;
     auto frame = await_frame(fd.get(), connection.decoder, deadline);
     if (!frame || frame->type != FrameType::kChallenge) return std::nullopt;
-    const Challenge challenge = decode_challenge(frame->payload);
+    const Challenge challenge = decode<Challenge>(frame->payload);
     if (!same_secret(challenge.proof, launcher_proof(token, nonce, challenge.nonce)))
       return std::nullopt;
     hello.proof = supervisor_proof(token, nonce, challenge.nonce, hello.rank);
@@ -107,7 +107,7 @@ std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string&
     if (!send_frame(fd.get(), FrameType::kHello, encode(hello))) return std::nullopt;
     frame = await_frame(fd.get(), connection.decoder, deadline);
     if (!frame || frame->type != FrameType::kWelcome) return std::nullopt;
-    connection.welcome = decode_welcome(frame->payload);
+    connection.welcome = decode<Welcome>(frame->payload);
     if (!same_clock)
       connection.clock_offset_ns = offset_of(asked, realtime_ns(), connection.welcome.time_ns);
   } catch (const ProtocolError&) {
@@ -291,13 +291,13 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
   if (frame.type == FrameType::kRelease) {
     released_ = true;
   } else if (frame.type == FrameType::kStart) {
-    start_ = decode_start(frame.payload);
+    start_ = decode<StartOrder>(frame.payload);
   } else if (frame.type == FrameType::kMeetingAnswer) {
     if (meeting_) meeting_->answer(decode_meeting(frame.payload));
   } else if (frame.type == FrameType::kCredit) {
-    credit_ += decode_credit(frame.payload).bytes;
+    credit_ += decode<Credit>(frame.payload).bytes;
   } else if (frame.type == FrameType::kSignal) {
-    const SignalOrder order = decode_signal(frame.payload);
+    const SignalOrder order = decode<SignalOrder>(frame.payload);
     if (order.stop && order.after_ms > 0) {
       stop_later(order);
     } else if (order.stop) {

@@ -11,13 +11,13 @@
 #include <cstring>
 
 #include "base/cpu_quota.h"
+#include "base/sha256.h"
 #include "command/controller.h"
 #include "command/rank_environment.h"
 #include "processes/core_share.h"
 #include "processes/job_folder.h"
 #include "processes/rank_supervisor.h"
 #include "reports/meeting_socket.h"
-#include "reports/proof.h"
 #include "reports/report.h"
 #include "system/error.h"
 #include "system/process.h"

@@ -1,33 +1,33 @@
 #pragma once
 
-/// What a rank's supervisor and hvdrun say to each other over one TCP connection per rank. Pure:
+/// The protocol between a rank's supervisor and hvdrun, over one TCP connection per rank. Pure:
 /// bytes in, bytes out.
 ///
 /// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Frames of
-/// output and of a meeting carry raw bytes, the others a JSON object; unknown members are ignored,
+/// output and of a meeting carry raw bytes, the others a JSON object. Unknown members are ignored,
 /// so that fields may be added.
 ///
 ///   supervisor                                   hvdrun
 ///   greeting {rank, nonce}                ->
-///                                         <-     challenge {nonce, proof}       proofs: proof.h
-///   hello {proof, rank, host, ...}        ->
+///                                         <-     challenge {nonce, proof}       launcher_proof()
+///   hello {proof, rank, host, ...}        ->                                    supervisor_proof()
 ///                                         <-     welcome {columns, rows, time, credit}
-///                                         <-     start {address, ...}    once all have come
+///                                         <-     start {address, ...}    once all are connected
 ///   started {pid}                         ->
-///   stdout, stderr <bytes>                ->     no more bytes than there is credit for
+///   stdout, stderr <bytes>                ->     at most as many bytes as there is credit for
 ///                                         <-     credit {bytes}
 ///                                         <-     signal {signal, stop, kill_after_ms}
-///   notice {kind, time, code, text, ...}  ->     what the program says of itself:
-///                                                observe/supervisor_notice.h
-///   meeting <session, last, bytes>        <->    between a process of the rank and the meeting of
-///                                                the ranks: rendezvous/meeting.h
+///   notice {kind, time, code, text, ...}  ->     a notice of the program:
+///                                                core/observe/supervisor_notice.h
+///   meeting <session, last, bytes>        <->    between a process of the rank and hvdrun's part of
+///                                                core/bootstrap/meeting.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
-///                                         <-     release {}    only now the supervisor ends
+///                                         <-     release {}    then the supervisor ends
 ///
-/// Output waits for credit, so that hvdrun can read everything else at once however slow the reader
-/// of its own output is. All times are hvdrun's clock: a supervisor learns the difference when it
-/// is welcomed.
+/// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
+/// reader of its own output is. All times are in hvdrun's clock: a supervisor computes its
+/// difference from the welcome.
 
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +62,7 @@ struct Frame {
   std::string payload;
 };
 
-/// The peer sent something that is not this protocol.
+/// The peer violated this protocol.
 class ProtocolError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -73,17 +73,16 @@ inline constexpr std::size_t kMaxPayload = std::size_t{1} << 20;
 
 void append_frame(std::string& out, FrameType type, std::string_view payload);
 
-/// Of a connection between a process of a rank and the meeting, which the supervisor passes on
-/// without looking into it.
+/// Bytes between a process of a rank and the meeting. The supervisor forwards them unread.
 struct MeetingBytes {
-  std::uint32_t session = 0;  ///< which of the supervisor's connections
-  bool last = false;          ///< it has ended, or is to be closed after these
+  std::uint32_t session = 0;  ///< the index of the process's connection to the supervisor
+  bool last = false;          ///< the connection has ended, or must be closed after these bytes
   std::string_view bytes = {};
 };
 inline constexpr std::size_t kMeetingHeadSize = 5;
 inline constexpr std::size_t kMostMeetingBytes = kMaxPayload - kMeetingHeadSize;
 void append_frame(std::string& out, FrameType type, const MeetingBytes&);
-/// All of it but the bytes, which follow.
+/// Appends the frame without its bytes, which the caller sends after it.
 void append_head(std::string& out, FrameType type, const MeetingBytes&);
 /// @throws ProtocolError
 MeetingBytes decode_meeting(std::string_view payload);
@@ -92,7 +91,7 @@ MeetingBytes decode_meeting(std::string_view payload);
 class FrameDecoder {
  public:
   void feed(std::string_view bytes);
-  /// The next whole frame. @throws ProtocolError for an unknown type or a payload above
+  /// Returns the next whole frame. @throws ProtocolError for an unknown type or a payload above
   /// kMaxPayload.
   std::optional<Frame> next();
 
@@ -100,6 +99,8 @@ class FrameDecoder {
   std::string buffer_;
   std::size_t consumed_ = 0;
 };
+
+// The records: the payloads that are JSON objects.
 
 struct Greeting {
   int rank = 0;
@@ -116,24 +117,25 @@ struct Hello {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::string host = {};
   int supervisor_pid = 0;
-  int omp_threads = 0;  ///< what the supervisor set; 0: the user's own value stands
-  int bound_cpus = 0;   ///< how many hardware threads it binds the program to; 0: it does not
-  int master_port = 0;  ///< kept for rank 0, and told by its supervisor
-  std::string peer_address = {};  ///< whence it has come; not told, but seen by hvdrun
+  int omp_threads = 0;  ///< OMP_NUM_THREADS as the supervisor set it; 0: it kept the user's value
+  int bound_cpus = 0;   ///< hardware threads to which it binds the program; 0: it does not bind it
+  int master_port = 0;  ///< a port that the supervisor of rank 0 reserves; 0 on other ranks
+  std::string peer_address = {};  ///< not sent: hvdrun fills in the address of the connection
 };
 
 struct Welcome {
-  int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has none
+  int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has no terminal
   long long time_ns = 0;      ///< hvdrun's clock
-  int credit = 0;             ///< bytes of output to begin with
+  int credit = 0;             ///< bytes of output that the supervisor may send at first
 };
 
-/// All supervisors have come: the rank's program may begin. What no rank knows by itself.
+/// Lets the supervisor start the rank's program, once all supervisors are connected. Carries the
+/// facts that depend on all of them.
 struct StartOrder {
-  std::string address = {};  ///< of rank 0; empty: that at which hvdrun was reached
+  std::string address = {};  ///< of rank 0; empty: the address at which hvdrun was reached
   int master_port = 0;
-  int node = 0, nodes = 1;             ///< which of the hosts, in the order of ranks
-  int cross_rank = 0, cross_size = 1;  ///< among the ranks with the same local rank
+  int node = 0, nodes = 1;             ///< this host's index, in the order of ranks, and the count
+  int cross_rank = 0, cross_size = 1;  ///< position among the ranks with the same local rank
 };
 
 struct Credit {
@@ -144,55 +146,52 @@ struct Started {
   int pid = 0;
 };
 
-/// How a rank's program ended. `stopped`: its supervisor had told it to stop, so its end is
-/// nobody's first failure.
+/// How a rank's program ended.
 struct Ended {
   long long time_ns = 0;
   int pid = 0;
   int code = 0;    ///< the exit code, or 128 + signal
-  int signal = 0;  ///< 0: it exited by itself
+  int signal = 0;  ///< the signal that ended it; 0: it exited
   bool dumped_core = false;
-  bool stopped = false;
-  int start_error = 0;  ///< errno when the program could not be started; then pid is 0
+  bool stopped = false;  ///< its supervisor had stopped it, so its end is not the first failure
+  int start_error = 0;   ///< errno when the program could not be started; then pid is 0
 };
 
-/// What the program has said of itself; the kinds are those of hvd's observe/supervisor_notice.h.
+/// A notice that the program sent; core/observe/supervisor_notice.h lists the kinds.
 struct Notice {
   std::string kind = {};
   long long time_ns = 0;
   int code = 0;
   std::string text = {};
-  bool stopped = false;  ///< its supervisor had told it to stop by then
-  int about = -1;        ///< the rank that is lost or has left; -1: unknown, or none
+  bool stopped = false;  ///< its supervisor had stopped it before
+  int about = -1;        ///< the rank that is lost or has left; -1: unknown, or no rank
 };
 
 struct SignalOrder {
   int signal = 0;
-  int after_ms = 0;        ///< only if the program still runs then
-  bool stop = false;       ///< the job is to end: the rank is not to blame for what follows
-  int kill_after_ms = -1;  ///< SIGKILL when it still runs then; negative: never
+  int after_ms = 0;        ///< send it after this time, unless the program has ended by then
+  bool stop = false;       ///< the job is being stopped: the rank's end is not a failure of its own
+  int kill_after_ms = -1;  ///< SIGKILL after this time, unless it has ended; negative: never
 };
 
-std::string encode(const Greeting&);
-std::string encode(const Challenge&);
-std::string encode(const Credit&);
-std::string encode(const StartOrder&);
-std::string encode(const Hello&);
-std::string encode(const Welcome&);
-std::string encode(const Started&);
-std::string encode(const Ended&);
-std::string encode(const Notice&);
-std::string encode(const SignalOrder&);
+/// A record as JSON, and back. Instantiated for the records above. A string that is not valid UTF-8
+/// arrives with U+FFFD for its invalid bytes.
+template <class Record>
+std::string encode(const Record&);
 /// @throws ProtocolError when a member is missing or has another type.
-Greeting decode_greeting(std::string_view payload);
-Challenge decode_challenge(std::string_view payload);
-Credit decode_credit(std::string_view payload);
-StartOrder decode_start(std::string_view payload);
-Hello decode_hello(std::string_view payload);
-Welcome decode_welcome(std::string_view payload);
-Started decode_started(std::string_view payload);
-Ended decode_ended(std::string_view payload);
-Notice decode_notice(std::string_view payload);
-SignalOrder decode_signal(std::string_view payload);
+template <class Record>
+Record decode(std::string_view payload);
+
+/// The name and the token of a job that its ranks receive. They are derived from hvdrun's own
+/// token, which programs must not see and which cannot be computed from these.
+std::string job_name(std::string_view token);
+std::string job_token(std::string_view token);
+
+/// Each side of a connection proves with these that it has the job's token, without sending it.
+/// A proof covers a fresh random number of either side, so a recorded one is useless.
+std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
+                           std::string_view launcher_nonce);
+std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,
+                             std::string_view launcher_nonce, int rank);
 
 }  // namespace hvd::launcher

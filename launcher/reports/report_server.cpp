@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "reports/proof.h"
+#include "base/sha256.h"
 #include "system/process.h"
 #include "system/socket.h"
 
@@ -125,10 +125,10 @@ bool ReportServer::handle(int id, const Frame& frame) {
   const int rank = *connection.rank;
   switch (frame.type) {
     case FrameType::kStarted:
-      observer_.on_started(rank, decode_started(frame.payload));
+      observer_.on_started(rank, decode<Started>(frame.payload));
       return true;
     case FrameType::kNotice:
-      observer_.on_notice(rank, decode_notice(frame.payload));
+      observer_.on_notice(rank, decode<Notice>(frame.payload));
       return true;
     case FrameType::kMeeting:
       observer_.on_meeting(rank, decode_meeting(frame.payload));
@@ -138,7 +138,7 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kStderr:
       return take_output(id, Stream::kStderr, frame);
     case FrameType::kEnded: {
-      const Ended ended = decode_ended(frame.payload);
+      const Ended ended = decode<Ended>(frame.payload);
       if (connection.ended) return false;
       connection.ended = true;
       observer_.on_ended(rank, ended);
@@ -172,7 +172,7 @@ bool ReportServer::take_output(int id, Stream stream, const Frame& frame) {
 
 bool ReportServer::challenge(int id, const Frame& frame) {
   if (frame.type != FrameType::kGreeting) return false;
-  const Greeting greeting = decode_greeting(frame.payload);
+  const Greeting greeting = decode<Greeting>(frame.payload);
   Connection& connection = connections_.at(id);
   connection.greeted = greeting.rank;
   connection.supervisor_nonce = greeting.nonce;
@@ -185,7 +185,7 @@ bool ReportServer::challenge(int id, const Frame& frame) {
 
 bool ReportServer::admit(int id, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
-  Hello hello = decode_hello(frame.payload);
+  Hello hello = decode<Hello>(frame.payload);
   Connection& connection = connections_.at(id);
   hello.peer_address = peer_address(connection.fd.get());
   if (hello.rank != *connection.greeted || hello.rank < 0 || hello.rank >= size_) return false;

@@ -57,9 +57,9 @@ TEST(Frames, RandomBytesNeverCrash) {
       }
     } catch (const ProtocolError&) {
     }
-    for (const auto decode : {+[](std::string_view b) { decode_hello(b); },
-                              +[](std::string_view b) { decode_ended(b); },
-                              +[](std::string_view b) { decode_signal(b); }}) {
+    for (const auto decode : {+[](std::string_view b) { decode<Hello>(b); },
+                              +[](std::string_view b) { decode<Ended>(b); },
+                              +[](std::string_view b) { decode<SignalOrder>(b); }}) {
       EXPECT_THROW(decode(bytes), ProtocolError);
     }
   }
@@ -76,7 +76,7 @@ TEST(Records, RoundTrip) {
                     .omp_threads = 5,
                     .bound_cpus = 2,
                     .master_port = 8};
-  const Hello hello_back = decode_hello(encode(hello));
+  const Hello hello_back = decode<Hello>(encode(hello));
   EXPECT_EQ(hello_back.proof, "t");
   EXPECT_EQ(hello_back.rank, 3);
   EXPECT_EQ(hello_back.size, 4);
@@ -92,7 +92,7 @@ TEST(Records, RoundTrip) {
                          .nodes = 4,
                          .cross_rank = 5,
                          .cross_size = 6};
-  const StartOrder start_back = decode_start(encode(start));
+  const StartOrder start_back = decode<StartOrder>(encode(start));
   EXPECT_EQ(start_back.address, "10.0.0.1");
   EXPECT_EQ(start_back.master_port, 2);
   EXPECT_EQ(start_back.node, 3);
@@ -107,7 +107,7 @@ TEST(Records, RoundTrip) {
                     .dumped_core = true,
                     .stopped = true,
                     .start_error = 2};
-  const Ended ended_back = decode_ended(encode(ended));
+  const Ended ended_back = decode<Ended>(encode(ended));
   EXPECT_EQ(ended_back.time_ns, ended.time_ns);
   EXPECT_EQ(ended_back.pid, 7);
   EXPECT_EQ(ended_back.code, 139);
@@ -117,20 +117,20 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(ended_back.start_error, 2);
 
   const SignalOrder order =
-      decode_signal(encode(SignalOrder{.signal = 15, .stop = true, .kill_after_ms = 200}));
+      decode<SignalOrder>(encode(SignalOrder{.signal = 15, .stop = true, .kill_after_ms = 200}));
   EXPECT_EQ(order.signal, 15);
   EXPECT_TRUE(order.stop);
   EXPECT_EQ(order.kill_after_ms, 200);
-  EXPECT_EQ(decode_started(encode(Started{.pid = 3})).pid, 3);
+  EXPECT_EQ(decode<Started>(encode(Started{.pid = 3})).pid, 3);
   const Welcome welcome =
-      decode_welcome(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
+      decode<Welcome>(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
   EXPECT_EQ(welcome.columns, 80);
   EXPECT_EQ(welcome.time_ns, 5);
   EXPECT_EQ(welcome.credit, 6);
-  EXPECT_EQ(decode_credit(encode(Credit{.bytes = 7})).bytes, 7);
-  EXPECT_EQ(decode_challenge(encode(Challenge{.nonce = "n", .proof = "p"})).proof, "p");
-  EXPECT_EQ(decode_greeting(encode(Greeting{.rank = 4, .nonce = "n"})).nonce, "n");
-  const Notice notice = decode_notice(encode(
+  EXPECT_EQ(decode<Credit>(encode(Credit{.bytes = 7})).bytes, 7);
+  EXPECT_EQ(decode<Challenge>(encode(Challenge{.nonce = "n", .proof = "p"})).proof, "p");
+  EXPECT_EQ(decode<Greeting>(encode(Greeting{.rank = 4, .nonce = "n"})).nonce, "n");
+  const Notice notice = decode<Notice>(encode(
       Notice{.kind = "throw", .time_ns = 8, .code = 134, .text = "a\nb\xff", .stopped = true}));
   EXPECT_EQ(notice.kind, "throw");
   EXPECT_EQ(notice.time_ns, 8);
@@ -160,10 +160,10 @@ TEST(Frames, OfAMeetingHaveAHeadAndBytes) {
 }
 
 TEST(Records, UnknownMembersAreIgnoredMissingOnesAreNot) {
-  EXPECT_EQ(decode_started(R"({"pid":3,"new":"field"})").pid, 3);
-  EXPECT_THROW(decode_started(R"({"new":"field"})"), ProtocolError);
-  EXPECT_THROW(decode_started(R"({"pid":"three"})"), ProtocolError);
-  EXPECT_THROW(decode_started("[]"), ProtocolError);
+  EXPECT_EQ(decode<Started>(R"({"pid":3,"new":"field"})").pid, 3);
+  EXPECT_THROW(decode<Started>(R"({"new":"field"})"), ProtocolError);
+  EXPECT_THROW(decode<Started>(R"({"pid":"three"})"), ProtocolError);
+  EXPECT_THROW(decode<Started>("[]"), ProtocolError);
 }
 
 }  // namespace

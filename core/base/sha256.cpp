@@ -1,11 +1,11 @@
-#include "reports/proof.h"
+#include "base/sha256.h"
 
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-namespace hvd::launcher {
+namespace hvd {
 namespace {
 
 constexpr std::size_t kBlock = 64;
@@ -90,24 +90,6 @@ std::string hmac_hex(std::string_view key, std::string_view message) {
   return hex;
 }
 
-std::string job_name(std::string_view token) {
-  return "hvdrun-" + hmac_hex(token, "name").substr(0, 12);
-}
-
-std::string job_token(std::string_view token) { return hmac_hex(token, "job"); }
-
-std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
-                           std::string_view launcher_nonce) {
-  return hmac_hex(token,
-                  "hvdrun " + std::string(supervisor_nonce) + " " + std::string(launcher_nonce));
-}
-
-std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,
-                             std::string_view launcher_nonce, int rank) {
-  return hmac_hex(token, "supervisor " + std::string(supervisor_nonce) + " " +
-                             std::string(launcher_nonce) + " " + std::to_string(rank));
-}
-
 bool same_secret(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
   unsigned difference = 0;
@@ -115,4 +97,4 @@ bool same_secret(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-}  // namespace hvd::launcher
+}  // namespace hvd
